@@ -1,0 +1,81 @@
+"""The adjacency of a store in compressed sparse column form, in memory or mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gnnstore.formats.reader import StoreReader
+    from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec
+
+TopologyMode = Literal["memory", "mmap"]
+
+
+@dataclass(frozen=True)
+class Csc:
+    """In-neighbours by column: those of node v are `indices[indptr[v]:indptr[v + 1]]`.
+
+    Attributes
+    ----------
+    indptr : ndarray of int64, shape [num_dst + 1]
+    indices : ndarray of int32 or int64, shape [E]
+        Source nodes, ascending within a column.
+    edge_id : ndarray of int32 or int64, shape [E], or None
+        Position of each edge in the original input; None where the position in `indices`
+        is the edge's only id.
+    num_src : int
+        Number of source nodes; indices lie in [0, num_src).
+    source : str
+        Where it came from, for messages.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[Any]
+    edge_id: npt.NDArray[Any] | None
+    num_src: int
+    source: str = "the graph"
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of columns: target nodes."""
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return len(self.indices)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the three arrays."""
+        edge_id_bytes = 0 if self.edge_id is None else self.edge_id.nbytes
+        return self.indptr.nbytes + self.indices.nbytes + edge_id_bytes
+
+
+def load_csc(
+    reader: StoreReader, edge: EdgeTypeSpec, mode: TopologyMode = "memory", num_threads: int = 1
+) -> Csc:
+    """Return the adjacency of an edge type.
+
+    Parameters
+    ----------
+    mode : "memory" or "mmap"
+        Whether the arrays are read into RAM (huge pages) or mapped from disk.
+    """
+
+    def get(spec: AttributeSpec) -> npt.NDArray[Any]:
+        array = reader.paged(spec)
+        return array.load(num_threads) if mode == "memory" else array.view("random")
+
+    num_src = next(t.num_nodes for t in reader.schema.node_types if t.name == edge.source)
+    return Csc(
+        indptr=get(edge.indptr),
+        indices=get(edge.indices),
+        edge_id=None if edge.edge_id is None else get(edge.edge_id),
+        num_src=num_src,
+        source=str(reader.path),
+    )

@@ -1,0 +1,84 @@
+"""Names that users choose, as path components; and the check of paths that a store claims.
+
+Node types, attributes and splits are named by the user's data ("x", "paper", "a/b?"), and
+become directories. Percent-encoding keeps every name distinct and every component safe.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote
+
+from gnnstore.errors import CorruptStoreError, InputError
+
+MAX_COMPONENT_BYTES = 200  # file systems allow 255; shard names are appended elsewhere
+
+
+def encode(name: str) -> str:
+    """Return `name` as one path component: letters, digits, '_', '-' and '.' stay.
+
+    Raises
+    ------
+    InputError
+        If the name is empty or too long.
+    """
+    component = quote(name, safe="")
+    # '~' is safe to quote() and to file systems, but shells expand it; a leading dot
+    # hides the directory, and '.' and '..' are not names.
+    component = component.replace("~", "%7E")
+    if component.startswith("."):
+        component = "%2E" + component[1:]
+    if not component or len(component) > MAX_COMPONENT_BYTES:
+        raise InputError(
+            f"the name {name[:40]!r} cannot be stored: names have 1 to {MAX_COMPONENT_BYTES} "
+            "bytes after percent-encoding; rename it"
+        )
+    return component
+
+
+def decode(component: str) -> str:
+    """Return the name that `encode` turned into `component`."""
+    return unquote(component)
+
+
+def node_array(node_type: str, name: str) -> str:
+    """Path of a node attribute's array in a store."""
+    return f"nodes/{encode(node_type)}/{encode(name)}"
+
+
+def split_array(node_type: str, name: str) -> str:
+    """Path of a split's array (node ids) in a store."""
+    return f"splits/{encode(node_type)}/{encode(name)}"
+
+
+def original_id_array(node_type: str) -> str:
+    """Path of the map from node ids back to the ids of the original data."""
+    return f"maps/{encode(node_type)}/original_id"
+
+
+def edge_directory(source: str, relation: str, target: str) -> str:
+    """Path of an edge type's group: holds indptr, indices, edge_id and attrs/."""
+    return f"edges/{encode(source)}__{encode(relation)}__{encode(target)}"
+
+
+def graph_array(name: str) -> str:
+    """Path of a graph-level array in a store."""
+    return f"graph/{encode(name)}"
+
+
+def check_relative_path(path: str, *, file: str) -> str:
+    """Return a path that a store's metadata claims, if it stays inside the store.
+
+    Raises
+    ------
+    CorruptStoreError
+        If it is absolute, empty, or has a component that is '.', '..' or empty, or a
+        NUL or backslash.
+    """
+    parts = path.split("/")
+    if any(part in ("", ".", "..") for part in parts) or "\0" in path or "\\" in path:
+        raise CorruptStoreError(
+            f"{file}: malformed metadata: the path {path[:200]!r} does not stay inside the store; "
+            "do not use this store, and get a new copy from where it came",
+            path=file,
+        )
+    return path

@@ -1,0 +1,153 @@
+"""JSON from an untrusted file: bounded in size and depth, no duplicate keys, typed access.
+
+A store may come from anywhere, and everything else is computed from its metadata, so
+nothing is taken from a document before its type and range have been checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from gnnstore.errors import CorruptStoreError
+
+MAX_DEPTH: Final = 32
+T = TypeVar("T")
+
+
+def parse_object(text: bytes, *, path: str) -> dict[str, Any]:
+    """Parse a JSON object strictly.
+
+    Raises
+    ------
+    CorruptStoreError
+        If the text is not UTF-8 JSON, nests deeper than `MAX_DEPTH`, repeats a key,
+        contains NaN or Infinity, or is not an object.
+    """
+
+    def fail(reason: str) -> CorruptStoreError:
+        return CorruptStoreError(f"{path}: malformed metadata: {reason}", path=path)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            keys = [key for key, _ in pairs]
+            repeated = next(key for key in keys if keys.count(key) > 1)
+            raise fail(f"the key {repeated!r} appears twice")
+        return result
+
+    def no_constant(name: str) -> Any:
+        raise fail(f"{name} is not JSON")
+
+    try:
+        document = json.loads(
+            text.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
+        )
+    except RecursionError:
+        raise fail(f"it nests deeper than {MAX_DEPTH} levels") from None
+    except (UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, CorruptStoreError):
+            raise
+        raise fail(f"not JSON ({error})") from None
+    if not isinstance(document, dict):
+        raise fail(f"expected an object, found {type(document).__name__}")
+    if _depth(document) > MAX_DEPTH:
+        raise fail(f"it nests deeper than {MAX_DEPTH} levels")
+    return document
+
+
+def _depth(document: Any) -> int:
+    deepest = 0
+    pending = [(document, 1)]
+    while pending:
+        value, depth = pending.pop()
+        deepest = max(deepest, depth)
+        if isinstance(value, dict):
+            pending.extend((child, depth + 1) for child in value.values())
+        elif isinstance(value, list):
+            pending.extend((child, depth + 1) for child in value)
+    return deepest
+
+
+class Fields:
+    """Typed access to the fields of a parsed object, with errors that name file and field.
+
+    Parameters
+    ----------
+    document : Mapping
+        The parsed object.
+    path : str
+        The file it came from, for messages.
+    where : str
+        The object's place in the file, for messages ("schema.node_types[0]").
+    """
+
+    def __init__(self, document: Any, path: str, where: str = "") -> None:
+        if not isinstance(document, Mapping):
+            raise CorruptStoreError(
+                f"{path}: malformed metadata: {where or 'the document'} should be an object, "
+                f"found {type(document).__name__}",
+                path=path,
+            )
+        self.document = document
+        self.path = path
+        self.where = where
+
+    def fail(self, key: str, expected: str) -> CorruptStoreError:
+        """Return the error that says what was expected of a field and what it holds."""
+        field = f"{self.where}.{key}" if self.where else key
+        found = repr(self.document[key])[:80] if key in self.document else "nothing"
+        return CorruptStoreError(
+            f"{self.path}: malformed metadata: {field}: expected {expected}, found {found}",
+            path=self.path,
+        )
+
+    def _get(self, key: str, kind: type[T], expected: str) -> T:
+        value = self.document.get(key)
+        # bool is an int in Python, never in a store.
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.fail(key, expected)
+        return value
+
+    def integer(self, key: str, low: int = 0, high: int = 2**62) -> int:
+        """Return an integer field within [low, high]."""
+        value = self._get(key, int, "an integer")
+        if not low <= value <= high:
+            raise self.fail(key, f"an integer between {low} and {high}")
+        return value
+
+    def text(self, key: str) -> str:
+        """Return a string field."""
+        return self._get(key, str, "a string")
+
+    def choice(self, key: str, choices: tuple[str, ...]) -> str:
+        """Return a string field that must be one of `choices`."""
+        value = self.text(key)
+        if value not in choices:
+            raise self.fail(key, f"one of {', '.join(choices)}")
+        return value
+
+    def array(self, key: str) -> list[Any]:
+        """Return a list field."""
+        return self._get(key, list, "a list")
+
+    def integers(self, key: str, low: int = 0, high: int = 2**62) -> tuple[int, ...]:
+        """Return a list of integers, each within [low, high]."""
+        values = self.array(key)
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+                raise self.fail(key, f"a list of integers between {low} and {high}")
+        return tuple(values)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """Return an object field as a plain dict."""
+        return dict(self._get(key, dict, "an object"))
+
+    def fields(self, key: str) -> Fields:
+        """Return an object field with typed access."""
+        return Fields(self.mapping(key), self.path, f"{self.where}.{key}" if self.where else key)
+
+    def has(self, key: str) -> bool:
+        """Whether the field is present and not null."""
+        return self.document.get(key) is not None

@@ -1,0 +1,299 @@
+"""Write a store: arrays one by one or side by side, then one atomic commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore._version import __version__
+from gnnstore.errors import InputError, UsageError, storage_error
+from gnnstore.formats.cold import write_cold
+from gnnstore.formats.dtypes import dtype_name, storage_dtype
+from gnnstore.formats.files import ChecksummedFile
+from gnnstore.formats.manifest import (
+    BLOCK_BYTES,
+    CHECKSUMS_ARRAY,
+    FileEntry,
+    Manifest,
+)
+from gnnstore.formats.paged_writer import BlockCrcs, PagedArrayWriter
+from gnnstore.formats.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+from gnnstore.formats.schema import AttributeSpec, Schema
+from gnnstore.formats.strict_json import MAX_DEPTH
+from gnnstore.formats.transaction import DirectoryTransaction
+from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
+
+
+class StoreWriter:
+    """Builds a store under a temporary name; `commit` gives it its own.
+
+    A context manager: leaving it without a commit, for whatever reason, leaves nothing
+    behind. What a killed process left is removed by the next writer of the same output.
+
+    Parameters
+    ----------
+    path : path-like
+        The store's directory, by convention NAME.gnn; its parent must exist.
+    overwrite : bool
+        Replace an existing store, atomically, at commit.
+    page_bytes : int
+        Page size of paged arrays: a power of two from 512 to 2 MiB.
+    shard_bytes : int, optional
+        Approximate size of a shard file; by default chosen per array (1 to 16 GiB).
+    on_event : callable, optional
+        Told in a sentence what a user should know, such as leftovers that were removed.
+
+    Raises
+    ------
+    StoreExistsError, UsageError, NotFoundError, StorageError
+        If the output cannot be written there; before any work.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        shard_bytes: int | None = None,
+        on_event: Callable[[str], None] | None = None,
+    ) -> None:
+        valid_page = MIN_PAGE_BYTES <= page_bytes <= MAX_PAGE_BYTES
+        if not valid_page or page_bytes & (page_bytes - 1):
+            raise UsageError(
+                f"page_bytes={page_bytes}: a page has a power of two of bytes, from "
+                f"{MIN_PAGE_BYTES} to {MAX_PAGE_BYTES}; 4096 suits almost every disk"
+            )
+        self.page_bytes = page_bytes
+        self.shard_bytes = shard_bytes
+        self._transaction = DirectoryTransaction(
+            Path(path),
+            overwrite=overwrite,
+            is_replaceable=is_store,
+            on_event=on_event or (lambda _: None),
+        )
+        self._writers: dict[str, PagedArrayWriter] = {}
+        self._files: dict[str, tuple[int, BlockCrcs]] = {}
+        self._open = True
+
+    @property
+    def path(self) -> Path:
+        """The store's final path."""
+        return self._transaction.final
+
+    @property
+    def temporary_path(self) -> Path:
+        """Where the store is being built."""
+        return self._transaction.path
+
+    def paged(
+        self,
+        array_path: str,
+        *,
+        name: str,
+        row_shape: tuple[int, ...],
+        dtype: str,
+        num_rows: int,
+        cat_dim: int = 0,
+    ) -> PagedArrayWriter:
+        """Begin a paged array: rows are read one by one, so they are laid out raw, in pages.
+
+        Parameters
+        ----------
+        array_path : str
+            Where it lies in the store; see `formats.names`.
+        name : str
+            The user's name of it.
+        row_shape : tuple of int
+            Shape of one row; () for one value a row.
+        dtype : str
+            Element type ("float32", "bfloat16", ...).
+        num_rows : int
+            Rows that will be appended.
+
+        Raises
+        ------
+        InputError
+            If rows are empty, the type cannot be stored, or the path is taken.
+        """
+        if 0 in row_shape:
+            raise InputError(
+                f"the attribute {name!r} has rows of shape {list(row_shape)}, which hold nothing; "
+                "leave it out"
+            )
+        spec = AttributeSpec(name, array_path, "paged", dtype, (num_rows, *row_shape), cat_dim)
+        storage_dtype(dtype, what=f"the attribute {name!r}")
+        writer = PagedArrayWriter(
+            self._array_directory(spec), spec, self.page_bytes, self.shard_bytes
+        )
+        self._writers[array_path] = writer
+        return writer
+
+    def cold(
+        self,
+        array_path: str,
+        array: npt.NDArray[Any],
+        *,
+        name: str,
+        dtype: str | None = None,
+        cat_dim: int = 0,
+    ) -> AttributeSpec:
+        """Write an array that is read whole, compressed, and return its description.
+
+        Parameters
+        ----------
+        array : ndarray
+            Any shape, any type that a store holds; bfloat16 as its bits with
+            `dtype="bfloat16"`.
+        """
+        dtype = dtype or dtype_name(array.dtype)
+        stored = np.ascontiguousarray(array, dtype=storage_dtype(dtype, what=f"{name!r}"))
+        stored = stored.reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
+        spec = AttributeSpec(name, array_path, "cold", dtype, stored.shape, cat_dim)
+        directory = self._array_directory(spec)
+        try:
+            write_cold(directory, spec, stored)
+            for file in sorted(directory.iterdir()):
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+                self._files[f"{array_path}/{file.name}"] = (
+                    file.stat().st_size,
+                    _core.crc32c_file(str(file), BLOCK_BYTES),
+                )
+        except OSError as error:
+            raise storage_error(error, f"write the array {name!r}", directory) from error
+        return spec
+
+    def _array_directory(self, spec: AttributeSpec) -> Path:
+        directory = self.temporary_path / spec.path
+        try:
+            directory.mkdir(parents=True)
+        except FileExistsError:
+            raise InputError(
+                f"the name {spec.name!r} is used twice ({spec.path}); rename one of the attributes"
+            ) from None
+        except OSError as error:
+            raise storage_error(error, "create the array", directory) from error
+        return directory
+
+    def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
+        """Finish every array, write the manifest, and rename the store into place.
+
+        Parameters
+        ----------
+        schema : Schema
+            What the arrays are; every one of them must have been written.
+        provenance : Mapping
+            Where the data came from; JSON values.
+
+        Returns
+        -------
+        Path
+            The store's final path.
+
+        Raises
+        ------
+        InputError
+            If an array got fewer rows than declared, or the metadata cannot be JSON.
+        StorageError, StoreExistsError
+            See `DirectoryTransaction.commit`.
+        """
+        schema.checked(str(self.path))
+        for array_path, writer in self._writers.items():
+            writer.close()
+            self._record(array_path, writer)
+        written = {path.rsplit("/", 1)[0] for path in self._files}
+        missing = sorted({spec.path for spec in schema.arrays()} - written)
+        if missing:
+            raise InputError(f"the schema names arrays that were not written: {missing}")
+        self._write_groups()
+        files = sorted(self._files.items())
+        manifest = Manifest(
+            uuid=str(uuid.uuid4()),
+            created_by=f"gnnstore {__version__}",
+            schema=schema,
+            files=tuple(FileEntry(path, size) for path, (size, _) in files),
+            checksum_files=self._write_checksums([crcs for _, (_, crcs) in files]),
+            provenance=provenance,
+        )
+        try:
+            document = manifest.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"the store's metadata cannot be written as JSON ({error}); graph-level values "
+                f"are limited to JSON types, {MAX_DEPTH} levels deep"
+            ) from error
+        root = ChecksummedFile(self.temporary_path / METADATA_FILE)
+        root.write(np.frombuffer(document, dtype=np.uint8))
+        root.close()
+        self._transaction.commit()
+        self._open = False
+        return self.path
+
+    def _record(self, array_path: str, writer: PagedArrayWriter) -> None:
+        for name, size, crcs in writer.files:
+            self._files[f"{array_path}/{name}"] = (size, crcs)
+
+    def _write_groups(self) -> None:
+        """Give every directory between the root and the arrays its group metadata."""
+        arrays = {str(PurePosixPath(path).parent) for path in self._files}
+        groups = {str(parent) for path in arrays for parent in PurePosixPath(path).parents}
+        document = json.dumps(group_metadata(), indent=1).encode()
+        for group in sorted(groups - {"."}):
+            file = ChecksummedFile(self.temporary_path / group / METADATA_FILE)
+            file.write(np.frombuffer(document, dtype=np.uint8))
+            self._files[f"{group}/{METADATA_FILE}"] = (file.size_bytes, file.close())
+
+    def _write_checksums(self, crcs: list[BlockCrcs]) -> tuple[tuple[FileEntry, int], ...]:
+        blocks = np.concatenate([np.empty(0, np.uint32), *crcs]).astype("<u4")
+        directory = self.temporary_path / CHECKSUMS_ARRAY
+        directory.mkdir()
+        spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", "uint32", blocks.shape)
+        with PagedArrayWriter(directory, spec, DEFAULT_PAGE_BYTES, self.shard_bytes) as writer:
+            writer.append(blocks)
+        entries = []
+        for name, size, _ in writer.files:
+            whole = _core.crc32c_file(str(directory / name), max(1, size))
+            entries.append((FileEntry(f"{CHECKSUMS_ARRAY}/{name}", size), int(whole[0])))
+        return tuple(entries)
+
+    def abort(self) -> None:
+        """Remove everything that was written. Does nothing after a commit."""
+        if self._open:
+            self._open = False
+            for writer in self._writers.values():
+                writer.abort()
+            self._transaction.abort()
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.abort()
+
+
+def is_store(path: Path) -> bool:
+    """Whether a directory looks like a store, of any version, intact or not.
+
+    Decides what `overwrite` may replace; reads nothing but the start of the root metadata.
+    """
+    try:
+        with (path / METADATA_FILE).open("rb") as file:
+            head = file.read(4096)
+    except OSError:
+        return False
+    return b'"gnnstore"' in head

@@ -1,0 +1,61 @@
+"""Sizes as people write them ("8GB", "512MiB") and as they like to read them."""
+
+from __future__ import annotations
+
+import re
+
+from gnnstore.errors import UsageError
+
+_SUFFIXES = {
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "kib": 2**10,
+    "m": 10**6,
+    "mb": 10**6,
+    "mib": 2**20,
+    "g": 10**9,
+    "gb": 10**9,
+    "gib": 2**30,
+    "t": 10**12,
+    "tb": 10**12,
+    "tib": 2**40,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+def parse_size(size: int | str, *, name: str = "size") -> int:
+    """Return a number of bytes from an integer or from text such as "8GB" or "512MiB".
+
+    Decimal suffixes (kB, MB, GB, TB) are powers of 1000, binary ones (KiB, MiB, GiB, TiB)
+    powers of 1024. `name` is the argument's name for the message.
+
+    Raises
+    ------
+    UsageError
+        If the text is not a size or the size is negative.
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        if size < 0:
+            raise UsageError(f"{name}={size} is negative; give a number of bytes")
+        return size
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None or match[2].lower() not in _SUFFIXES:
+        raise UsageError(
+            f"{name}={size!r} is not a size; write a number of bytes or a number with a "
+            "suffix, such as '8GB' or '512MiB'"
+        )
+    # Decimal text times an integer: through a float only where the text has a fraction.
+    factor = _SUFFIXES[match[2].lower()]
+    return int(match[1]) * factor if "." not in match[1] else int(float(match[1]) * factor)
+
+
+def format_size(num_bytes: int | float) -> str:
+    """Return a size for people, such as '8.6 GB' (powers of 1000, as disks are sold)."""
+    value = float(num_bytes)
+    for suffix in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.0f} {suffix}" if suffix == "B" else f"{value:.3g} {suffix}"
+        value /= 1000
+    return f"{value:.3g} TB"

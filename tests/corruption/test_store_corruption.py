@@ -1,0 +1,378 @@
+"""A store that is damaged, hostile or from the future: a specific error, never a crash."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore import _core
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    NotFoundError,
+    UnsupportedVersionError,
+)
+from gnnstore.formats import StoreReader
+from gnnstore.formats.verification import verify
+from gnnstore.testing.stores import write_example_store
+
+Manifest = dict[str, Any]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16).path
+
+
+def rewrite(store: Path, change: Callable[[Manifest], object]) -> None:
+    """Change the manifest and seal it again, as someone hostile would."""
+    root = store / "zarr.json"
+    document = json.loads(root.read_text())
+    change(document["attributes"]["gnnstore"])
+    seal(root, json.dumps(document))
+
+
+def seal(root: Path, text: str) -> None:
+    zeroed = re.sub(r'("manifest_crc32c": ?)"\w{8}"', r'\1"00000000"', text).encode()
+    crc = _core.crc32c(np.frombuffer(zeroed, dtype=np.uint8))
+    root.write_bytes(re.sub(rb'("manifest_crc32c": ?)"0{8}"', b'\\1"%08x"' % crc, zeroed))
+
+
+def rewrite_array(store: Path, path: str, change: Callable[[Manifest], object]) -> None:
+    """Change an array's metadata, and the size that the manifest gives for it."""
+    file = store / path / "zarr.json"
+    document = json.loads(file.read_text())
+    change(document)
+    file.write_text(json.dumps(document))
+    set_size(store, f"{path}/zarr.json", file.stat().st_size)
+
+
+def set_size(store: Path, path: str, size: int) -> None:
+    def change(manifest: Manifest) -> None:
+        for entry in manifest["files"]:
+            if entry[0] == path:
+                entry[1] = size
+
+    rewrite(store, change)
+
+
+def refuse(store: Path, match: str, error: type[GnnstoreError] = CorruptStoreError) -> None:
+    with pytest.raises(error, match=match):
+        StoreReader.open(store)
+
+
+def test_resealing_alone_changes_nothing(store: Path) -> None:
+    rewrite(store, lambda _: None)
+    StoreReader.open(store)
+
+
+# Files ------------------------------------------------------------------------------------
+
+
+def test_missing_file_is_named(store: Path) -> None:
+    (store / "nodes/node/x/c.0.0").unlink()
+    refuse(store, r"nodes/node/x/c\.0\.0: the file is missing .*restore it from a copy")
+
+
+def test_short_file_is_named_with_both_sizes(store: Path) -> None:
+    shard = store / "nodes/node/x/c.0.0"
+    size = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes()[:-1])
+    refuse(store, rf"c\.0\.0: the file has {size - 1} bytes, but the manifest says {size}")
+
+
+def test_long_file_is_named(store: Path) -> None:
+    with (store / "nodes/node/y/c.0").open("ab") as file:
+        file.write(b"\0")
+    refuse(store, r"nodes/node/y/c\.0: the file has \d+ bytes, but the manifest says")
+
+
+def test_directory_in_place_of_a_file(store: Path) -> None:
+    shard = store / "nodes/node/y/c.0"
+    shard.unlink()
+    shard.mkdir()
+    refuse(store, r"c\.0: not a regular file")
+
+
+def test_shard_that_the_manifest_does_not_list(store: Path) -> None:
+    name = "edges/node__to__node/indices/c.0"
+    rewrite(store, lambda m: m.update(files=[e for e in m["files"] if e[0] != name]))
+    refuse(store, r"indices' needs files that the manifest does not list \(c\.0\)")
+
+
+def test_stray_file_is_found_by_verify(store: Path) -> None:
+    (store / "nodes/notes.txt").write_text("mine")
+    report = verify(store, "header")
+    assert [str(p) for p in report.problems] == [
+        f"{store}/nodes/notes.txt: the manifest does not list this file; remove it"
+    ]
+
+
+def test_file_that_may_not_be_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The tests may run as root, whom no mode stops.
+    def refused(self: Path, *args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(OSError, match=r"cannot read: .*zarr\.json: Permission denied"):
+        StoreReader.open(store)
+
+
+# Bytes ------------------------------------------------------------------------------------
+
+
+def test_flipped_byte_is_located(store: Path) -> None:
+    shard = store / "nodes/node/x/c.0.0"
+    data = bytearray(shard.read_bytes())
+    data[5000] ^= 1
+    shard.write_bytes(data)
+    StoreReader.open(store)  # opening does not read the data
+    report = verify(store, "checksums")
+    (problem,) = report.problems
+    assert problem.path == str(shard)
+    assert (problem.first_byte, problem.end_byte) == (0, len(data))
+    assert "checksum mismatch (expected " in problem.message
+
+
+def test_flipped_byte_in_a_far_block_is_located(tmp_path: Path) -> None:
+    example = write_example_store(tmp_path / "a.gnn", num_nodes=5000, feature_shape=(256,))
+    shard = example.path / "nodes/node/x/c.0.0"
+    with shard.open("r+b") as file:
+        for position in (2**20, 2 * 2**20 + 7, 4 * 2**20):
+            file.seek(position)
+            byte = file.read(1)[0]
+            file.seek(position)
+            file.write(bytes([byte ^ 0x80]))
+    ranges = [(p.first_byte, p.end_byte) for p in verify(example.path).problems]
+    assert ranges == [(2**20, 3 * 2**20), (4 * 2**20, 5 * 2**20)]
+
+
+def test_altered_checksums_are_found(store: Path) -> None:
+    shard = store / "checksums/c.0"
+    data = bytearray(shard.read_bytes())
+    data[0] ^= 1
+    shard.write_bytes(data)
+    (problem,) = verify(store).problems
+    assert problem.path == str(shard)
+    assert problem.message == "the checksums are altered"
+
+
+def test_altered_manifest_is_refused(store: Path) -> None:
+    root = store / "zarr.json"
+    root.write_text(root.read_text().replace('"kind": "example"', '"kind": "exampel"'))
+    refuse(store, r"the manifest was altered after it was written \(its crc32c is")
+
+
+def test_truncated_manifest_is_refused(store: Path) -> None:
+    root = store / "zarr.json"
+    root.write_bytes(root.read_bytes()[:-100])
+    refuse(store, r"zarr\.json: malformed metadata: not JSON")
+
+
+def test_undecodable_cold_array(store: Path) -> None:
+    chunk = store / "nodes/node/y/c.0"
+    chunk.write_bytes(b"\xff" * chunk.stat().st_size)
+    reader = StoreReader.open(store)
+    with pytest.raises(CorruptStoreError, match=r"'nodes/node/y' cannot be decoded .*verify"):
+        reader.cold(reader.schema.node.attributes["y"])
+
+
+def test_any_flipped_byte_of_the_manifest_is_an_error_of_ours(store: Path) -> None:
+    root = store / "zarr.json"
+    original = root.read_bytes()
+    rng = np.random.default_rng(0)
+    for position in rng.choice(len(original), 400, replace=False):
+        data = bytearray(original)
+        data[position] ^= 1 << int(rng.integers(8))
+        root.write_bytes(data)
+        with pytest.raises(GnnstoreError):
+            StoreReader.open(store)
+
+
+# Versions ---------------------------------------------------------------------------------
+
+
+def test_newer_version(store: Path) -> None:
+    rewrite(store, lambda m: m.update(format_version=2, schema="unknown to us"))
+    refuse(
+        store,
+        r"has format version 2; this gnnstore reads up to 1\. Upgrade with 'pip install",
+        UnsupportedVersionError,
+    )
+
+
+def test_unknown_reader_feature(store: Path) -> None:
+    rewrite(store, lambda m: m.update(reader_features=["quantum-rows"]))
+    refuse(store, "needs the reader features quantum-rows", UnsupportedVersionError)
+
+
+def test_unknown_writer_feature_does_not_stop_a_reader(store: Path) -> None:
+    rewrite(store, lambda m: m.update(writer_features=["sealed-plans"]))
+    assert StoreReader.open(store).manifest.writer_features == ("sealed-plans",)
+
+
+# Hostile metadata -------------------------------------------------------------------------
+
+
+def test_deep_json(store: Path) -> None:
+    seal(store / "zarr.json", "[" * 100_000 + "]" * 100_000)
+    refuse(store, "nests deeper than 32 levels")
+
+
+def test_nesting_just_over_the_limit(store: Path) -> None:
+    deep: Any = 0
+    for _ in range(40):
+        deep = {"a": deep}
+    rewrite(store, lambda m: m.update(provenance=deep))
+    refuse(store, "nests deeper than 32 levels")
+
+
+def test_duplicate_keys(store: Path) -> None:
+    root = store / "zarr.json"
+    seal(root, root.read_text().replace('"uuid":', '"created_by": "x",\n"uuid":'))
+    refuse(store, "the key 'created_by' appears twice")
+
+
+def test_not_a_number(store: Path) -> None:
+    root = store / "zarr.json"
+    seal(root, root.read_text().replace('"kind": "example"', '"kind": NaN'))
+    refuse(store, "NaN is not JSON")
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside", "/etc/passwd", "nodes/../../x", "nodes//x", ".", "a\\b", "a\0b"]
+)
+def test_paths_that_leave_the_store(store: Path, path: str) -> None:
+    rewrite(store, lambda m: m["files"].append([path, 10]))
+    refuse(store, "does not stay inside the store")
+
+
+def test_array_path_that_leaves_the_store(store: Path) -> None:
+    def change(manifest: Manifest) -> None:
+        manifest["schema"]["node_types"][0]["attributes"]["x"]["path"] = "../../x"
+
+    rewrite(store, change)
+    refuse(store, "does not stay inside the store")
+
+
+def test_huge_manifest(store: Path) -> None:
+    with (store / "zarr.json").open("ab") as file:
+        file.truncate(2**26 + 1)
+    refuse(store, "larger than the 67108864 bytes")
+
+
+@pytest.mark.parametrize("count", [2**61, 2**63, -1, True, "5", 3.5, None])
+def test_impossible_numbers_of_nodes(store: Path, count: Any) -> None:
+    rewrite(store, lambda m: m["schema"]["node_types"][0].update(num_nodes=count))
+    refuse(store, "malformed metadata|has shape")
+
+
+def test_huge_number_of_rows_that_agrees_everywhere(store: Path) -> None:
+    """2^50 nodes in schema and arrays: refused without allocating or looping over shards."""
+
+    def change(manifest: Manifest) -> None:
+        node, edge = manifest["schema"]["node_types"][0], manifest["schema"]["edge_types"][0]
+        node["num_nodes"] = 2**50
+        for spec in [*node["attributes"].values(), node["original_id"]]:
+            spec["shape"][0] = 2**50
+        edge["indptr"]["shape"][0] = 2**50 + 1
+
+    rewrite(store, change)
+    rewrite_array(store, "nodes/node/x", lambda d: d["shape"].__setitem__(0, 2**50))
+    refuse(store, r"'nodes/node/x' needs files that the manifest does not list")
+
+
+def test_cold_array_with_huge_chunks(store: Path) -> None:
+    def change(document: Manifest) -> None:
+        document["chunk_grid"]["configuration"]["chunk_shape"] = [2**40]
+
+    rewrite_array(store, "nodes/node/y", change)
+    refuse(store, r"chunk_shape \[1099511627776\] .*at most 16777216 bytes a chunk")
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda d: d["attributes"]["gnnstore"].update(page_bytes=3000), "a power of two"),
+        (lambda d: d["attributes"]["gnnstore"].update(page_bytes=2**40), "between 512 and"),
+        (lambda d: d["attributes"]["gnnstore"].update(rows_per_page=1), "attributes: expected"),
+        (lambda d: d["attributes"]["gnnstore"].update(shard_rows=0), "shard_rows: expected"),
+        (lambda d: d["attributes"]["gnnstore"].update(chunk_rows=7), "chunk_rows: expected"),
+        (lambda d: d.update(data_type="float64"), "data_type: expected"),
+        (lambda d: d.update(fill_value=1), "fill_value: expected"),
+        (lambda d: d.update(shape=[300]), "malformed metadata"),
+        (lambda d: d.update(shape=[300, 0]), "rows not empty"),
+        (lambda d: d.update(shape=[300] * 40), "1 to 32 dimensions"),
+        (lambda d: d.update(codecs=[]), "codecs: expected"),
+        (lambda d: d.pop("attributes"), "attributes: expected an object, found nothing"),
+    ],
+)
+def test_array_metadata_that_the_arithmetic_contradicts(
+    store: Path, change: Callable[[Manifest], object], match: str
+) -> None:
+    rewrite_array(store, "nodes/node/x", change)
+    refuse(store, match)
+
+
+def test_wrong_shapes_and_types_are_refused_by_name(store: Path) -> None:
+    def change(manifest: Manifest) -> None:
+        manifest["schema"]["node_types"][0]["attributes"]["x"]["dtype"] = "int32"
+
+    rewrite(store, change)
+    refuse(store, r"the array is float32 \[300, 25\], but the schema says int32 \[300, 25\]")
+
+
+def test_two_arrays_with_one_path(store: Path) -> None:
+    def change(manifest: Manifest) -> None:
+        attributes = manifest["schema"]["node_types"][0]["attributes"]
+        attributes["z"] = attributes["x"]
+
+    rewrite(store, change)
+    refuse(store, "two arrays of the schema share a path")
+
+
+def test_edges_between_unknown_types(store: Path) -> None:
+    rewrite(store, lambda m: m["schema"]["edge_types"][0].update(source="ghost"))
+    refuse(store, r"names unknown node types \['ghost'\]")
+
+
+def test_indptr_that_does_not_end_at_the_number_of_edges(store: Path) -> None:
+    shard = store / "edges/node__to__node/indptr/c.0"
+    with shard.open("r+b") as file:
+        file.seek(300 * 8)
+        file.write((10**15).to_bytes(8, "little"))
+    refuse(store, r"indptr runs from 0 to 1000000000000000, but there are 1500 edges")
+
+
+# What is not a store ----------------------------------------------------------------------
+
+
+def test_missing_store_names_the_next_command(tmp_path: Path) -> None:
+    refuse(tmp_path / "no.gnn", "no such store; make one with 'gnnstore convert'", NotFoundError)
+
+
+def test_file_in_place_of_a_store(tmp_path: Path) -> None:
+    (tmp_path / "a.gnn").write_text("hello")
+    refuse(tmp_path / "a.gnn", "a file, not a store directory", NotFoundError)
+
+
+def test_directory_that_is_no_store(tmp_path: Path) -> None:
+    refuse(tmp_path, r"not a gnnstore store \(it has no zarr\.json\)", NotFoundError)
+
+
+def test_foreign_zarr_group(tmp_path: Path) -> None:
+    (tmp_path / "zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+    refuse(tmp_path, "a Zarr group, but not a gnnstore store")
+
+
+def test_unfinished_conversion_is_mentioned(tmp_path: Path) -> None:
+    unfinished = tmp_path / ".a.gnn.tmp-12345678"
+    unfinished.mkdir()
+    (unfinished / "part").write_bytes(b"x" * 5000)
+    refuse(tmp_path / "a.gnn", r"an unfinished conversion \(5 kB\) lies beside it", NotFoundError)

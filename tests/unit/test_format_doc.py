@@ -1,0 +1,59 @@
+"""docs/format.md is normative: its tables say what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from gnnstore.formats import files, manifest, pages, strict_json, zarr_metadata
+from gnnstore.formats.dtypes import STORAGE_DTYPES, zarr_data_type
+from gnnstore.testing.stores import write_example_store
+
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+
+
+def table_after(heading: str) -> list[list[str]]:
+    """Return the cells of the first table below a heading, without its two header lines."""
+    section = PAGE.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_element_types() -> None:
+    documented = {name: (zarr, int(size)) for name, zarr, size in table_after("Element types")}
+    assert documented == {
+        name: (zarr_data_type(name), dtype.itemsize) for name, dtype in STORAGE_DTYPES.items()
+    }
+
+
+def test_limits() -> None:
+    documented = {name: int(value) for name, value in table_after("Limits")}
+    homes = [manifest, pages, zarr_metadata, strict_json, files]
+    actual = {
+        name: next(getattr(home, name) for home in homes if hasattr(home, name))
+        for name in documented
+    }
+    assert documented == actual
+
+
+def test_manifest_fields(tmp_path: Path) -> None:
+    store = write_example_store(tmp_path / "a.gnn").path
+
+    own = json.loads((store / "zarr.json").read_text())["attributes"]["gnnstore"]
+    assert [row[0] for row in table_after("Manifest")] == list(own)
+
+
+def test_paged_attributes(tmp_path: Path) -> None:
+
+    store = write_example_store(tmp_path / "a.gnn").path
+    own = json.loads((store / "nodes/node/x/zarr.json").read_text())["attributes"]["gnnstore"]
+    section = PAGE.split("| attribute | meaning |", 1)[1].split("\n\n", 1)[0]
+    named = re.findall(
+        r"`(\w+)`", "\n".join(line.split("|")[1] for line in section.splitlines() if line)
+    )
+    assert named == list(own)
+
+
+def test_versions_table_ends_with_the_current_version() -> None:
+    assert int(table_after("Versions")[-1][0]) == manifest.FORMAT_VERSION

@@ -1,0 +1,191 @@
+"""An open store: arrays by name and id, PyG's two protocols, and life in other processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import FeatureStore
+from torch_geometric.data import GraphStore as PygGraphStore
+from torch_geometric.data.graph_store import EdgeLayout
+
+import gnnstore
+from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.testing.stores import ExampleStore, write_example_store
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> ExampleStore:
+    return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16)
+
+
+@pytest.fixture
+def store(example: ExampleStore) -> gnnstore.GraphStore:
+    return gnnstore.open(example.path)
+
+
+def test_counts_and_names(store: gnnstore.GraphStore) -> None:
+    assert (store.num_nodes, store.num_edges) == (300, 1500)
+    assert list(store.schema.node.attributes) == ["x", "y", "train_mask"]
+    assert "num_nodes=300" in repr(store)
+
+
+def test_features_by_id(example: ExampleStore, store: gnnstore.GraphStore) -> None:
+    x = example.arrays["nodes/node/x"]
+    ids = [5, 299, 0, 5]
+    np.testing.assert_array_equal(store.features[ids], x[ids])
+    np.testing.assert_array_equal(store.features[torch.tensor(ids)], x[ids])
+    np.testing.assert_array_equal(store.features[np.array(ids, dtype=np.uint16)], x[ids])
+    np.testing.assert_array_equal(store.features[10:50:7], x[10:50:7])
+    np.testing.assert_array_equal(store.features[17], x[17])
+    np.testing.assert_array_equal(store.features[-3:], x[-3:])
+    mask = x[:, 0] > np.median(x[:, 0])
+    np.testing.assert_array_equal(store.features[mask], x[mask])
+    assert store.features[[]].shape == (0, 25)
+    assert (store.features.shape, store.features.dtype, len(store.features)) == (
+        (300, 25),
+        "float32",
+        300,
+    )
+
+
+@pytest.mark.parametrize("ids", [[300], [-1], [2**40]])
+def test_ids_out_of_range(store: gnnstore.GraphStore, ids: list[int]) -> None:
+    with pytest.raises(InputError, match=rf"nodes/node/x: row id {ids[0]} at position 0"):
+        store.features[ids]
+
+
+def test_ids_that_are_no_ids(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(InputError, match="one-dimensional array of integers"):
+        store.features[[0.5]]
+    with pytest.raises(UsageError, match=r"the mask has shape \[2\]"):
+        store.features[np.array([True, False])]
+
+
+def test_labels_splits_and_original_ids(example: ExampleStore, store: gnnstore.GraphStore) -> None:
+    np.testing.assert_array_equal(store.labels, example.arrays["nodes/node/y"])
+    assert list(store.splits) == ["train", "valid"]
+    np.testing.assert_array_equal(store.splits["train"], np.arange(150))
+    np.testing.assert_array_equal(store.splits["val"], store.splits["valid"])
+    assert "val" in store.splits
+    assert "test" not in store.splits
+    np.testing.assert_array_equal(store.original_ids, np.arange(300) * 10)
+
+
+def test_graph_level_attributes(example: ExampleStore, store: gnnstore.GraphStore) -> None:
+    attributes = store.graph_attributes()
+    assert attributes["name"] == "example"
+    np.testing.assert_array_equal(attributes["weights"], example.arrays["graph/weights"])
+
+
+def test_missing_attribute_lists_those_there_are(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(NotFoundError, match=r"no node attribute 'z'; there are: x, y, train_mask"):
+        store.node_attribute("z")
+    with pytest.raises(NotFoundError, match=r"no edge attribute 'z'; there are: edge_attr"):
+        store.edge_attribute("z")
+
+
+@pytest.mark.parametrize("mode", ["memory", "mmap"])
+def test_adjacency(example: ExampleStore, store: gnnstore.GraphStore, mode: str) -> None:
+    csc = store.csc(mode)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(csc.indptr, example.arrays["edges/node__to__node/indptr"])
+    np.testing.assert_array_equal(csc.indices, example.arrays["edges/node__to__node/indices"])
+    assert store.csc(mode) is csc  # type: ignore[arg-type]
+    node = 7
+    expected = csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
+    np.testing.assert_array_equal(store.in_neighbors(node), expected)
+    with pytest.raises(UsageError, match=r"node 300 is outside \[0, 300\)"):
+        store.in_neighbors(300)
+
+
+def test_bfloat16_becomes_a_torch_tensor_of_its_type(tmp_path: Path) -> None:
+    path = write_example_store(tmp_path / "b.gnn", feature_dtype="bfloat16").path
+    rows = gnnstore.open(path).features.tensor([3, 1])
+    assert rows.dtype == torch.bfloat16
+    assert rows.shape == (2, 25)
+
+
+# PyG --------------------------------------------------------------------------------------
+
+
+def test_is_both_of_pygs_stores(store: gnnstore.GraphStore) -> None:
+    assert isinstance(store, FeatureStore)
+    assert isinstance(store, PygGraphStore)
+
+
+def test_pyg_feature_store(example: ExampleStore, store: gnnstore.GraphStore) -> None:
+    x = torch.from_numpy(example.arrays["nodes/node/x"])
+    names = [attr.attr_name for attr in store.get_all_tensor_attrs()]
+    assert names == ["x", "y", "train_mask"]
+    assert torch.equal(store.get_tensor(group_name="node", attr_name="x", index=None), x)
+    index = torch.tensor([4, 2])
+    assert torch.equal(store.get_tensor(group_name="node", attr_name="x", index=index), x[index])
+    assert torch.equal(store["node", "x", index], x[index])
+    assert torch.equal(store["node"].x[3:9], x[3:9])
+    assert store.get_tensor_size(group_name="node", attr_name="x") == (300, 25)
+    with pytest.raises(KeyError, match="no tensor 'x' of 'ghost'"):
+        store.get_tensor(group_name="ghost", attr_name="x", index=None)
+
+
+def test_pyg_graph_store(example: ExampleStore, store: gnnstore.GraphStore) -> None:
+    (attr,) = store.get_all_edge_attrs()
+    assert (attr.edge_type, attr.layout, attr.is_sorted) == (None, EdgeLayout.CSC, True)
+    assert attr.size == (300, 300)
+    row, colptr = store.get_edge_index(attr)
+    np.testing.assert_array_equal(row, example.arrays["edges/node__to__node/indices"])
+    np.testing.assert_array_equal(colptr, example.arrays["edges/node__to__node/indptr"])
+    source, target, _ = store.coo()
+    np.testing.assert_array_equal(source, row)
+    np.testing.assert_array_equal(target, np.repeat(np.arange(300), np.diff(colptr)))
+
+
+def test_pyg_cannot_write(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(UsageError, match="a store is immutable; convert the changed data"):
+        store.put_tensor(torch.zeros(300, 1), group_name="node", attr_name="z", index=None)
+    with pytest.raises(UsageError, match="a store is immutable"):
+        store.remove_tensor(group_name="node", attr_name="x", index=None)
+
+
+# Processes --------------------------------------------------------------------------------
+
+
+def test_pickles_as_its_path(store: gnnstore.GraphStore) -> None:
+    store.csc("memory")
+    data = pickle.dumps(store)
+    assert len(data) < 1000
+    assert pickle.loads(data).path == store.path  # noqa: S301 - our own bytes
+
+
+def _sum_of_row(store: gnnstore.GraphStore, row: int, out: multiprocessing.Queue[float]) -> None:
+    out.put(float(store.features[row].sum()))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_works_in_processes(store: gnnstore.GraphStore, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(  # type: ignore[attr-defined]
+        target=_sum_of_row, args=(store, 12, queue)
+    )
+    process.start()
+    assert queue.get(timeout=60) == pytest.approx(float(store.features[12].sum()))
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_read_only_files(example: ExampleStore) -> None:
+    paths = [example.path, *example.path.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        store = gnnstore.open(example.path)
+        np.testing.assert_array_equal(store.features[[1]], example.arrays["nodes/node/x"][[1]])
+        assert store.csc("mmap").num_edges == 1500
+    finally:
+        for path in paths:
+            path.chmod(0o700)

@@ -1,0 +1,227 @@
+"""Writing is all or nothing, leaves no rubbish, clobbers nothing, and follows the umask."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnnstore import _core
+from gnnstore.errors import (
+    InputError,
+    NoSpaceError,
+    NotFoundError,
+    StoreExistsError,
+    UsageError,
+)
+from gnnstore.formats import Schema, StoreReader, StoreWriter
+from gnnstore.testing.stores import write_example_store
+
+EMPTY = Schema((), ())
+
+
+def entries(path: Path) -> list[str]:
+    return sorted(os.listdir(path))  # noqa: PTH208
+
+
+def test_nothing_is_left_without_a_commit(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        writer.paged("x", name="x", row_shape=(4,), dtype="int8", num_rows=9)
+        assert entries(tmp_path) == [writer.temporary_path.name]
+    assert entries(tmp_path) == []
+
+
+def test_nothing_is_left_after_an_exception(tmp_path: Path) -> None:
+    def fail_half_way() -> None:
+        with StoreWriter(tmp_path / "a.gnn") as writer:
+            array = writer.paged("x", name="x", row_shape=(4096,), dtype="int8", num_rows=9)
+            array.append(np.zeros((9, 4096), dtype=np.int8))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    assert entries(tmp_path) == []
+
+
+def test_existing_output_is_refused_before_any_work(tmp_path: Path) -> None:
+    store = write_example_store(tmp_path / "a.gnn").path
+    with pytest.raises(StoreExistsError, match=r"a\.gnn exists; choose another .*--overwrite"):
+        StoreWriter(store)
+
+
+def test_overwrite_keeps_the_old_store_until_the_commit(tmp_path: Path) -> None:
+    store = write_example_store(tmp_path / "a.gnn").path
+    old = StoreReader.open(store).uuid
+    with StoreWriter(store, overwrite=True):
+        assert StoreReader.open(store).uuid == old
+    assert StoreReader.open(store).uuid == old
+    write_example_store(store, overwrite=True)
+    assert StoreReader.open(store).uuid != old
+    assert entries(tmp_path) == ["a.gnn"]
+
+
+def test_overwrite_without_an_atomic_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: str) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(_core, "rename_exchange", refuse)
+    monkeypatch.setattr(_core, "rename_noreplace", refuse)
+    store = write_example_store(tmp_path / "a.gnn").path
+    old = StoreReader.open(store).uuid
+    write_example_store(store, overwrite=True)
+    assert StoreReader.open(store).uuid != old
+    assert entries(tmp_path) == ["a.gnn"]
+
+
+def test_store_set_aside_by_an_interrupted_overwrite_comes_back(tmp_path: Path) -> None:
+    store = write_example_store(tmp_path / "a.gnn").path
+    store.rename(tmp_path / ".a.gnn.old-00000000")
+    events: list[str] = []
+    with pytest.raises(StoreExistsError):
+        StoreWriter(store, on_event=events.append)
+    assert events == [f"restored {store}, which an interrupted overwrite had set aside"]
+    StoreReader.open(store)
+
+
+def test_only_stores_are_overwritten(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError, match="is not a gnnstore store, so it is not overwritten"):
+        StoreWriter(home, overwrite=True)
+    assert (home / "thesis.tex").exists()
+
+
+def test_name_that_is_taken_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        (tmp_path / "a.gnn").mkdir()
+        with pytest.raises(StoreExistsError, match="was created by someone else"):
+            writer.commit(EMPTY, {})
+    assert entries(tmp_path) == ["a.gnn"]
+    assert entries(tmp_path / "a.gnn") == []
+
+
+def test_missing_parent_directory(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="the directory to write into does not exist"):
+        StoreWriter(tmp_path / "no" / "a.gnn")
+
+
+def test_leftovers_of_a_dead_writer_are_swept_and_reported(tmp_path: Path) -> None:
+    dead = tmp_path / ".a.gnn.tmp-deadbeef"
+    dead.mkdir()
+    (dead / "part").write_bytes(bytes(123_000))
+    unrelated = tmp_path / ".b.gnn.tmp-deadbeef"
+    unrelated.mkdir()
+    events: list[str] = []
+    with StoreWriter(tmp_path / "a.gnn", on_event=events.append):
+        assert not dead.exists()
+    assert events == [f"removed 123 kB that an interrupted conversion had left in {dead}"]
+    assert unrelated.exists()
+
+
+def test_running_writer_is_left_alone(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as first:
+        with pytest.raises(UsageError, match="another process is writing this store right now"):
+            StoreWriter(tmp_path / "a.gnn")
+        assert first.temporary_path.exists()
+        first.commit(EMPTY, {})
+    StoreReader.open(tmp_path / "a.gnn")
+
+
+def test_lock_dies_with_the_writer(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "a.gnn")
+    directory = writer.temporary_path
+    descriptor = os.open(directory, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    writer.abort()
+    os.close(descriptor)
+    assert not directory.exists()
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_modes_follow_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        store = write_example_store(tmp_path / "a.gnn").path
+    finally:
+        os.umask(before)
+    for path in [store, *store.rglob("*")]:
+        wanted = (0o777 if path.is_dir() else 0o666) & ~mask
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+def test_relative_output_survives_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with StoreWriter("a.gnn") as writer:
+        (tmp_path / "sub").mkdir()
+        monkeypatch.chdir(tmp_path / "sub")
+        assert writer.commit(EMPTY, {}) == tmp_path / "a.gnn"
+
+
+# Arrays -----------------------------------------------------------------------------------
+
+
+def test_too_few_and_too_many_rows(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        array = writer.paged("x", name="x", row_shape=(2,), dtype="int8", num_rows=3)
+        array.append(np.zeros((2, 2), dtype=np.int8))
+        with pytest.raises(InputError, match="declared with 3 rows, but got at least 4"):
+            array.append(np.zeros((2, 2), dtype=np.int8))
+        with pytest.raises(InputError, match="declared with 3 rows, but only 2 came"):
+            writer.commit(EMPTY, {})
+
+
+def test_rows_of_another_shape_or_type(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        array = writer.paged("x", name="x", row_shape=(2,), dtype="int8", num_rows=3)
+        with pytest.raises(InputError, match=r"rows of shape \[2\] int8, but got \[3\] int8"):
+            array.append(np.zeros((1, 3), dtype=np.int8))
+        with pytest.raises(InputError, match=r"but got \[2\] float64"):
+            array.append(np.zeros((1, 2)))
+
+
+@pytest.mark.parametrize("page_bytes", [0, 100, 3000, 2**22, -4096])
+def test_page_sizes_that_cannot_be(tmp_path: Path, page_bytes: int) -> None:
+    with pytest.raises(UsageError, match="a page has a power of two of bytes"):
+        StoreWriter(tmp_path / "a.gnn", page_bytes=page_bytes)
+    assert entries(tmp_path) == []
+
+
+def test_names_used_twice_and_types_that_cannot_be(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        writer.cold("graph/a", np.zeros(3), name="a")
+        with pytest.raises(InputError, match="the name 'a' is used twice"):
+            writer.cold("graph/a", np.zeros(3), name="a")
+        with pytest.raises(InputError, match="has the element type 'complex128'"):
+            writer.cold("graph/b", np.zeros(3, dtype=complex), name="b")
+        with pytest.raises(InputError, match="which hold nothing"):
+            writer.paged("x", name="x", row_shape=(0,), dtype="int8", num_rows=3)
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(NoSpaceError, match=r"no space left for .* Free some space"):
+        write_example_store(tmp_path / "a.gnn")
+    assert entries(tmp_path) == []
+
+
+def test_metadata_that_is_not_json(tmp_path: Path) -> None:
+    with (
+        pytest.raises(InputError, match="cannot be written as JSON"),
+        StoreWriter(tmp_path / "a.gnn") as writer,
+    ):
+        writer.commit(Schema((), (), {"loss": float("nan")}), {})
+    assert entries(tmp_path) == []

@@ -1,0 +1,120 @@
+"""What `verify --level full` sees that checksums cannot: numbers that were wrong when written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gnnstore.errors import NotFoundError, UsageError
+from gnnstore.formats import (
+    EDGE_TYPE,
+    AttributeSpec,
+    EdgeTypeSpec,
+    NodeTypeSpec,
+    Schema,
+    StoreWriter,
+)
+from gnnstore.formats.verification import LEVELS, verify
+from gnnstore.testing.stores import write_example_store
+
+
+def write_raw(
+    path: Path, indptr: list[int], indices: list[int], split: npt.ArrayLike = (), ids: Any = None
+) -> Path:
+    """Write a store of exactly these numbers, right or wrong."""
+    num_nodes = len(indptr) - 1
+    with StoreWriter(path) as writer:
+        specs: dict[str, AttributeSpec] = {}
+        values = {"indptr": np.array(indptr), "indices": np.array(indices, dtype=np.int32)}
+        if ids is not None:
+            values["edge_id"] = np.array(ids)
+        for name, array in values.items():
+            paged = writer.paged(
+                f"edges/node__to__node/{name}",
+                name=name,
+                row_shape=(),
+                dtype=array.dtype.name,
+                num_rows=len(array),
+            )
+            paged.append(array)
+            specs[name] = paged.spec
+        train = writer.cold("splits/node/train", np.asarray(split, dtype=np.int64), name="train")
+        node = NodeTypeSpec("node", num_nodes, {}, {"train": train})
+        edge = EdgeTypeSpec(
+            *EDGE_TYPE, len(indices), specs["indptr"], specs["indices"], specs.get("edge_id")
+        )
+        return writer.commit(Schema((node,), (edge,)), {})
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("shape", [(25,), (128,), (3000,)])
+def test_sound_stores_pass_at_every_level(tmp_path: Path, level: Any, shape: Any) -> None:
+    example = write_example_store(tmp_path / "a.gnn", feature_shape=shape, shard_bytes=2**16)
+    progress: list[int] = []
+    report = verify(example.path, level, on_bytes=progress.append)
+    assert report.ok, report.problems
+    assert sum(progress) == report.bytes_read
+    assert (report.bytes_read > 0) == (level != "header")
+
+
+def test_empty_graph_passes(tmp_path: Path) -> None:
+    assert verify(write_raw(tmp_path / "a.gnn", [0, 0, 0], []), "full").ok
+    assert verify(write_raw(tmp_path / "b.gnn", [0], []), "full").ok
+
+
+def test_sources_may_descend_between_columns_and_repeat_within(tmp_path: Path) -> None:
+    store = write_raw(tmp_path / "a.gnn", [0, 2, 2, 4, 4], [1, 3, 0, 0])
+    assert verify(store, "full").ok
+
+
+@pytest.mark.parametrize(
+    ("indptr", "indices", "message"),
+    [
+        ([0, 3, 1, 4], [0, 1, 2, 0], "the pointer of column 2 descends"),
+        ([0, 2, 4], [0, 1, 0, 2], r"edge 3 comes from node 2, outside \[0, 2\)"),
+        ([0, 2, 4], [0, -1, 0, 1], r"edge 1 comes from node -1, outside \[0, 2\)"),
+        ([0, 2, 4], [0, 1, 1, 0], "the sources of a column are not sorted at edge 3"),
+    ],
+)
+def test_wrong_adjacency(
+    tmp_path: Path, indptr: list[int], indices: list[int], message: str
+) -> None:
+    store = write_raw(tmp_path / "a.gnn", indptr, indices)
+    assert verify(store, "checksums").ok
+    (problem,) = verify(store, "full").problems
+    assert problem.path.startswith(f"{store}/edges/node__to__node/")
+    assert re.search(message, problem.message)
+
+
+def test_split_that_names_no_node(tmp_path: Path) -> None:
+    store = write_raw(tmp_path / "a.gnn", [0, 0, 0], [], split=[1, 2])
+    (problem,) = verify(store, "full").problems
+    assert "split 'train': entry 1 is node 2, outside [0, 2)" in str(problem)
+
+
+def test_negative_edge_id(tmp_path: Path) -> None:
+    store = write_raw(tmp_path / "a.gnn", [0, 2], [0, 0], ids=[0, -5])
+    (problem,) = verify(store, "full").problems
+    assert "the id of edge 1 is negative" in str(problem)
+
+
+def test_unsorted_column_across_the_pieces_of_a_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnnstore.formats.verification._SCAN_BYTES", 16)
+    sound = write_raw(tmp_path / "a.gnn", [0, 8, *[8] * 8], list(range(8)))
+    assert verify(sound, "full").ok
+    broken = write_raw(tmp_path / "b.gnn", [0, 8, *[8] * 8], [0, 1, 2, 3, 0, 1, 2, 3])
+    assert "not sorted at edge 4" in str(verify(broken, "full").problems[0])
+
+
+def test_unknown_level_and_missing_store(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="choose one of header, checksums, full"):
+        verify(tmp_path, "everything")  # type: ignore[arg-type]
+    with pytest.raises(NotFoundError, match="no such store"):
+        verify(tmp_path / "a.gnn")
