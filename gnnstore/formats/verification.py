@@ -8,9 +8,7 @@ ascend, neighbours exist and are sorted, splits name nodes, page tails are zero)
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -103,8 +101,8 @@ def verify(
     num_threads : int, optional
         Threads that read and checksum; the processors available by default.
     on_bytes : callable, optional
-        Told the number of bytes of each piece that was checked (`total_bytes` of the store
-        in all, at level checksums); may be called from several threads.
+        Told the bytes of each file once its checksums were compared: `total_bytes` of the
+        store in all, at level checksums.
 
     Returns
     -------
@@ -151,48 +149,32 @@ def _stray_files(reader: StoreReader) -> Iterator[Problem]:
 def _check_checksums(
     reader: StoreReader, report: Report, num_threads: int, on_bytes: Callable[[int], None]
 ) -> None:
-    lock = threading.Lock()
-
-    def whole(entry: FileEntry, expected: int) -> None:
-        path = reader.path / entry.path
-        crcs = _crcs_of(path, max(1, entry.size_bytes))
-        if len(crcs) != 1 or int(crcs[0]) != expected:
-            with lock:
-                report.problems.append(
-                    Problem(str(path), "the checksums are altered", 0, entry.size_bytes)
-                )
-
-    def blocks(entry: FileEntry, expected: npt.NDArray[np.uint32]) -> None:
-        path = reader.path / entry.path
-        crcs = _crcs_of(path, BLOCK_BYTES)
-        with lock:
-            report.problems += _differences(path, entry, crcs, expected)
-            report.bytes_read += entry.size_bytes
+    def done(entry: FileEntry) -> None:
+        report.bytes_read += entry.size_bytes
         on_bytes(entry.size_bytes)
 
     for entry, expected in reader.manifest.checksum_files:
-        whole(entry, expected)
-        report.bytes_read += entry.size_bytes
-        on_bytes(entry.size_bytes)
+        path = reader.path / entry.path
+        crcs = _crcs_of(path, max(1, entry.size_bytes), 1)
+        if crcs.tolist() != [expected]:
+            report.problems.append(
+                Problem(str(path), "the checksums are altered", 0, entry.size_bytes)
+            )
+        done(entry)
     if not report.ok:  # without the table nothing can be compared
         return
     table = reader.block_checksums()
     first_blocks = reader.manifest.first_blocks()
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="gnnstore-verify") as pool:
-        jobs = [
-            pool.submit(blocks, entry, table[first : first + entry.num_blocks])
-            for entry, first in zip(reader.manifest.files, first_blocks[:-1], strict=True)
-        ]
-        try:
-            for job in jobs:
-                job.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    for entry, first in zip(reader.manifest.files, first_blocks[:-1], strict=True):
+        path = reader.path / entry.path
+        crcs = _crcs_of(path, BLOCK_BYTES, num_threads)
+        report.problems += _differences(path, entry, crcs, table[first : first + entry.num_blocks])
+        done(entry)
 
 
-def _crcs_of(path: Path, block_bytes: int) -> npt.NDArray[np.uint32]:
+def _crcs_of(path: Path, block_bytes: int, num_threads: int) -> npt.NDArray[np.uint32]:
     try:
-        return _core.crc32c_file(str(path), block_bytes)
+        return _core.crc32c_file(str(path), block_bytes, num_threads)
     except OSError as error:
         raise storage_error(error, "verify", path) from error
 

@@ -1,0 +1,132 @@
+"""What the benchmarks share: the machine's name, repeated timing, and how results are shown.
+
+Absolute times drift from machine to machine and from hour to hour. So each benchmark times
+what it compares in turns, within one run, and reports ratios of medians with their spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one thing, measured several times."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median, in seconds."""
+        return statistics.median(self.seconds)
+
+    def milliseconds(self) -> str:
+        """Return median, least and most, in milliseconds, for a table."""
+        low, middle, high = (1e3 * s for s in (min(self.seconds), self.median, max(self.seconds)))
+        return f"{middle:.2f} ms [{low:.2f}, {high:.2f}]"
+
+
+def time_in_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+    """Run each piece of work once to warm up, then all of them in turns.
+
+    Turns, because a noisy neighbour then disturbs all alike. What a piece returns is dropped
+    outside its own time.
+    """
+    for run in work.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in work}
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            for name, run in work.items():
+                start = time.perf_counter()
+                result = run()
+                seconds[name].append(time.perf_counter() - start)
+                del result
+    finally:
+        gc.enable()
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader needs to know of the machine to place the numbers."""
+    model = platform.processor() or platform.machine()
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    huge = " ".join(_lines("/sys/kernel/mm/transparent_hugepage/enabled")) or "unknown"
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(pages / 2**30, 1),
+        "kernel": platform.release(),
+        "transparent_huge_pages": huge,
+        "python": platform.python_version(),
+    }
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
+    result = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument("--repeats", type=int, default=7, help="timings of each thing (7)")
+    result.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    result.add_argument("--quick", action="store_true", help="a small size: seconds, not minutes")
+    return result
+
+
+def report(
+    title: str,
+    rows: Sequence[tuple[str, str]],
+    *,
+    as_json: bool,
+    timings: dict[str, Timing] | None = None,
+    **numbers: Any,
+) -> None:
+    """Print the machine and the results: a table, or JSON with every single timing.
+
+    Parameters
+    ----------
+    rows : sequence of (what, value)
+        For people.
+    timings, numbers
+        For machines.
+    """
+    if as_json:
+        document = {
+            "schema_version": 1,
+            "benchmark": title,
+            "machine": machine(),
+            "timings_seconds": {k: asdict(t)["seconds"] for k, t in (timings or {}).items()},
+            **numbers,
+        }
+        json.dump(document, sys.stdout, indent=1)
+        print()
+        return
+    facts = machine()
+    print(f"{title}\n{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, ", end="")
+    print(f"Linux {facts['kernel']}, huge pages: {facts['transparent_huge_pages']}")
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"  {name:<{width}}  {value}")
