@@ -1,0 +1,106 @@
+// Arrays and paths between Python and the kernels: checked by hand rather than by
+// nanobind's signatures, so that a wrong argument gets a message that names it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bindings/gil.h"
+#include "kernels/errors.h"
+#include "kernels/pooled_array.h"
+
+namespace gnnstore {
+
+namespace nb = nanobind;
+
+// Any array in main memory, to be read or to be written. Never converted or copied.
+using InputArray = nb::ndarray<nb::ro, nb::device::cpu>;
+using OutputArray = nb::ndarray<nb::device::cpu>;
+
+template <class T>
+using NumpyVector = nb::ndarray<nb::numpy, T, nb::ndim<1>, nb::c_contig>;
+
+template <class Array>
+void check_vector(const Array &array, const char *name) {
+    if (array.ndim() != 1)
+        throw std::invalid_argument(std::string(name) + " must have one dimension, got " +
+                                    std::to_string(array.ndim()));
+    if (array.shape(0) > 1 && array.stride(0) != 1)
+        throw std::invalid_argument(std::string(name) +
+                                    " must be contiguous; pass numpy.ascontiguousarray(" + name +
+                                    ")");
+}
+
+// Throws a TypeError: "ids must be int32 or int64, got float32".
+[[noreturn]] void refuse_dtype(const char *name, const char *expected, nb::dlpack::dtype found);
+
+// The elements of a contiguous vector of exactly this dtype.
+template <class T>
+const T *input_data(const InputArray &array, const char *name, const char *expected) {
+    check_vector(array, name);
+    if (array.dtype() != nb::dtype<T>()) refuse_dtype(name, expected, array.dtype());
+    return static_cast<const T *>(array.data());
+}
+
+template <class T>
+T *output_data(const OutputArray &array, const char *name, const char *expected) {
+    check_vector(array, name);
+    if (array.dtype() != nb::dtype<T>()) refuse_dtype(name, expected, array.dtype());
+    return static_cast<T *>(array.data());
+}
+
+template <class Array>
+int64_t length(const Array &array) {
+    return static_cast<int64_t>(array.shape(0));
+}
+
+// Calls use(pointer) with the elements of an int32 or int64 vector.
+template <class Use>
+auto with_integers(const InputArray &array, const char *name, const Use &use) {
+    if (array.dtype() == nb::dtype<int32_t>())
+        return use(input_data<int32_t>(array, name, "int32 or int64"));
+    return use(input_data<int64_t>(array, name, "int32 or int64"));
+}
+
+// An array over memory that `owner` keeps alive; the owner dies with the array's last view.
+template <class T, class Owner>
+NumpyVector<T> owned_vector(T *data, int64_t size, std::unique_ptr<Owner> owner) {
+    using Object = std::remove_const_t<Owner>;
+    nb::capsule capsule(owner.get(), [](void *p) noexcept { delete static_cast<Object *>(p); });
+    owner.release();
+    return NumpyVector<T>(data, {static_cast<size_t>(size)}, capsule);
+}
+
+// Copies nothing: the vector moves into the array's owner.
+template <class T>
+NumpyVector<T> take_vector(std::vector<T> values) {
+    auto owner = std::make_unique<std::vector<T>>(std::move(values));
+    T *data = owner->data();
+    const auto size = static_cast<int64_t>(owner->size());
+    return owned_vector(data, size, std::move(owner));
+}
+
+// A new array of size elements, their values unspecified, in a buffer of the pool: mapped
+// already, or at least of huge pages.
+template <class T>
+NumpyVector<T> pooled_vector(int64_t size) {
+    const int64_t num_bytes = checked_multiply(size, sizeof(T), "the array");
+    std::unique_ptr<PooledBuffer> buffer;
+    {
+        const GilRelease release;
+        buffer = std::make_unique<PooledBuffer>(num_bytes);
+    }
+    T *data = static_cast<T *>(buffer->raw());
+    return owned_vector(data, size, std::move(buffer));
+}
+
+// A str, bytes or os.PathLike as the bytes that the system takes (PEP 383).
+std::string fs_path(nb::handle path);
+std::vector<std::string> fs_paths(nb::handle paths);
+
+}  // namespace gnnstore

@@ -1,0 +1,8 @@
+// Declares what module.cpp binds; each function lives in a file of its own.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_storage(nanobind::module_ &m);   // checksums, mappings, rows, buffers, files
+void bind_sampling(nanobind::module_ &m);  // neighbour sampling and relabelling
+void bind_build_info(nanobind::module_ &m);  // compiler and flags

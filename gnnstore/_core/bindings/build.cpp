@@ -1,0 +1,107 @@
+#include <nanobind/stl/optional.h>
+
+#include <limits>
+#include <optional>
+
+#include "bindings/arrays.h"
+#include "bindings/storage.h"
+#include "kernels/csc_build.h"
+#include "kernels/rmat.h"
+
+using namespace gnnstore;
+using namespace nb::literals;
+
+namespace {
+
+template <class Id, class EdgeId>
+nb::tuple build_csc(const EdgeList<Id> &edges, bool with_edge_id, int num_threads) {
+    const auto indptr = pooled_vector<int64_t>(
+        checked_add(edges.num_targets, 1, "the length of indptr"));
+    const auto indices = pooled_vector<Id>(edges.num_edges);
+    std::optional<NumpyVector<EdgeId>> edge_id;
+    if (with_edge_id) edge_id = pooled_vector<EdgeId>(edges.num_edges);
+    {
+        int64_t *const starts = indptr.data();
+        Id *const sources = indices.data();
+        EdgeId *const ids = edge_id ? edge_id->data() : nullptr;
+        const GilRelease release;
+        csc_from_coo(edges, starts, sources, ids, num_threads);
+    }
+    return nb::make_tuple(indptr, indices, edge_id ? nb::cast(*edge_id) : nb::none());
+}
+
+template <class Id>
+nb::tuple build_csc_of(const InputArray &src, const InputArray &dst, int64_t num_nodes,
+                       int num_threads, bool with_edge_id, std::optional<int64_t> num_src_nodes) {
+    const Id *sources = input_data<Id>(src, "src", "int32 or int64");
+    const Id *targets = input_data<Id>(dst, "dst", "of the dtype of src");
+    if (length(src) != length(dst))
+        throw std::invalid_argument("src and dst must have the same length, got " +
+                                    std::to_string(length(src)) + " and " +
+                                    std::to_string(length(dst)));
+    const EdgeList<Id> edges{sources, targets, length(src), num_src_nodes.value_or(num_nodes),
+                             num_nodes};
+    if (edges.num_sources < 0 || edges.num_targets < 0)
+        throw std::invalid_argument("num_nodes and num_src_nodes must not be negative, got " +
+                                    std::to_string(edges.num_targets) + " and " +
+                                    std::to_string(edges.num_sources));
+    if (edges.num_edges <= std::numeric_limits<int32_t>::max())
+        return build_csc<Id, int32_t>(edges, with_edge_id, num_threads);
+    return build_csc<Id, int64_t>(edges, with_edge_id, num_threads);
+}
+
+nb::tuple csc(const InputArray &src, const InputArray &dst, int64_t num_nodes, int num_threads,
+              bool with_edge_id, std::optional<int64_t> num_src_nodes) {
+    if (src.dtype() == nb::dtype<int32_t>())
+        return build_csc_of<int32_t>(src, dst, num_nodes, num_threads, with_edge_id, num_src_nodes);
+    return build_csc_of<int64_t>(src, dst, num_nodes, num_threads, with_edge_id, num_src_nodes);
+}
+
+nb::tuple rmat(int64_t first_edge, int64_t num_edges, int scale, const InputArray &probabilities,
+               uint64_t seed, int num_threads) {
+    if (num_edges < 0)
+        throw std::invalid_argument("num_edges must not be negative, got " +
+                                    std::to_string(num_edges));
+    if (probabilities.dtype() != nb::dtype<double>())
+        refuse_dtype("probabilities", "float64", probabilities.dtype());
+    if (probabilities.ndim() != 2 || static_cast<int64_t>(probabilities.shape(0)) != scale ||
+        probabilities.shape(1) != 4)
+        throw std::invalid_argument("probabilities must have the shape [scale, 4] = [" +
+                                    std::to_string(scale) + ", 4]");
+    std::vector<double> rows;  // a copy: 4 numbers per level, of any strides
+    const auto *values = static_cast<const double *>(probabilities.data());
+    for (int64_t level = 0; level < scale; ++level)
+        for (int64_t i = 0; i < 4; ++i)
+            rows.push_back(values[level * probabilities.stride(0) + i * probabilities.stride(1)]);
+    const auto src = pooled_vector<int64_t>(num_edges), dst = pooled_vector<int64_t>(num_edges);
+    {
+        int64_t *const sources = src.data(), *const targets = dst.data();
+        const GilRelease release;
+        rmat_edges(first_edge, num_edges, scale, rows.data(), seed, sources, targets, num_threads);
+    }
+    return nb::make_tuple(src, dst);
+}
+
+NumpyVector<int64_t> permute(const InputArray &ids, int scale, uint64_t seed, bool inverse,
+                             int num_threads) {
+    const int64_t *values = input_data<int64_t>(ids, "ids", "int64");
+    const int64_t num_ids = length(ids);
+    const auto out = pooled_vector<int64_t>(num_ids);
+    {
+        int64_t *const target = out.data();
+        const GilRelease release;
+        permute_ids(values, num_ids, scale, seed, inverse, target, num_threads);
+    }
+    return out;
+}
+
+}  // namespace
+
+void bind_build(nb::module_ &m) {
+    m.def("csc_from_coo", csc, "src"_a.noconvert(), "dst"_a.noconvert(), "num_nodes"_a,
+          "num_threads"_a = 1, "with_edge_id"_a = true, "num_src_nodes"_a = nb::none());
+    m.def("rmat_edges", rmat, "first_edge"_a, "num_edges"_a, "scale"_a,
+          "probabilities"_a.noconvert(), "seed"_a, "num_threads"_a = 1);
+    m.def("permute_ids", permute, "ids"_a.noconvert(), "scale"_a, "seed"_a, "inverse"_a = false,
+          "num_threads"_a = 1);
+}

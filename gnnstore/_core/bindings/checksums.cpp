@@ -1,0 +1,47 @@
+#include "bindings/arrays.h"
+#include "bindings/storage.h"
+#include "kernels/crc32c.h"
+
+using namespace gnnstore;
+using namespace nb::literals;
+
+namespace {
+
+template <uint32_t (*checksum)(const uint8_t *, size_t, uint32_t)>
+uint32_t checksum_of(const InputArray &data, uint32_t initial) {
+    const uint8_t *bytes = input_data<uint8_t>(data, "data", "uint8");
+    const auto num_bytes = static_cast<size_t>(length(data));
+    const GilRelease release;
+    return checksum(bytes, num_bytes, initial);
+}
+
+NumpyVector<uint32_t> blocks(const InputArray &data, int64_t block_bytes) {
+    const uint8_t *bytes = input_data<uint8_t>(data, "data", "uint8");
+    const int64_t num_bytes = length(data);
+    std::vector<uint32_t> checksums;
+    {
+        const GilRelease release;
+        checksums = crc32c_blocks(bytes, num_bytes, block_bytes);
+    }
+    return take_vector(std::move(checksums));
+}
+
+NumpyVector<uint32_t> file(nb::handle path, int64_t block_bytes, int num_threads) {
+    const std::string name = fs_path(path);
+    std::vector<uint32_t> checksums;
+    {
+        const GilRelease release;
+        checksums = crc32c_file(name, block_bytes, num_threads);
+    }
+    return take_vector(std::move(checksums));
+}
+
+}  // namespace
+
+void bind_checksums(nb::module_ &m) {
+    m.def("crc32c", checksum_of<crc32c>, "data"_a.noconvert(), "initial"_a = 0);
+    m.def("crc32c_portable", checksum_of<crc32c_portable>, "data"_a.noconvert(), "initial"_a = 0);
+    m.def("crc32c_implementation", [] { return crc32c_implementation(); });
+    m.def("crc32c_blocks", blocks, "data"_a.noconvert(), "block_bytes"_a);
+    m.def("crc32c_file", file, "path"_a, "block_bytes"_a, "num_threads"_a = 1);
+}

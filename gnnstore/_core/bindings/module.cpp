@@ -1,0 +1,9 @@
+// The extension module: one bind_* function per group of kernels.
+#include "bindings/bindings.h"
+
+NB_MODULE(_kernels, m) {
+    m.doc() = "Compiled kernels of gnnstore. Import them from gnnstore._core.";
+    bind_storage(m);
+    bind_sampling(m);
+    bind_build_info(m);
+}

@@ -1,0 +1,10 @@
+// Declares the parts of the storage group; each lives in a file of its own.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_checksums(nanobind::module_ &m);
+void bind_files(nanobind::module_ &m);
+void bind_rows(nanobind::module_ &m);
+void bind_pool(nanobind::module_ &m);
+void bind_build(nanobind::module_ &m);

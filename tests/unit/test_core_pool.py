@@ -1,0 +1,187 @@
+"""The buffer pool: buffers come back when nobody holds them, and not a moment earlier."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from gnnstore import _core
+
+MIB = 2**20
+HUGE_PAGE = 2 * MIB
+
+
+@pytest.fixture(autouse=True)
+def empty_pool() -> Iterator[None]:
+    """Begin with nothing free, and end with the limit that a process starts with."""
+    _core.pool_trim()
+    yield
+    _core.pool_set_limit(2**30)
+    _core.pool_trim()
+
+
+def hits() -> int:
+    return _core.pool_stats()["hits"]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 4096, 4097, MIB - 1, MIB, 3 * MIB + 1, 100 * MIB])
+def test_buffers_are_writable_and_aligned(num_bytes: int) -> None:
+    in_use = _core.pool_stats()["bytes_in_use"]
+    buffer = _core.pool_empty(num_bytes)
+    assert buffer.dtype == np.uint8
+    assert buffer.shape == (num_bytes,)
+    if num_bytes:
+        buffer[[0, -1]] = 255
+        assert buffer.ctypes.data % (HUGE_PAGE if num_bytes >= MIB else 64) == 0
+    taken = _core.pool_stats()["bytes_in_use"] - in_use
+    assert num_bytes <= taken <= max(4096, num_bytes * 9 / 8 + HUGE_PAGE)
+
+
+def test_a_buffer_comes_back_when_its_last_view_dies() -> None:
+    before = _core.pool_stats()
+    buffer = _core.pool_empty(8 * MIB)
+    tensor = torch.from_numpy(buffer.view(np.float32).reshape(2048, 1024))
+    column = tensor[:, 3]
+    address = buffer.ctypes.data
+    del buffer, tensor
+    held = _core.pool_stats()
+    assert held["buffers_in_use"] == before["buffers_in_use"] + 1
+    assert _core.pool_empty(8 * MIB).ctypes.data != address  # still held: not handed out
+    column.fill_(1.0)
+    del column
+    after = _core.pool_stats()
+    assert after["buffers_in_use"] == before["buffers_in_use"]
+    assert after["bytes_in_use"] == before["bytes_in_use"]
+
+
+def test_nearly_equal_sizes_share_buffers() -> None:
+    _core.pool_empty(50 * MIB)  # freed at once
+    misses = _core.pool_stats()["misses"]
+    rng = np.random.default_rng(0)
+    for num_bytes in rng.integers(46 * MIB, 50 * MIB, 50).tolist():
+        _core.pool_empty(num_bytes)
+    assert _core.pool_stats()["misses"] == misses
+
+
+def test_a_small_request_does_not_take_a_large_buffer() -> None:
+    _core.pool_empty(50 * MIB)
+    before = hits()
+    _core.pool_empty(10 * MIB)
+    assert hits() == before
+
+
+def test_free_memory_is_bounded() -> None:
+    _core.pool_set_limit(10 * MIB)
+    small = _core.pool_empty(4 * MIB)
+    large = _core.pool_empty(20 * MIB)
+    del small
+    assert _core.pool_stats()["bytes_free"] == 4 * MIB
+    del large  # more than may be kept: goes to the system and pushes nothing out
+    assert _core.pool_stats()["bytes_free"] == 4 * MIB
+    buffers = [_core.pool_empty(4 * MIB) for _ in range(5)]
+    del buffers
+    assert _core.pool_stats()["bytes_free"] == 8 * MIB
+    _core.pool_trim(5 * MIB)
+    assert _core.pool_stats()["bytes_free"] == 4 * MIB
+    _core.pool_set_limit(0)
+    assert _core.pool_stats()["bytes_free"] == 0
+
+
+def test_the_longest_unused_goes_first() -> None:
+    first, second = _core.pool_empty(4 * MIB), _core.pool_empty(8 * MIB)
+    address = second.ctypes.data
+    del first
+    del second
+    _core.pool_trim(8 * MIB)
+    assert _core.pool_empty(8 * MIB).ctypes.data == address
+
+
+@pytest.mark.parametrize("num_bytes", [-1, 2**62])
+def test_wrong_sizes(num_bytes: int) -> None:
+    with pytest.raises(ValueError, match="num_bytes must be between 0 and"):
+        _core.pool_empty(num_bytes)
+    with pytest.raises(ValueError, match="max_free_bytes must not be negative"):
+        _core.pool_trim(-1)
+    with pytest.raises(ValueError, match="max_free_bytes must not be negative"):
+        _core.pool_set_limit(-1)
+
+
+def test_no_memory_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError):
+        _core.pool_empty(2**55)  # more than the address space
+
+
+def test_threads_never_share_a_buffer() -> None:
+    wrong = []
+
+    def work(mark: int) -> None:
+        rng = np.random.default_rng(mark)
+        for _ in range(300):
+            buffer = _core.pool_empty(int(rng.integers(1, 64 * 1024)))
+            buffer[:] = mark
+            if not np.all(buffer == mark):
+                wrong.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+FORK = """
+import os, threading
+from gnnstore import _core
+
+stop = False
+def churn():
+    while not stop:
+        _core.pool_empty(1 << 21)
+
+thread = threading.Thread(target=churn)
+thread.start()
+held = _core.pool_empty(1 << 22)
+held[:] = 5
+for _ in range(30):
+    child = os.fork()
+    if child == 0:
+        for _ in range(10):
+            _core.pool_empty(1 << 21)[:] = 1
+        os._exit(0 if held.min() == 5 and _core.pool_stats()["buffers_in_use"] >= 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+stop = True
+thread.join()
+"""
+
+EXIT = """
+import threading, time
+from gnnstore import _core
+
+kept = _core.pool_empty(1 << 22)      # dies with the interpreter
+def churn():
+    while True:
+        _core.pool_empty(1 << 21)
+
+threading.Thread(target=churn, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("script", [FORK, EXIT], ids=["fork", "interpreter exit"])
+def test_in_a_process_of_its_own(script: str) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stderr == ""
