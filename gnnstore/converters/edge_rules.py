@@ -1,0 +1,147 @@
+"""What happens to edges between the input and the store: reverses, duplicates, self-loops.
+
+The rules decide which edges exist, which id each has, and whose attributes it carries; they
+are the same for every builder, so they stand apart from how edges are sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+# Columns are looked at in blocks of about this many edges.
+_BLOCK_EDGES = 2**21
+
+
+@dataclass(frozen=True)
+class EdgeRules:
+    """Which edges of E in the input become which edges of the store.
+
+    Attributes
+    ----------
+    undirected : bool
+        The reverse of edge e exists as edge E + e; of equal edges the one with the smallest
+        id is kept.
+    self_loops : "keep", "drop" or "add"
+        "add": nodes without a self-loop get one, with ids after all others.
+    keep_ids : bool
+        Whether edges keep their ids.
+    """
+
+    undirected: bool = False
+    self_loops: Literal["keep", "drop", "add"] = "keep"
+    keep_ids: bool = True
+
+    @property
+    def copies(self) -> int:
+        """Edges that each edge of the input stands for, before duplicates go."""
+        return 2 if self.undirected else 1
+
+    def attribute_rows(
+        self, edge_ids: npt.NDArray[Any], num_input_edges: int
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+        """Return the input edge whose attributes each edge carries, and which edges were added.
+
+        Parameters
+        ----------
+        edge_ids : ndarray of int32 or int64, shape [k]
+            Ids under these rules.
+
+        Returns
+        -------
+        rows : ndarray of int64, shape [k]
+            Positions in the input; -1 for added self-loops.
+        added : ndarray of bool, shape [k], or None
+            Which of them are added self-loops; None if that cannot be.
+        """
+        rows = edge_ids.astype(np.int64)
+        if self.undirected:
+            reverse = (rows >= num_input_edges) & (rows < 2 * num_input_edges)
+            rows[reverse] -= num_input_edges
+        if self.self_loops != "add":
+            return rows, None
+        added = edge_ids >= num_input_edges * self.copies
+        rows[added] = -1
+        return rows, added
+
+
+def missing_self_loops(loop_nodes: list[npt.NDArray[Any]], num_nodes: int) -> npt.NDArray[np.int64]:
+    """Return the nodes that are in none of the lists, ascending."""
+    missing = np.ones(num_nodes, dtype=bool)
+    for nodes in loop_nodes:
+        missing[nodes] = False
+    return np.flatnonzero(missing)
+
+
+def compact_columns(
+    indptr: npt.NDArray[np.int64],
+    indices: npt.NDArray[Any],
+    edge_id: npt.NDArray[Any] | None,
+    rules: EdgeRules,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Remove the edges that the rules do not keep.
+
+    Works in place, block of columns by block, because a copy of the columns would be the
+    conversion's peak of memory.
+
+    Parameters
+    ----------
+    indptr : ndarray of int64, shape [N + 1]
+        Overwritten.
+    indices, edge_id : ndarray, shape [E]
+        Columns sorted by (source, edge id); overwritten.
+
+    Returns
+    -------
+    indices, edge_id
+        Views of the beginnings of the arrays given, with what was kept.
+    """
+    if not rules.undirected and rules.self_loops != "drop":
+        return indices, edge_id
+    write = 0
+    for first, last, begin, end in _column_blocks(indptr):
+        columns = np.repeat(np.arange(first, last), np.diff(indptr[first : last + 1]))
+        sources = indices[begin:end]
+        keep = np.ones(end - begin, dtype=bool)
+        if rules.undirected:
+            keep[1:] = (sources[1:] != sources[:-1]) | (columns[1:] != columns[:-1])
+        if rules.self_loops == "drop":
+            keep &= sources != columns
+        kept = sources[keep]
+        indices[write : write + len(kept)] = kept
+        if edge_id is not None:
+            edge_id[write : write + len(kept)] = edge_id[begin:end][keep]
+        # The block's first entry still says where it began; the next block needs its last.
+        indptr[first] = write
+        counts = np.bincount(columns[keep] - first, minlength=last - first)
+        indptr[first + 1 : last] = write + np.cumsum(counts)[:-1]
+        write += len(kept)
+    indptr[-1] = write
+    return indices[:write], None if edge_id is None else edge_id[:write]
+
+
+def _column_blocks(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (first column, last + 1, first edge, last + 1) of blocks; one column at least."""
+    first, num_columns = 0, len(indptr) - 1
+    begin = 0
+    while first < num_columns:
+        last = int(np.searchsorted(indptr[first:], begin + _BLOCK_EDGES, side="right")) + first - 1
+        last = min(max(last, first + 1), num_columns)
+        end = int(indptr[last])
+        yield first, last, begin, end
+        first, begin = last, end
+
+
+def is_identity(edge_id: npt.NDArray[Any]) -> bool:
+    """Whether every edge lies where its id says, so that ids need not be stored."""
+    return all(
+        np.array_equal(
+            edge_id[begin : begin + _BLOCK_EDGES],
+            np.arange(begin, min(begin + _BLOCK_EDGES, len(edge_id)), dtype=edge_id.dtype),
+        )
+        for begin in range(0, len(edge_id), _BLOCK_EDGES)
+    )

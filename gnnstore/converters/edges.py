@@ -1,0 +1,390 @@
+"""From edges in any order to in-neighbours by column: what stands between converters and CSC.
+
+Converters only ever `add` chunks of edges, and the writer only ever takes finished columns
+in order, chunk by chunk. What lies between is an `EdgeBuilder`; the one here keeps the
+edges in memory, and one that sorts on disk can take its place without either side noticing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.edge_rules import (
+    EdgeRules,
+    compact_columns,
+    is_identity,
+    missing_self_loops,
+)
+from gnnstore.converters.row_blocks import RowBlocks
+from gnnstore.errors import BudgetError, InputError
+from gnnstore.units import format_size
+
+# Chunks in which finished edges are handed over: large enough for sequential writes.
+CHUNK_EDGES = 2**21
+_SCRATCH_BYTES_PER_EDGE = 24  # of the longest column, for each thread that sorts columns
+_INT32_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class EdgeChunk:
+    """Consecutive edges of the finished adjacency.
+
+    Attributes
+    ----------
+    indices : ndarray of int32 or int64, shape [k]
+        Source nodes.
+    edge_id : ndarray of int32 or int64, shape [k], or None
+        Positions in the input.
+    attributes : Mapping of str to ndarray [k, ...]
+        Attribute rows of these edges; zeros for self-loops that were added.
+    added : ndarray of bool, shape [k], or None
+        Which edges are self-loops that were added; None if none are.
+    """
+
+    indices: npt.NDArray[Any]
+    edge_id: npt.NDArray[Any] | None
+    attributes: Mapping[str, npt.NDArray[Any]]
+    added: npt.NDArray[np.bool_] | None = None
+
+
+class BuiltEdges(Protocol):
+    """A finished adjacency: sizes first, then its edges in order, once.
+
+    Attributes
+    ----------
+    num_nodes, num_edges : int
+        N and E.
+    indptr : ndarray of int64, shape [N + 1]
+        Where each node's in-neighbours begin.
+    index_dtype : np.dtype
+        int32 if N < 2**31, else int64.
+    edge_id_dtype : np.dtype or None
+        None if edges keep no ids of their own.
+    """
+
+    num_nodes: int
+    num_edges: int
+    indptr: npt.NDArray[np.int64]
+    index_dtype: np.dtype[Any]
+    edge_id_dtype: np.dtype[Any] | None
+
+    def chunks(self) -> Iterator[EdgeChunk]:
+        """Yield all edges in column order, sorted by source within a column.
+
+        There is at least one chunk, so that attributes are known even without edges.
+        """
+
+
+class EdgeBuilder(Protocol):
+    """Collects edges and sorts them into columns."""
+
+    def set_num_nodes(self, num_nodes: int) -> None:
+        """Learn how many nodes there are, to check ids as they come."""
+
+    def expect(self, num_edges: int) -> None:
+        """Learn how many edges will come, to refuse at once what cannot be done."""
+
+    def add(
+        self,
+        sources: npt.NDArray[Any],
+        targets: npt.NDArray[Any],
+        attributes: Mapping[str, npt.NDArray[Any]],
+        where: str,
+    ) -> None:
+        """Take a chunk of edges [k] with attribute rows [k, ...]; `where` names the input."""
+
+    def finish(self, num_nodes: int | None) -> BuiltEdges:
+        """Sort everything; None: the largest id says how many nodes there are."""
+
+
+def num_build_threads() -> int:
+    """Return how many threads sort columns: the processors we may use, at most 8."""
+    return min(8, len(os.sched_getaffinity(0)))
+
+
+class InMemoryEdgeBuilder:
+    """Keeps all edges in memory.
+
+    Peak memory is that of the input's ids, the finished columns and the attributes, side by
+    side: with 32-bit ids 16 bytes per edge and its attributes (twice the edges, if reverse
+    ones are added).
+
+    Parameters
+    ----------
+    rules : EdgeRules
+        What to add, drop and keep.
+    num_nodes : int, optional
+        N, if it is known already: ids are then checked as they come.
+    memory_bytes : int, optional
+        The most to use.
+    """
+
+    def __init__(
+        self, rules: EdgeRules, *, num_nodes: int | None = None, memory_bytes: int | None = None
+    ) -> None:
+        self._rules = rules
+        self._num_nodes = num_nodes
+        self._memory_bytes = memory_bytes
+        self._sources = RowBlocks(np.int32)
+        self._targets = RowBlocks(np.int32)
+        self._attributes: dict[str, RowBlocks] | None = None
+        self._max_id = -1
+        self._loop_nodes: list[npt.NDArray[Any]] = []
+
+    def set_num_nodes(self, num_nodes: int) -> None:
+        """Check the ids of the edges to come."""
+        self._num_nodes = num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        """Edges that came so far."""
+        return self._sources.num_rows
+
+    def expect(self, num_edges: int) -> None:
+        """Check the budget for a number of edges that is to come.
+
+        Raises
+        ------
+        BudgetError
+            Saying how much memory is needed.
+        """
+        self._check_budget(num_edges, self._num_nodes or 0)
+
+    def add(
+        self,
+        sources: npt.NDArray[Any],
+        targets: npt.NDArray[Any],
+        attributes: Mapping[str, npt.NDArray[Any]],
+        where: str,
+    ) -> None:
+        """Take a chunk of edges.
+
+        Raises
+        ------
+        InputError
+            If ids are no integers or out of range, lengths differ, or the chunk's attributes
+            are not those of the chunks before.
+        BudgetError
+            If the edges so far cannot be built within the budget.
+        """
+        if sources.shape != targets.shape or sources.ndim != 1:
+            raise InputError(
+                f"{where}: {list(sources.shape)} sources and {list(targets.shape)} targets; "
+                "an edge has one of each"
+            )
+        for ids, end in ((sources, "source"), (targets, "target")):
+            top = check_ids(ids, self._num_nodes, f"{where}: {end} node id", self.num_edges)
+            self._max_id = max(self._max_id, top)
+        self._take_attributes(attributes, len(sources), where)
+        if self._rules.self_loops == "add":
+            self._loop_nodes.append(np.unique(sources[sources == targets]))
+        dtype = _id_dtype(self._num_nodes if self._num_nodes is not None else self._max_id + 1)
+        self._sources.append(sources, dtype)
+        self._targets.append(targets, dtype)
+        self._check_budget(self.num_edges, self._max_id + 1)
+
+    def _take_attributes(
+        self, attributes: Mapping[str, npt.NDArray[Any]], num_edges: int, where: str
+    ) -> None:
+        if self._attributes is None:
+            self._attributes = {
+                name: RowBlocks(rows.dtype, rows.shape[1:]) for name, rows in attributes.items()
+            }
+        if self._attributes.keys() != attributes.keys():
+            raise InputError(
+                f"{where}: edges come with the attributes {sorted(attributes)}, earlier ones with "
+                f"{sorted(self._attributes)}; every edge needs the same"
+            )
+        for name, rows in attributes.items():
+            if len(rows) != num_edges:
+                raise InputError(
+                    f"{where}: the edge attribute {name!r} has {len(rows)} rows for "
+                    f"{num_edges} edges"
+                )
+            earlier = self._attributes[name]
+            if rows.dtype != earlier.dtype or rows.shape[1:] != earlier.row_shape:
+                raise InputError(
+                    f"{where}: the edge attribute {name!r} has rows of {rows.dtype} "
+                    f"{list(rows.shape[1:])}, earlier ones had {earlier.dtype} "
+                    f"{list(earlier.row_shape)}"
+                )
+            earlier.append(rows)
+
+    def _check_budget(self, num_edges: int, num_nodes: int, longest_column: int = 0) -> None:
+        if self._memory_bytes is None:
+            return
+        row_bytes = sum(rows.row_bytes for rows in (self._attributes or {}).values())
+        scratch = _SCRATCH_BYTES_PER_EDGE * longest_column * num_build_threads()
+        need = estimate_peak_bytes(self._rules, num_edges, num_nodes, row_bytes) + scratch
+        if need > self._memory_bytes:
+            raise BudgetError(
+                f"building the adjacency of {num_edges} edges needs {format_size(need)} of "
+                f"memory, {format_size(need - self._memory_bytes)} more than the "
+                f"{format_size(self._memory_bytes)} that are allowed; raise memory_bytes "
+                "(--memory) or convert on a larger machine"
+            )
+
+    def finish(self, num_nodes: int | None) -> InMemoryEdges:
+        """Sort the edges into columns; the builder is empty afterwards.
+
+        Raises
+        ------
+        InputError
+            If an id is not below `num_nodes`.
+        BudgetError
+            If that cannot be done within the budget.
+        """
+        count = self._max_id + 1 if num_nodes is None else num_nodes
+        if self._max_id >= count:
+            self._refuse_first_outside(count)
+        num_edges = self.num_edges
+        loops = np.empty(0, np.int64)
+        if self._rules.self_loops == "add":
+            loops = missing_self_loops(self._loop_nodes, count)
+        sources, targets = self._assemble(count, loops)
+        if self._memory_bytes is not None and num_edges:
+            self._check_budget(num_edges, count, int(np.bincount(targets).max()))
+        attributes = {name: rows.joined() for name, rows in (self._attributes or {}).items()}
+        indptr, indices, edge_id = _core.csc_from_coo(
+            sources,
+            targets,
+            count,
+            num_threads=num_build_threads(),
+            with_edge_id=bool(self._rules.keep_ids or attributes),
+        )
+        del sources, targets
+        indices, edge_id = compact_columns(indptr, indices, edge_id, self._rules)
+        return InMemoryEdges(
+            indptr, indices, edge_id, self._rules, attributes, num_input_edges=num_edges
+        )
+
+    def _refuse_first_outside(self, num_nodes: int) -> None:
+        for ends, end in ((self._sources, "source"), (self._targets, "target")):
+            position = 0
+            for ids in ends:
+                check_ids(ids, num_nodes, f"the edges: {end} node id", position)
+                position += len(ids)
+
+    def _assemble(
+        self, num_nodes: int, loops: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Join the edges, their reverses and the added self-loops; the blocks are let go of."""
+        dtype, edges = _id_dtype(num_nodes), self.num_edges
+        total = edges * self._rules.copies + len(loops)
+        sources, targets = np.empty(total, dtype), np.empty(total, dtype)
+        for blocks, ends, reverse_ends in (
+            (self._sources, sources, targets),
+            (self._targets, targets, sources),
+        ):
+            for place, ids in blocks.drain():
+                ends[place] = ids
+                if self._rules.undirected:
+                    reverse_ends[edges + place.start : edges + place.stop] = ids
+            ends[total - len(loops) :] = loops
+        return sources, targets
+
+
+@dataclass
+class InMemoryEdges:
+    """A finished adjacency in memory, as `BuiltEdges`."""
+
+    indptr: npt.NDArray[np.int64]
+    _indices: npt.NDArray[Any]
+    _edge_id: npt.NDArray[Any] | None
+    _rules: EdgeRules
+    _attributes: Mapping[str, npt.NDArray[Any]]
+    num_input_edges: int
+    num_nodes: int = field(init=False)
+    num_edges: int = field(init=False)
+    index_dtype: np.dtype[Any] = field(init=False)
+    edge_id_dtype: np.dtype[Any] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.num_nodes = len(self.indptr) - 1
+        self.num_edges = len(self._indices)
+        self.index_dtype = self._indices.dtype
+        if self._edge_id is not None and self._rules.keep_ids and not is_identity(self._edge_id):
+            self.edge_id_dtype = self._edge_id.dtype
+
+    def chunks(self) -> Iterator[EdgeChunk]:
+        """Yield all edges in column order; one empty chunk, if there are none."""
+        for begin in range(0, max(1, self.num_edges), CHUNK_EDGES):
+            part = slice(begin, min(begin + CHUNK_EDGES, self.num_edges))
+            ids = None if self._edge_id is None else self._edge_id[part]
+            attributes, added = {}, None
+            if ids is not None and self._attributes:
+                rows, added = self._rules.attribute_rows(ids, self.num_input_edges)
+                for name, values in self._attributes.items():
+                    attributes[name] = _take_rows(values, rows, added)
+            stored_ids = None if self.edge_id_dtype is None else ids
+            yield EdgeChunk(self._indices[part], stored_ids, attributes, added)
+
+
+def _take_rows(
+    values: npt.NDArray[Any], rows: npt.NDArray[np.int64], added: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[Any]:
+    if added is None or not added.any():
+        return values[rows]
+    taken = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+    taken[~added] = values[rows[~added]]
+    return taken
+
+
+def estimate_peak_bytes(
+    rules: EdgeRules, num_edges: int, num_nodes: int, attribute_bytes_per_edge: int
+) -> int:
+    """Return the memory that `InMemoryEdgeBuilder` needs at its peak, short of sort scratch.
+
+    At that moment the edges as pairs of ids (2 per edge), the columns (1 id, and 1 edge id
+    if there are any) and `indptr` exist side by side, and the attributes as they came.
+    """
+    total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
+    id_bytes = _id_dtype(num_nodes).itemsize
+    has_ids = rules.keep_ids or attribute_bytes_per_edge > 0
+    edge_id_bytes = _id_dtype(total).itemsize if has_ids else 0
+    columns = (3 * id_bytes + edge_id_bytes) * total + 8 * (num_nodes + 1)
+    return columns + attribute_bytes_per_edge * num_edges
+
+
+def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_position: int = 0) -> int:
+    """Return the largest of some ids, -1 if there are none.
+
+    Parameters
+    ----------
+    ids : ndarray of any integer type, shape [k]
+        Must lie in [0, limit), or be at least 0 if the limit is None.
+    what : str
+        What they are and where, as in "edge_index: source node id".
+    first_position : int
+        Position of ids[0] in the whole input.
+
+    Raises
+    ------
+    InputError
+        Naming the first id that is not allowed and its position.
+    """
+    if ids.dtype.kind not in "iu":
+        raise InputError(f"{what}: has the element type {ids.dtype}; ids are integers")
+    if not len(ids):
+        return -1
+    low, high = int(ids.min()), int(ids.max())
+    if low >= 0 and (limit is None or high < limit):
+        return high
+    bad = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
+    position = int(np.argmax(bad))
+    allowed = f"[0, {limit}): there are {limit} nodes" if limit is not None else "[0, ...)"
+    raise InputError(
+        f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
+    )
+
+
+def _id_dtype(limit: int) -> np.dtype[Any]:
+    """Return the type for ids in [0, limit)."""
+    return np.dtype(np.int32 if limit < _INT32_LIMIT else np.int64)

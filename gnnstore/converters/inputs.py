@@ -1,0 +1,86 @@
+"""The first look at a converter's input: is it there, what is it, how large.
+
+Every converter asks the same questions before it starts, and the answers stand in the
+store's provenance, so both live here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gnnstore.errors import InputError, NotFoundError, StorageError, storage_error
+
+PathLike = str | os.PathLike[str]
+
+
+def existing_path(path: PathLike, what: str) -> Path:
+    """Return the path of an input that exists.
+
+    Parameters
+    ----------
+    path : path-like
+        Where the user says it is.
+    what : str
+        What it should be, as in "the edge list".
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing.
+    StorageError
+        If the operating system does not let us look.
+    """
+    found = Path(path)
+    try:
+        exists = found.exists()
+    except OSError as error:
+        raise storage_error(error, f"look for {what}", found) from error
+    if not exists:
+        raise NotFoundError(f"{what} does not exist: {found}; check the path", path=found)
+    return found
+
+
+def existing_file(path: PathLike, what: str) -> Path:
+    """Return the path of an input that exists and is a file.
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing.
+    InputError
+        If it is a directory.
+    """
+    found = existing_path(path, what)
+    if found.is_dir():
+        raise InputError(f"{what} should be a file, but {found} is a directory", path=found)
+    return found
+
+
+def existing_directory(path: PathLike, what: str) -> Path:
+    """Return the path of an input that exists and is a directory.
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing.
+    InputError
+        If it is a file.
+    """
+    found = existing_path(path, what)
+    if not found.is_dir():
+        raise InputError(f"{what} should be a directory, but {found} is a file", path=found)
+    return found
+
+
+def read_error(error: OSError, what: str, path: PathLike) -> StorageError:
+    """Return our error for a failed read of an input."""
+    return storage_error(error, f"read {what}", path)
+
+
+def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
+    """Return the absolute path and the size in bytes of each input, for provenance."""
+    found = [Path(path).absolute() for path in paths]
+    return [{"path": str(path), "size_bytes": path.stat().st_size} for path in found]

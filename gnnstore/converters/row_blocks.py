@@ -1,0 +1,89 @@
+"""Rows that come in pieces and are let go of in pieces.
+
+Joining a list of small arrays needs their memory twice: what the allocator gets back from
+small arrays it keeps. Blocks past 32 MiB it maps, and unmaps as soon as they are freed, so
+that a join grows by what it takes away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# glibc never raises its threshold for mapping above 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
+# Pages of a block that are not written to yet cost nothing.
+_BLOCK_BYTES = 33 * 2**20
+
+
+class RowBlocks:
+    """A growing array of rows.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Element type; may grow wider, see `append`.
+    row_shape : tuple of int
+        Shape of a row; () for single values.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
+        self.dtype = np.dtype(dtype)
+        self.row_shape = row_shape
+        self.num_rows = 0
+        self._blocks: list[npt.NDArray[Any]] = []
+        self._last_rows = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return self.dtype.itemsize * math.prod(self.row_shape)
+
+    def append(self, rows: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> None:
+        """Copy rows [k, *row_shape]; `dtype` becomes the type of these and later ones."""
+        if dtype is not None and np.dtype(dtype) != self.dtype:
+            self.dtype = np.dtype(dtype)
+            self._trim()
+        self.num_rows += len(rows)
+        while len(rows):
+            if not self._blocks or self._last_rows == len(self._blocks[-1]):
+                length = max(1, _BLOCK_BYTES // max(1, self.row_bytes))
+                self._blocks.append(np.empty((length, *self.row_shape), self.dtype))
+                self._last_rows = 0
+            block = self._blocks[-1]
+            take = min(len(rows), len(block) - self._last_rows)
+            block[self._last_rows : self._last_rows + take] = rows[:take]
+            self._last_rows += take
+            rows = rows[take:]
+
+    def _trim(self) -> None:
+        """Let the last block end where its rows do."""
+        if self._blocks:
+            self._blocks[-1] = self._blocks[-1][: self._last_rows]
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows in order, block by block."""
+        self._trim()
+        return iter(self._blocks)
+
+    def drain(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """Yield (their places, rows) block by block, and let go of each."""
+        self._trim()
+        self._blocks.reverse()
+        begin = 0
+        while self._blocks:
+            rows = self._blocks.pop()
+            yield slice(begin, begin + len(rows)), rows
+            begin += len(rows)
+            del rows
+        self.num_rows = 0
+
+    def joined(self) -> npt.NDArray[Any]:
+        """Return all rows in one array [num_rows, *row_shape]; the blocks are let go of."""
+        values = np.empty((self.num_rows, *self.row_shape), self.dtype)
+        for place, rows in self.drain():
+            values[place] = rows
+        return values

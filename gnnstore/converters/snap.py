@@ -1,0 +1,170 @@
+"""Text edge lists, as snap.stanford.edu serves them: one edge a line, ids as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy.typing as npt
+
+from gnnstore.converters.array_files import ArraySource, open_npy, open_npy_directory, open_npz
+from gnnstore.converters.compact_ids import IdCollector, IdMap
+from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
+from gnnstore.converters.options import ConvertOptions
+from gnnstore.converters.splits import SPLIT_KEYS
+from gnnstore.converters.text_tables import TableFormat, TextTable
+from gnnstore.converters.writer import GraphWriter
+from gnnstore.errors import InputError, UsageError
+from gnnstore.progress import Phase, Progress
+
+_COMMENTS = b"#%"
+
+
+def from_snap(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    features: PathLike | None = None,
+    labels: PathLike | None = None,
+    splits: PathLike | None = None,
+    num_nodes: int | None = None,
+    extra_columns: Literal["refuse", "ignore"] = "refuse",
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert a text edge list.
+
+    A line is "source target", with a tab, spaces or a comma between; lines that begin with
+    `#` or `%`, and blank ones, are skipped. The file may be gzipped.
+
+    Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
+    ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
+    Features, labels and splits go by the new numbers: row i is that of the node with the
+    i-th smallest id. With `num_nodes`, ids are taken as they are, and those that occur in no
+    edge are isolated nodes.
+
+    Parameters
+    ----------
+    input : path-like
+        The edge list; read twice, unless `num_nodes` is given.
+    output : path-like
+        The store to be.
+    features : path-like, optional
+        `.npy` of [N, ...]: the node attribute `x`.
+    labels : path-like, optional
+        `.npy` of [N] or [N, ...]: `y`.
+    splits : path-like, optional
+        `.npz`, or directory of `.npy`: arrays `train`, `valid` (or `val`) and `test` of node
+        numbers, or masks [N].
+    num_nodes : int, optional
+        N, where ids are the node numbers already.
+    extra_columns : "refuse" or "ignore"
+        What to do with columns after the first two (weights, times): an error, or nothing.
+    options : ConvertOptions, optional
+        The common options.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Returns
+    -------
+    Path
+        The store.
+
+    Raises
+    ------
+    NotFoundError
+        If an input is not there.
+    InputError
+        If a line is no edge (the message has its number), the gzip stream is damaged, or
+        counts disagree.
+    StoreExistsError, UsageError, BudgetError, StorageError
+        See `GraphWriter`.
+    """
+    if num_nodes is not None and num_nodes < 0:
+        raise UsageError(f"num_nodes={num_nodes} is negative")
+    path = existing_file(input, "the edge list")
+    arrays: dict[str, ArraySource] = {}
+    for name, file in (("x", features), ("y", labels)):
+        if file is not None:
+            arrays[name] = open_npy(Path(file))
+    split_arrays = {} if splits is None else _open_splits(splits)
+    given = [file for file in (path, features, labels, splits) if file is not None]
+    source = {"inputs": describe_files(given), "extra_columns": extra_columns}
+    with GraphWriter(
+        output, kind="snap", source=source, options=options, num_nodes=num_nodes, progress=progress
+    ) as writer:
+        reader = _EdgeList(path, num_nodes, extra_columns == "ignore")
+        ids = None
+        if num_nodes is None:
+            ids = _collect_ids(writer, reader)
+            writer.set_num_nodes(ids.num_nodes)
+            if not ids.is_identity:
+                writer.set_original_ids(ids.original_ids())
+        for name, array in arrays.items():
+            _check_rows(array, writer.num_nodes or 0, None if ids is None else ids.max_id)
+            writer.set_node_attribute(name, array)
+        for name, array in split_arrays.items():
+            writer.set_split(name, array.read(), where=array.label)
+        with writer.progress.phase("read edges", path.stat().st_size, "bytes") as phase:
+            for pairs in reader.blocks(phase):
+                sources, targets = pairs.T if ids is None else ids.to_nodes(pairs).T
+                writer.add_edges(sources, targets, where=str(path))
+        return writer.commit()
+
+
+class _EdgeList:
+    """The edge list as id pairs [k, 2], which can be read from the start any number of times."""
+
+    def __init__(self, path: Path, num_nodes: int | None, ignore_extra: bool) -> None:
+        self.path = path
+        self._format = TableFormat(
+            "int64",
+            num_columns=2,
+            delimiter=None,
+            comments=_COMMENTS,
+            minimum=0,
+            limit=num_nodes,
+            what="node id",
+            ignore_extra=ignore_extra,
+        )
+
+    def blocks(self, phase: Phase) -> Iterator[npt.NDArray[Any]]:
+        return TextTable(self.path, self._format).blocks(phase)
+
+
+def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:
+    collector = IdCollector()
+    with writer.progress.phase("read ids", reader.path.stat().st_size, "bytes") as phase:
+        for pairs in reader.blocks(phase):
+            collector.add(pairs.reshape(-1))
+            writer.expect_edges(collector.num_added // 2)
+    return collector.finish()
+
+
+def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:
+    found = array.shape[0] if array.shape else 0
+    if found == num_nodes:
+        return
+    hint = "every node needs exactly one row"
+    if max_id is not None and found > max_id:
+        hint = (
+            f"if row i belongs to the node with id i, pass num_nodes={found}: nodes without "
+            "edges do not occur in the edge list"
+        )
+    raise InputError(
+        f"{array.label}: has {found} rows, but the edge list has {num_nodes} nodes; {hint}"
+    )
+
+
+def _open_splits(path: PathLike) -> dict[str, ArraySource]:
+    found = existing_path(path, "the splits")
+    arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
+    unknown = sorted(arrays.keys() - SPLIT_KEYS.keys())
+    if unknown or not arrays:
+        raise InputError(
+            f"{found}: expected arrays called train, valid and test, found "
+            f"{', '.join(sorted(arrays)) or 'none'}",
+            path=found,
+        )
+    return {SPLIT_KEYS[name]: source for name, source in arrays.items()}

@@ -1,0 +1,120 @@
+"""Text files, plain or gzipped, as large blocks of whole lines that know their line numbers.
+
+Graphs come as gigabytes of text. Blocks of 16 MiB keep the parser fast and memory bounded,
+and counting lines while blocks go by is what lets an error name the line.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from gnnstore.converters.inputs import read_error
+from gnnstore.errors import InputError
+from gnnstore.progress import NullPhase, Phase
+
+BLOCK_BYTES = 2**24
+MAX_LINE_BYTES = 2**28  # longer than any row of numbers: the file is not text
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class TextBlock:
+    """Whole lines of a text file.
+
+    Attributes
+    ----------
+    first_line : int
+        Number of the first line, from 1.
+    data : bytes
+        The lines; the last may lack its newline. Blank lines at the end of the file are
+        left out.
+    """
+
+    first_line: int
+    data: bytes
+
+
+def read_blocks(
+    path: Path, phase: Phase | None = None, *, block_bytes: int = BLOCK_BYTES
+) -> Iterator[TextBlock]:
+    """Yield the lines of a text file, decompressed if it is gzipped, in blocks.
+
+    Parameters
+    ----------
+    path : Path
+        The file. What it is is read from its first bytes, not from its name.
+    phase : Phase, optional
+        Is advanced by the bytes read from disk (compressed ones, so that the total is the
+        file's size).
+    block_bytes : int
+        Size of a block before it is cut at its last line end.
+
+    Raises
+    ------
+    InputError
+        If the gzip stream is truncated or damaged, or a line has no end.
+    StorageError
+        If the file cannot be read.
+    """
+    phase = phase or NullPhase()
+    line, rest = 1, b""
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == _GZIP_MAGIC
+            raw.seek(0)
+            if path.suffix == ".gz" and not zipped and path.stat().st_size:
+                raise InputError(
+                    f"{path}: not a gzip file, though it is named .gz; "
+                    "decompress or rename it, or download it again",
+                    path=path,
+                )
+            stream = cast(IO[bytes], gzip.GzipFile(fileobj=raw) if zipped else raw)
+            position = 0
+            while chunk := stream.read(block_bytes):
+                phase.advance(raw.tell() - position)
+                position = raw.tell()
+                data, rest = _cut(rest + chunk)
+                if data:
+                    yield _block(line, data)
+                    line += data.count(b"\n")
+                elif len(rest) > MAX_LINE_BYTES:
+                    raise InputError(
+                        f"{path}: line {line} is longer than {MAX_LINE_BYTES} bytes; "
+                        "this is not a table of numbers",
+                        path=path,
+                    )
+    except EOFError:
+        raise InputError(
+            f"{path}: the gzip stream ends early, in or soon after line {line}: "
+            "the file is truncated; download or copy it again",
+            path=path,
+        ) from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path}: the gzip stream is damaged, in or soon after line {line} ({error}); "
+            "download or copy it again",
+            path=path,
+        ) from None
+    except OSError as error:
+        raise read_error(error, "the text file", path) from error
+    if rest.strip():
+        yield _block(line, rest)
+
+
+def _block(line: int, data: bytes) -> TextBlock:
+    """Return a block, without the mark that some editors put before a file's first line."""
+    return TextBlock(line, data.removeprefix(codecs.BOM_UTF8) if line == 1 else data)
+
+
+def _cut(data: bytes) -> tuple[bytes, bytes]:
+    """Split before the blank lines at the end, which count only if something follows them."""
+    end = data.rfind(b"\n") + 1
+    lines = data[:end].rstrip(b"\r\n")
+    end = data.find(b"\n", len(lines)) + 1 if lines else 0
+    return data[:end], data[end:]

@@ -1,0 +1,268 @@
+"""Tables of numbers in text: parsed fast where they are clean, by the letter where not.
+
+pyarrow parses a block of clean lines at hundreds of megabytes a second, but its messages
+know no line numbers and it takes things for numbers that are not ("0x1F" as an id). So it
+only accelerates: any block that it refuses, or whose values are not allowed, is read again
+line by line, and that reading alone decides what is an error and where.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.text_blocks import BLOCK_BYTES, TextBlock, read_blocks
+from gnnstore.errors import InputError
+from gnnstore.progress import Phase
+
+_INTEGER = re.compile(rb"[+-]?[0-9]+")
+_DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
+_INT64 = np.iinfo(np.int64)
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """What the lines of a table must look like.
+
+    Attributes
+    ----------
+    dtype : str
+        "int64", "float32" or "float64".
+    num_columns : int, optional
+        Fields in a line; None: as many as in the first.
+    delimiter : str, optional
+        What stands between two fields; None: a comma, a tab or spaces, whichever the first
+        line has.
+    comments : bytes
+        Characters that make a line a comment when it begins with one of them. With any,
+        blank lines are skipped as well; without, they are errors.
+    minimum, limit : int, optional
+        Allowed values are minimum, ..., limit - 1.
+    what : str
+        What a value is, for messages.
+    allow_nan : bool
+        Whether NaN is a value (in a table of floats).
+    ignore_extra : bool
+        Whether fields after the `num_columns` first ones are skipped.
+    """
+
+    dtype: str
+    num_columns: int | None = None
+    delimiter: str | None = ","
+    comments: bytes = b""
+    minimum: int | None = None
+    limit: int | None = None
+    what: str = "value"
+    allow_nan: bool = True
+    ignore_extra: bool = False
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether the values are integers."""
+        return self.dtype == "int64"
+
+
+class TextTable:
+    """A text file of numbers, read as arrays [rows, columns] one block at a time."""
+
+    def __init__(
+        self, path: Path, table_format: TableFormat, *, block_bytes: int = BLOCK_BYTES
+    ) -> None:
+        self.path = path
+        self.format = table_format
+        self._block_bytes = block_bytes
+        self._delimiter = table_format.delimiter
+        self._num_columns = table_format.num_columns
+
+    @property
+    def num_columns(self) -> int | None:
+        """Fields in a line; None until the first line was read, if they were not given."""
+        return self._num_columns
+
+    def read(self, phase: Phase | None = None) -> npt.NDArray[Any]:
+        """Return the whole table, [rows, columns]."""
+        blocks = list(self.blocks(phase))
+        empty = np.empty((0, self._num_columns or 0), self.format.dtype)
+        return np.concatenate(blocks) if blocks else empty
+
+    def blocks(self, phase: Phase | None = None) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows in order.
+
+        Parameters
+        ----------
+        phase : Phase, optional
+            Is advanced by the bytes read from disk.
+
+        Yields
+        ------
+        ndarray of the format's dtype, [rows, columns]
+            At least one row.
+
+        Raises
+        ------
+        InputError
+            Naming the file, the line, and what is wrong there.
+        """
+        for block in read_blocks(self.path, phase, block_bytes=self._block_bytes):
+            data = self._strip(block.data)
+            if not data:
+                continue
+            self._look_at_first_line(data)
+            rows = self._parse_fast(data)
+            if rows is None:
+                rows = self._parse_by_line(block)
+            if len(rows):
+                yield rows
+
+    def _strip(self, data: bytes) -> bytes:
+        """Return the lines that hold rows, with plain line ends."""
+        if b"\r\n" in data:
+            data = data.replace(b"\r\n", b"\n")
+        marks = self.format.comments
+        if not marks:
+            return data
+        marked = any(marks[i : i + 1] in data for i in range(len(marks)))
+        if not marked and b"\n\n" not in data and not data[:1].isspace():
+            return data
+        lines = data.split(b"\n")
+        return b"\n".join([line for line in lines if not self._is_skipped(line)])
+
+    def _is_skipped(self, line: bytes) -> bool:
+        text = line.lstrip()
+        return not text or text[0] in self.format.comments
+
+    def _look_at_first_line(self, data: bytes) -> None:
+        line = data[: data.find(b"\n") if b"\n" in data else len(data)]
+        if self._delimiter is None:
+            found = [mark for mark in (",", "\t") if mark.encode() in line.strip()]
+            self._delimiter = found[0] if found else " "
+        if self._num_columns is None:
+            self._num_columns = len(self._fields(line))
+
+    def _fields(self, line: bytes) -> list[bytes]:
+        if self._delimiter == ",":
+            return [field.strip() for field in line.split(b",")]
+        return line.split()
+
+    # ---- fast: pyarrow, on blocks where it agrees with the letter
+
+    def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | None:
+        rows = self._parse_arrow(data)
+        if rows is None and self._delimiter in ("\t", " "):
+            # Columns aligned with several spaces, or trailing ones.
+            space = self._delimiter.encode()
+            single = re.sub(rb"[ \t]+", space, data)
+            single = single.replace(space + b"\n", b"\n").replace(b"\n" + space, b"\n")
+            rows = self._parse_arrow(single.strip(space))
+        return rows if rows is not None and self._allowed(rows) else None
+
+    def _parse_arrow(self, data: bytes) -> npt.NDArray[Any] | None:
+        import pyarrow as pa  # noqa: PLC0415  (60 ms, and only text input needs it)
+        from pyarrow import csv  # noqa: PLC0415
+
+        if b"\r" in data or (self.format.is_integer and (b"x" in data or b"X" in data)):
+            return None
+        names = [str(column) for column in range(self._num_columns or 0)]
+        extra: dict[str, Any] = {}
+        if self.format.ignore_extra:
+            line = data[: data.find(b"\n") if b"\n" in data else len(data)]
+            total = len(line.split((self._delimiter or " ").encode()))
+            extra["include_columns"] = names
+            names = [str(column) for column in range(max(total, len(names)))]
+        kind = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64()}
+        try:
+            table = csv.read_csv(
+                pa.BufferReader(data),
+                read_options=csv.ReadOptions(column_names=names, block_size=len(data)),
+                parse_options=csv.ParseOptions(
+                    delimiter=self._delimiter, quote_char=False, ignore_empty_lines=False
+                ),
+                convert_options=csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, kind[self.format.dtype]),
+                    null_values=[],
+                    strings_can_be_null=False,
+                    **extra,
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        return np.stack([column.to_numpy() for column in table.columns], axis=1)
+
+    def _allowed(self, rows: npt.NDArray[Any]) -> bool:
+        if not self.format.is_integer:
+            # An infinity may be a number too large for the type; the letter tells.
+            nan_is_fine = self.format.allow_nan or not np.isnan(rows).any()
+            return nan_is_fine and not np.isinf(rows).any()
+        low, limit = self.format.minimum, self.format.limit
+        return (low is None or rows.min() >= low) and (limit is None or rows.max() < limit)
+
+    # ---- by the letter: one line after the other
+
+    def _parse_by_line(self, block: TextBlock) -> npt.NDArray[Any]:
+        parsed = []
+        for number, line in enumerate(block.data.split(b"\n"), block.first_line):
+            text = line.strip(b" \t\r")
+            if self.format.comments and self._is_skipped(text):
+                continue
+            if not text:
+                if number == block.first_line + block.data.count(b"\n"):
+                    continue  # what follows the last line end
+                self._fail(number, "the line is blank where a row was expected")
+            fields = self._fields(text)
+            if self.format.ignore_extra:
+                fields = fields[: self._num_columns]
+            if len(fields) != self._num_columns:
+                self._fail(number, f"found {len(fields)} fields, expected {self._num_columns}")
+            parsed.append([self._value(number, c, f) for c, f in enumerate(fields, 1)])
+        return np.array(parsed, dtype=self.format.dtype).reshape(-1, self._num_columns or 0)
+
+    def _value(self, line: int, column: int, field: bytes) -> int | float:
+        where = f"column {column}"
+        if not field:
+            self._fail(line, f"{where} is empty: a {self.format.what} is missing")
+        if self.format.is_integer:
+            return self._integer(line, where, field)
+        return self._decimal(line, where, field)
+
+    def _integer(self, line: int, where: str, field: bytes) -> int:
+        what = self.format.what
+        if not _INTEGER.fullmatch(field):
+            self._fail(line, f"{where}: {_show(field)} is not an integer, expected a {what}")
+        # A number of more digits is out of range in any case, and slow to convert.
+        value = int(field) if len(field) < 25 else int(_INT64.max) + 1
+        if not _INT64.min <= value <= _INT64.max:
+            self._fail(line, f"{where}: {what} {_show(field)} does not fit in 64 bits")
+        low, limit = self.format.minimum, self.format.limit
+        if (low is not None and value < low) or (limit is not None and value >= limit):
+            allowed = f"[{'...' if low is None else low}, {'...' if limit is None else limit})"
+            self._fail(line, f"{where}: {what} {value} is outside {allowed}")
+        return value
+
+    def _decimal(self, line: int, where: str, field: bytes) -> float:
+        what, dtype = self.format.what, self.format.dtype
+        if not _DECIMAL.fullmatch(field.lower()):
+            self._fail(line, f"{where}: {_show(field)} is not a number, expected a {what}")
+        value = float(field)
+        if math.isnan(value) and not self.format.allow_nan:
+            self._fail(line, f"{where}: NaN is not a {what}")
+        finite = field.lower().lstrip(b"+-") not in (b"inf", b"infinity", b"nan")
+        with np.errstate(over="ignore"):
+            stored = np.array(value).astype(dtype)
+        if finite and not np.isfinite(stored):
+            self._fail(line, f"{where}: {_show(field)} overflows {dtype}")
+        return value
+
+    def _fail(self, line: int, problem: str) -> NoReturn:
+        raise InputError(f"{self.path}: line {line}: {problem}", path=self.path)
+
+
+def _show(field: bytes) -> str:
+    text = field.decode("utf-8", "replace")
+    return repr(text if len(text) <= 40 else text[:37] + "...")

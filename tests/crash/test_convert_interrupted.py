@@ -1,0 +1,244 @@
+"""Conversions that are interrupted or killed: the old store or the new one, never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_rmat
+from gnnstore.errors import UsageError
+from gnnstore.formats import StoreReader
+from gnnstore.testing.graphs import read_store
+
+SCALE = 9
+
+# For each line that is read, converts in a forked child, which gets the signal at its k-th
+# touch of the file system, as Python's audit events have it; prints how the child ended.
+_SWEEP = """
+    import json, os, signal, sys
+    from pathlib import Path
+
+    import zarr
+    from gnnstore.converters import ConvertOptions, from_rmat
+
+    folder, name, overwrite = sys.argv[1:]
+    number = signal.Signals[name]
+
+    def convert(point):
+        touches = 0
+
+        def hook(event, arguments):
+            nonlocal touches
+            if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
+                touches += 1
+                if touches == point:
+                    os.kill(os.getpid(), number)
+
+        sys.addaudithook(hook)
+        options = ConvertOptions(overwrite=overwrite == "overwrite")
+        from_rmat(Path(folder) / "r.gnn", scale=9, seed=point, options=options)
+        return touches < point
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                status = 0 if convert(int(line)) else 3
+            except KeyboardInterrupt:
+                status = 130
+            finally:
+                os._exit(status)
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+"""
+
+# Converts once, and says when it begins.
+_ONCE = """
+    import sys
+    import zarr
+    from gnnstore.converters import ConvertOptions, from_rmat
+
+    print("begin", flush=True)
+    from_rmat(sys.argv[1], scale=13, options=ConvertOptions(overwrite=True))
+    print("end", flush=True)
+"""
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def uuid_if_whole(output: Path, scale: int = SCALE) -> str | None:
+    """Return the uuid of the store, which must be whole; None if there is none."""
+    if not output.exists():
+        return None
+    report = gnnstore.verify(output, level="full")
+    assert not report.problems
+    assert read_store(output).num_nodes == 1 << scale
+    return StoreReader.open(output).uuid
+
+
+def leftovers(output: Path) -> list[str]:
+    return sorted(path.name for path in output.parent.iterdir() if path != output)
+
+
+@pytest.mark.parametrize("overwrite", ["fresh", "overwrite"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+@pytest.mark.timeout(300)
+def test_a_signal_at_any_touch_of_the_disk(tmp_path: Path, name: str, overwrite: str) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "r.gnn"
+    command = [sys.executable, script(tmp_path, _SWEEP), str(output.parent), name, overwrite]
+    outcomes = set()
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for point in range(1, 10_000, 4):
+            if overwrite == "overwrite" and not output.exists():
+                from_rmat(output, scale=SCALE)
+            elif overwrite == "fresh" and output.exists():
+                shutil.rmtree(output)
+            before = uuid_if_whole(output)
+            process.stdin.write(f"{point}\n")
+            process.stdin.flush()
+            status = json.loads(process.stdout.readline())
+            after = uuid_if_whole(output)
+            if status == 0:
+                break
+            # 3: it came when the store was committed, and there was nothing left to stop.
+            assert status in ((130, 3) if name == "SIGINT" else (-signal.SIGKILL,))
+            assert before is None or after is not None
+            assert len(leftovers(output)) <= (0 if name == "SIGINT" else 1)
+            outcomes.add("new" if after != before else "old")
+        process.stdin.close()
+    assert after not in (None, before)
+    # The last run, which nothing stopped, swept up what the one before had left.
+    assert leftovers(output) == []
+    assert point > 100
+    assert "old" in outcomes
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.timeout(300)
+def test_a_signal_at_any_time(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "r.gnn"
+    command = [sys.executable, script(tmp_path, _ONCE), str(output)]
+    draw = random.Random(0)
+    began = time.monotonic()
+    from_rmat(output, scale=13)
+    seconds = time.monotonic() - began
+    before = uuid_if_whole(output, 13)
+    for _ in range(6):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "begin\n"
+            time.sleep(draw.random() * 1.2 * seconds)
+            process.send_signal(number)
+            process.communicate()
+        after = uuid_if_whole(output, 13)
+        assert after is not None
+        if process.returncode and number == signal.SIGINT:
+            assert leftovers(output) == []
+        before = after
+    from_rmat(output, scale=13, options=ConvertOptions(overwrite=True))
+    assert leftovers(output) == []
+    assert uuid_if_whole(output, 13) != before
+
+
+def test_what_a_killed_run_left_is_reported_and_removed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "r.gnn"
+    command = [sys.executable, script(tmp_path, _SWEEP), str(output.parent), "SIGKILL", "fresh"]
+    subprocess.run(command, input="60\n", capture_output=True, text=True, check=True)
+    (left,) = leftovers(output)
+    assert left.startswith(".r.gnn.tmp-")
+    assert not output.exists()
+    from_rmat(output, scale=SCALE)
+    assert leftovers(output) == []
+    (record,) = caplog.records
+    assert "that an interrupted conversion had left in" in record.getMessage()
+    assert left in record.getMessage()
+
+
+def stopped_child(pid: int) -> int:
+    """Return the one child of a process, once it is stopped."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if children:
+            state = Path(f"/proc/{children[0]}/stat").read_text().rsplit(")", 1)[1].split()[0]
+            if state == "T":
+                return int(children[0])
+        time.sleep(0.01)
+    raise AssertionError("no child stopped within a minute")
+
+
+def test_a_run_that_is_at_work_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "r.gnn"
+    command = [sys.executable, script(tmp_path, _SWEEP), str(output.parent), "SIGSTOP", "fresh"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("60\n")
+        process.stdin.flush()
+        child = stopped_child(process.pid)
+        try:
+            with pytest.raises(UsageError, match=r"another process is writing this store right"):
+                from_rmat(output, scale=SCALE)
+            assert len(leftovers(output)) == 1
+        finally:
+            os.kill(child, signal.SIGCONT)
+        process.stdout.readline()
+        process.stdin.close()
+    assert uuid_if_whole(output) is not None
+    assert leftovers(output) == []
+
+
+_LIMITED = """
+    import resource, sys
+    from gnnstore.converters import from_rmat
+    from gnnstore.errors import StorageError
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        from_rmat(sys.argv[1], scale=12)
+    except StorageError as error:
+        print(error)
+"""
+
+
+def test_a_file_that_cannot_grow_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "r.gnn"
+    done = subprocess.run(
+        [sys.executable, script(tmp_path, _LIMITED), str(output)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "cannot write: " in done.stdout
+    assert "File too large" in done.stdout
+    assert list(output.parent.iterdir()) == []

@@ -1,0 +1,183 @@
+"""Named arrays: which name means what, and the structures that edges come in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gnnstore.converters import ConvertOptions, from_numpy, numpy_arrays
+from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
+
+OVERWRITE = ConvertOptions(overwrite=True)
+
+
+def convert(
+    folder: Path, arrays: Mapping[str, npt.ArrayLike], *, form: str = "npz", **arguments: Any
+) -> StoredGraph:
+    if form == "directory":
+        source = folder / "arrays"
+        source.mkdir()
+        for name, values in arrays.items():
+            np.save(source / f"{name}.npy", np.asarray(values))
+    else:
+        source = folder / "arrays.npz"
+        save: Any = np.savez_compressed if form == "compressed" else np.savez
+        save(source, **{name: np.asarray(values) for name, values in arrays.items()})
+    arguments.setdefault("options", OVERWRITE)
+    return read_store(from_numpy(source, folder / "out.gnn", **arguments))
+
+
+@pytest.fixture
+def graph() -> GraphArrays:
+    return random_graph(50, 300, seed=2, feature_dim=3, num_classes=3, edge_feature_dim=2)
+
+
+@pytest.mark.parametrize("form", ["npz", "compressed", "directory"])
+@pytest.mark.parametrize("structure", ["edge_index", "transposed", "csc", "csr"])
+def test_every_form_gives_the_same_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: GraphArrays, form: str, structure: str
+) -> None:
+    monkeypatch.setattr(numpy_arrays, "_CHUNK_EDGES", 37)
+    arrays: dict[str, npt.ArrayLike] = {**graph.attributes, **graph.splits}
+    order = np.arange(graph.num_edges)
+    if structure == "edge_index":
+        arrays["edge_index"] = graph.edge_index
+    elif structure == "transposed":  # saved as [E, 2] and turned: Fortran order
+        arrays["edge_index"] = np.ascontiguousarray(graph.edge_index.T).T
+    else:
+        node, other = (1, 0) if structure == "csc" else (0, 1)
+        order = np.argsort(graph.edge_index[node], kind="stable")
+        degrees = np.bincount(graph.edge_index[node], minlength=graph.num_nodes)
+        arrays["indptr"] = np.concatenate([[0], np.cumsum(degrees)])
+        arrays["indices"] = graph.edge_index[other, order].astype(np.int32)
+        arrays["edge_attr"] = graph.attributes["edge_attr"][order]
+    layout = "csr" if structure == "csr" else "csc"
+    stored = convert(tmp_path, arrays, form=form, layout=layout)
+    edges = order[stored.edge_id]
+    np.testing.assert_array_equal(graph.edge_index[:, edges], stored.edge_index)
+    np.testing.assert_array_equal(
+        stored.edge_attributes["edge_attr"], graph.attributes["edge_attr"][edges]
+    )
+    for name in ("x", "y"):
+        np.testing.assert_array_equal(stored.attributes[name], graph.attributes[name])
+        assert stored.attributes[name].dtype == graph.attributes[name].dtype
+    for name, ids in graph.splits.items():
+        np.testing.assert_array_equal(stored.splits[name], ids)
+
+
+def test_sorted_columns_need_no_ids(tmp_path: Path) -> None:
+    stored = convert(tmp_path, {"indptr": [0, 2, 2, 3], "indices": [0, 2, 1]})
+    assert stored.pairs() == [(0, 0), (2, 0), (1, 2)]
+    assert stored.edge_id.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("extra", "num_nodes"),
+    [({}, 3), ({"num_nodes": 9}, 9), ({"x": np.zeros((5, 1))}, 5), ({"pos": np.zeros(6)}, 6)],
+)
+def test_how_many_nodes_there_are(tmp_path: Path, extra: dict[str, Any], num_nodes: int) -> None:
+    assert convert(tmp_path, {"edge_index": [[0, 1], [1, 2]], **extra}).num_nodes == num_nodes
+
+
+def test_splits_are_ids_or_masks_under_many_names(tmp_path: Path) -> None:
+    stored = convert(
+        tmp_path,
+        {
+            "edge_index": [[0], [1]],
+            "num_nodes": 4,
+            "train_mask": [True, False, True, False],
+            "val_idx": [3],
+            "test": np.array([[1]]),
+        },
+    )
+    assert {name: ids.tolist() for name, ids in stored.splits.items()} == {
+        "train": [0, 2],
+        "valid": [3],
+        "test": [1],
+    }
+
+
+def test_no_edges_keep_the_attributes(tmp_path: Path) -> None:
+    stored = convert(
+        tmp_path,
+        {"edge_index": np.empty((2, 0), int), "x": np.ones((3, 2)), "edge_attr": np.ones((0, 4))},
+    )
+    assert stored.num_nodes == 3
+    assert stored.edge_attributes["edge_attr"].shape == (0, 4)
+
+
+EDGES = {"edge_index": [[0, 1], [1, 2]]}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x": np.ones((3, 1))}, "expected either edge_index, or indptr and indices, found x"),
+        ({**EDGES, "indptr": [0], "indices": [0]}, "expected either edge_index, or indptr"),
+        ({"indptr": [0, 1]}, "expected either edge_index, or indptr and indices, found indptr"),
+        ({"edge_index": [[0, 1], [1, 2], [2, 0]]}, "has shape [3, 2], expected [2, E]: sources"),
+        ({"edge_index": [[0, 1]] * 5}, "sources above targets; transpose it"),
+        ({"edge_index": [[0.0, 1], [1, 2]]}, "has the element type float64, expected integers"),
+        ({"edge_index": [[0.0, np.nan], [1, 2]]}, "node ids are never fractions or NaN"),
+        ({"edge_index": [[0, -1], [1, 2]]}, "source node id -1 at position 1 is outside [0, ...)"),
+        ({**EDGES, "num_nodes": 2}, "target node id 2 at position 1 is outside [0, 2): there are"),
+        ({**EDGES, "num_nodes": 2.5}, "num_nodes: expected one non-negative integer"),
+        ({**EDGES, "x": np.ones((4, 1)), "y": [1]}, "y: has 1 rows, but the graph has 4 nodes"),
+        ({**EDGES, "num_nodes": 3, "x": [[1.0]]}, "x: has 1 rows, but the graph has 3 nodes"),
+        ({**EDGES, "x": np.ones((2, 1))}, "target node id 2 at position 1 is outside [0, 2)"),
+        ({**EDGES, "edge_attr": [1.0]}, "edge_attr: has 1 rows, but the graph has 2 edges"),
+        ({**EDGES, "name": 3}, "name: is a single value; expected an array with a row for each"),
+        ({**EDGES, "train": [3]}, "train: node id 3 at position 0 is outside [0, 3)"),
+        ({**EDGES, "train": [0.5]}, "train: node id: has the element type float64"),
+        ({**EDGES, "train": [0, 1, 0]}, "train: 1 node ids are repeated, the first is 0"),
+        ({**EDGES, "train": [True]}, "train: the mask has 1 entries, but the graph has 3 nodes"),
+        ({**EDGES, "train": [[1, 2]]}, "train: has shape [1, 2]; a split is a list of node ids"),
+        ({**EDGES, "val": [0], "valid": [1]}, "the split 'valid' was given already"),
+        ({"indptr": [0, 2, 1, 2], "indices": [0, 1]}, "indptr: falls from 2 to 1 at position 2"),
+        ({"indptr": [0, 1, 3], "indices": [0, 1]}, "indptr: goes from 0 to 3, but must go from 0"),
+        ({"indptr": [1, 2], "indices": [0, 1]}, "indptr: goes from 1 to 2, but must go from 0"),
+        ({"indptr": [], "indices": [0]}, "indptr: has the element type float64"),
+        ({"indptr": [[0]], "indices": [0]}, "indptr: has shape [1, 1], expected [N + 1]"),
+        ({"indptr": [0, 1], "indices": [[0]]}, "indices: has shape [1, 1], expected [E]"),
+        ({"indptr": [0, 1], "indices": [1]}, "source node id 1 at position 0 is outside [0, 1)"),
+        ({"indptr": [0, 1], "indices": [0], "num_nodes": 5}, "has 2 entries, but num_nodes is 5"),
+    ],
+)
+def test_bad_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        convert(tmp_path, arrays)
+    assert message in str(caught.value)
+    assert str(tmp_path / "arrays.npz") in str(caught.value)
+    assert not (tmp_path / "out.gnn").exists()
+
+
+def test_an_empty_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "arrays").mkdir()
+    with pytest.raises(NotFoundError, match=r"arrays: there is no \.npy file in this directory"):
+        from_numpy(tmp_path / "arrays", tmp_path / "out.gnn")
+
+
+def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="layout='coo' is not one of 'csc', 'csr'"):
+        convert(tmp_path, EDGES, layout="coo")
+
+
+def test_facebook(tmp_path: Path, facebook_npz: Path) -> None:
+    stored = read_store(
+        from_numpy(facebook_npz, tmp_path / "f.gnn", options=ConvertOptions(undirected=True))
+    )
+    with np.load(facebook_npz) as arrays:
+        np.testing.assert_array_equal(stored.attributes["x"], arrays["x"])
+        np.testing.assert_array_equal(stored.attributes["y"], arrays["y"])
+        for name in ("train", "valid", "test"):
+            np.testing.assert_array_equal(stored.splits[name], arrays[name])
+        both = np.concatenate([arrays["edge_index"], arrays["edge_index"][::-1]], axis=1)
+    expected = np.unique(both[::-1], axis=1)[::-1]  # by target, then source
+    np.testing.assert_array_equal(stored.edge_index, expected)
+    np.testing.assert_array_equal(both[:, stored.edge_id], expected)

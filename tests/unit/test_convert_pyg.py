@@ -1,0 +1,299 @@
+"""`Data` into a store: every attribute, and torch_geometric's own order of columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric import EdgeIndex
+from torch_geometric.data import Data, HeteroData
+from torch_geometric.sampler.utils import to_csc
+from torch_geometric.utils import add_remaining_self_loops, coalesce, to_undirected
+
+from gnnstore.converters import ConvertOptions, from_pyg
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats import StoreReader
+from gnnstore.testing.graphs import random_graph, read_store
+
+OVERWRITE = ConvertOptions(overwrite=True)
+
+
+def data_of(num_nodes: int = 30, num_edges: int = 200, *, coalesced: bool = False) -> Data:
+    graph = random_graph(
+        num_nodes, num_edges, seed=3, feature_dim=4, num_classes=3, coalesced=coalesced
+    )
+    return Data(
+        x=torch.from_numpy(graph.attributes["x"]),
+        y=torch.from_numpy(graph.attributes["y"]),
+        edge_index=torch.from_numpy(graph.edge_index),
+        edge_attr=torch.arange(float(graph.num_edges)),
+    )
+
+
+@pytest.mark.parametrize("coalesced", [True, False])
+def test_columns_are_those_of_torch_geometric(tmp_path: Path, coalesced: bool) -> None:
+    data = data_of(coalesced=coalesced)
+    if coalesced:
+        data.edge_index = data.edge_index[:, torch.randperm(data.num_edges)]
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn"))
+    colptr, row, perm = to_csc(data, device="cpu")
+    indptr = np.concatenate(
+        [[0], np.cumsum(np.bincount(stored.edge_index[1], minlength=data.num_nodes))]
+    )
+    np.testing.assert_array_equal(indptr, colptr)
+    if coalesced:
+        # Without parallel edges a column has one order by source: PyG's, once sorted.
+        columns = np.repeat(np.arange(data.num_nodes), np.diff(colptr))
+        order = np.lexsort((row, columns))
+        np.testing.assert_array_equal(stored.edge_index[0], row[order])
+        np.testing.assert_array_equal(stored.edge_id, perm[order])
+        _, edge_attr = coalesce(data.edge_index, data.edge_attr, sort_by_row=False)
+        np.testing.assert_array_equal(stored.edge_attributes["edge_attr"], edge_attr)
+    np.testing.assert_array_equal(data.edge_index[:, stored.edge_id], stored.edge_index)
+    np.testing.assert_array_equal(
+        stored.edge_attributes["edge_attr"], data.edge_attr[stored.edge_id]
+    )
+
+
+def test_coalesced_input_keeps_its_order(tmp_path: Path) -> None:
+    data = data_of()
+    data.edge_index, data.edge_attr = coalesce(data.edge_index, data.edge_attr, sort_by_row=False)
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn"))
+    np.testing.assert_array_equal(stored.edge_index, data.edge_index)
+    np.testing.assert_array_equal(stored.edge_id, np.arange(data.num_edges))
+
+
+def test_undirected_has_the_edges_of_to_undirected(tmp_path: Path) -> None:
+    data = data_of()
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn", options=ConvertOptions(undirected=True)))
+    expected = to_undirected(data.edge_index, num_nodes=data.num_nodes)
+    np.testing.assert_array_equal(stored.edge_index, coalesce(expected, sort_by_row=False))
+
+
+def test_added_self_loops_are_those_of_torch_geometric(tmp_path: Path) -> None:
+    data = data_of()
+    data.edge_weight = data.edge_attr + 2
+    options = ConvertOptions(self_loops="add")
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn", options=options))
+    loops = stored.edge_index[0] == stored.edge_index[1]
+    assert set(stored.edge_index[0, loops]) == set(range(data.num_nodes))
+    new = stored.edge_id >= data.num_edges
+    have = set(data.edge_index[0, data.edge_index[0] == data.edge_index[1]].tolist())
+    assert sorted(stored.edge_index[0, new]) == [v for v in range(30) if v not in have]
+    assert np.all(np.diff(stored.edge_id[new]) == 1)
+    assert set(stored.edge_attributes["edge_attr"][new]) == {0.0}
+    _, weights = add_remaining_self_loops(data.edge_index, data.edge_weight)
+    assert set(stored.edge_attributes["edge_weight"][new]) == {weights[-1].item()} == {1.0}
+    old = data.edge_weight[stored.edge_id[~new]]
+    np.testing.assert_array_equal(stored.edge_attributes["edge_weight"][~new], old)
+
+
+def test_a_bfloat16_weight_of_an_added_loop_is_one(tmp_path: Path) -> None:
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+    data.edge_weight = torch.tensor([3.0], dtype=torch.bfloat16)
+    path = from_pyg(data, tmp_path / "g.gnn", options=ConvertOptions(self_loops="add"))
+    bits = read_store(path).edge_attributes["edge_weight"]
+    weights = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    assert weights.tolist() == [1.0, 3.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    ],
+)
+def test_attributes_of_every_type_and_shape(tmp_path: Path, dtype: torch.dtype) -> None:
+    def values(*shape: int) -> torch.Tensor:
+        return torch.randint(0, 2, shape).to(dtype)
+
+    data = data_of()
+    attributes = {
+        "scalar": values(30),
+        "narrow": values(30, 1),
+        "wide": values(30, 9),
+        "cube": values(30, 3, 2),
+        "empty": values(30, 0),
+        "some_index": values(2, 30),  # rows last, as PyG has it for every "index"
+        "edge_label_index": values(2, 200),
+        "edge_thing": values(200, 3),
+        "strided": values(4, 30).T,
+        "other": values(5, 6),
+    }
+    for name, value in attributes.items():
+        data[name] = value
+    path = from_pyg(data, tmp_path / "g.gnn")
+    stored = read_store(path)
+    schema = StoreReader.open(path).schema
+
+    def check(name: str, found: Any, expected: torch.Tensor) -> None:
+        bits = expected.contiguous().view(torch.int16) if dtype == torch.bfloat16 else expected
+        np.testing.assert_array_equal(found.astype(bits.numpy().dtype), bits.numpy())
+
+    for name in ("scalar", "narrow", "wide", "cube", "empty", "strided"):
+        check(name, stored.attributes[name], attributes[name])
+        assert schema.node.attributes[name].dtype == str(dtype).removeprefix("torch.")
+    check("some_index", stored.attributes["some_index"].T, attributes["some_index"])
+    assert schema.node.attributes["some_index"].cat_dim == -1
+    edges = stored.edge_id
+    check("edge_thing", stored.edge_attributes["edge_thing"], attributes["edge_thing"][edges])
+    check(
+        "edge_label_index",
+        stored.edge_attributes["edge_label_index"].T,
+        attributes["edge_label_index"][:, edges],
+    )
+    assert schema.edge.attributes["edge_label_index"].cat_dim == -1
+    check("other", stored.graph_arrays["other"], attributes["other"])
+
+
+def test_graph_values_come_back_as_they_are(tmp_path: Path) -> None:
+    data = data_of()
+    values = {"name": "test", "k": 3, "rate": 0.5, "yes": True, "list": [1, "a"], "d": {"a": [1]}}
+    for name, value in values.items():
+        data[name] = value
+    data.numpy_number = np.float64(2.5)
+    data.tensor_number = torch.tensor(7)
+    path = from_pyg(data, tmp_path / "g.gnn")
+    schema = StoreReader.open(path).schema
+    assert schema.graph_attributes == {**values, "numpy_number": 2.5}
+    assert read_store(path).graph_arrays["tensor_number"] == 7
+
+
+def test_masks_are_attributes_and_splits(tmp_path: Path) -> None:
+    data = data_of()
+    data.train_mask = torch.arange(30) < 10
+    data.val_mask = torch.arange(30) == 12
+    data.test_mask = torch.zeros(30, 4, dtype=torch.bool)  # several splits: none is the one
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn"))
+    assert {name: ids.tolist() for name, ids in stored.splits.items()} == {
+        "train": list(range(10)),
+        "valid": [12],
+    }
+    np.testing.assert_array_equal(stored.attributes["train_mask"], data.train_mask)
+    assert stored.attributes["test_mask"].shape == (30, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "option", "stored"),
+    [
+        (torch.int64, None, "int64"),
+        (torch.int32, None, "int32"),
+        (torch.int32, "int64", "int64"),
+        (torch.int64, "int32", "int32"),
+    ],
+)
+def test_the_type_of_ids_in_batches(
+    tmp_path: Path, given: torch.dtype, option: Any, stored: str
+) -> None:
+    data = data_of()
+    data.edge_index = data.edge_index.to(given)
+    path = from_pyg(data, tmp_path / "g.gnn", options=ConvertOptions(index_dtype=option))
+    assert StoreReader.open(path).schema.index_dtype == stored
+
+
+def test_a_count_of_nodes_is_remembered_if_it_was_said(tmp_path: Path) -> None:
+    edge_index = torch.tensor([[0, 1], [1, 2]])
+    for data, num_nodes, explicit in (
+        (Data(edge_index=edge_index), 3, False),
+        (Data(edge_index=edge_index, num_nodes=7), 7, True),
+        (Data(x=torch.ones(4, 2)), 4, False),
+    ):
+        path = from_pyg(data, tmp_path / "g.gnn", options=OVERWRITE)
+        schema = StoreReader.open(path).schema
+        assert schema.node.num_nodes == num_nodes
+        assert schema.explicit_num_nodes is explicit
+
+
+def test_a_memory_map_is_an_attribute(tmp_path: Path) -> None:
+    data = data_of()
+    mapped = np.memmap(tmp_path / "x.bin", dtype=np.float32, mode="w+", shape=(30, 4))
+    mapped[:] = np.arange(120).reshape(30, 4)
+    data.x = mapped
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn"))
+    np.testing.assert_array_equal(stored.attributes["x"], mapped)
+
+
+def test_an_edge_index_with_metadata_is_an_edge_index(tmp_path: Path) -> None:
+    data = data_of()
+    plain = read_store(from_pyg(data, tmp_path / "g.gnn"))
+    data.edge_index = EdgeIndex(data.edge_index, sparse_size=(30, 30))
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn", options=OVERWRITE))
+    np.testing.assert_array_equal(stored.edge_index, plain.edge_index)
+
+
+def test_gradients_and_strange_names_do_not_matter(tmp_path: Path) -> None:
+    data = data_of()
+    data.x = data.x.requires_grad_()
+    data["a/b ~%"] = torch.ones(30)
+    stored = read_store(from_pyg(data, tmp_path / "g.gnn"))
+    assert stored.attributes["a/b ~%"].tolist() == [1.0] * 30
+
+
+@pytest.mark.parametrize("feature_dtype", ["float16", "bfloat16", "int8", "float64"])
+def test_features_are_cast(tmp_path: Path, feature_dtype: str) -> None:
+    data = data_of()
+    data.x = torch.randint(-100, 100, (30, 5)).float()
+    options = ConvertOptions(feature_dtype=feature_dtype)
+    path = from_pyg(data, tmp_path / "g.gnn", options=options)
+    assert StoreReader.open(path).schema.node.attributes["x"].dtype == feature_dtype
+    found = torch.from_numpy(read_store(path).attributes["x"])
+    if feature_dtype == "bfloat16":
+        found = found.view(torch.bfloat16)
+    assert torch.equal(found, data.x.to(found.dtype))
+
+
+class Odd:
+    """Something that no store can hold."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("thing", Odd(), "data.thing: a Odd like this cannot be stored: use a tensor, a number"),
+        ("thing", (1, 2), "data.thing: a tuple like this cannot be stored"),
+        ("thing", {1: 2}, "data.thing: a dict like this cannot be stored"),
+        ("thing", float("nan"), "data.thing: a float like this cannot be stored: JSON has no NaN"),
+        ("thing", [torch.ones(2)], "data.thing: a list like this cannot be stored"),
+        ("thing", np.array(["a"]), "data.thing: an array of <U1 cannot be stored; use numbers"),
+        ("thing", torch.ones(2, dtype=torch.complex64), "complex64', which a store cannot hold"),
+        ("x", torch.ones(30, 2).to_sparse(), "data.x: a sparse tensor cannot be stored"),
+        ("adj_t", torch.ones(30, 30), "data.adj_t: adjacency matrices cannot be converted"),
+        ("edge_index", torch.ones(3, 5).long(), "data.edge_index: has shape [3, 5], expected"),
+        ("edge_index", torch.ones(2, 5), "data.edge_index: source node id: has the element type"),
+        (
+            "edge_index",
+            torch.full((2, 5), 30),
+            "source node id 30 at position 0 is outside [0, 30)",
+        ),
+    ],
+)
+def test_what_cannot_be_stored_is_named(
+    tmp_path: Path, name: str, value: Any, message: str
+) -> None:
+    data = data_of(num_edges=5)
+    data[name] = value
+    with pytest.raises(InputError) as caught:
+        from_pyg(data, tmp_path / "g.gnn")
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_kinds_of_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="HeteroData has several types of nodes or edges"):
+        from_pyg(HeteroData(), tmp_path / "g.gnn")
+    with pytest.raises(UsageError, match=r"expected a torch_geometric\.data\.Data, got dict"):
+        from_pyg({}, tmp_path / "g.gnn")
+    with pytest.raises(InputError, match="data does not say how many nodes it has"):
+        from_pyg(Data(), tmp_path / "g.gnn")

@@ -1,0 +1,163 @@
+"""Text edge lists: ids as they come, compact numbers, and the arrays that go with them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gnnstore.converters import ConvertOptions, from_snap
+from gnnstore.converters.compact_ids import IdCollector
+from gnnstore.errors import InputError, UsageError
+from gnnstore.testing.graphs import read_store
+
+HEADER = "# Directed graph\n# FromNodeId\tToNodeId\n"
+
+
+def edge_list(folder: Path, text: str, name: str = "edges.txt") -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+def convert(folder: Path, text: str, **arguments: Any) -> Any:
+    arguments.setdefault("options", ConvertOptions(overwrite=True))
+    return read_store(from_snap(edge_list(folder, text), folder / "out.gnn", **arguments))
+
+
+def saved(folder: Path, name: str, values: npt.ArrayLike) -> Path:
+    np.save(folder / name, np.asarray(values))
+    return folder / name
+
+
+def test_contiguous_ids_stay_and_need_no_map(tmp_path: Path) -> None:
+    stored = convert(tmp_path, HEADER + "2\t0\n0\t1\n1\t2\n")
+    assert stored.num_nodes == 3
+    assert stored.pairs() == [(2, 0), (0, 1), (1, 2)]
+    assert stored.edge_id.tolist() == [0, 1, 2]
+    assert stored.original_ids is None
+
+
+@pytest.mark.parametrize("dense_limit", [2**27, 0, 60])
+def test_scattered_ids_are_numbered_in_ascending_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dense_limit: int
+) -> None:
+    monkeypatch.setattr(IdCollector.__init__, "__defaults__", (dense_limit,))
+    stored = convert(tmp_path, HEADER + "70 5\n5 1000\n70 1000\n70 70\n")
+    assert stored.num_nodes == 3
+    assert stored.original_ids is not None
+    assert stored.original_ids.tolist() == [5, 70, 1000]
+    assert stored.pairs() == [(1, 0), (1, 1), (0, 2), (1, 2)]
+
+
+def test_ids_of_any_size(tmp_path: Path) -> None:
+    stored = convert(tmp_path, f"{2**62} 7\n7 {2**40}\n")
+    assert stored.original_ids is not None
+    assert stored.original_ids.tolist() == [7, 2**40, 2**62]
+    assert stored.pairs() == [(2, 0), (0, 1)]
+
+
+def test_a_given_count_takes_ids_as_they_are(tmp_path: Path) -> None:
+    stored = convert(tmp_path, "5 1\n", num_nodes=8)
+    assert stored.num_nodes == 8
+    assert stored.pairs() == [(5, 1)]
+    assert stored.original_ids is None
+    with pytest.raises(InputError, match=r"line 1: column 1: node id 5 is outside \[0, 5\)"):
+        convert(tmp_path, "5 1\n", num_nodes=5)
+    with pytest.raises(UsageError, match="num_nodes=-1 is negative"):
+        convert(tmp_path, "5 1\n", num_nodes=-1)
+
+
+def test_undirected(tmp_path: Path) -> None:
+    stored = convert(tmp_path, "0 1\n1 0\n1 2\n2 2\n1 2\n", options=ConvertOptions(undirected=True))
+    assert stored.pairs() == [(1, 0), (0, 1), (2, 1), (1, 2), (2, 2)]
+    # The reverse of edge e of 5 is 5 + e; of equal edges the first counts.
+    assert stored.edge_id.tolist() == [1, 0, 7, 2, 3]
+
+
+def test_no_edges(tmp_path: Path) -> None:
+    assert convert(tmp_path, HEADER).num_nodes == 0
+    assert convert(tmp_path, HEADER, num_nodes=4).num_nodes == 4
+
+
+def test_features_labels_and_splits_go_by_the_new_numbers(tmp_path: Path) -> None:
+    features = saved(tmp_path, "x.npy", np.arange(6, dtype=np.float32).reshape(3, 2))
+    labels = saved(tmp_path, "y.npy", [7, 8, 9])
+    np.savez(tmp_path / "splits.npz", train=[2, 0], val=np.array([False, True, False]))
+    stored = convert(
+        tmp_path,
+        "70 5\n5 1000\n",
+        features=features,
+        labels=labels,
+        splits=tmp_path / "splits.npz",
+    )
+    assert stored.attributes["x"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert stored.attributes["y"].tolist() == [7, 8, 9]
+    assert {name: ids.tolist() for name, ids in stored.splits.items()} == {
+        "train": [2, 0],
+        "valid": [1],
+    }
+
+
+def test_splits_may_be_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "splits").mkdir()
+    saved(tmp_path / "splits", "train.npy", [0])
+    saved(tmp_path / "splits", "test_mask.npy", [False, True])
+    stored = convert(tmp_path, "0 1\n", splits=tmp_path / "splits")
+    assert {name: ids.tolist() for name, ids in stored.splits.items()} == {
+        "train": [0],
+        "test": [1],
+    }
+
+
+def test_rows_that_do_not_match_say_what_to_do(tmp_path: Path) -> None:
+    features = saved(tmp_path, "x.npy", np.zeros((5, 2)))
+    with pytest.raises(
+        InputError,
+        match=r"x.npy: has 5 rows, but the edge list has 2 nodes; if row i belongs to the node "
+        r"with id i, pass num_nodes=5",
+    ):
+        convert(tmp_path, "4 1\n", features=features)
+    with pytest.raises(InputError, match=r"x.npy: has 5 rows, .* 2 nodes; every node needs"):
+        convert(tmp_path, "40 1\n", features=features)
+
+
+def test_unknown_splits_are_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", training=[0])
+    with pytest.raises(InputError, match=r"expected arrays called train, .* found training"):
+        convert(tmp_path, "0 1\n", splits=tmp_path / "s.npz")
+
+
+def test_collected_ids_equal_unique(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    pieces = [rng.integers(0, 2 ** rng.integers(1, 40), 50) for _ in range(100)]
+    expected = np.unique(np.concatenate(pieces))
+    for dense_limit in (0, 100, 2**22):
+        collector = IdCollector(dense_limit)
+        for piece in pieces:
+            collector.add(piece)
+        collector.add(np.empty(0, np.int64))
+        ids = collector.finish()
+        np.testing.assert_array_equal(ids.original_ids(), expected)
+        assert ids.num_nodes == len(expected)
+        assert ids.max_id == expected[-1]
+        assert not ids.is_identity
+        for piece in pieces:
+            np.testing.assert_array_equal(expected[ids.to_nodes(piece)], piece)
+
+
+def test_twitch(tmp_path: Path, twitch_edges: Path) -> None:
+    options = ConvertOptions(undirected=True)
+    stored = read_store(from_snap(twitch_edges, tmp_path / "t.gnn", options=options))
+    assert stored.num_nodes == 9498
+    assert stored.edge_index.shape[1] == 2 * 153138
+    assert stored.original_ids is None
+    with gzip.open(twitch_edges, "rt") as file:
+        lines = [tuple(map(int, line.split())) for line in file if not line.startswith("#")]
+    assert stored.pairs() == sorted(
+        [*lines, *((t, s) for s, t in lines)], key=lambda edge: edge[::-1]
+    )

@@ -1,0 +1,274 @@
+"""Text tables: blocks of lines, the fast parser against the one by the letter, line numbers."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gnnstore.converters.text_blocks import read_blocks
+from gnnstore.converters.text_tables import TableFormat, TextTable
+from gnnstore.errors import InputError
+from gnnstore.progress import NullPhase
+
+PAIRS = TableFormat("int64", num_columns=2)
+NODES = TableFormat("int64", minimum=0, limit=5, what="node id")
+SNAP = TableFormat(
+    "int64", num_columns=2, delimiter=None, comments=b"#%", minimum=0, what="node id"
+)
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    data = text.encode() if isinstance(text, str) else text
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def read(path: Path, table_format: TableFormat, block_bytes: int = 2**24) -> npt.NDArray[Any]:
+    return TextTable(path, table_format, block_bytes=block_bytes).read()
+
+
+class CountingPhase(NullPhase):
+    def __init__(self) -> None:
+        self.total = 0
+
+    def advance(self, n: int = 1) -> None:
+        self.total += n
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
+@pytest.mark.parametrize("block_bytes", [1, 2, 5, 64, 2**20])
+def test_blocks_are_the_file(tmp_path: Path, name: str, block_bytes: int) -> None:
+    text = "".join(f"{i},{i * i}\n" for i in range(50)) + "7,8"
+    path = write(tmp_path / name, text)
+    phase = CountingPhase()
+    blocks = list(read_blocks(path, phase, block_bytes=block_bytes))
+    assert b"".join(block.data for block in blocks) == text.encode()
+    lines_before = 0
+    for block in blocks:
+        assert block.first_line == lines_before + 1
+        lines_before += block.data.count(b"\n")
+    assert phase.total == path.stat().st_size
+
+
+def test_gzip_is_told_by_its_first_bytes_not_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_bytes(gzip.compress(b"1,2\n"))
+    assert read(path, PAIRS).tolist() == [[1, 2]]
+
+
+def test_members_of_a_gzip_file_are_joined(tmp_path: Path) -> None:
+    path = tmp_path / "edges.csv.gz"
+    path.write_bytes(gzip.compress(b"1,2\n3,") + gzip.compress(b"4\n"))
+    assert read(path, PAIRS).tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "\n\n\n", "# only a comment\n", "#a\n%b\n\n"],
+)
+def test_a_table_without_rows_is_empty(tmp_path: Path, text: str) -> None:
+    assert read(write(tmp_path / "t", text), SNAP).shape == (0, 2)
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize("tail", ["", "\n", "\n\n\n"])
+def test_line_ends_and_blank_lines_at_the_end_do_not_matter(
+    tmp_path: Path, ending: str, tail: str
+) -> None:
+    text = ending.join(["1,2", "3,4"]) + tail.replace("\n", ending)
+    for block_bytes in (1, 2**20):
+        rows = read(write(tmp_path / "t", text), PAIRS, block_bytes)
+        assert rows.tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 2\n3 4\n",
+        "1\t2\n3\t4\n",
+        "1,2\n3,4\n",
+        "1, 2\n3 , 4\n",
+        "  1   2  \n3    4\n",
+        "1\t2\t\n3\t\t4\n",
+        "# head\n# er\n1 2\n3 4\n",
+        "% KONECT\n\n1 2\n\n# between\n3 4 \n\n",
+        "+1 2\n3 0004\n",
+        "\ufeff1,2\n3,4\n",
+        "\ufeff# head\n1  2\n3  4\n",
+    ],
+)
+def test_edge_lists_come_in_many_forms(tmp_path: Path, text: str) -> None:
+    for name in ("t.txt", "t.txt.gz"):
+        assert read(write(tmp_path / name, text), SNAP).tolist() == [[1, 2], [3, 4]]
+
+
+def test_extra_columns_are_skipped_on_demand(tmp_path: Path) -> None:
+    ignoring = TableFormat("int64", num_columns=2, delimiter=None, ignore_extra=True)
+    for text in ("1 2 0.5\n3 4 nan\n", "1,2,x,y\n3,4,z,\n", "1 2\n3 4 5\n"):
+        path = write(tmp_path / "t", text)
+        assert read(path, ignoring).tolist() == [[1, 2], [3, 4]]
+    with pytest.raises(InputError, match=r"line 1: found 3 fields, expected 2"):
+        read(write(tmp_path / "t", "1 2 0.5\n"), SNAP)
+
+
+def test_floats(tmp_path: Path) -> None:
+    text = "1,2.5,-3e-2\nnan,inf,-Infinity\n"
+    rows = read(write(tmp_path / "t", text), TableFormat("float32"))
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(
+        rows, np.array([[1, 2.5, -3e-2], [np.nan, np.inf, -np.inf]], "f4")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2\n3,x\n", "line 2: column 2: 'x' is not an integer, expected a value"),
+        ("1,2\n3,nan\n", "line 2: column 2: 'nan' is not an integer"),
+        ("1,2\n3,4.0\n", "line 2: column 2: '4.0' is not an integer"),
+        ("1,2\n0x1F,4\n", "line 2: column 1: '0x1F' is not an integer"),
+        ("1,2\n1_0,4\n", "line 2: column 1: '1_0' is not an integer"),
+        ("1,2\n3,\n", "line 2: column 2 is empty: a value is missing"),
+        ("1,2\n\n3,4\n", "line 2: the line is blank where a row was expected"),
+        ("\n1,2\n", "line 1: the line is blank where a row was expected"),
+        ("1,2\n3\n", "line 2: found 1 fields, expected 2"),
+        ("1,2\n3,4,5\n", "line 2: found 3 fields, expected 2"),
+        ("1,2\n3 4\n", "line 2: found 1 fields, expected 2"),
+        ('1,2\n"3",4\n', "line 2: column 1: '\"3\"' is not an integer"),
+        ("1,2\n3,4\r5,6\n", "line 2: found 3 fields, expected 2"),
+        ("1,2\n3,99999999999999999999\n", "'99999999999999999999' does not fit in 64 bits"),
+        ("1,2\n3,9223372036854775808\n", "does not fit in 64 bits"),
+        ("from,to\n1,2\n", "line 1: column 1: 'from' is not an integer"),
+        (b"1,2\n\xff\xfe,1\n", "line 2: column 1: '\ufffd\ufffd' is not an integer"),
+        (b"1,2\n\x00,1\n", r"line 2: column 1: '\x00' is not an integer"),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [4, 2**20])
+def test_a_bad_line_is_named(
+    tmp_path: Path, text: str | bytes, message: str, block_bytes: int
+) -> None:
+    path = write(tmp_path / "edge.csv.gz", text)
+    with pytest.raises(InputError) as caught:
+        read(path, PAIRS, block_bytes)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+    assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "table_format", "message"),
+    [
+        ("5\n", NODES, "node id 5 is outside [0, 5)"),
+        ("1\n-1\n", NODES, "line 2: column 1: node id -1"),
+        ("-1 2\n", SNAP, "line 1: column 1: node id -1 is outside [0, ...)"),
+        (
+            "1\nnan\n",
+            TableFormat("float64", allow_nan=False, what="label"),
+            "line 2: column 1: NaN",
+        ),
+        ("1e39\n", TableFormat("float32"), "line 1: column 1: '1e39' overflows float32"),
+        ("1e999\n", TableFormat("float64"), "line 1: column 1: '1e999' overflows float64"),
+        ("1\none\n", TableFormat("float32"), "line 2: column 1: 'one' is not a number"),
+        ("1\n1_0\n", TableFormat("float32"), "line 2: column 1: '1_0' is not a number"),
+    ],
+)
+def test_a_value_that_is_not_allowed_is_named(
+    tmp_path: Path, text: str, table_format: TableFormat, message: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        read(write(tmp_path / "t", text), table_format)
+    assert message in str(caught.value)
+
+
+def test_line_numbers_count_comments_and_earlier_blocks(tmp_path: Path) -> None:
+    text = "# one\n" + "1 2\n" * 1000 + "\n% note\n" + "3 4\n" * 1000 + "5 six\n"
+    for block_bytes in (10, 1000, 2**20):
+        with pytest.raises(InputError, match=r"line 2004: column 2: 'six'"):
+            read(write(tmp_path / "t", text), SNAP, block_bytes)
+
+
+FIELDS = st.sampled_from(
+    [
+        "0",
+        "1",
+        "23",
+        "-4",
+        "+5",
+        "",
+        " 6",
+        "7 ",
+        "x",
+        "0x8",
+        "9.5",
+        "nan",
+        "1e3",
+        "99999999999999999999",
+    ]
+)
+LINES = st.lists(
+    st.one_of(
+        st.tuples(FIELDS, st.sampled_from([",", " ", "\t", "  "]), FIELDS).map("".join),
+        st.sampled_from(["", "# note", "%", "  ", "1", "1,2,3", "1 2 3"]),
+    ),
+    max_size=6,
+)
+
+
+def outcome(path: Path, table_format: TableFormat, *, fast: bool, block_bytes: int) -> Any:
+    """Return the rows, or the error's text."""
+    table = TextTable(path, table_format, block_bytes=block_bytes)
+    if not fast:
+        table._parse_fast = lambda data: None  # type: ignore[method-assign]  # noqa: ARG005
+    try:
+        return table.read().tolist()
+    except InputError as error:
+        return str(error)
+
+
+@settings(max_examples=300, deadline=None)
+@example(["1,2", "3,0x8"], "\n")
+@example(["0 1", "1 2 3"], "\n")
+@given(lines=LINES, ending=st.sampled_from(["\n", "\r\n"]))
+def test_the_fast_parser_agrees_with_the_letter(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], ending: str
+) -> None:
+    path = write(tmp_path_factory.mktemp("t") / "t", ending.join(lines) + ending)
+    for table_format in (SNAP, PAIRS, TableFormat("float64", num_columns=2)):
+        expected = str(outcome(path, table_format, fast=False, block_bytes=2**20))
+        for block_bytes in (3, 2**20):
+            found = outcome(path, table_format, fast=True, block_bytes=block_bytes)
+            assert str(found) == expected
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
+def test_a_truncated_gzip_stream_is_named(tmp_path: Path, keep: float) -> None:
+    rng = np.random.default_rng(0)
+    text = "".join(f"{a},{b}\n" for a, b in rng.integers(0, 10**6, (5000, 2)))
+    path = write(tmp_path / "edge.csv.gz", text)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(InputError, match=r"edge.csv.gz: the gzip stream ends early, in or soon"):
+        read(path, PAIRS, 2**12)
+
+
+def test_a_damaged_gzip_stream_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "edge.csv.gz", "1,2\n" * 5000)
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1  # the checksum
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"edge.csv.gz: the gzip stream is damaged"):
+        read(path, PAIRS)
+
+
+def test_a_file_that_is_only_named_gz_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "edge.csv.gz"
+    path.write_bytes(b"1,2\n")
+    with pytest.raises(InputError, match=r"edge.csv.gz: not a gzip file, though it is named"):
+        read(path, PAIRS)
