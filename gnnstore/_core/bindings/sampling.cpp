@@ -1,0 +1,147 @@
+// The sampling group: subgraphs of seed nodes.
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "bindings/bindings.h"
+#include "kernels/sampling.h"
+
+using namespace gnnstore;
+using namespace nb::literals;
+
+namespace {
+
+// A batch's buffer as an array; it goes back to the pool with the array's last view.
+template <class T>
+nb::object take_array(PooledBuffer buffer, std::vector<size_t> shape) {
+    auto owner = std::make_unique<PooledBuffer>(std::move(buffer));
+    void *data = owner->raw();
+    const nb::capsule capsule(owner.get(),
+                              [](void *p) noexcept { delete static_cast<PooledBuffer *>(p); });
+    owner.release();
+    return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), capsule));
+}
+
+template <class Local>
+nb::tuple to_tuple(SampledBatch batch, bool is_disjoint) {
+    const auto num_nodes = static_cast<size_t>(batch.num_nodes);
+    const auto num_edges = static_cast<size_t>(batch.num_edges);
+    return nb::make_tuple(
+        take_array<Local>(std::move(batch.n_id), {num_nodes}),
+        take_array<Local>(std::move(batch.edge_index), {2, num_edges}),
+        take_array<int64_t>(std::move(batch.edge_pos), {num_edges}),
+        is_disjoint ? take_array<int64_t>(std::move(batch.tree), {num_nodes}) : nb::none(),
+        batch.num_sampled_nodes, batch.num_sampled_edges);
+}
+
+template <class Index, class Local>
+nb::tuple sample_into(const CscView<Index> &graph, const InputArray &seeds,
+                      const SamplingOptions &options) {
+    const int64_t *seed_ids = input_data<int64_t>(seeds, "seeds", "int64");
+    SampledBatch batch;
+    {
+        const GilRelease release;
+        batch = sample_neighbors<Index, Local>(graph, seed_ids, length(seeds), options);
+    }
+    return to_tuple<Local>(std::move(batch), options.disjoint);
+}
+
+// Calls use(Local{}) with the integer type that index_dtype names.
+template <class Use>
+nb::tuple with_index_dtype(const std::string &index_dtype, const Use &use) {
+    if (index_dtype == "int64") return use(int64_t{});
+    if (index_dtype == "int32") return use(int32_t{});
+    throw std::invalid_argument("index_dtype must be 'int64' or 'int32', got '" + index_dtype +
+                                "'");
+}
+
+nb::tuple sample(const InputArray &indptr, const InputArray &indices, const InputArray &seeds,
+                 std::vector<int64_t> fanouts, uint64_t seed, uint64_t epoch, uint64_t batch,
+                 std::optional<int64_t> num_src_nodes, bool replace, bool disjoint, bool induced,
+                 const std::string &index_dtype) {
+    const int64_t *starts = input_data<int64_t>(indptr, "indptr", "int64");
+    if (length(indptr) == 0)
+        throw std::invalid_argument("indptr must have one element more than there are nodes, "
+                                    "got no element");
+    const int64_t num_nodes = length(indptr) - 1;
+    const SamplingOptions options{std::move(fanouts), replace, disjoint, induced,
+                                  DrawKey{seed, epoch, batch}};
+    return with_integers(indices, "indices", [&]<class Index>(const Index *neighbors) {
+        const CscView<Index> graph{starts, neighbors, num_nodes, length(indices),
+                                   num_src_nodes.value_or(num_nodes)};
+        return with_index_dtype(index_dtype, [&]<class Local>(Local) {
+            return sample_into<Index, Local>(graph, seeds, options);
+        });
+    });
+}
+
+NumpyVector<int64_t> choose_positions(int64_t degree, int64_t k, bool replace, uint64_t seed,
+                                      uint64_t epoch, uint64_t batch, uint32_t hop, uint64_t node,
+                                      uint32_t tree) {
+    if (degree < 0)
+        throw std::invalid_argument("degree must not be negative, got " + std::to_string(degree));
+    check_fanout(k);
+    const auto positions = pooled_vector<int64_t>(num_chosen(degree, k, replace));
+    int64_t *out = positions.data();
+    const GilRelease release;
+    PositionChooser().choose(DrawKey{seed, epoch, batch}, node, hop, tree, {0, degree}, k, replace,
+                             out);
+    return positions;
+}
+
+template <class Local>
+nb::tuple add_reverse(const InputArray &edge_index, const InputArray &edge_pos, int64_t num_nodes) {
+    const auto *ends = static_cast<const Local *>(edge_index.data());
+    const int64_t *positions = input_data<int64_t>(edge_pos, "edge_pos", "int64");
+    const int64_t num_edges = length(edge_pos);
+    SampledBatch batch;
+    {
+        const GilRelease release;
+        batch = add_reverse_edges(ends, positions, num_edges, num_nodes);
+    }
+    const auto num_kept = static_cast<size_t>(batch.num_edges);
+    return nb::make_tuple(take_array<Local>(std::move(batch.edge_index), {2, num_kept}),
+                          take_array<int64_t>(std::move(batch.edge_pos), {num_kept}));
+}
+
+nb::tuple add_reverse_edges_of(const InputArray &edge_index, const InputArray &edge_pos,
+                               int64_t num_nodes) {
+    if (edge_index.ndim() != 2 || edge_index.shape(0) != 2 || edge_pos.ndim() != 1 ||
+        edge_index.shape(1) != edge_pos.shape(0))
+        throw std::invalid_argument("edge_index must have the shape [2, m] and edge_pos [m]");
+    const auto num_edges = static_cast<int64_t>(edge_index.shape(1));
+    if (num_edges > 0 && (edge_index.stride(0) != num_edges || edge_index.stride(1) != 1))
+        throw std::invalid_argument("edge_index must be contiguous");
+    if (edge_index.dtype() == nb::dtype<int32_t>())
+        return add_reverse<int32_t>(edge_index, edge_pos, num_nodes);
+    if (edge_index.dtype() == nb::dtype<int64_t>())
+        return add_reverse<int64_t>(edge_index, edge_pos, num_nodes);
+    refuse_dtype("edge_index", "int32 or int64", edge_index.dtype());
+}
+
+int64_t read_randomly(const InputArray &table, const InputArray &positions) {
+    const int32_t *values = input_data<int32_t>(table, "table", "int32");
+    const int64_t *where = input_data<int64_t>(positions, "positions", "int64");
+    const GilRelease release;
+    return random_reads(values, length(table), where, length(positions));
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_ &m) {
+    m.def("sample_neighbors", sample, "indptr"_a.noconvert(), "indices"_a.noconvert(),
+          "seeds"_a.noconvert(), "fanouts"_a, nb::kw_only(), "seed"_a, "epoch"_a, "batch"_a,
+          "num_src_nodes"_a = nb::none(), "replace"_a = false, "disjoint"_a = false,
+          "induced"_a = false, "index_dtype"_a = "int64");
+    m.def("choose_positions", choose_positions, "degree"_a, "k"_a, "replace"_a, "seed"_a, "epoch"_a,
+          "batch"_a, "hop"_a, "node"_a, "tree"_a = 0);
+    m.def("add_reverse_edges", add_reverse_edges_of, "edge_index"_a.noconvert(),
+          "edge_pos"_a.noconvert(), "num_nodes"_a);
+    m.def("random_reads", read_randomly, "table"_a.noconvert(), "positions"_a.noconvert());
+}

@@ -1,0 +1,5 @@
+"""From a store to subgraphs: which nodes and edges a batch consists of."""
+
+from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
+
+__all__ = ["NeighborSampler", "SampledSubgraph", "SamplingConfig"]

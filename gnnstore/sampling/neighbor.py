@@ -1,0 +1,241 @@
+"""Sampling the in-neighbourhood of seed nodes, as PyTorch Geometric defines it.
+
+The batch is a pure function of (graph, seeds, options, seed, epoch, batch number): draws are
+keyed by these, by the hop and by the node, and are never taken from a stream. So threads,
+workers and resumed runs agree, and a batch can be sampled long before it is needed. The
+kernel does the work; this module checks what goes in and says what went wrong.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError, InputError, UsageError
+from gnnstore.formats.csc import Csc
+
+SubgraphType = Literal["directional", "bidirectional", "induced"]
+IndexDtype = Literal["int64", "int32"]
+
+_WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """What to sample around each seed.
+
+    Attributes
+    ----------
+    fanouts : tuple of int
+        In-neighbours to choose for each node, one number a hop: -1 takes all, 0 none. No
+        hop at all leaves the seeds alone.
+    replace : bool
+        Choose with replacement. An in-neighbour may then be chosen twice, which gives two
+        equal edges.
+    subgraph_type : "directional", "bidirectional" or "induced"
+        The edges of the subgraph: those that were chosen; these and their reverses, each
+        once; or all edges of the graph between the chosen nodes.
+    disjoint : bool
+        Give each seed a tree of its own, which shares no node with the others.
+    seed : int
+        First word of the key of all draws, in [0, 2^64).
+
+    Raises
+    ------
+    UsageError
+        A value is out of range, or `disjoint` is combined with "induced".
+    """
+
+    fanouts: tuple[int, ...]
+    replace: bool = False
+    subgraph_type: SubgraphType = "directional"
+    disjoint: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fanouts", _checked_fanouts(self.fanouts))
+        if self.subgraph_type not in get_args(SubgraphType):
+            raise UsageError(
+                f"subgraph_type must be one of {', '.join(get_args(SubgraphType))}; "
+                f"got {self.subgraph_type!r}"
+            )
+        if self.disjoint and self.subgraph_type == "induced":
+            raise UsageError(
+                "disjoint=True and subgraph_type='induced' exclude each other: edges between "
+                "all sampled nodes would join the trees; choose one of the two"
+            )
+        _check_word("seed", self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class SampledSubgraph:
+    """One batch's subgraph; B seeds, n nodes, m edges, L hops. The arrays belong to the caller.
+
+    Attributes
+    ----------
+    n_id : ndarray of int32 or int64, shape [n]
+        Node ids. The first B are the seeds as given, repetitions included; then the nodes
+        in the order in which they were found.
+    edge_index : ndarray of int32 or int64, shape [2, m]
+        Local ids (positions in `n_id`): sources in row 0, targets in row 1, sorted by target.
+    edge_pos : ndarray of int64, shape [m]
+        Positions of the edges in the CSC arrays.
+    batch : ndarray of int64, shape [n], or None
+        Index of the seed in whose tree a node is, if the trees are disjoint.
+    num_sampled_nodes : list of int, length L + 1, or None
+        B, then the nodes found in each hop. None unless the subgraph is directional: only
+        then are the edges in the order of the hops.
+    num_sampled_edges : list of int, length L, or None
+        The edges chosen in each hop.
+    num_seeds : int
+        B.
+    """
+
+    n_id: npt.NDArray[Any]
+    edge_index: npt.NDArray[Any]
+    edge_pos: npt.NDArray[np.int64]
+    batch: npt.NDArray[np.int64] | None
+    num_sampled_nodes: list[int] | None
+    num_sampled_edges: list[int] | None
+    num_seeds: int
+
+
+class NeighborSampler:
+    """Samples subgraphs of one graph with one configuration.
+
+    Holds no state between batches; any number of threads may call `sample` at once, each
+    call running in the thread that makes it.
+
+    Parameters
+    ----------
+    csc : Csc
+        The graph. Need not be trusted: what a batch touches is checked.
+    config : SamplingConfig
+    index_dtype : "int64" or "int32"
+        dtype of `n_id` and `edge_index`.
+
+    Raises
+    ------
+    UsageError
+        The node ids do not fit in `index_dtype`.
+    """
+
+    def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
+        if index_dtype not in get_args(IndexDtype):
+            raise UsageError(f"index_dtype must be 'int64' or 'int32'; got {index_dtype!r}")
+        if index_dtype == "int32" and max(csc.num_nodes, csc.num_src) > 2**31:
+            raise UsageError(
+                f"the node ids of {csc.source} ({csc.num_nodes} nodes) do not fit in int32; "
+                "use index_dtype='int64'"
+            )
+        self.csc = csc
+        self.config = config
+        self.index_dtype: IndexDtype = index_dtype
+
+    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> SampledSubgraph:
+        """Sample the subgraph of some seed nodes.
+
+        Parameters
+        ----------
+        seeds : array-like of integers, shape [B]
+            Nodes of the graph; B may be 0, and nodes may be repeated.
+        epoch, batch : int
+            Further words of the key of all draws, in [0, 2^64).
+
+        Returns
+        -------
+        SampledSubgraph
+
+        Raises
+        ------
+        UsageError
+            The seeds are no vector of integers, `epoch` or `batch` is out of range, or the
+            batch would have billions of nodes.
+        InputError
+            A seed is no node of the graph.
+        CorruptStoreError
+            The graph is not well-formed where this batch touches it.
+        """
+        _check_word("epoch", epoch)
+        _check_word("batch", batch)
+        seed_ids = _seed_ids(seeds)
+        csc, config = self.csc, self.config
+        try:
+            n_id, edge_index, edge_pos, tree, num_nodes, num_edges = _core.sample_neighbors(
+                csc.indptr,
+                csc.indices,
+                seed_ids,
+                config.fanouts,
+                seed=config.seed,
+                epoch=epoch,
+                batch=batch,
+                num_src_nodes=csc.num_src,
+                replace=config.replace,
+                disjoint=config.disjoint,
+                induced=config.subgraph_type == "induced",
+                index_dtype=self.index_dtype,
+            )
+        except IndexError as error:
+            raise InputError(
+                f"cannot sample from {csc.source}: {error}; "
+                f"seeds must be ids of its {csc.num_nodes} nodes"
+            ) from error
+        except OverflowError as error:
+            raise UsageError(
+                f"cannot sample from {csc.source}: {error}; use fewer seeds or smaller fan-outs"
+            ) from error
+        except ValueError as error:
+            raise CorruptStoreError(
+                f"cannot sample from {csc.source}: {error}. "
+                "Its topology is damaged; run 'gnnstore verify' on it, or convert the graph again",
+                path=csc.source,
+            ) from error
+        if config.subgraph_type == "bidirectional":
+            edge_index, edge_pos = _core.add_reverse_edges(edge_index, edge_pos, len(n_id))
+        is_directional = config.subgraph_type == "directional"
+        return SampledSubgraph(
+            n_id=n_id,
+            edge_index=edge_index,
+            edge_pos=edge_pos,
+            batch=tree,
+            num_sampled_nodes=num_nodes if is_directional else None,
+            num_sampled_edges=num_edges if is_directional else None,
+            num_seeds=len(seed_ids),
+        )
+
+
+def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
+    try:
+        checked = tuple(operator.index(fanout) for fanout in fanouts)
+    except TypeError:
+        raise UsageError(f"fanouts must be a sequence of integers; got {fanouts!r}") from None
+    for hop, fanout in enumerate(checked):
+        if not -1 <= fanout < 2**31:
+            raise UsageError(
+                f"the fan-out of hop {hop} is {fanout}; "
+                "it must be -1 (all in-neighbours) or a number in [0, 2^31)"
+            )
+    return checked
+
+
+def _check_word(name: str, value: int) -> None:
+    if not 0 <= operator.index(value) < _WORD:
+        raise UsageError(f"{name} must be in [0, 2^64); got {value}")
+
+
+def _seed_ids(seeds: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    array = np.asarray(seeds)
+    if array.size == 0:
+        array = array.astype(np.int64)  # an empty list arrives as float64
+    if array.ndim != 1 or array.dtype.kind not in "iu" or array.dtype == np.uint64:
+        raise UsageError(
+            "seeds must be a vector of integer node ids; "
+            f"got an array of {array.dtype} of shape {array.shape}"
+        )
+    return np.ascontiguousarray(array, dtype=np.int64)

@@ -1,0 +1,306 @@
+"""Neighbour sampling on graphs small enough to see the answer."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch_geometric.sampler.utils import to_bidirectional
+
+from gnnstore import _core
+from gnnstore.formats.csc import Csc
+from gnnstore.sampling import NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.testing import sampling as reference
+
+
+def graph(columns: list[list[int]], dtype: str = "int64") -> Csc:
+    """Build a graph from its in-neighbour lists."""
+    indptr = np.cumsum([0] + [len(column) for column in columns])
+    indices = np.array([source for column in columns for source in column], dtype=dtype)
+    return Csc(indptr.astype(np.int64), indices, None, len(columns))
+
+
+def random_graph(num_nodes: int, num_edges: int, seed: int, dtype: str = "int64") -> Csc:
+    """Make a graph whose degrees differ widely; columns are unsorted, edges may be repeated."""
+    rng = np.random.default_rng(seed)
+    targets = np.sort((num_nodes * rng.random(num_edges) ** 3).astype(np.int64))
+    indptr = np.searchsorted(targets, np.arange(num_nodes + 1)).astype(np.int64)
+    return Csc(indptr, rng.integers(0, num_nodes, num_edges).astype(dtype), None, num_nodes)
+
+
+def sample(csc: Csc, seeds: list[int], *fanouts: int, **options: Any) -> SampledSubgraph:
+    config = SamplingConfig(tuple(fanouts), **options)
+    return NeighborSampler(csc, config).sample(seeds, epoch=0, batch=0)
+
+
+def assert_equal(a: SampledSubgraph, b: SampledSubgraph) -> None:
+    for name in ("n_id", "edge_index", "edge_pos", "batch"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    assert a.num_sampled_nodes == b.num_sampled_nodes
+    assert a.num_sampled_edges == b.num_sampled_edges
+
+
+def global_edges(csc: Csc, batch: SampledSubgraph) -> None:
+    """Check that every edge of a batch is the edge of the graph that edge_pos names."""
+    np.testing.assert_array_equal(batch.n_id[batch.edge_index[0]], csc.indices[batch.edge_pos])
+    column = np.searchsorted(csc.indptr, batch.edge_pos, side="right") - 1
+    np.testing.assert_array_equal(batch.n_id[batch.edge_index[1]], column)
+
+
+# Node 6 is isolated; found in this order by PyG's own loader.
+EXAMPLE = graph([[1, 2, 3], [4, 2], [3, 0], [5], [], [], []])
+
+
+def test_nodes_are_numbered_as_they_are_found() -> None:
+    batch = sample(EXAMPLE, [0, 6], -1, -1)
+    assert batch.n_id.tolist() == [0, 6, 1, 2, 3, 4, 5]
+    assert batch.edge_index.tolist() == [[2, 3, 4, 5, 3, 4, 0, 6], [0, 0, 0, 2, 2, 3, 3, 4]]
+    assert batch.edge_pos.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert batch.num_sampled_nodes == [2, 3, 2]
+    assert batch.num_sampled_edges == [3, 5]
+    assert batch.num_seeds == 2
+    assert batch.batch is None
+
+
+def test_a_node_is_expanded_once() -> None:
+    cycle = graph([[1], [0]])
+    batch = sample(cycle, [0], -1, -1, -1, -1)
+    assert batch.n_id.tolist() == [0, 1]
+    assert batch.edge_index.tolist() == [[1, 0], [0, 1]]
+    assert batch.num_sampled_nodes == [1, 1, 0, 0, 0]
+    assert batch.num_sampled_edges == [1, 1, 0, 0]
+
+
+def test_nodes_of_the_last_hop_are_not_expanded() -> None:
+    batch = sample(EXAMPLE, [0], -1)
+    assert batch.n_id.tolist() == [0, 1, 2, 3]
+    assert batch.edge_index.tolist() == [[1, 2, 3], [0, 0, 0]]
+
+
+def test_no_hops_leave_the_seeds_alone() -> None:
+    batch = sample(EXAMPLE, [3, 1])
+    assert batch.n_id.tolist() == [3, 1]
+    assert batch.edge_index.shape == (2, 0)
+    assert batch.num_sampled_nodes == [2]
+    assert batch.num_sampled_edges == []
+
+
+def test_a_fan_out_of_zero_chooses_nothing() -> None:
+    batch = sample(EXAMPLE, [0], 0, -1)
+    assert batch.n_id.tolist() == [0]
+    assert batch.num_sampled_nodes == [1, 0, 0]
+    assert batch.num_sampled_edges == [0, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"subgraph_type": "induced"}])
+def test_no_seeds_give_an_empty_batch(options: dict[str, Any]) -> None:
+    batch = sample(EXAMPLE, [], 2, 2, **options)
+    assert batch.n_id.shape == (0,)
+    assert batch.n_id.dtype == np.int64
+    assert batch.edge_index.shape == (2, 0)
+    assert batch.edge_pos.shape == (0,)
+    assert batch.num_seeds == 0
+
+
+def test_a_graph_without_edges_or_nodes() -> None:
+    assert sample(graph([[], []]), [1, 0], -1, 3).n_id.tolist() == [1, 0]
+    assert sample(graph([]), [], -1, 3).n_id.shape == (0,)
+
+
+def test_repeated_seeds_keep_their_places() -> None:
+    csc = graph([[1], [0], [0, 1]])
+    batch = sample(csc, [0, 0, 1, 0], -1)
+    assert batch.n_id.tolist() == [0, 0, 1, 0]
+    # Each is expanded at its own place; as a neighbour, node 0 is its first place.
+    assert batch.edge_index.tolist() == [[2, 2, 0, 2], [0, 1, 2, 3]]
+    assert batch.num_sampled_nodes == [4, 0]
+    global_edges(csc, batch)
+
+
+def test_more_repeated_seeds_than_nodes() -> None:
+    csc = graph([[1], [0]])
+    batch = sample(csc, [0, 1] * 500, 1)
+    assert batch.n_id.tolist() == [0, 1] * 500
+    assert batch.edge_index[0].tolist() == [1, 0] * 500
+
+
+def test_with_replacement_edges_are_repeated() -> None:
+    csc = graph([[1, 2], [], []])
+    batch = sample(csc, [0, 1], 8, replace=True)
+    assert batch.num_sampled_edges == [8]
+    assert set(batch.edge_pos.tolist()) == {0, 1}
+    assert sorted(batch.n_id.tolist()) == [0, 1, 2]
+    assert sample(csc, [0, 1], -1, replace=True).edge_pos.tolist() == [0, 1]
+
+
+def test_disjoint_trees_share_no_node() -> None:
+    batch = sample(EXAMPLE, [0, 1, 0], -1, disjoint=True)
+    assert batch.n_id.tolist() == [0, 1, 0, 1, 2, 3, 4, 2, 1, 2, 3]
+    assert batch.batch is not None
+    assert batch.batch.tolist() == [0, 1, 2, 0, 0, 0, 1, 1, 2, 2, 2]
+    assert batch.edge_index.tolist() == [[3, 4, 5, 6, 7, 8, 9, 10], [0, 0, 0, 1, 1, 2, 2, 2]]
+
+
+def test_disjoint_trees_of_one_node_draw_differently() -> None:
+    csc = graph([list(range(1, 1001))] + [[]] * 1000)
+    batch = sample(csc, [0, 0], 10, disjoint=True)
+    first, second = batch.edge_pos[:10].tolist(), batch.edge_pos[10:].tolist()
+    assert first != second
+    assert first == sample(csc, [0], 10).edge_pos.tolist()
+
+
+def test_induced_edges_are_those_between_the_sampled_nodes() -> None:
+    csc = graph([[1, 2], [2, 3], [0, 1, 3], [0]])
+    batch = sample(csc, [0], 2, subgraph_type="induced")
+    assert batch.n_id.tolist() == [0, 1, 2]
+    # For each node, in order of local ids: its column, without node 3.
+    assert batch.edge_index.tolist() == [[1, 2, 2, 0, 1], [0, 0, 1, 2, 2]]
+    assert batch.edge_pos.tolist() == [0, 1, 2, 4, 5]
+    assert batch.num_sampled_nodes is None
+    assert batch.num_sampled_edges is None
+    global_edges(csc, batch)
+
+
+def test_bidirectional_adds_the_reverse_of_each_edge_once() -> None:
+    batch = sample(graph([[1, 2], [0], []]), [0], -1, -1, subgraph_type="bidirectional")
+    assert batch.edge_index.tolist() == [[1, 2, 0, 0], [0, 0, 1, 2]]
+    # 0 -> 1 was sampled itself (position 2); 0 -> 2 is known from its reverse only.
+    assert batch.edge_pos.tolist() == [0, 1, 2, 1]
+    assert batch.num_sampled_nodes is None
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize(("num_nodes", "num_edges"), [(1, 0), (1, 3), (9, 40), (300, 2000)])
+def test_bidirectional_edges_are_pygs(num_nodes: int, num_edges: int, dtype: str) -> None:
+    rng = np.random.default_rng(num_edges)
+    edges = rng.integers(0, num_nodes, (2, num_edges)).astype(dtype)
+    edges[1].sort()
+    edge_pos = rng.permutation(num_edges)
+
+    merged, merged_pos = _core.add_reverse_edges(edges, edge_pos, num_nodes)
+
+    row, col, position = map(torch.from_numpy, (edges[0], edges[1], edge_pos))
+    pyg_row, pyg_col, _ = to_bidirectional(row, col, row, col, position, position)
+    np.testing.assert_array_equal(merged, torch.stack([pyg_row, pyg_col]).numpy())
+    assert merged.dtype == dtype
+    # Which of several equal edges lends its id is open in PyG; here it is the edge itself.
+    expected, expected_pos = reference.add_reverse_edges(edges, edge_pos)
+    np.testing.assert_array_equal(merged, expected)
+    np.testing.assert_array_equal(merged_pos, expected_pos)
+
+
+@pytest.mark.parametrize("indices_dtype", ["int32", "int64"])
+@pytest.mark.parametrize("index_dtype", ["int32", "int64"])
+def test_dtypes(indices_dtype: str, index_dtype: Any) -> None:
+    csc = random_graph(50, 400, seed=1, dtype=indices_dtype)
+    config = SamplingConfig((4, 3), disjoint=True, seed=5)
+    batch = NeighborSampler(csc, config, index_dtype).sample([3, 4], epoch=1, batch=2)
+    assert batch.n_id.dtype == index_dtype
+    assert batch.edge_index.dtype == index_dtype
+    assert batch.edge_pos.dtype == np.int64
+    assert batch.batch is not None
+    assert batch.batch.dtype == np.int64
+    expected = NeighborSampler(random_graph(50, 400, seed=1), config).sample(
+        [3, 4], epoch=1, batch=2
+    )
+    assert_equal(batch, expected)
+
+
+@pytest.mark.parametrize("induced", [False, True])
+def test_large_node_ids_change_the_table_and_not_the_batch(induced: bool) -> None:
+    csc = random_graph(2000, 20000, seed=3)
+    arguments = (csc.indptr, csc.indices, np.arange(0, 2000, 50), [5, 5])
+    key: dict[str, Any] = {"seed": 1, "epoch": 2, "batch": 3, "induced": induced}
+    compact = _core.sample_neighbors(*arguments, **key)
+    wide = _core.sample_neighbors(*arguments, **key, num_src_nodes=2**40)
+    for a, b in zip(compact, wide, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_sources_may_be_more_than_targets() -> None:
+    csc = Csc(np.array([0, 2, 3]), np.array([2**33, 7, 2**33]), None, num_src=2**34)
+    batch = sample(csc, [0, 1], -1)
+    assert batch.n_id.tolist() == [0, 1, 2**33, 7]
+    assert batch.edge_index.tolist() == [[2, 3, 2], [0, 0, 1]]
+
+
+def test_a_node_of_great_degree() -> None:
+    csc = graph([list(range(1, 70_001))] + [[]] * 70_000)
+    batch = sample(csc, [0], 2000)
+    assert len(set(batch.edge_pos.tolist())) == 2000
+    assert batch.n_id.tolist() == [0, *(batch.edge_pos + 1).tolist()]
+
+
+def test_seeds_may_be_any_integers() -> None:
+    csc = random_graph(50, 400, seed=1)
+    expected = sample(csc, [3, 4], 3, 3)
+    sampler = NeighborSampler(csc, SamplingConfig((3, 3)))
+    for seeds in (np.array([3, 4], dtype=np.int32), np.array([3, 0, 4, 0])[::2], (3, 4)):
+        assert_equal(sampler.sample(seeds, epoch=0, batch=0), expected)
+    read_only = np.array([3, 4])
+    read_only.setflags(write=False)
+    assert_equal(sampler.sample(read_only, epoch=0, batch=0), expected)
+
+
+def test_key_changes_the_batch_and_nothing_else_does() -> None:
+    csc = random_graph(500, 50_000, seed=2)
+    seeds = np.arange(0, 500, 7)
+
+    def edges(seed: int, epoch: int, batch: int) -> bytes:
+        sampler = NeighborSampler(csc, SamplingConfig((5, 5), seed=seed))
+        return sampler.sample(seeds, epoch=epoch, batch=batch).edge_pos.tobytes()
+
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1), (2**64 - 1, 0, 0)]
+    assert len({edges(*key) for key in keys}) == len(keys)
+    assert [edges(*key) for key in keys] == [edges(*key) for key in keys]
+
+
+def test_a_node_draws_alike_in_whatever_company() -> None:
+    csc = random_graph(500, 50_000, seed=2)
+    alone = sample(csc, [5], 4)
+    among_others = sample(csc, [17, 5, 200], 4)
+    own_edges = among_others.edge_index[1] == 1
+    np.testing.assert_array_equal(among_others.edge_pos[own_edges], alone.edge_pos)
+
+
+@pytest.mark.parametrize("options", [{}, {"disjoint": True}, {"replace": True}])
+def test_threads_do_not_change_batches(options: dict[str, Any]) -> None:
+    csc = random_graph(3000, 60_000, seed=4)
+    sampler = NeighborSampler(csc, SamplingConfig((8, 8), seed=9, **options))
+    seeds = np.random.default_rng(0).integers(0, 3000, (24, 64))
+
+    def one(batch: int) -> SampledSubgraph:
+        return sampler.sample(seeds[batch], epoch=0, batch=batch)
+
+    expected = [one(batch) for batch in range(24)]
+    for num_threads in (1, 2, 4):
+        with ThreadPoolExecutor(num_threads) as pool:
+            for got, want in zip(pool.map(one, range(24)), expected, strict=True):
+                assert_equal(got, want)
+
+
+def test_scratch_memory_follows_the_batch_and_not_the_graph() -> None:
+    num_nodes = 1 << 26
+    csc = Csc(np.zeros(num_nodes + 1, dtype=np.int64), np.zeros(0, dtype=np.int32), None, num_nodes)
+    _core.pool_trim(0)
+    in_use = _core.pool_stats()["bytes_in_use"]
+    batch = sample(csc, [1, num_nodes - 1], 10, 10, 10)
+    assert batch.n_id.tolist() == [1, num_nodes - 1]
+    stats = _core.pool_stats()
+    assert stats["bytes_in_use"] - in_use + stats["bytes_free"] < 1 << 20
+
+
+def test_batches_do_not_share_memory() -> None:
+    csc = random_graph(500, 5000, seed=5)
+    sampler = NeighborSampler(csc, SamplingConfig((5, 5)))
+    first = sampler.sample([1, 2, 3], epoch=0, batch=0)
+    copies: list[npt.NDArray[Any]] = [first.n_id.copy(), first.edge_index.copy()]
+    for batch in range(1, 20):
+        sampler.sample([4, 5, 6], epoch=0, batch=batch)
+    np.testing.assert_array_equal(first.n_id, copies[0])
+    np.testing.assert_array_equal(first.edge_index, copies[1])
+    assert first.n_id.flags.writeable
