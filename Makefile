@@ -1,0 +1,84 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up what it needs in
+# .venv and reuses it until pyproject.toml, constraints.txt or the C++ core changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+DEMO_DIR ?= demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench sanitize wheel clean distclean
+
+help:
+	@echo 'make demo      set up, then convert, inspect and train on a built-in graph (minutes)'
+	@echo 'make test      set up, then lint, type-check and run every test'
+	@echo 'make lint      ruff and mypy only'
+	@echo 'make format    let ruff format and fix what it can'
+	@echo 'make bench     the quick benchmarks (see docs/benchmarks.md for the large ones)'
+	@echo 'make sanitize  run the kernels'\'' tests under AddressSanitizer and UBSan'
+	@echo 'make wheel     build a wheel in dist/'
+	@echo 'make clean     remove what builds left behind; make distclean: .venv too'
+
+demo: $(INSTALLED)
+	$(BIN)/gnnstore demo --dir $(DEMO_DIR)
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+BENCHMARKS := $(filter-out __init__ harness,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
+bench: $(INSTALLED)
+	@for name in $(BENCHMARKS); do \
+	  echo "== python -m benchmarks.$$name --quick"; \
+	  $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+
+# Editable, so that an edited .py file needs no reinstall; a changed .cpp file does.
+$(INSTALLED): pyproject.toml constraints.txt $(CORE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'gnnstore needs Python 3.11 or newer; try: make PYTHON=python3.12 ...' >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+wheel: $(INSTALLED)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# The instrumented core stands in a copy of the package that comes first on PYTHONPATH. The
+# interpreter must be the one outside .venv: there the editable install would win.
+SANITIZE := build/sanitize
+SANITIZED_TESTS ?= tests/unit tests/property tests/corruption
+sanitize: $(INSTALLED)
+	rm -rf $(SANITIZE)/site
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake nanobind ninja
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S gnnstore/_core -B $(SANITIZE)/core \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DGNNSTORE_SANITIZE=ON -DGNNSTORE_WERROR=ON \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(SANITIZE)/core
+	mkdir -p $(SANITIZE)/site
+	cp -R gnnstore $(SANITIZE)/site/
+	rm -f $(SANITIZE)/site/gnnstore/_core/_kernels*.so
+	cp $(SANITIZE)/core/_kernels*.so $(SANITIZE)/site/gnnstore/_core/
+	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	base=$$($(BIN)/python -c 'import sys; print(sys._base_executable)'); \
+	env LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  PYTHONPATH="$(CURDIR)/$(SANITIZE)/site:$$site" PYTHONSAFEPATH=1 \
+	  $$base -m pytest -p no:cacheprovider --timeout 600 $(SANITIZED_TESTS)
+
+clean:
+	rm -rf build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

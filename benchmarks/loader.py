@@ -1,0 +1,261 @@
+"""The whole loader without a model: beside its own kernels, and beside PyG's loader.
+
+Workload w by default, W with `--scale 24`: an R-MAT graph with Graph500's parameters, 15
+edges a node, 128 float32 features; batches of 1,024 random nodes, fan-out 10, 10, 10.
+
+A round times the stages of every batch (sampling, gathering) on one thread, then the loader
+with all threads on the same batches. The bar is 1.3 times (sampling + gathering) / threads.
+PyG's `NeighborLoader` is timed on the same arrays where torch-sparse or pyg-lib is installed;
+the bar is 8 times its speed, with the number of workers that suits it best.
+Run `python -m benchmarks.loader`; with `--cache DIR` the store is made once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+import warnings
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch_geometric import typing
+
+import gnnstore
+from benchmarks.harness import Timing, parser, report
+from gnnstore.converters import from_rmat
+from gnnstore.io.resident import residents_of
+from gnnstore.io.rows import RowSource
+from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.units import format_size
+
+FANOUTS, BATCH_SIZE, SEED = (10, 10, 10), 1024, 0
+BAR_STAGES, BAR_PYG = 1.3, 8.0
+PEER_REPEATS = 3
+
+
+def make_store(directory: Path, scale: int, edge_factor: int, feature_dim: int) -> Path:
+    """Return the store of the workload, converted unless it is there already."""
+    path = directory / f"rmat-{scale}-{edge_factor}-{feature_dim}.gnn"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        from_rmat(
+            path,
+            scale=scale,
+            edge_factor=edge_factor,
+            feature_dim=feature_dim,
+            homophily=None,
+        )
+    return path
+
+
+class Stages:
+    """What the loader's threads do for a batch, on one thread and timed apart."""
+
+    def __init__(self, loader: gnnstore.NeighborLoader, seeds: NDArray[np.int64]) -> None:
+        store: gnnstore.GraphStore = loader.data
+        shared = residents_of(store)
+        config = SamplingConfig(FANOUTS, seed=SEED)
+        self.sampler = NeighborSampler(shared.csc(store, "memory", 1), config)
+        self.tables: list[RowSource] = [
+            shared.rows(store, spec, "memory", 1) for spec in store.schema.node.attributes.values()
+        ]
+        self.seeds = seeds
+
+    def run(self, epoch: int) -> tuple[float, float]:
+        """Return seconds of sampling and of gathering, of all batches of an epoch."""
+        sampling = gathering = 0.0
+        for batch, seeds in enumerate(self.seeds):
+            start = perf_counter()
+            subgraph = self.sampler.sample(seeds, epoch=epoch, batch=batch)
+            sampled = perf_counter()
+            rows = [table.gather(subgraph.n_id) for table in self.tables]
+            gathering += perf_counter() - sampled
+            sampling += sampled - start
+            del subgraph, rows
+        return sampling, gathering
+
+
+def seconds_of(loader: Any) -> float:
+    """Return the seconds of one epoch of a loader, whose batches are dropped at once."""
+    start = perf_counter()
+    for batch in loader:
+        del batch
+    return perf_counter() - start
+
+
+def time_rounds(loader: gnnstore.NeighborLoader, stages: Stages, repeats: int) -> dict[str, Timing]:
+    """Return seconds a batch of sampling, of gathering, and of the loader, round by round."""
+    stages.run(epoch=0)
+    seconds_of(loader)
+    rounds = []
+    gc.disable()
+    try:
+        for epoch in range(1, repeats + 1):
+            loader.set_epoch(epoch)
+            rounds.append((*stages.run(epoch), seconds_of(loader)))
+    finally:
+        gc.enable()
+    columns = (np.array(rounds) / len(stages.seeds)).T
+    names = ("sampling", "gathering", "loader")
+    return {name: Timing(tuple(c)) for name, c in zip(names, columns.tolist(), strict=True)}
+
+
+def overhead_of(loader: gnnstore.NeighborLoader) -> float:
+    """Return seconds a batch when there is nothing to sample: Python, threads and `Data`."""
+    bare = gnnstore.NeighborLoader(
+        loader.data, [], np.zeros(2000, np.int64), num_threads=loader.num_threads, seed=0
+    )
+    return seconds_of(bare) / len(bare)
+
+
+def pyg_data(stages: Stages) -> Any:
+    """Return the graph as PyG holds it: features and labels shared, edges as int64 pairs."""
+    from torch_geometric.data import Data  # noqa: PLC0415
+
+    csc = stages.sampler.csc
+    edge_index = np.empty((2, csc.num_edges), np.int64)
+    edge_index[0] = csc.indices
+    edge_index[1] = np.repeat(np.arange(csc.num_nodes), np.diff(csc.indptr))
+    x, y = (table_tensor(table) for table in stages.tables)
+    return Data(x=x, y=y, edge_index=torch.from_numpy(edge_index))
+
+
+def pyg_seconds(data: Any, seeds: NDArray[np.int64], num_workers: int) -> float:
+    """Return the seconds that PyG's own loader takes for a batch of the same seeds."""
+    from torch_geometric.loader import NeighborLoader  # noqa: PLC0415
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch-sparse is deprecated beside pyg-lib
+        loader = NeighborLoader(
+            data,
+            list(FANOUTS),
+            torch.from_numpy(seeds.reshape(-1)),
+            batch_size=BATCH_SIZE,
+            is_sorted=True,
+            num_workers=num_workers,
+        )
+        moments = [perf_counter()]
+        for batch in loader:
+            del batch
+            moments.append(perf_counter())
+    # Not the first batches: workers must start, and have prepared the next ones by then.
+    first = max(1, num_workers)
+    return (moments[-1] - moments[first]) / (len(moments) - 1 - first)
+
+
+def table_tensor(table: RowSource) -> torch.Tensor:
+    """Return a resident table as the tensor that PyG would hold; no copy."""
+    body: NDArray[np.uint8] = table.body  # type: ignore[attr-defined]
+    values = body.view(table.dtype).reshape(-1, *table.row_shape)  # type: ignore[attr-defined]
+    return torch.from_numpy(values)
+
+
+def main() -> None:
+    """Time rounds and PyG, and print times and ratios."""
+    options = parser(__doc__)
+    options.add_argument("--scale", type=int, default=18, help="2^scale nodes (18; W: 24)")
+    options.add_argument("--edge-factor", type=int, default=15, help="edges a node (15)")
+    options.add_argument("--feature-dim", type=int, default=128, help="float32 features (128)")
+    options.add_argument("--batches", type=int, help="batches a round (1 %% of W's nodes; 64)")
+    options.add_argument("--threads", type=int, help="threads of the loader (all cores)")
+    options.add_argument("--peer-batches", type=int, default=12, help="batches of PyG (12)")
+    options.add_argument("--peer-workers", type=int, nargs="+", default=[0, 2], help="(0 2)")
+    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.scale, arguments.repeats = min(arguments.scale, 16), min(arguments.repeats, 3)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
+        measure(arguments, arguments.cache or Path(temporary))
+
+
+def measure(arguments: argparse.Namespace, directory: Path) -> None:
+    """Run the benchmark on the store in a directory."""
+    scale: int = arguments.scale
+    path = make_store(directory, scale, arguments.edge_factor, arguments.feature_dim)
+    # An epoch has 1 % of W's nodes; of w's, too few to forget how a round begins and ends.
+    num_batches = arguments.batches or max(64, (1 << scale) // 100 // BATCH_SIZE)
+    rng = np.random.default_rng(1)
+    seeds = rng.integers(0, 1 << scale, (num_batches, BATCH_SIZE))
+    loader = gnnstore.NeighborLoader(
+        path,
+        FANOUTS,
+        seeds.reshape(-1),
+        batch_size=BATCH_SIZE,
+        strategy="memory",
+        seed=SEED,
+        num_threads=arguments.threads,
+    )
+    stages = Stages(loader, seeds)
+    timings = time_rounds(loader, stages, arguments.repeats)
+    rows, numbers = compare_with_stages(loader, timings)
+    if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
+        peers = time_pyg(stages, seeds[: arguments.peer_batches], arguments.peer_workers)
+        more_rows, more_numbers = compare_with_pyg(timings["loader"], peers)
+        timings |= {f"PyG, {workers} workers": timing for workers, timing in peers.items()}
+        rows, numbers = rows + more_rows, numbers | more_numbers
+    else:
+        rows.append(("PyG's NeighborLoader", "cannot sample: install torch-sparse or pyg-lib"))
+    title = f"load from R-MAT, 2^{scale} nodes, strategy memory, without a model"
+    report(title, rows, as_json=arguments.json, timings=timings, **numbers)
+
+
+def compare_with_stages(
+    loader: gnnstore.NeighborLoader, timings: dict[str, Timing]
+) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    """Return rows and numbers: the loader beside its stages, round by round."""
+    threads, stats, whole = loader.num_threads, loader.stats(), timings["loader"]
+    stages = zip(timings["sampling"].seconds, timings["gathering"].seconds, strict=True)
+    floors = [(sampling + gathering) / threads for sampling, gathering in stages]
+    ratios = [seconds / floor for seconds, floor in zip(whole.seconds, floors, strict=True)]
+    ratio = float(np.median(ratios))
+    nodes, edges = (round(count / stats.batches) for count in (stats.nodes, stats.edges))
+    gathered = format_size(stats.bytes_gathered / stats.batches)
+    rows = [
+        ("a batch", f"{nodes:,} nodes, {edges:,} edges, {gathered} gathered"),
+        ("sampling, one thread", f"{timings['sampling'].milliseconds()} a batch"),
+        ("gathering, one thread", f"{timings['gathering'].milliseconds()} a batch"),
+        ("(sampling + gathering) / threads", f"{1e3 * np.median(floors):.2f} ms"),
+        (f"the loader, {threads} threads", f"{whole.milliseconds()} a batch"),
+        ("the loader, in units of these", f"{ratio:.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"),
+        (f"the bar of {BAR_STAGES}", "reached" if ratio <= BAR_STAGES else "MISSED"),
+        ("a batch of one seed and no hop", f"{1e6 * overhead_of(loader):.0f} us"),
+    ]
+    numbers = {"num_threads": threads, "nodes_per_batch": nodes, "edges_per_batch": edges}
+    return rows, {**numbers, "stages_ratio": ratio}
+
+
+def time_pyg(
+    stages: Stages, seeds: NDArray[np.int64], peer_workers: list[int]
+) -> dict[int, Timing]:
+    """Return seconds a batch of PyG's loader by the number of its workers."""
+    data = pyg_data(stages)
+    return {
+        workers: Timing(tuple(pyg_seconds(data, seeds, workers) for _ in range(PEER_REPEATS)))
+        for workers in peer_workers
+    }
+
+
+def compare_with_pyg(
+    ours: Timing, peers: dict[int, Timing]
+) -> tuple[list[tuple[str, str]], dict[str, Any]]:
+    """Return rows and numbers: PyG's loader in units of ours."""
+    rows = [
+        (
+            f"PyG's NeighborLoader, {workers} workers",
+            f"{timing.milliseconds()} a batch; {timing.median / ours.median:.1f} x ours",
+        )
+        for workers, timing in peers.items()
+    ]
+    ratio = min(timing.median for timing in peers.values()) / ours.median
+    rows.append((f"the bar of {BAR_PYG:.0f} x PyG", "reached" if ratio >= BAR_PYG else "MISSED"))
+    return rows, {"pyg_ratio": ratio}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Train GraphSAGE on a gnnstore: plain PyTorch Geometric code, two lines of it gnnstore's.
+
+    gnnstore convert ogb path/to/ogbn_products products.gnn --undirected
+    python examples/train_sage.py products.gnn --fanouts 15 10 5
+
+Prints loss, validation and test accuracy of every epoch, and where the time went.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody writes it
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
+from torch_geometric.transforms import NormalizeFeatures
+
+import gnnstore
+
+
+class GraphSAGE(torch.nn.Module):
+    """Layers of SAGEConv with ReLU and dropout between them."""
+
+    def __init__(self, widths: Sequence[int], dropout: float) -> None:
+        super().__init__()
+        self.convs = torch.nn.ModuleList(
+            SAGEConv(width, next_width) for width, next_width in itertools.pairwise(widths)
+        )
+        self.dropout = dropout
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return class scores [n, C] of the n nodes of a batch; the first B are the seeds'."""
+        for i, conv in enumerate(self.convs):
+            x = F.dropout(x, self.dropout, self.training)
+            x = conv(x, edge_index)
+            if i + 1 < len(self.convs):
+                x = x.relu()
+        return x
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What one epoch came to: accuracies are fractions of 1."""
+
+    epoch: int
+    loss: float
+    valid: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """All epochs that were evaluated, and the one that did best on the validation nodes."""
+
+    epochs: list[Epoch]
+    best: Epoch
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """Train and evaluate as the command line says."""
+    torch.manual_seed(arguments.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    store = gnnstore.open(arguments.store)
+    options: dict[str, Any] = {
+        "batch_size": arguments.batch_size,
+        "strategy": arguments.strategy,
+        "memory": arguments.memory,
+        "num_threads": arguments.threads,
+        "seed": arguments.seed,
+        "transform": NormalizeFeatures() if arguments.normalize else None,
+    }
+    train_loader = gnnstore.NeighborLoader(
+        store, arguments.fanouts, input_nodes="train", shuffle=True, **options
+    )
+    everything = [-1] * len(arguments.fanouts)
+    eval_loaders = {
+        split: gnnstore.NeighborLoader(store, everything, input_nodes=split, **options)
+        for split in ("valid", "test")
+    }
+    num_classes = int(store.labels[store.splits["train"]].max()) + 1
+    hidden = [arguments.hidden] * (len(arguments.fanouts) - 1)
+    model = GraphSAGE([store.features.shape[1], *hidden, num_classes], arguments.dropout)
+    model = model.to(device)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=arguments.lr, weight_decay=arguments.weight_decay
+    )
+    print(f"{store}\n{train_loader.stats().reason}\ntraining on {device}", flush=True)
+
+    epochs = []
+    for number in range(1, arguments.epochs + 1):
+        before, start = train_loader.stats(), time.perf_counter()
+        loss = train(model, train_loader, optimizer, device)
+        seconds_training = time.perf_counter() - start
+        if number % arguments.eval_every and number != arguments.epochs:
+            continue
+        accuracy = {split: evaluate(model, eval_loaders[split], device) for split in eval_loaders}
+        seconds = time.perf_counter() - start
+        epochs.append(Epoch(number, loss, accuracy["valid"], accuracy["test"]))
+        stats = train_loader.stats().since(before)
+        print(
+            f"epoch {number:3d}  loss {loss:.4f}  valid {accuracy['valid']:6.2%}  "
+            f"test {accuracy['test']:6.2%}  |  {seconds:.2f} s: "
+            f"training {seconds_training:.2f} (stalled {stats.seconds_waiting:.2f}), "
+            f"evaluating {seconds - seconds_training:.2f}  |  in the threads: "
+            f"sampling {stats.seconds_sampling:.2f}, gathering {stats.seconds_gathering:.2f}",
+            flush=True,
+        )
+    best = max(epochs, key=lambda epoch: epoch.valid)
+    print(
+        f"best by validation: epoch {best.epoch}, valid {best.valid:.2%}, test {best.test:.2%}\n"
+        f"training: {train_loader.stats()}"
+    )
+    return Result(epochs, best)
+
+
+def train(
+    model: GraphSAGE,
+    loader: gnnstore.NeighborLoader,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> float:
+    """Train for one epoch and return the mean loss of a seed node."""
+    model.train()
+    total = num_seeds = 0.0
+    for batch in loader:
+        batch = batch.to(device)  # noqa: PLW2901
+        optimizer.zero_grad()
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        loss = F.cross_entropy(out, labels_of_seeds(batch))
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * batch.batch_size
+        num_seeds += batch.batch_size
+    return total / max(1, num_seeds)
+
+
+@torch.no_grad()
+def evaluate(model: GraphSAGE, loader: gnnstore.NeighborLoader, device: torch.device) -> float:
+    """Return the share of seed nodes that are classified rightly."""
+    model.eval()
+    right = num_seeds = 0
+    for batch in loader:
+        batch = batch.to(device)  # noqa: PLW2901
+        out = model(batch.x, batch.edge_index)[: batch.batch_size]
+        right += int((out.argmax(dim=-1) == labels_of_seeds(batch)).sum())
+        num_seeds += batch.batch_size
+    return right / max(1, num_seeds)
+
+
+def labels_of_seeds(batch: Any) -> Tensor:
+    """Return the labels [B] of a batch's seeds; OGB keeps them as [N, 1]."""
+    labels: Tensor = batch.y[: batch.batch_size].view(-1).long()
+    return labels
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("store", help="a store, as gnnstore convert makes it")
+    parser.add_argument(
+        "--fanouts",
+        type=int,
+        nargs="+",
+        default=[10],
+        help="neighbours to sample per hop, -1 for all; a single number holds for all layers",
+    )
+    parser.add_argument("--layers", type=int, help="by default one per fan-out, at least 2")
+    parser.add_argument("--hidden", type=int, default=256, help="width of hidden layers")
+    parser.add_argument("--dropout", type=float, default=0.5)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument("--eval-every", type=int, default=1, help="evaluate every so many epochs")
+    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--weight-decay", type=float, default=0.0)
+    parser.add_argument("--normalize", action="store_true", help="scale each x to a sum of 1")
+    parser.add_argument("--strategy", choices=["auto", "memory", "mmap"], default="auto")
+    parser.add_argument("--memory", help="budget, such as 8GB; by default what is available")
+    parser.add_argument("--threads", type=int, help="preparing threads; by default one per core")
+    parser.add_argument("--seed", type=int, default=0)
+    parsed = parser.parse_args(arguments)
+    layers = parsed.layers or max(2, len(parsed.fanouts))
+    if len(parsed.fanouts) == 1:
+        parsed.fanouts = parsed.fanouts * layers
+    if len(parsed.fanouts) != layers:
+        parser.error(f"--layers {layers} and {len(parsed.fanouts)} --fanouts do not agree")
+    return parsed
+
+
+if __name__ == "__main__":
+    run(parse())

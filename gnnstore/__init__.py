@@ -1,0 +1,92 @@
+"""Train graph neural networks on graphs many times larger than RAM.
+
+This module is the public API and nothing else, so that what users may rely on stands in
+one place. Every name is loaded when it is first used: `import gnnstore` costs no import of
+torch, zarr or torch_geometric, which keeps the command line quick.
+
+>>> import gnnstore
+>>> store = gnnstore.open("papers100M.gnn")                            # doctest: +SKIP
+>>> loader = gnnstore.NeighborLoader(store, [10, 10], input_nodes="train")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gnnstore._version import __version__
+
+if TYPE_CHECKING:
+    from gnnstore import converters
+    from gnnstore.errors import (
+        BudgetError,
+        CorruptStoreError,
+        GnnstoreError,
+        InputError,
+        NoSpaceError,
+        NotFoundError,
+        StorageError,
+        StoreExistsError,
+        UnsupportedVersionError,
+        UsageError,
+    )
+    from gnnstore.formats.verification import verify
+    from gnnstore.loaders.neighbor_loader import NeighborLoader
+    from gnnstore.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
+
+# Public name -> the module that defines it; None: the name is a module itself.
+_HOMES: dict[str, str | None] = {
+    "BudgetError": "gnnstore.errors",
+    "CorruptStoreError": "gnnstore.errors",
+    "GnnstoreError": "gnnstore.errors",
+    "GraphStore": "gnnstore.store",
+    "InputError": "gnnstore.errors",
+    "NeighborLoader": "gnnstore.loaders.neighbor_loader",
+    "NoSpaceError": "gnnstore.errors",
+    "NotFoundError": "gnnstore.errors",
+    "StorageError": "gnnstore.errors",
+    "StoreExistsError": "gnnstore.errors",
+    "UnsupportedVersionError": "gnnstore.errors",
+    "UsageError": "gnnstore.errors",
+    "converters": None,
+    "open": "gnnstore.store",
+    "verify": "gnnstore.formats.verification",
+}
+
+__all__ = [
+    "BudgetError",
+    "CorruptStoreError",
+    "GnnstoreError",
+    "GraphStore",
+    "InputError",
+    "NeighborLoader",
+    "NoSpaceError",
+    "NotFoundError",
+    "StorageError",
+    "StoreExistsError",
+    "UnsupportedVersionError",
+    "UsageError",
+    "__version__",
+    "converters",
+    "open",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home on first use, and remember it."""
+    if name in _HOMES:
+        home = _HOMES[name]
+        if home is None:
+            value: Any = importlib.import_module(f"{__name__}.{name}")
+        else:
+            value = getattr(importlib.import_module(home), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,42 @@
+"""Typed arrays in recycled memory, because fresh memory is the dearest part of a batch.
+
+A batch of 50 MB in a fresh array costs more in page faults than in copying. Large arrays
+therefore come from a process-wide pool of huge-page buffers; a buffer returns to the pool
+when the last array or tensor that views it is released, never while somebody holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+
+# Below this, malloc serves from memory that it keeps (its own threshold for handing memory
+# back to the system), and recycling gains nothing.
+MIN_POOLED_BYTES = 128 * 1024
+
+
+def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an uninitialised, writable, C-ordered array.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Extents, possibly zero.
+    dtype : dtype-like
+        Element type.
+
+    Returns
+    -------
+    ndarray
+        Large ones view a buffer of the pool and own a share of it.
+    """
+    element = np.dtype(dtype)
+    num_bytes = math.prod(shape) * element.itemsize
+    if num_bytes < MIN_POOLED_BYTES:
+        return np.empty(shape, element)
+    return _core.pool_empty(num_bytes).view(element).reshape(shape)

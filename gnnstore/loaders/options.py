@@ -1,0 +1,117 @@
+"""PyG's sampling options, read once: what they mean here, or that they are not there yet.
+
+An option that would change batches is never ignored: it either works or is refused, with
+the reason and the way out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from gnnstore.errors import UsageError
+from gnnstore.sampling.neighbor import SamplingConfig
+
+_TEMPORAL_STRATEGIES = ("uniform", "last")
+_USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"
+
+
+def sampling_config(
+    num_neighbors: Any,
+    *,
+    replace: bool,
+    subgraph_type: Any,
+    disjoint: bool,
+    directed: bool,
+    seed: int,
+) -> SamplingConfig:
+    """Check the options that say how to sample.
+
+    Parameters
+    ----------
+    num_neighbors : sequence of int or torch_geometric.sampler.NumNeighbors
+        Fan-out of each hop.
+    replace, disjoint : bool
+        As in PyG.
+    subgraph_type : str or torch_geometric.sampler.SubgraphType
+        "directional", "bidirectional" or "induced".
+    directed : bool
+        PyG's old name of subgraph_type="induced" (when False).
+    seed : int
+        Key of the draws.
+
+    Raises
+    ------
+    UsageError
+        If a value or a combination makes no sense, or is not supported.
+    """
+    if not directed:
+        warnings.warn(
+            "directed=False is deprecated; write subgraph_type='induced'",
+            UserWarning,  # PyG's category: people filter by it
+            stacklevel=3,
+        )
+        subgraph_type = "induced"
+    kind = subgraph_type.value if isinstance(subgraph_type, Enum) else subgraph_type
+    return SamplingConfig(
+        fanouts=_fanouts(num_neighbors),
+        replace=replace,
+        subgraph_type=kind,
+        disjoint=disjoint,
+        seed=seed,
+    )
+
+
+def _fanouts(num_neighbors: Any) -> tuple[int, ...]:
+    values = getattr(num_neighbors, "values", num_neighbors)  # NumNeighbors
+    if isinstance(num_neighbors, Mapping) or isinstance(values, Mapping):
+        raise UsageError(
+            "num_neighbors gives fan-outs by edge type, but heterogeneous graphs are not "
+            "supported yet; give one list of fan-outs, such as [10, 10]"
+        )
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise UsageError(
+            f"num_neighbors={num_neighbors!r} is not a list of fan-outs; give one integer per "
+            "hop, such as [10, 10], -1 for all neighbours"
+        )
+    return tuple(values)
+
+
+def refuse_unsupported(
+    *,
+    input_time: Any,
+    time_attr: str | None,
+    temporal_strategy: str,
+    weight_attr: str | None,
+    neighbor_sampler: Any,
+) -> None:
+    """Refuse options of PyG that would change batches in ways that are not built yet.
+
+    Raises
+    ------
+    UsageError
+        Naming the option and what to do without it.
+    """
+    if input_time is not None and time_attr is None:
+        raise UsageError("input_time is set while time_attr is not; leave input_time out")
+    if time_attr is not None:
+        raise UsageError(
+            f"time_attr={time_attr!r}: temporal sampling is not supported yet; {_USE_PYG}"
+        )
+    if temporal_strategy not in _TEMPORAL_STRATEGIES:
+        raise UsageError(
+            f"temporal_strategy={temporal_strategy!r} is unknown; "
+            f"choose one of {', '.join(_TEMPORAL_STRATEGIES)}"
+        )
+    if weight_attr is not None:
+        raise UsageError(
+            f"weight_attr={weight_attr!r}: weighted sampling is not supported yet; {_USE_PYG}"
+        )
+    if neighbor_sampler is not None:
+        raise UsageError(
+            "neighbor_sampler: gnnstore samples with its own kernel, so that batches can be "
+            "prepared ahead; leave the option out, or pass the store to "
+            "torch_geometric.loader.NodeLoader together with the sampler"
+        )

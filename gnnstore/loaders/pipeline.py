@@ -1,0 +1,174 @@
+"""Work done ahead by threads, handed over in order, and never left behind.
+
+The kernels release the GIL, so threads are all that is needed to prepare batches while a
+model trains: nothing is forked, pickled or copied between processes. What matters here is
+the other end: a `break`, an error in any stage, Ctrl-C or the end of the interpreter must
+leave neither a thread nor a hang behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from gnnstore.errors import BudgetError
+from gnnstore.units import format_size
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+THREAD_NAME = "gnnstore-loader"
+
+
+class Lookahead:
+    """How many batches may be prepared ahead: a number, and under a budget also their bytes.
+
+    A consumer usually holds one batch while it asks for the next, so two batches are
+    outside of the pipeline's queue at the worst moment; the queue gets the rest.
+
+    Parameters
+    ----------
+    num_batches : int
+        The most batches in the queue.
+    spare_bytes : int, optional
+        Memory for batches. Until the first batch is seen, one is prepared at a time.
+    """
+
+    def __init__(self, num_batches: int, spare_bytes: int | None = None) -> None:
+        self._num_batches = num_batches
+        self._spare_bytes = spare_bytes
+        self._largest_bytes = 0
+
+    def __call__(self) -> int:
+        """Return the number of batches that may be in the queue now, at least 1."""
+        if self._spare_bytes is None:
+            return self._num_batches
+        if self._largest_bytes == 0:
+            return 1
+        return max(1, min(self._num_batches, self._spare_bytes // self._largest_bytes - 1))
+
+    def observe(self, batch_bytes: int) -> None:
+        """Learn the size of a batch.
+
+        Raises
+        ------
+        BudgetError
+            If the budget does not hold two such batches: the one in use and the next.
+        """
+        self._largest_bytes = max(self._largest_bytes, batch_bytes)
+        if self._spare_bytes is not None and 2 * batch_bytes > self._spare_bytes:
+            missing = 2 * batch_bytes - self._spare_bytes
+            raise BudgetError(
+                f"memory= leaves {self._spare_bytes} bytes for batches, but a batch of "
+                f"{batch_bytes} bytes and the one before it need {2 * batch_bytes}: "
+                f"{missing} bytes too few; raise memory= by at least {format_size(missing)}, "
+                "or choose a smaller batch_size or fan-out"
+            )
+
+
+def ordered_map(
+    function: Callable[[T], R],
+    items: Iterable[T],
+    *,
+    num_threads: int,
+    lookahead: Callable[[], int],
+    timeout_seconds: float | None = None,
+    initializer: Callable[[], None] | None = None,
+    describe: Callable[[int], str] = "while preparing item {}".format,
+) -> Generator[R, None, None]:
+    """Apply a function to items in threads, ahead of the consumer, and yield in order.
+
+    Parameters
+    ----------
+    function : callable
+        Called in one of the threads, or in the consumer's if there are none.
+    items : iterable
+        Consumed in the consumer's thread, as far ahead as `lookahead` allows.
+    num_threads : int
+        Threads; 0 computes each result when it is asked for.
+    lookahead : callable
+        Number of results that may be under way or waiting, asked before each submission.
+    timeout_seconds : float, optional
+        The longest wait for one result.
+    initializer : callable, optional
+        Called once in each thread.
+    describe : callable
+        What item k was for; noted on an exception that `function` raises for it.
+
+    Yields
+    ------
+    object
+        `function(item)` of each item, in the order of the items.
+
+    Raises
+    ------
+    TimeoutError
+        If a result takes longer than `timeout_seconds`.
+
+    Notes
+    -----
+    Closing the generator cancels what has not begun, waits for what has, and joins the
+    threads. Leaving a `for` loop closes it at once.
+    """
+    if num_threads == 0:
+        for index, item in enumerate(items):
+            try:
+                result = function(item)
+            except Exception as error:
+                error.add_note(describe(index))
+                raise
+            yield result
+        return
+
+    own_threads: set[int] = set()
+
+    def start_thread() -> None:
+        own_threads.add(threading.get_ident())
+        if initializer is not None:
+            initializer()
+
+    executor = ThreadPoolExecutor(num_threads, THREAD_NAME, start_thread)
+    try:
+        queue: deque[Future[R]] = deque()
+        source = iter(items)
+        end: Exception | None = None
+        index = 0
+        while True:
+            while end is None and len(queue) < lookahead():
+                try:
+                    item = next(source)
+                except Exception as error:
+                    end = error  # that of the last item, or a failure: first what came before
+                else:
+                    queue.append(executor.submit(function, item))
+            if not queue:
+                if end is not None and not isinstance(end, StopIteration):
+                    raise end
+                return
+            yield _result_of(queue.popleft(), index, timeout_seconds, describe)
+            index += 1
+    finally:
+        # The garbage collector may close a forgotten generator from any thread, even from
+        # one of ours, which cannot join itself.
+        executor.shutdown(wait=threading.get_ident() not in own_threads, cancel_futures=True)
+
+
+def _result_of(
+    future: Future[R], index: int, timeout_seconds: float | None, describe: Callable[[int], str]
+) -> R:
+    try:
+        return future.result(timeout_seconds)
+    except TimeoutError as error:
+        if not future.done():
+            raise TimeoutError(
+                f"nothing came for {timeout_seconds:g} seconds {describe(index)}; "
+                "raise timeout=, or look for what blocks the disk"
+            ) from None
+        error.add_note(describe(index))
+        raise
+    except Exception as error:
+        error.add_note(describe(index))
+        raise

@@ -1,0 +1,1 @@
+"""Where a loader's data should lie: decided from sizes and budgets, before it is read."""

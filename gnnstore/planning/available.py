@@ -1,0 +1,79 @@
+"""How much memory this process may still take, asked of everyone who may refuse it.
+
+A container's limit (cgroup v1 or v2) usually lies far below the machine's memory, and the
+kernel kills rather than refuses; so the smallest of all limits is what counts.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_PROC = Path("/proc")
+_CGROUPS = Path("/sys/fs/cgroup")
+# cgroup v1 writes "no limit" as the largest multiple of a page below 2^63.
+_UNLIMITED = 2**60
+
+
+def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
+    """Return the bytes of memory that may be allocated before a limit is met.
+
+    Parameters
+    ----------
+    proc, cgroups : Path
+        Where the kernel's files are mounted; parameters for the tests.
+
+    Notes
+    -----
+    Page cache that can be dropped counts as available, in the machine and in a cgroup.
+    """
+    limits = [_machine_bytes(proc)]
+    for line in _read(proc / "self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            limits += _group_limits(cgroups, group, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            limits += _group_limits(
+                cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"
+            )
+    return max(0, min(limits))
+
+
+def _machine_bytes(proc: Path) -> int:
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(proc / "meminfo"), re.MULTILINE)
+    return int(match[1]) * 1024 if match else _UNLIMITED
+
+
+def _group_limits(root: Path, group: str, limit_file: str, usage_file: str) -> list[int]:
+    """Return what is left in a cgroup and in each of its ancestors that has a limit."""
+    found = []
+    # Inside a container the group's path may name directories that only the host sees;
+    # the container's own limits then stand at the root of the mount.
+    directory = root / group.lstrip("/")
+    for place in (directory, *directory.parents):
+        limit = _number(place / limit_file)
+        if limit is not None and limit < _UNLIMITED:
+            usage = _number(place / usage_file) or 0
+            found.append(limit - usage + _reclaimable(place))
+        if place == root:
+            break
+    return found
+
+
+def _reclaimable(place: Path) -> int:
+    match = re.search(
+        r"^(?:total_)?inactive_file (\d+)", _read(place / "memory.stat"), re.MULTILINE
+    )
+    return int(match[1]) if match else 0
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,121 @@
+"""The entry point of the command `gnnstore`.
+
+It must answer `--version` at once, so a command's module is imported when that command
+runs and not before; here stand only the names and one line about each.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+
+import click
+
+import gnnstore
+from gnnstore.tools import exits
+from gnnstore.tools.session import Session, start_logging
+
+# Command -> (module that defines `command`, one line for --help), in the order of use.
+_COMMANDS = {
+    "demo": ("gnnstore.tools.cmd_demo", "Convert, inspect and train on a built-in graph."),
+    "convert": ("gnnstore.tools.cmd_convert", "Convert a graph into a store."),
+    "inspect": ("gnnstore.tools.cmd_inspect", "Show what a store holds and how it will be read."),
+    "verify": ("gnnstore.tools.cmd_verify", "Check a store's files, checksums and contents."),
+    "info": ("gnnstore.tools.cmd_info", "Show versions, build and machine, for bug reports."),
+}
+
+_HELP = """Train graph neural networks on graphs many times larger than RAM.
+
+A store is a directory (NAME.gnn) that the commands below make, show and check, and that
+gnnstore.open() and gnnstore.NeighborLoader read in Python.
+
+\b
+Examples:
+  gnnstore demo
+  gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
+  gnnstore inspect friendster.gnn
+  gnnstore verify friendster.gnn --level full
+
+\b
+Exit status:
+  0  all is well                     4  the store needs a newer gnnstore
+  1  the data has a problem          5  I/O error, no space, no memory
+  2  wrong usage                    70  a defect of gnnstore
+  3  not found                     130  interrupted
+"""
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported when they are first asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order a newcomer needs them."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module and return its click command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        if isinstance(ctx.obj, Session):
+            ctx.obj.command = cmd_name
+        command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands without importing any."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a reader of our output that left (`| head`) is no error."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise click.exceptions.Exit(exits.BROKEN_PIPE) from None
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        click.echo(f"gnnstore {gnnstore.__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_LazyGroup,
+    help=_HELP,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def root() -> None:
+    """Hold the commands; the text users see is `_HELP`."""
+    start_logging()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    Parameters
+    ----------
+    arguments : sequence of str, optional
+        The words after `gnnstore`; default the process's own.
+    """
+    session = Session()
+    try:
+        status = root.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="gnnstore",
+            standalone_mode=False,
+            obj=session,
+        )
+    except (Exception, KeyboardInterrupt) as error:
+        return exits.report(error, session)
+    return status if isinstance(status, int) else exits.OK

@@ -1,0 +1,119 @@
+"""What all kinds of `gnnstore convert` share: their options, and the run itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gnnstore import converters
+from gnnstore.converters import ConvertOptions
+from gnnstore.formats.dtypes import STORAGE_DTYPES
+from gnnstore.formats.pages import DEFAULT_PAGE_BYTES
+from gnnstore.formats.reader import StoreReader
+from gnnstore.tools.describe_store import describe_store
+from gnnstore.tools.options import SIZE
+from gnnstore.tools.render_store import next_commands, render_summary
+from gnnstore.tools.session import Session
+from gnnstore.tools.tables import print_next
+from gnnstore.units import format_size
+
+# Names of the options' parameters that make up `ConvertOptions`; the rest are the kind's own.
+_COMMON = (
+    "undirected",
+    "self_loops",
+    "page_bytes",
+    "feature_dtype",
+    "overwrite",
+    "memory_bytes",
+    "edge_ids",
+    "index_dtype",
+)
+
+
+def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `ConvertOptions` to a command."""
+    options = (
+        click.option(
+            "--undirected", is_flag=True, help="Add the reverse of every edge; drop duplicates."
+        ),
+        click.option(
+            "--self-loops",
+            type=click.Choice(("keep", "drop", "add")),
+            default="keep",
+            show_default=True,
+            help="What becomes of edges from a node to itself.",
+        ),
+        click.option(
+            "--page-bytes",
+            type=SIZE,
+            default=DEFAULT_PAGE_BYTES,
+            show_default=True,
+            help="Page size of features; a power of two.",
+        ),
+        click.option(
+            "--feature-dtype",
+            type=click.Choice(tuple(STORAGE_DTYPES)),
+            metavar="TYPE",
+            help="Store x as this type, such as float16 or bfloat16.",
+        ),
+        click.option(
+            "--edge-ids/--no-edge-ids",
+            default=None,
+            help="Store each edge's position in the input; default: as the kind needs.",
+        ),
+        click.option(
+            "--index-dtype",
+            type=click.Choice(("int64", "int32")),
+            help="Type of node ids in batches; default: the input's, else int64.",
+        ),
+        click.option(
+            "--memory",
+            "memory_bytes",
+            type=SIZE,
+            metavar="SIZE",
+            help="The most memory for building the adjacency, such as 8GB.",
+        ),
+        click.option(
+            "--overwrite",
+            is_flag=True,
+            help="Replace an existing store, once the new one is complete.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def convert(session: Session, converter: str, output: str, **arguments: Any) -> None:
+    """Run one of the library's converters and print what it wrote.
+
+    Parameters
+    ----------
+    converter : str
+        Name of the function in `gnnstore.converters`.
+    output : str
+        The store to be.
+    **arguments
+        The options of the command: those of `ConvertOptions`, and the converter's own.
+    """
+    options = ConvertOptions(**{name: arguments.pop(name) for name in _COMMON})
+    started = time.perf_counter()
+    with session.progress() as progress:
+        run = getattr(converters, converter)
+        path = run(output=output, options=options, progress=progress, **arguments)
+    seconds = time.perf_counter() - started
+    described = describe_store(StoreReader.open(path))
+    session.emit(
+        {"store": described, "seconds": seconds},
+        lambda console: _render(console, described, seconds),
+    )
+
+
+def _render(console: Any, store: dict[str, Any], seconds: float) -> None:
+    render_summary(console, store)
+    speed = format_size(store["state"]["disk_bytes"] / max(seconds, 1e-9))
+    console.print(f"\nConverted in {seconds:.1f} s ({speed}/s written).")
+    print_next(console, next_commands(store["path"]))

@@ -1,0 +1,237 @@
+"""What every command keeps to: help, version, exit statuses, messages, where output goes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import gnnstore
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    InputError,
+    NoSpaceError,
+    NotFoundError,
+    UnsupportedVersionError,
+    UsageError,
+)
+from gnnstore.tools import cli
+from gnnstore.tools.options import session_options
+from gnnstore.tools.session import SCHEMA_VERSION
+
+COMMANDS = ("demo", "convert", "inspect", "verify", "info")
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Return a function that puts a command named `fail` in place, which raises an error."""
+
+    def install(error: BaseException) -> None:
+        @click.command()
+        @session_options
+        def command(_session: object) -> None:
+            raise error
+
+        module = type("Module", (), {"command": command})
+        monkeypatch.setitem(sys.modules, "failing_command", module)
+        monkeypatch.setitem(cli._COMMANDS, "fail", ("failing_command", "Fails."))
+
+    return install
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Return which heavy packages a run of the command line imports."""
+    code = (
+        "import sys\nfrom gnnstore.tools.cli import main\n"
+        "try:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'torch_geometric', 'zarr', 'numpy', 'pyarrow', 'rich'}\n"
+        "print(' '.join(heavy & sys.modules.keys()), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    return set(done.stderr.strip().splitlines()[-1].split()) if done.stderr.strip() else set()
+
+
+def test_version(run: Any) -> None:
+    done = run("--version")
+    assert (done.status, done.stdout) == (0, f"gnnstore {gnnstore.__version__}\n")
+
+
+def test_version_and_help_import_nothing_heavy() -> None:
+    assert imported_by("--version") == set()
+    assert imported_by("--help") == set()
+
+
+def test_inspect_and_verify_need_neither_torch_nor_zarr(example: Path) -> None:
+    for arguments in (("inspect", str(example)), ("verify", str(example), "-q")):
+        assert not imported_by(*arguments) & {"torch", "torch_geometric", "zarr"}
+
+
+def test_help_lists_every_command(run: Any) -> None:
+    done = run("--help")
+    assert done.status == 0
+    for name in COMMANDS:
+        assert f"\n  {name}" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_help_has_examples(run: Any, name: str) -> None:
+    done = run(*name.split(), "--help")
+    assert done.status == 0
+    assert "Examples:" in done.stdout
+    assert f"  gnnstore {name}".rstrip() in done.stdout
+
+
+def test_short_help_option(run: Any) -> None:
+    assert run("-h").stdout == run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "No such command 'nothing'"),
+        (["inspect"], "Missing argument 'STORE'"),
+        (["inspect", "a.gnn", "--nothing"], "No such option"),
+        (["verify", "a.gnn", "--level", "deep"], "'deep' is not one of"),
+        (["demo", "--scale", "99"], "99 is not in the range"),
+    ],
+)
+def test_wrong_usage_exits_with_2(run: Any, arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.status == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (InputError("line 3 is no number"), 1),
+        (CorruptStoreError("short file"), 1),
+        (UsageError("the options contradict one another"), 2),
+        (NotFoundError("no such store"), 3),
+        (UnsupportedVersionError("format version 9"), 4),
+        (NoSpaceError("no space left"), 5),
+    ],
+)
+def test_an_error_is_one_message_and_its_status(
+    run: Any, failing: Any, error: GnnstoreError, status: int
+) -> None:
+    failing(error)
+    done = run("fail")
+    assert (done.status, done.stdout) == (status, "")
+    assert done.stderr == f"gnnstore: error: {error}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.npz"), 3, "No such file: a.npz"),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), 5, "Permission denied: a"),
+        (OSError(errno.EIO, "Input/output error"), 5, "Input/output error"),
+        (MemoryError(), 5, "not enough memory; give --memory"),
+        (MemoryError("Unable to allocate 9 TB"), 5, "(Unable to allocate 9 TB)"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_errors_of_the_system(
+    run: Any, failing: Any, error: BaseException, status: int, message: str
+) -> None:
+    failing(error)
+    done = run("fail")
+    assert done.status == status
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_left_is_no_error(run: Any, failing: Any) -> None:
+    failing(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    done = run("fail")
+    assert (done.status, done.stderr) == (141, "")
+
+
+def test_an_unforeseen_error_asks_for_a_report(run: Any, failing: Any) -> None:
+    failing(ZeroDivisionError("oh"))
+    done = run("fail")
+    assert done.status == 70
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "ZeroDivisionError: oh" in done.stderr
+    assert "`gnnstore info`" in done.stderr
+
+
+def test_debug_shows_a_traceback(run: Any, failing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(InputError("line 3 is no number"))
+    assert "Traceback" not in run("fail").stderr
+    assert "Traceback (most recent call last)" in run("fail", "--debug").stderr
+    monkeypatch.setenv("GNNSTORE_DEBUG", "1")
+    assert "Traceback (most recent call last)" in run("fail").stderr
+    monkeypatch.setenv("GNNSTORE_DEBUG", "0")
+    assert "Traceback" not in run("fail").stderr
+
+
+def test_an_error_with_json_is_a_document_too(run: Any, failing: Any) -> None:
+    failing(CorruptStoreError("a.gnn: the file is short", path="a.gnn", offset=512))
+    done = run("fail", "--json")
+    assert done.status == 1
+    assert done.document == {
+        "schema_version": SCHEMA_VERSION,
+        "command": "fail",
+        "error": {
+            "kind": "CorruptStoreError",
+            "message": "a.gnn: the file is short",
+            "path": "a.gnn",
+            "offset": 512,
+            "exit_status": 1,
+        },
+    }
+    assert done.stderr == "gnnstore: error: a.gnn: the file is short\n"
+
+
+def test_wrong_usage_with_json_is_a_document_too(run: Any) -> None:
+    done = run("verify", "a.gnn", "--json", "--level", "deep")
+    assert done.status == 2
+    assert done.document["error"]["kind"] == "BadParameter"
+
+
+def test_every_json_document_is_led_by_its_schema(run: Any, example: Path) -> None:
+    for arguments in (["inspect", example], ["verify", example], ["info", example]):
+        document = run(*arguments, "--json").document
+        assert list(document)[:2] == ["schema_version", "command"]
+        assert (document["schema_version"], document["command"]) == (1, arguments[0])
+
+
+def test_text_in_a_pipe_has_no_colours_and_no_trailing_spaces(run: Any, example: Path) -> None:
+    for arguments in (["inspect", example, "--stats"], ["verify", example], ["info"]):
+        text = run(*arguments).stdout
+        assert "\x1b" not in text
+        assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_a_message_with_brackets_is_printed_as_it_is(run: Any) -> None:
+    done = run("inspect", "[bold]missing[/bold].gnn")
+    assert done.status == 3
+    assert "[bold]missing[/bold].gnn: no such store" in done.stderr
+
+
+def test_it_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gnnstore.tools", "info", "--json"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert json.loads(done.stdout)["command"] == "info"

@@ -1,0 +1,349 @@
+"""`gnnstore convert`: every kind from input to verified store, and what bad input gets."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.converters import ConvertOptions
+from gnnstore.formats import StoreReader
+from gnnstore.tools import cli, cmd_convert
+from gnnstore.tools.convert_options import _COMMON
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+needs_shared_data = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the real graphs are not beside this checkout"
+)
+KINDS = ("ogb", "snap", "numpy", "rmat", "pyg")
+
+EDGES = np.array([[0, 1, 2, 2, 4], [1, 2, 0, 3, 4]])
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """Return a small graph as .npz: 5 nodes, 5 edges, one of them a self-loop."""
+    path = tmp_path / "graph.npz"
+    np.savez(
+        path,
+        edge_index=EDGES,
+        x=np.arange(15, dtype=np.float32).reshape(5, 3),
+        y=np.array([0, 1, 0, 1, 0]),
+        train=np.array([0, 1, 2]),
+        test=np.array([3, 4]),
+    )
+    return path
+
+
+@pytest.fixture
+def edge_list(tmp_path: Path) -> Path:
+    """Return the same graph as gzipped text, with ids that are not contiguous."""
+    path = tmp_path / "edges.txt.gz"
+    lines = ["# Nodes: 5", *(f"{10 * source}\t{10 * target}" for source, target in EDGES.T)]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return path
+
+
+def csc(path: Path) -> tuple[list[int], list[int]]:
+    reader = StoreReader.open(path)
+    edge = reader.schema.edge
+    return reader.read(edge.indptr).tolist(), reader.read(edge.indices).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_help_of_a_kind_has_examples(run: Any, kind: str) -> None:
+    done = run("convert", kind, "--help")
+    assert done.status == 0
+    assert "Examples:" in done.stdout
+    assert f"  gnnstore convert {kind}" in done.stdout
+
+
+def test_common_options_are_those_of_the_library() -> None:
+    assert set(_COMMON) == set(ConvertOptions.__dataclass_fields__)
+    for kind in ("ogb", "snap", "numpy", "rmat"):
+        words = ["out.gnn"] if kind == "rmat" else ["in", "out.gnn"]
+        given = cmd_convert.command.commands[kind].make_context(kind, words).params
+        assert ConvertOptions(**{name: given[name] for name in _COMMON}) == ConvertOptions()
+
+
+def test_numpy_round_trip(run: Any, arrays: Path, tmp_path: Path) -> None:
+    output = tmp_path / "graph.gnn"
+    done = run("convert", "numpy", arrays, output, "--json")
+    assert (done.status, done.stderr) == (0, "")
+    assert done.document["command"] == "convert"
+    assert done.document["store"]["path"] == str(output)
+    assert done.document["store"]["graph"]["num_edges"] == 5
+    assert done.document["seconds"] > 0
+    assert csc(output) == ([0, 1, 2, 3, 4, 5], [2, 0, 1, 2, 4])
+    assert run("inspect", output, "--stats").status == 0
+    assert run("verify", output, "--level", "full").status == 0
+
+
+def test_snap_round_trip_keeps_the_original_ids(run: Any, edge_list: Path, tmp_path: Path) -> None:
+    output = tmp_path / "graph.gnn"
+    assert run("convert", "snap", edge_list, output).status == 0
+    reader = StoreReader.open(output)
+    original = reader.schema.node.original_id
+    assert original is not None
+    assert reader.read(original).tolist() == [0, 10, 20, 30, 40]
+    assert csc(output) == ([0, 1, 2, 3, 4, 5], [2, 0, 1, 2, 4])
+    assert run("verify", output, "--level", "full").status == 0
+
+
+def test_the_summary_names_what_was_written_and_the_next_commands(
+    run: Any, arrays: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "my graph.gnn"
+    text = run("convert", "numpy", arrays, output).stdout
+    for expected in ("nodes     5", "train 3, test 2", "nodes/node/x", "Converted in"):
+        assert expected in text
+    assert f"gnnstore inspect '{output}' --stats" in text
+
+
+def test_options_reach_the_converter(run: Any, arrays: Path, tmp_path: Path) -> None:
+    output = tmp_path / "graph.gnn"
+    arguments = ["--undirected", "--self-loops", "drop", "--feature-dtype", "float16"]
+    arguments += ["--page-bytes", "8KiB", "--no-edge-ids", "--index-dtype", "int32"]
+    assert run("convert", "numpy", arrays, output, *arguments).status == 0
+    reader = StoreReader.open(output)
+    assert csc(output) == ([0, 2, 4, 7, 8, 8], [1, 2, 0, 2, 0, 1, 3, 2])
+    assert reader.schema.node.attributes["x"].dtype == "float16"
+    assert reader.paged(reader.schema.node.attributes["x"]).geometry.page_bytes == 8192
+    assert reader.schema.edge.edge_id is None
+    assert reader.schema.index_dtype == "int32"
+    options = reader.manifest.provenance["options"]
+    assert (options["undirected"], options["self_loops"]) == (True, "drop")
+
+
+def test_rmat_is_reproducible(run: Any, tmp_path: Path) -> None:
+    arguments = ["--scale", "7", "--edge-factor", "4", "--feature-dim", "8", "--seed", "3"]
+    for name in ("a.gnn", "b.gnn"):
+        assert run("convert", "rmat", tmp_path / name, *arguments).status == 0
+    assert csc(tmp_path / "a.gnn") == csc(tmp_path / "b.gnn")
+    plain = run("convert", "rmat", tmp_path / "c.gnn", *arguments, "--plain", "--json")
+    assert plain.document["store"]["provenance"]["parameters"]["homophily"] is None
+    assert csc(tmp_path / "a.gnn") != csc(tmp_path / "c.gnn")
+
+
+def test_an_empty_graph(run: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "empty.npz", edge_index=np.empty((2, 0), np.int64), num_nodes=3)
+    output = tmp_path / "empty.gnn"
+    assert run("convert", "numpy", tmp_path / "empty.npz", output).status == 0
+    assert "edges     0 (0.00 a node)" in run("inspect", output, "--stats").stdout
+
+
+def test_pyg_is_explained(run: Any, tmp_path: Path) -> None:
+    for arguments in ([], ["data.pt", tmp_path / "a.gnn"]):
+        done = run("convert", "pyg", *arguments)
+        assert done.status == 2
+        assert "gnnstore.converters.from_pyg(data" in done.stderr
+        assert "a pickle" in done.stderr
+
+
+def test_an_existing_output_is_kept_unless_told(run: Any, arrays: Path, tmp_path: Path) -> None:
+    output = tmp_path / "graph.gnn"
+    assert run("convert", "numpy", arrays, output).status == 0
+    uuid = StoreReader.open(output).uuid
+    done = run("convert", "numpy", arrays, output)
+    assert done.status == 2
+    assert f"{output} exists; choose another output, or pass --overwrite" in done.stderr
+    assert StoreReader.open(output).uuid == uuid
+    assert run("convert", "numpy", arrays, output, "--overwrite").status == 0
+    assert StoreReader.open(output).uuid != uuid
+
+
+def test_what_is_no_store_is_never_overwritten(run: Any, arrays: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "home"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("...")
+    done = run("convert", "numpy", arrays, precious, "--overwrite")
+    assert done.status == 2
+    assert "is not a gnnstore store, so it is not overwritten" in done.stderr
+    assert (precious / "thesis.tex").exists()
+
+
+def _text(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+def _truncated_gzip(path: Path) -> Path:
+    whole = gzip.compress("\n".join(f"{i} {i + 1}" for i in range(5000)).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    return path
+
+
+def _pickled(path: Path) -> Path:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("edge_index.npy", buffer.getvalue())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "make", "status", "message"),
+    [
+        ("snap", lambda d: d / "none.txt", 3, "does not exist"),
+        ("ogb", lambda d: d / "none", 3, "does not exist"),
+        ("numpy", lambda d: d / "none.npz", 3, "does not exist"),
+        ("ogb", lambda d: d, 3, "neither raw/edge.csv.gz nor raw/data.npz"),
+        ("snap", lambda d: _text(d / "e.txt", "0 1\n1 two\n"), 1, "line 2"),
+        ("snap", lambda d: _text(d / "e.txt", "0 1\n1\n"), 1, "line 2"),
+        ("snap", lambda d: _truncated_gzip(d / "e.txt.gz"), 1, "e.txt.gz"),
+        ("numpy", lambda d: _pickled(d / "p.npz"), 1, "pickle"),
+        ("numpy", lambda d: _text(d / "t.npz", "not a zip"), 1, "t.npz"),
+    ],
+)
+def test_bad_input(  # noqa: PLR0917 - fixtures and parameters
+    run: Any, tmp_path: Path, kind: str, make: Any, status: int, message: str
+) -> None:
+    output = tmp_path / "out" / "graph.gnn"
+    output.parent.mkdir()
+    done = run("convert", kind, make(tmp_path), output)
+    assert (done.status, done.stdout) == (status, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(output.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--page-bytes", "1000"], "page_bytes=1000 is not a power of two"),
+        (["--page-bytes", "big"], "--page-bytes='big' is not a size"),
+        (["--self-loops", "maybe"], "'maybe' is not one of"),
+        (["--memory", "10B"], "memory"),
+        (["--feature-dtype", "float8"], "'float8' is not one of"),
+    ],
+)
+def test_wrong_options(
+    run: Any, arrays: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    output = tmp_path / "graph.gnn"
+    done = run("convert", "numpy", arrays, output, *arguments)
+    assert done.status == 2
+    assert message in done.stderr
+    assert not output.exists()
+
+
+def test_an_output_in_a_missing_directory(run: Any, arrays: Path, tmp_path: Path) -> None:
+    done = run("convert", "numpy", arrays, tmp_path / "no" / "graph.gnn")
+    assert done.status == 3
+    assert "the directory to write into does not exist" in done.stderr
+
+
+def test_control_c_leaves_nothing_and_exits_with_130(
+    run: Any, arrays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out" / "graph.gnn"
+    output.parent.mkdir()
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gnnstore.converters.writer.GraphWriter.commit", interrupt)
+    done = run("convert", "numpy", arrays, output)
+    assert done.status == 130
+    assert done.stderr.endswith("interrupted\n")
+    assert list(output.parent.iterdir()) == []
+
+
+def test_sigint_to_the_process_leaves_nothing(tmp_path: Path) -> None:
+    """Interrupt a conversion that would take minutes once it has begun to write."""
+    output = tmp_path / "large.gnn"
+    # A shell's background jobs, and so their children, are started with SIGINT ignored.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from gnnstore.tools.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["convert", "rmat", str(output), "--scale", "22"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "gnnstore: error: interrupted" in stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_conversion_left_is_removed_and_said(
+    run: Any, arrays: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "graph.gnn"
+    left = tmp_path / ".graph.gnn.tmp-0123abcd"
+    left.mkdir()
+    (left / "data").write_bytes(b"x" * 5000)
+    done = run("convert", "numpy", arrays, output)
+    assert done.status == 0
+    expected = f"gnnstore: removed 5 kB that an interrupted conversion had left in {left}\n"
+    assert done.stderr == expected
+    assert not left.exists()
+
+
+def test_converting_does_not_import_torch(arrays: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from gnnstore.tools.cli import main; status = main(sys.argv[1:]); "
+        "sys.exit(status or ('torch' in sys.modules) * 9)"
+    )
+    words = ["convert", "numpy", str(arrays), str(tmp_path / "a.gnn"), "-q"]
+    done = subprocess.run([sys.executable, "-c", code, *words], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+@needs_shared_data
+@pytest.mark.parametrize(
+    ("words", "num_nodes", "num_edges", "splits"),
+    [
+        (["ogb", SHARED / "cora"], 2708, 10556, {"train": 140, "valid": 500, "test": 1000}),
+        (
+            ["numpy", SHARED / "facebook" / "facebook.npz", "--undirected"],
+            22470,
+            None,
+            {"train": 2247, "valid": 2247, "test": 17976},
+        ),
+        (
+            ["snap", SHARED / "twitch-de" / "musae-twitch-DE.txt.gz", "--undirected"],
+            9498,
+            2 * 153138,
+            {},
+        ),
+    ],
+    ids=["cora", "facebook", "twitch-de"],
+)
+def test_real_graphs(  # noqa: PLR0917 - fixtures and parameters
+    run: Any,
+    tmp_path: Path,
+    words: list[Any],
+    num_nodes: int,
+    num_edges: int | None,
+    splits: dict[str, int],
+) -> None:
+    output = tmp_path / "real.gnn"
+    kind, source, *options = words
+    graph = run("convert", kind, source, output, *options, "--json").document["store"]["graph"]
+    assert graph["num_nodes"] == num_nodes
+    assert num_edges is None or graph["num_edges"] == num_edges
+    assert graph["node_types"][0]["splits"] == splits
+    assert run("inspect", output, "--stats").status == 0
+    assert run("verify", output, "--level", "full").status == 0
+
+
+def test_the_entry_point_is_the_one_declared() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert 'gnnstore = "gnnstore.tools.cli:main"' in text
+    assert callable(cli.main)

@@ -1,0 +1,194 @@
+"""`gnnstore inspect`: what it says of a store, and of what is none."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.testing.stores import write_example_store
+
+
+def test_the_description_adds_up(run: Any, example: Path) -> None:
+    document = run("inspect", example, "--json").document
+    assert document["path"] == str(example)
+    assert document["graph"]["num_nodes"] == 300
+    assert document["graph"]["num_edges"] == 1500
+    assert document["graph"]["node_types"][0]["splits"] == {"train": 150, "valid": 150}
+    assert document["graph"]["edge_types"][0]["attributes"] == ["edge_attr"]
+    total = sum(array["disk_bytes"] for array in document["arrays"]) + document["metadata_bytes"]
+    assert total == document["state"]["disk_bytes"]
+    assert sum(array["share"] for array in document["arrays"]) < 1
+    on_disk = sum(file.stat().st_size for file in example.rglob("*") if file.is_file())
+    assert on_disk == total + (example / "zarr.json").stat().st_size
+
+
+def test_page_geometry(run: Any, tmp_path: Path) -> None:
+    path = write_example_store(tmp_path / "a.gnn", feature_shape=(100,)).path
+    arrays = {a["name"]: a for a in run("inspect", path, "--json").document["arrays"]}
+    pages = arrays["x"]["pages"]
+    assert (pages["row_bytes"], pages["rows_per_page"], pages["pages_per_row"]) == (400, 10, 1)
+    assert not pages["rows_fill_pages"]
+    assert pages["padding_bytes"] == 30 * 96
+    assert arrays["indptr"]["pages"]["rows_fill_pages"]
+    assert "pages" not in arrays["y"]
+
+
+def test_rows_longer_than_a_page(run: Any, tmp_path: Path) -> None:
+    path = write_example_store(tmp_path / "a.gnn", feature_shape=(1200,)).path
+    assert "2 pages of 4 KiB a row" in run("inspect", path).stdout
+
+
+def test_text_names_every_array_and_the_next_command(run: Any, example: Path) -> None:
+    done = run("inspect", example)
+    assert done.status == 0
+    for text in ("nodes/node/x", "edges/node__to__node/indices", "compressed", "(metadata)"):
+        assert text in done.stdout
+    assert f"gnnstore verify {example} --level full" in done.stdout
+    assert done.stderr == ""
+
+
+def test_what_will_be_used_to_read_it(run: Any, example: Path) -> None:
+    reading = run("inspect", example, "--json").document["reading"]
+    assert (reading["strategy"], reading["topology"]) == ("memory", "memory")
+    assert "strategy 'memory' because all" in reading["reason"]
+    assert reading["resident_bytes"] < reading["available_bytes"]
+
+
+def test_an_interrupted_conversion_beside_it_is_reported(run: Any, scratch: Path) -> None:
+    (scratch.parent / f".{scratch.name}.tmp-0123abcd").mkdir()
+    assert run("inspect", scratch, "--json").document["state"]["unfinished_beside_it"]
+    assert (
+        "unfinished conversions beside it: .scratch.gnn.tmp-0123abcd"
+        in run("inspect", scratch).stdout
+    )
+
+
+@pytest.mark.parametrize("name", ["nodes/node/x", "x", "/nodes/node/x/"])
+def test_one_array_by_path_or_name(run: Any, example: Path, name: str) -> None:
+    document = run("inspect", example, "--array", name, "--json").document
+    assert document["path"] == "nodes/node/x"
+    assert document["shape"] == [300, 25]
+    files = {file["path"]: file["size_bytes"] for file in document["files"]}
+    assert set(files) == {"nodes/node/x/zarr.json", "nodes/node/x/c.0.0"}
+    assert files["nodes/node/x/c.0.0"] == (example / "nodes/node/x/c.0.0").stat().st_size
+    assert "40 rows a page of 4 KiB" in run("inspect", example, "--array", name).stdout
+
+
+def test_an_unknown_array_lists_those_there_are(run: Any, example: Path) -> None:
+    done = run("inspect", example, "--array", "z")
+    assert done.status == 3
+    assert "there is no array 'z'; give one of these paths: nodes/node/x" in done.stderr
+
+
+def test_stats_equal_numpy(run: Any, tmp_path: Path) -> None:
+    written = write_example_store(tmp_path / "a.gnn", num_nodes=500, num_edges=700)
+    stats = run("inspect", written.path, "--stats", "--json").document["stats"]
+    arrays = written.arrays
+    indptr = arrays["edges/node__to__node/indptr"]
+    indices = arrays["edges/node__to__node/indices"]
+    degrees = np.diff(indptr)
+    found = stats["degrees"]
+    assert found["mean"] == pytest.approx(degrees.mean())
+    assert (found["in"]["min"], found["in"]["max"]) == (degrees.min(), degrees.max())
+    for percent in (25, 50, 99):
+        expected = np.percentile(degrees, percent, method="inverted_cdf")
+        assert found["in"][f"p{percent}"] == expected
+    assert found["no_in_edge"] == np.count_nonzero(degrees == 0)
+    used = set(indices.tolist()) | set(np.flatnonzero(degrees).tolist())
+    assert found["isolated"] == 500 - len(used)
+
+    x, y = arrays["nodes/node/x"], arrays["nodes/node/y"]
+    values = stats["values"]["nodes/node/x"]
+    assert (values["min"], values["max"]) == (x.min(), x.max())
+    assert values["mean"] == pytest.approx(x.mean(dtype=np.float64))
+    labels, counts = np.unique(y, return_counts=True)
+    expected_labels = {str(label): int(n) for label, n in zip(labels, counts, strict=True)}
+    assert stats["labels"]["nodes/node/y"] == expected_labels
+
+
+def test_stats_of_several_chunks_equal_those_of_one(
+    run: Any, example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run("inspect", example, "--stats", "--json").document["stats"]
+    monkeypatch.setattr("gnnstore.tools.scan_store._CHUNK_BYTES", 1000)
+    pieces = run("inspect", example, "--stats", "--json").document["stats"]
+    for path, found in pieces["values"].items():
+        assert found.pop("mean") == pytest.approx(whole["values"][path].pop("mean"))
+    assert pieces == whole
+
+
+def test_stats_count_what_is_not_finite(run: Any, tmp_path: Path) -> None:
+    from gnnstore.tools.scan_store import _ValueRange  # noqa: PLC0415
+
+    found = _ValueRange()
+    found.add(np.array([np.nan, np.inf, 2.0, -np.inf, 4.0], dtype=np.float32))
+    assert found.to_json() == {"min": 2.0, "max": 4.0, "mean": 3.0, "nan": 1, "infinite": 2}
+    empty = _ValueRange()
+    empty.add(np.array([np.nan]))
+    assert empty.to_json() == {"min": None, "max": None, "mean": None, "nan": 1, "infinite": 0}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "uint8", "int64"])
+def test_stats_of_every_kind_of_feature(run: Any, tmp_path: Path, dtype: str) -> None:
+    path = write_example_store(tmp_path / "a.gnn", feature_dtype=dtype).path
+    done = run("inspect", path, "--array", "x", "--stats")
+    assert done.status == 0
+    assert "NaN" in done.stdout
+
+
+def test_stats_of_an_empty_graph(run: Any, tmp_path: Path) -> None:
+    path = write_example_store(tmp_path / "a.gnn", num_nodes=5, num_edges=0).path
+    stats = run("inspect", path, "--stats", "--json").document["stats"]
+    assert (stats["degrees"]["isolated"], stats["degrees"]["mean"]) == (5, 0)
+    assert run("inspect", path, "--stats").status == 0
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda _: None, "no such store; make one with 'gnnstore convert'"),
+        (lambda path: path.mkdir(), "not a gnnstore store (it has no zarr.json)"),
+        (lambda path: path.write_text("x"), "a file, not a store directory"),
+    ],
+)
+def test_what_is_no_store_exits_with_3(
+    run: Any, tmp_path: Path, prepare: Any, message: str
+) -> None:
+    path = tmp_path / "none.gnn"
+    prepare(path)
+    done = run("inspect", path)
+    assert done.status == 3
+    assert message in done.stderr
+
+
+def test_a_missing_file_exits_with_1_and_is_named(run: Any, scratch: Path) -> None:
+    (scratch / "nodes/node/x/c.0.0").unlink()
+    done = run("inspect", scratch)
+    assert done.status == 1
+    assert "nodes/node/x/c.0.0: the file is missing" in done.stderr
+
+
+def test_a_newer_format_exits_with_4(run: Any, scratch: Path) -> None:
+    root = scratch / "zarr.json"
+    text = root.read_text().replace('"format_version": 1', '"format_version": 2')
+    root.write_text(text)
+    done = run("inspect", scratch)
+    assert done.status == 4
+    assert "has format version 2; this gnnstore reads up to 1" in done.stderr
+    assert "pip install --upgrade gnnstore" in done.stderr
+
+
+def test_a_read_only_store_is_described(run: Any, scratch: Path) -> None:
+    for file in [scratch, *scratch.rglob("*")]:
+        file.chmod(0o555 if file.is_dir() else 0o444)
+    try:
+        assert run("inspect", scratch, "--stats").status == 0
+    finally:
+        for directory in [scratch, *scratch.rglob("*")]:
+            if directory.is_dir():
+                directory.chmod(0o755)
+        shutil.rmtree(scratch)

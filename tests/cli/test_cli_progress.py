@@ -1,0 +1,90 @@
+"""Progress: plain lines now and then where there is no terminal, bars where there is one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gnnstore.tools.progress import LineProgress, format_amount, open_progress
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_line_now_and_then() -> None:
+    clock, stream = Clock(), io.StringIO()
+    progress = LineProgress(stream, interval_seconds=10, clock=clock)
+    with progress.phase("read edges", total=1000, unit="edges") as phase:
+        for _ in range(25):
+            clock.now += 1
+            phase.advance(40)
+    assert stream.getvalue().splitlines() == [
+        "read edges: 400 of 1,000 edges (40%), 10 s",
+        "read edges: 800 of 1,000 edges (80%), 20 s",
+        "read edges: 1,000 of 1,000 edges, done in 25 s",
+    ]
+
+
+def test_a_short_phase_prints_nothing() -> None:
+    stream = io.StringIO()
+    with LineProgress(stream).phase("sort", total=3) as phase:
+        phase.advance(3)
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "unit", "text"),
+    [
+        (5, 10, "rows", "5 of 10 rows"),
+        (1234567, None, "edges", "1,234,567 edges"),
+        (1_000_000, 2_500_000, "bytes", "1 MB of 2.5 MB"),
+        (1_000_000, None, "bytes", "1 MB"),
+    ],
+)
+def test_amounts(done: int, total: int | None, unit: str, text: str) -> None:
+    assert format_amount(done, total, unit) == text
+
+
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_progress(quiet=True) as progress, progress.phase("work", 1) as phase:
+        phase.advance()
+    assert capsys.readouterr().err == ""
+
+
+def test_no_terminal_means_lines() -> None:
+    with open_progress() as progress:
+        assert isinstance(progress, LineProgress)
+
+
+def test_a_terminal_gets_bars_on_stderr_and_text_on_stdout(example: Path) -> None:
+    """Run with stderr on a pseudo-terminal and stdout in a pipe."""
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "gnnstore.tools", "inspect", str(example), "--stats"],
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            timeout=60,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        )
+        drawn = os.read(ours, 1 << 16).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "scan nodes/node/x" in drawn
+    assert "\x1b[" in drawn
+    assert b"\x1b" not in done.stdout

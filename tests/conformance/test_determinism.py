@@ -1,0 +1,187 @@
+"""Batch k of epoch e under a seed is the same, whoever prepares it, from wherever, whenever."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.converters import from_rmat
+
+OPTIONS: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 17}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("determinism")
+    return from_rmat(directory / "s.gnn", scale=11, feature_dim=20, seed=3)
+
+
+def digest_of(batch: Any) -> str:
+    """Hash every value of a batch, with its name and type."""
+    digest = hashlib.sha256()
+    for name in sorted(batch.keys()):
+        value = batch[name]
+        digest.update(f"{name} ".encode())
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype} {list(value.shape)} ".encode())
+            digest.update(value.numpy().tobytes())
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
+
+
+def digests(loader: NeighborLoader, num_epochs: int = 2) -> list[str]:
+    return [digest_of(batch) for _ in range(num_epochs) for batch in loader]
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[str]:
+    found = digests(NeighborLoader(path, [5, 5], "train", num_threads=0, **OPTIONS))
+    assert len(set(found)) == len(found) > 10
+    return found
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("strategy", "topology"), [("memory", "memory"), ("mmap", "memory"), ("mmap", "mmap")]
+)
+def test_threads_and_strategy(
+    path: Path, expected: list[str], num_threads: int, strategy: str, topology: str
+) -> None:
+    loader = NeighborLoader(
+        path,
+        [5, 5],
+        "train",
+        num_threads=num_threads,
+        prefetch_batches=num_threads + 3,
+        strategy=strategy,
+        topology=topology,
+        **OPTIONS,
+    )
+    assert digests(loader) == expected
+
+
+def test_a_budget_changes_nothing(path: Path, expected: list[str]) -> None:
+    assert digests(NeighborLoader(path, [5, 5], "train", memory="2MB", **OPTIONS)) == expected
+
+
+def test_two_iterators_at_once(path: Path, expected: list[str]) -> None:
+    loader = NeighborLoader(path, [5, 5], "train", num_threads=2, **OPTIONS)
+    first, second = iter(loader), iter(loader)
+    pairs = list(zip(first, second, strict=True))
+    found = [digest_of(a) for a, _ in pairs] + [digest_of(b) for _, b in pairs]
+    assert found == expected
+
+
+def test_an_epoch_that_was_left_early(path: Path, expected: list[str]) -> None:
+    loader = NeighborLoader(path, [5, 5], "train", num_threads=2, **OPTIONS)
+    next(iter(loader))
+    assert digests(loader, 1) == expected[len(expected) // 2 :]
+
+
+def test_other_loaders_at_the_same_time(path: Path, expected: list[str]) -> None:
+    store = gnnstore.open(path)
+    train = NeighborLoader(store, [5, 5], "train", num_threads=2, **OPTIONS)
+    others = iter(NeighborLoader(store, [3, -1], num_threads=2, batch_size=7, seed=1))
+
+    def found() -> Iterator[str]:
+        for _ in range(2):
+            for batch in train:
+                next(others)
+                yield digest_of(batch)
+
+    assert list(found()) == expected
+    others.close()  # type: ignore[attr-defined]
+
+
+def test_the_options_matter(path: Path, expected: list[str]) -> None:
+    changes: list[dict[str, Any]] = [{"seed": 18}, {"shuffle": False}, {"batch_size": 63}]
+    for change in changes:
+        found = digests(NeighborLoader(path, [5, 5], "train", **{**OPTIONS, **change}))
+        assert not set(found) & set(expected)
+    found = digests(NeighborLoader(path, [5, 4], "train", **OPTIONS))
+    assert not set(found) & set(expected)
+
+
+# --- other processes -----------------------------------------------------------------------
+
+
+def _in_child(make: Callable[[], NeighborLoader], queue: Any) -> None:
+    torch.set_num_threads(1)  # torch's own threads do not survive a fork
+    queue.put(digests(make()))
+
+
+class MakeLoader:
+    """Makes a loader where it is called."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+
+    def __call__(self) -> NeighborLoader:
+        return NeighborLoader(self.store, [5, 5], "train", num_threads=2, **OPTIONS)
+
+
+class HandOver:
+    """Hands over a loader that was made before, in another process perhaps."""
+
+    def __init__(self, loader: NeighborLoader) -> None:
+        self.loader = loader
+
+    def __call__(self) -> NeighborLoader:
+        return self.loader
+
+
+@pytest.mark.parametrize("handed_over", ["path", "store", "loader"])
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_process(path: Path, expected: list[str], method: str, handed_over: str) -> None:
+    make: Callable[[], NeighborLoader] = MakeLoader(path)
+    if handed_over == "store":
+        make = MakeLoader(gnnstore.open(path))
+    if handed_over == "loader":
+        make = HandOver(MakeLoader(path)())
+        next(iter(make()))  # in use in this process too
+        make().set_epoch(0)
+    context: Any = multiprocessing.get_context(method)
+    queue = context.Queue()
+    child = context.Process(target=_in_child, args=(make, queue))
+    child.start()
+    try:
+        assert queue.get(timeout=100) == expected
+    finally:
+        child.join(20)
+        child.kill()
+    assert child.exitcode == 0
+
+
+def test_an_unrelated_process(path: Path, expected: list[str]) -> None:
+    code = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("determinism", {__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print("\\n".join(module.digests(module.MakeLoader({str(path)!r})())))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert ended.stdout.split() == expected
+
+
+def test_a_pickled_loader_is_small(path: Path, expected: list[str]) -> None:
+    loader = NeighborLoader(path, [5, 5], "train", num_threads=2, **OPTIONS)
+    pickled = pickle.dumps(loader)
+    assert len(pickled) < 20_000 + 16 * len(loader.dataset), "seeds, but no features and no graph"  # type: ignore[arg-type]
+    assert digests(pickle.loads(pickled)) == expected  # noqa: S301 - our own

@@ -1,0 +1,208 @@
+"""Every code block of the documentation is run; what is not run says why, and is listed here."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from gnnstore.tools import cli
+
+pytest.importorskip("torch_geometric")
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+# Languages of blocks that hold no code.
+_NOT_CODE = {"text", "json"}
+_FENCE = re.compile(
+    r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?```(?P<language>\w*)\n(?P<body>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+# Page -> how each block that is not run begins; its reason stands on the page.
+NOT_RUN = {
+    "README.md": ["make demo"],
+    "CONTRIBUTING.md": ["make test"],
+    "docs/benchmarks.md": ["make bench"],
+    "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it stands, what it is, and why it is not run, if it is not."""
+
+    page: str
+    line: int
+    language: str
+    body: str
+    reason: str | None
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text()
+    for match in _FENCE.finditer(text):
+        line = text.count("\n", 0, match.start("body")) + 1
+        name = page.relative_to(ROOT).as_posix()
+        yield Block(name, line, match["language"], match["body"], match["reason"])
+
+
+def run_shell(block: Block) -> None:
+    for line in block.body.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        assert words[0] == "gnnstore", f"{block.page}:{block.line}: {line!r} cannot be run here"
+        status = cli.main(words[1:])
+        assert status == 0, f"{block.page}:{block.line}: {line!r} exits with {status}"
+
+
+def run_python(block: Block, namespace: dict[str, Any]) -> None:
+    # Blank lines in front make a traceback show the page's own line numbers.
+    source = "\n" * (block.line - 1) + block.body
+    exec(compile(source, block.page, "exec"), namespace)  # noqa: S102 - our own pages
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_code_blocks_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a page's blocks in order, in one directory; Python blocks share their names."""
+    if "graph.npz" not in page.read_text():
+        # Pages that do not make a store themselves look at one that is there.
+        _make_graph_store()
+    _put_gnnstore_on_the_path(workplace, monkeypatch)
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks_of(page):
+        if block.reason is not None or block.language in _NOT_CODE:
+            continue
+        if block.language == "sh":
+            run_shell(block)
+        elif block.language == "python":
+            run_python(block, namespace)
+        else:
+            pytest.fail(
+                f"{block.page}:{block.line}: a block of language {block.language!r}; write sh, "
+                "python, or text"
+            )
+
+
+def _make_graph_store() -> None:
+    words = ["convert", "numpy", "graph.npz", "graph.gnn", "-q"]
+    assert cli.main(words) == 0
+
+
+def _put_gnnstore_on_the_path(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let blocks that start `gnnstore` as a process find this one, installed or not."""
+    scripts = workplace / ".bin"
+    scripts.mkdir()
+    script = scripts / "gnnstore"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gnnstore.tools "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(scripts), prepend=":")
+
+
+def test_blocks_that_are_not_run_are_listed() -> None:
+    found: dict[str, list[str]] = {}
+    for page in PAGES:
+        for block in blocks_of(page):
+            if block.reason is not None:
+                first_line = block.body.splitlines()[0].split("  ")[0]
+                found.setdefault(block.page, []).append(first_line)
+    assert found == NOT_RUN
+
+
+def test_every_fence_is_seen() -> None:
+    for page in PAGES:
+        fences = sum(line.startswith("```") for line in page.read_text().splitlines())
+        assert fences == 2 * len(list(blocks_of(page))), page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.MULTILINE))
+        assert named <= targets, page
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in re.findall(r"`([\w/]+\.(?:py|cpp))`", text):
+        places = list((ROOT / "gnnstore").rglob(name.rsplit("/", 1)[-1]))
+        assert any(str(place).endswith(name) for place in [*places, ROOT / name]), name
+
+
+def _commands() -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(cli.root)
+    for name in cli.root.list_commands(context):
+        command = cli.root.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            yield from ((f"{name} {kind}", sub) for kind, sub in command.commands.items())
+
+
+def test_every_option_stands_in_the_manual_and_none_is_made_up() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    known = {"--help", "--version"}
+    for name, command in _commands():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                options = [*parameter.opts, *parameter.secondary_opts]
+                known.update(options)
+                for option in options:
+                    assert f"`{option}" in text, f"gnnstore {name} {option}"
+    assert set(re.findall(r"--[a-z][a-z-]+", text)) <= known
+
+
+def test_defaults_in_the_manual_are_those_of_the_options() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    for name, command in _commands():
+        for parameter in command.params:
+            if not isinstance(parameter, click.Option) or not parameter.show_default:
+                continue
+            default = parameter.default
+            values = default if isinstance(default, tuple) else (default,)
+            shown = " ".join(map(str, values))
+            row = rf"\| `{parameter.opts[0]}[^|]*(?:\\\|[^|]*)*\| `?{re.escape(shown)}`? \|"
+            assert re.search(row, text), f"gnnstore {name} {parameter.opts[0]}: {shown}"
+
+
+def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:
+    from gnnstore.tools import exits  # noqa: PLC0415
+
+    text = (ROOT / "docs" / "cli.md").read_text()
+    in_manual = {int(n) for n in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    in_code = {value for name, value in vars(exits).items() if name.isupper()}
+    assert in_manual == in_code - {exits.BROKEN_PIPE}
+
+
+def test_the_example_script_trains(workplace: Path) -> None:
+    _make_graph_store()
+    script = ROOT / "examples" / "train_sage.py"
+    options = ["--epochs", "1", "--fanouts", "5", "5", "--hidden", "16", "--batch-size", "100"]
+    done = subprocess.run(
+        [sys.executable, str(script), str(workplace / "graph.gnn"), *options],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert "test" in done.stdout

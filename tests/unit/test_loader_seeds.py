@@ -1,0 +1,186 @@
+"""Input nodes of every kind, wrong ones refused by name, and the seeded shuffle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+import gnnstore
+from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.loaders.seeds import (
+    SeededShuffle,
+    batches_in_order,
+    epoch_permutation,
+    resolve_input_nodes,
+)
+from gnnstore.testing.stores import write_example_store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
+    """100 nodes; split "train" holds the first 50, "valid" the rest."""
+    path: Path = tmp_path_factory.mktemp("seeds") / "s.gnn"
+    write_example_store(path, num_nodes=100, num_edges=400)
+    return gnnstore.open(path)
+
+
+MASK = np.zeros(100, dtype=bool)
+MASK[[3, 7, 99]] = True
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "input_id"),
+    [
+        ("train", range(50), range(50)),
+        ("valid", range(50, 100), range(50)),
+        ("val", range(50, 100), range(50)),
+        (MASK, [3, 7, 99], [3, 7, 99]),
+        (torch.from_numpy(MASK), [3, 7, 99], [3, 7, 99]),
+        (MASK.tolist(), [3, 7, 99], [3, 7, 99]),
+        (torch.tensor([5, 5, 99, 0]), [5, 5, 99, 0], range(4)),
+        (torch.tensor([5, 9], dtype=torch.int32), [5, 9], range(2)),
+        (np.array([5, 9], dtype=np.uint8), [5, 9], range(2)),
+        ([9, 5], [9, 5], range(2)),
+        ((9, 5), [9, 5], range(2)),
+        (range(10, 40, 10), [10, 20, 30], range(3)),
+        (None, range(100), range(100)),
+        ([], [], []),
+        (torch.tensor([], dtype=torch.int64), [], []),
+        (np.zeros(100, dtype=bool), [], []),
+        (("node", [4, 2]), [4, 2], range(2)),
+        (("node", None), range(100), range(100)),
+        (("node", "train"), range(50), range(50)),
+    ],
+)
+def test_whatever_names_nodes(
+    store: gnnstore.GraphStore, given: Any, nodes: Any, input_id: Any
+) -> None:
+    resolved = resolve_input_nodes(store, given)
+    assert resolved.num_seeds == len(nodes)
+    seeds, ids = resolved.select(range(resolved.num_seeds))
+    assert seeds.dtype == ids.dtype == np.int64
+    assert seeds.tolist() == list(nodes)
+    assert ids.tolist() == list(input_id)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            [0, 100],
+            "node id 100 at position 1 of 2 is outside the graph, which has 100 nodes (0 to 99)",
+        ),
+        (torch.tensor([5, 3, -1, -2]), "node id -1 at position 2 of 4 is outside the graph"),
+        (np.array([2**64 - 1], dtype=np.uint64), "node id 18446744073709551615 at position 0"),
+        (MASK[:99], "the mask in input_nodes has 99 entries for 100 nodes"),
+        (
+            [0.5, 1.0],
+            "input_nodes has the element type float64; give node ids (integers) or a mask",
+        ),
+        ([[1, 2]], "input_nodes has shape [1, 2]; give node ids or a mask, one-dimensional"),
+        (7, "input_nodes has shape []"),
+    ],
+)
+def test_wrong_seeds_are_named(store: gnnstore.GraphStore, given: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve_input_nodes(store, given)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_split_names_the_known(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(NotFoundError, match=r"no split 'dev'; the store's splits: train, valid"):
+        resolve_input_nodes(store, "dev")
+
+
+def test_an_unknown_node_type_names_the_known(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(UsageError, match="node type 'paper'; this store's only type is 'node'"):
+        resolve_input_nodes(store, ("paper", [1]))
+
+
+def test_input_id_can_be_given(store: gnnstore.GraphStore) -> None:
+    resolved = resolve_input_nodes(store, MASK, torch.tensor([30, 70, 990]))
+    seeds, ids = resolved.select([2, 0])
+    assert (seeds.tolist(), ids.tolist()) == ([99, 3], [990, 30])
+    with pytest.raises(InputError, match="input_id has 2 entries for 3 input nodes"):
+        resolve_input_nodes(store, MASK, [1, 2])
+
+
+def test_later_changes_of_the_users_array_do_not_matter(store: gnnstore.GraphStore) -> None:
+    given = torch.tensor([1, 2, 3])
+    resolved = resolve_input_nodes(store, given)
+    given.fill_(50)
+    assert resolved.select([0, 1, 2])[0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("index", [[2, 0], torch.tensor([2, 0]), np.array([2, 0]), (2, 0)])
+def test_an_index_of_any_kind(store: gnnstore.GraphStore, index: Any) -> None:
+    assert resolve_input_nodes(store, [7, 8, 9]).select(index)[0].tolist() == [9, 7]
+
+
+def test_a_single_position_and_none(store: gnnstore.GraphStore) -> None:
+    resolved = resolve_input_nodes(store, [7, 8, 9])
+    assert resolved.select(1)[0].tolist() == [8]
+    assert resolved.select([])[0].tolist() == []
+
+
+@pytest.mark.parametrize("index", [[0, 3], [-1], [0.5], [[0]], [True]])
+def test_a_wrong_index_is_refused(store: gnnstore.GraphStore, index: Any) -> None:
+    with pytest.raises(InputError, match="position"):
+        resolve_input_nodes(store, [7, 8, 9]).select(index)
+
+
+# --- shuffling -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 1000])
+def test_a_shuffle_is_a_permutation(n: int) -> None:
+    assert sorted(epoch_permutation(n, 1, 2)) == list(range(n))
+
+
+def test_a_shuffle_depends_on_seed_and_epoch_only() -> None:
+    orders = {
+        (seed, epoch): tuple(epoch_permutation(50, seed, epoch))
+        for seed in (0, 1, 2**63 - 1)
+        for epoch in range(5)
+    }
+    assert len(set(orders.values())) == 15
+    assert orders[1, 3] == tuple(epoch_permutation(50, 1, 3))
+
+
+def test_a_shuffle_is_the_same_everywhere() -> None:
+    # Recorded: a run that is resumed on another machine must go on with the same batches.
+    assert epoch_permutation(12, 7, 3).tolist() == [2, 6, 1, 3, 11, 4, 7, 0, 10, 9, 5, 8]
+
+
+def test_a_shuffle_is_uniform() -> None:
+    # Every position is first in 1 of 20 epochs; chi-square with 19 degrees of freedom.
+    firsts = [int(epoch_permutation(20, 5, epoch)[0]) for epoch in range(4000)]
+    counts = np.bincount(firsts, minlength=20)
+    chi_square = float(((counts - 200) ** 2 / 200).sum())
+    assert chi_square < 43.8, "one in a thousand by chance"
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("num_seeds", [0, 1, 7, 8, 9, 24])
+def test_batches_are_cut_as_torch_cuts_them(num_seeds: int, drop_last: bool) -> None:
+    expected = list(BatchSampler(SequentialSampler(range(num_seeds)), 8, drop_last))
+    assert [list(b) for b in batches_in_order(range(num_seeds), 8, drop_last=drop_last)] == expected
+    order = epoch_permutation(num_seeds, 1, 2)
+    expected = list(BatchSampler(SeededShuffle(num_seeds, 1, 2), 8, drop_last))
+    assert [b.tolist() for b in batches_in_order(order, 8, drop_last=drop_last)] == expected  # type: ignore[union-attr]
+
+
+def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:
+    shuffle = SeededShuffle(70_000, seed=1, epoch=2)  # more than one piece of the list
+    assert isinstance(shuffle, RandomSampler)
+    assert len(shuffle) == 70_000
+    positions = list(shuffle)
+    assert all(type(position) is int for position in positions)
+    assert positions == epoch_permutation(70_000, 1, 2).tolist()
+    assert next(iter(BatchSampler(shuffle, 4, False))) == positions[:4]
+    assert list(SeededShuffle(0)) == []

@@ -1,0 +1,299 @@
+"""The pipeline: order, look-ahead, errors, and that nothing survives its consumer."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gnnstore.errors import BudgetError
+from gnnstore.loaders.pipeline import THREAD_NAME, Lookahead, ordered_map
+
+
+def depth(n: int) -> Callable[[], int]:
+    return lambda: n
+
+
+def our_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith(THREAD_NAME)]
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
+@pytest.mark.parametrize("ahead", [1, 3, 100])
+def test_results_come_in_order(num_threads: int, ahead: int) -> None:
+    def slow_if_even(n: int) -> int:
+        time.sleep(0.002 * (n % 2 == 0))
+        return n * n
+
+    results = ordered_map(slow_if_even, range(20), num_threads=num_threads, lookahead=depth(ahead))
+    assert list(results) == [n * n for n in range(20)]
+    assert our_threads() == []
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_no_items(num_threads: int) -> None:
+    empty: list[int] = []
+    assert list(ordered_map(str, empty, num_threads=num_threads, lookahead=depth(2))) == []
+
+
+def test_items_are_taken_in_the_consumers_thread_and_never_too_far_ahead() -> None:
+    taken = []
+
+    def items() -> Iterator[int]:
+        for n in range(50):
+            assert threading.current_thread() is threading.main_thread()
+            taken.append(n)
+            yield n
+
+    results = ordered_map(abs, items(), num_threads=2, lookahead=depth(3))
+    for k, _ in enumerate(results):
+        assert len(taken) <= k + 3
+    assert taken == list(range(50))
+
+
+def test_work_is_done_in_threads_at_the_same_time() -> None:
+    barrier = threading.Barrier(3, timeout=20)
+    results = ordered_map(lambda _: barrier.wait(), range(3), num_threads=3, lookahead=depth(3))
+    assert sorted(results) == [0, 1, 2]
+
+
+def test_the_initializer_runs_once_in_each_thread() -> None:
+    names = []
+    barrier = threading.Barrier(2, timeout=20)
+    list(
+        ordered_map(
+            lambda _: barrier.wait(),
+            range(4),
+            num_threads=2,
+            lookahead=depth(2),
+            initializer=lambda: names.append(threading.current_thread().name),
+        )
+    )
+    assert len(names) == len(set(names)) == 2
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_an_error_comes_in_its_turn_and_says_where(num_threads: int) -> None:
+    def fail_at_5(n: int) -> int:
+        if n == 5:
+            raise ZeroDivisionError("five")
+        return n
+
+    results = ordered_map(
+        fail_at_5,
+        range(20),
+        num_threads=num_threads,
+        lookahead=depth(4),
+        describe="while preparing batch {} of epoch 3".format,
+    )
+    assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(ZeroDivisionError, match="five") as caught:
+        next(results)
+    assert caught.value.__notes__ == ["while preparing batch 5 of epoch 3"]
+    assert our_threads() == []
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_an_error_of_the_source_comes_after_what_came_before(num_threads: int) -> None:
+    def items() -> Iterator[int]:
+        yield from range(3)
+        raise KeyError("source")
+
+    got: list[int] = []
+    with pytest.raises(KeyError, match="source"):
+        got.extend(iter(ordered_map(abs, items(), num_threads=num_threads, lookahead=depth(10))))
+    results = ordered_map(abs, items(), num_threads=num_threads, lookahead=depth(10))
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    results.close()
+    assert our_threads() == []
+
+
+def test_leaving_early_cancels_what_has_not_begun() -> None:
+    done = []
+
+    def work(n: int) -> int:
+        time.sleep(0.01)
+        done.append(n)
+        return n
+
+    for n in ordered_map(work, range(1000), num_threads=2, lookahead=depth(500)):
+        if n == 3:
+            break
+    assert our_threads() == []
+    assert len(done) < 20
+
+
+def test_an_error_in_the_consumer_leaves_no_thread() -> None:
+    def consume() -> None:
+        for n in ordered_map(abs, range(100), num_threads=2, lookahead=depth(4)):
+            if n == 3:
+                raise RuntimeError("consumer")
+
+    with pytest.raises(RuntimeError, match="consumer"):
+        consume()
+    assert our_threads() == []
+
+
+def test_a_forgotten_generator_is_cleaned_up() -> None:
+    results = ordered_map(abs, range(100), num_threads=2, lookahead=depth(4))
+    next(results)
+    assert our_threads()
+    del results
+    gc.collect()
+    assert our_threads() == []
+
+
+def test_a_generator_in_a_cycle_may_be_collected_by_its_own_thread() -> None:
+    collected = threading.Event()
+
+    class Holder:
+        def __del__(self) -> None:
+            collected.set()
+
+    def collect_garbage(n: int) -> int:
+        if n == 4:  # by then nobody refers to the generator any more
+            forgotten.wait(20)
+            gc.collect()
+        return n
+
+    forgotten = threading.Event()
+    holder = Holder()
+    holder.results = ordered_map(  # type: ignore[attr-defined]
+        collect_garbage, range(100), num_threads=1, lookahead=depth(8)
+    )
+    holder.myself = holder  # type: ignore[attr-defined]
+    gc.disable()
+    try:
+        assert next(holder.results) == 0  # type: ignore[attr-defined]
+        del holder
+        forgotten.set()
+        assert collected.wait(20)
+    finally:
+        gc.enable()
+
+
+def test_a_result_that_does_not_come_times_out() -> None:
+    release = threading.Event()
+    results = ordered_map(
+        lambda _: release.wait(20),
+        range(2),
+        num_threads=1,
+        lookahead=depth(1),
+        timeout_seconds=0.05,
+    )
+    # The running call is released when the timeout closes the generator, not before.
+    timer = threading.Timer(0.5, release.set)
+    timer.start()
+    with pytest.raises(TimeoutError, match=r"0\.05 seconds while preparing item 0; raise timeout="):
+        next(results)
+    timer.join()
+
+
+def test_a_timeout_of_the_function_itself_keeps_its_own_words() -> None:
+    def fail(_: int) -> int:
+        raise TimeoutError("the disk's own")
+
+    results = ordered_map(fail, [1], num_threads=1, lookahead=depth(1), timeout_seconds=20)
+    with pytest.raises(TimeoutError, match="the disk's own"):
+        next(results)
+
+
+# --- look-ahead under a budget -------------------------------------------------------------
+
+
+def test_without_a_budget_the_number_alone_counts() -> None:
+    lookahead = Lookahead(5)
+    lookahead.observe(10**12)
+    assert lookahead() == 5
+
+
+def test_a_budget_bounds_the_bytes_ahead() -> None:
+    lookahead = Lookahead(5, spare_bytes=1000)
+    assert lookahead() == 1, "one batch until its size is known"
+    lookahead.observe(100)
+    assert lookahead() == 5
+    lookahead.observe(250)
+    assert lookahead() == 3
+    lookahead.observe(100)
+    assert lookahead() == 3, "the largest batch so far decides"
+    lookahead.observe(500)
+    assert lookahead() == 1
+
+
+def test_a_budget_without_room_for_two_batches_is_an_error() -> None:
+    lookahead = Lookahead(5, spare_bytes=1000)
+    with pytest.raises(BudgetError, match=r"need 1002: 2 bytes too few; raise memory= by at least"):
+        lookahead.observe(501)
+
+
+# --- the end of the interpreter, and Ctrl-C ------------------------------------------------
+
+PRELUDE = """
+import signal, sys, threading, time
+from gnnstore.loaders.pipeline import ordered_map
+
+def work(n):
+    time.sleep(0.05)
+    return n
+
+def results():
+    return ordered_map(work, range(10**6), num_threads=2, lookahead=lambda: 4)
+"""
+
+
+def run_python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", PRELUDE + code],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def test_the_interpreter_ends_while_a_generator_is_suspended() -> None:
+    ended = run_python("left = results()\nnext(left)\nprint('end')")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "end\n", "")
+
+
+def test_the_interpreter_ends_by_sys_exit_inside_the_loop() -> None:
+    ended = run_python("for n in results():\n    if n == 3: sys.exit(7)")
+    assert (ended.returncode, ended.stderr) == (7, "")
+
+
+def test_the_interpreter_ends_by_an_error_inside_the_loop() -> None:
+    ended = run_python("for n in results():\n    if n == 3: raise ValueError('in the loop')")
+    assert ended.returncode == 1
+    assert ended.stderr.rstrip().endswith("ValueError: in the loop")
+
+
+@pytest.mark.parametrize("where", ["while waiting", "in the body"])
+def test_ctrl_c_ends_the_loop_and_leaves_no_thread(where: str) -> None:
+    body = "time.sleep(0.001)" if where == "while waiting" else "time.sleep(1)"
+    code = f"""
+try:
+    for n in results():
+        print(n, flush=True)
+        {body}
+except KeyboardInterrupt:
+    print("threads", threading.active_count())
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + code], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert out.splitlines()[-1] == "threads 1"
+    assert process.returncode == 0

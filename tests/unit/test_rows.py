@@ -1,0 +1,175 @@
+"""Rows by id: memory and mapping give the same bytes, whatever the width of a row."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import gnnstore
+from gnnstore import _core
+from gnnstore.formats import AttributeSpec, StoreReader
+from gnnstore.io.buffers import MIN_POOLED_BYTES, empty
+from gnnstore.io.resident import residents_of
+from gnnstore.io.rows import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows, RowSource
+from gnnstore.testing.stores import write_example_store
+
+# One byte; not dividing a page; just below, at and above a page; several pages.
+ROW_BYTES = [1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288]
+
+
+@pytest.mark.parametrize("row_bytes", ROW_BYTES)
+@pytest.mark.parametrize("shard_bytes", [None, 65536])
+def test_every_source_equals_numpy(tmp_path: Path, row_bytes: int, shard_bytes: int | None) -> None:
+    stored = write_example_store(
+        tmp_path / "s.gnn",
+        num_nodes=301,
+        feature_shape=(row_bytes,),
+        feature_dtype="uint8",
+        shard_bytes=shard_bytes,
+    )
+    expected = stored.arrays["nodes/node/x"]
+    reader = StoreReader.open(stored.path)
+    array = reader.paged(reader.schema.node.attributes["x"])
+    rng = np.random.default_rng(0)
+    sources: list[RowSource] = [
+        MappedRows.map(array),
+        MemoryRows.load(array, 2),
+        MemoryRows.from_array(expected),
+    ]
+    for dtype in (np.int64, np.int32):
+        # Unsorted, with repeats, with the last row, and more than one thread's share.
+        for count in (0, 1, 7, 4 * MIN_ROWS_PER_FAULT_THREAD):
+            ids = rng.integers(0, 301, count).astype(dtype)
+            ids[-1:] = 300
+            for rows in sources:
+                assert (rows.num_rows, rows.row_bytes) == (301, row_bytes)
+                found = rows.gather(ids)
+                assert found.dtype == expected.dtype
+                np.testing.assert_array_equal(found, expected[ids])
+
+
+@pytest.mark.parametrize("bad", [-1, 300])
+def test_an_id_outside_the_table_is_an_error(tmp_path: Path, bad: int) -> None:
+    stored = write_example_store(tmp_path / "s.gnn", num_nodes=300)
+    reader = StoreReader.open(stored.path)
+    array = reader.paged(reader.schema.node.attributes["x"])
+    for rows in (MappedRows.map(array), MemoryRows.load(array, 1)):
+        with pytest.raises(IndexError, match=rf"{bad}.*position 2"):
+            rows.gather(np.array([0, 299, bad]))
+
+
+def test_only_memory_is_resident(tmp_path: Path) -> None:
+    stored = write_example_store(tmp_path / "s.gnn", num_nodes=300, feature_shape=(25,))
+    reader = StoreReader.open(stored.path)
+    array = reader.paged(reader.schema.node.attributes["x"])
+    assert MappedRows.map(array).resident_bytes == 0
+    assert MemoryRows.load(array, 1).resident_bytes == 300 * 100
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3, 2), ()])
+def test_an_array_in_memory_is_a_table(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    table: npt.NDArray[Any] = np.asarray(rng.integers(0, 9, (50, *shape)))
+    ids = np.array([49, 0, 7, 7])
+    np.testing.assert_array_equal(MemoryRows.from_array(table).gather(ids), table[ids])
+    transposed = np.asfortranarray(table)
+    np.testing.assert_array_equal(MemoryRows.from_array(transposed).gather(ids), table[ids])
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.int8, np.float64, np.uint16])
+def test_element_types_are_kept(dtype: type) -> None:
+    table: npt.NDArray[Any] = np.arange(20).astype(dtype)
+    found = MemoryRows.from_array(table).gather(np.array([3, 1]))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, table[[3, 1]])
+
+
+def test_rows_without_elements() -> None:
+    found = MemoryRows.from_array(np.empty((5, 0), np.float32)).gather(np.array([1, 2, 3]))
+    assert found.shape == (3, 0)
+
+
+def test_many_threads_may_gather_at_once(tmp_path: Path) -> None:
+    table = np.random.default_rng(0).random((1000, 64), dtype=np.float32)
+    rows = MemoryRows.from_array(table)
+
+    def check(seed: int) -> bool:
+        ids = np.random.default_rng(seed).integers(0, 1000, 2000)
+        return bool((rows.gather(ids) == table[ids]).all())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(check, range(40)))
+
+
+# --- buffers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 7), (3, 4), (2, 50_000)])
+@pytest.mark.parametrize("dtype", ["int64", "float32", "bool"])
+def test_buffers_have_the_shape_and_type_asked_for(shape: tuple[int, ...], dtype: str) -> None:
+    buffer = empty(shape, dtype)
+    assert (buffer.shape, buffer.dtype.name) == (shape, dtype)
+    assert buffer.flags.c_contiguous
+    assert buffer.flags.writeable
+    buffer[...] = 1
+    assert buffer.sum() == buffer.size
+
+
+def test_large_buffers_return_to_the_pool_with_their_last_view() -> None:
+    before = _core.pool_stats()["buffers_in_use"]
+    row = empty((MIN_POOLED_BYTES, 8), "int64")[5]
+    row[...] = 7
+    gc.collect()
+    assert _core.pool_stats()["buffers_in_use"] == before + 1
+    assert row.tolist() == [7] * 8
+    del row
+    assert _core.pool_stats()["buffers_in_use"] == before
+
+
+def test_small_buffers_do_not_trouble_the_pool() -> None:
+    before = _core.pool_stats()
+    small = empty((MIN_POOLED_BYTES // 8 - 1,), "int64")
+    assert _core.pool_stats() == before
+    del small
+
+
+# --- sharing between loaders ---------------------------------------------------------------
+
+
+def spec_of(store: gnnstore.GraphStore, name: str) -> AttributeSpec:
+    return store.schema.node.attributes[name]
+
+
+def test_tables_are_loaded_once_for_a_store_object(tmp_path: Path) -> None:
+    stored = write_example_store(tmp_path / "s.gnn", num_nodes=300, feature_shape=(25,))
+    store = gnnstore.open(stored.path)
+    shared = residents_of(store)
+    assert residents_of(store) is shared
+    assert residents_of(gnnstore.open(stored.path)) is not shared
+
+    x = shared.rows(store, spec_of(store, "x"), "memory", 1)
+    assert shared.rows(store, spec_of(store, "x"), "memory", 1) is x
+    assert shared.rows(store, spec_of(store, "x"), "mmap", 1) is not x
+    # Compressed attributes are in memory in either mode.
+    y = shared.rows(store, spec_of(store, "y"), "mmap", 1)
+    assert shared.rows(store, spec_of(store, "y"), "memory", 1) is y
+    assert shared.resident_bytes == 300 * 100 + 300 * 8
+    csc = shared.csc(store, "memory", 1)
+    assert shared.resident_bytes == 300 * 100 + 300 * 8 + csc.num_bytes
+
+
+def test_tables_go_with_their_store(tmp_path: Path) -> None:
+    stored = write_example_store(tmp_path / "s.gnn", num_nodes=3000, feature_shape=(250,))
+    before = _core.pool_stats()["bytes_in_use"]
+    store = gnnstore.open(stored.path)
+    residents_of(store).rows(store, spec_of(store, "x"), "memory", 1)
+    assert _core.pool_stats()["bytes_in_use"] > before
+    del store
+    gc.collect()
+    assert _core.pool_stats()["bytes_in_use"] == before

@@ -1,0 +1,71 @@
+"""Sizes as people write and read them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnstore.errors import UsageError
+from gnnstore.units import format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        (0, 0),
+        (4096, 4096),
+        ("4096", 4096),
+        ("4096B", 4096),
+        ("8GB", 8 * 10**9),
+        ("8 gb", 8 * 10**9),
+        ("8G", 8 * 10**9),
+        ("512MiB", 512 * 2**20),
+        ("1.5 KiB", 1536),
+        ("0.5kB", 500),
+        (" 2TiB ", 2 * 2**40),
+        ("9007199254740993", 2**53 + 1),  # one that a float cannot hold
+    ],
+)
+def test_parse_size(text: int | str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "eight", "8XB", "-1", "1e9", "8 G B", "0x10", "1.", "∞", None, 1.5]
+)
+def test_parse_size_refuses_what_is_no_size(text: object) -> None:
+    with pytest.raises(UsageError, match=r"memory=.* is not a size; write .* such as '8GB'"):
+        parse_size(text, name="memory")  # type: ignore[arg-type]
+
+
+def test_parse_size_refuses_a_negative_number() -> None:
+    with pytest.raises(UsageError, match="memory=-5 is negative"):
+        parse_size(-5, name="memory")
+
+
+def test_true_is_no_size() -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(True)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (134217728, "134 MB"),
+        (8_589_934_592, "8.59 GB"),
+        (999_600_000, "1 GB"),
+        (2.5e12, "2.5 TB"),
+        (-4096, "-4.1 kB"),
+    ],
+)
+def test_format_size(num_bytes: float, text: str) -> None:
+    assert format_size(num_bytes) == text
+
+
+@given(st.integers(min_value=0, max_value=999 * 10**12))
+def test_a_formatted_size_reads_back_to_three_digits(num_bytes: int) -> None:
+    assert parse_size(format_size(num_bytes)) == pytest.approx(num_bytes, rel=0.006)
