@@ -1,0 +1,180 @@
+"""However a loop over a loader ends, nothing is left: no thread, no hang, no noise."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch_geometric.data import Data
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.loaders.pipeline import THREAD_NAME
+from gnnstore.testing.stores import write_example_store
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("endings")
+    return write_example_store(directory / "s.gnn", num_nodes=2000, num_edges=20_000).path
+
+
+def our_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith(THREAD_NAME)]
+
+
+@pytest.fixture
+def loader(path: Path) -> NeighborLoader:
+    return NeighborLoader(path, [5, 5], batch_size=10, num_threads=3, seed=0)
+
+
+def test_break(loader: NeighborLoader) -> None:
+    for _ in loader:
+        assert our_threads()
+        break
+    assert our_threads() == []
+    assert sum(1 for _ in loader) == 200
+
+
+def test_an_error_in_the_loops_body(loader: NeighborLoader) -> None:
+    def body() -> None:
+        for _ in loader:
+            raise KeyError("body")
+
+    with pytest.raises(KeyError, match="body"):
+        body()
+    assert our_threads() == []
+
+
+@pytest.mark.parametrize("stage", ["transform", "transform_sampler_output"])
+def test_an_error_in_a_transform(path: Path, stage: str) -> None:
+    def fail(_: object) -> Data:
+        raise KeyError("transform")
+
+    stages: dict[str, Any] = {stage: fail}
+    loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, **stages)
+    with pytest.raises(KeyError, match="transform"):
+        next(iter(loader))
+    assert our_threads() == []
+
+
+def test_an_error_in_the_sampling_kernel(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, seed=0)
+    sample = loader.node_sampler.sample
+
+    def fail_at_3(seeds: object, *, epoch: int, batch: int) -> object:
+        if batch == 3:
+            raise gnnstore.CorruptStoreError("the topology is damaged")
+        return sample(seeds, epoch=epoch, batch=batch)
+
+    monkeypatch.setattr(loader.node_sampler, "sample", fail_at_3)
+    batches = iter(loader)
+    assert [int(next(batches).input_id[0]) for _ in range(3)] == [0, 10, 20]
+    with pytest.raises(gnnstore.CorruptStoreError, match="damaged") as caught:
+        next(batches)
+    assert caught.value.__notes__ == ["while preparing batch 3 of epoch 0"]
+    assert our_threads() == []
+
+
+def test_an_error_in_the_users_sampler(path: Path) -> None:
+    class Broken:
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            assert threading.current_thread() is threading.main_thread()
+            yield from range(25)
+            raise KeyError("sampler")
+
+    loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, sampler=Broken())
+    batches = iter(loader)
+    assert [next(batches).batch_size for _ in range(2)] == [10, 10]
+    with pytest.raises(KeyError, match="sampler"):
+        next(batches)
+    assert our_threads() == []
+
+
+def test_threads_start_with_the_first_batch_and_end_with_the_last(loader: NeighborLoader) -> None:
+    batches = iter(loader)
+    assert our_threads() == []
+    for _ in batches:
+        assert 1 <= len(our_threads()) <= 3
+    assert our_threads() == []
+
+
+def test_a_thread_that_takes_too_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = NeighborLoader(path, [5], batch_size=10, num_threads=1, timeout=0.05, seed=0)
+    sample = loader.node_sampler.sample
+    asleep = threading.Event()
+
+    def dawdle(seeds: object, *, epoch: int, batch: int) -> object:
+        asleep.wait(0.5)
+        return sample(seeds, epoch=epoch, batch=batch)
+
+    monkeypatch.setattr(loader.node_sampler, "sample", dawdle)
+    with pytest.raises(TimeoutError, match=r"0\.05 seconds while preparing batch 0 of epoch 0"):
+        next(iter(loader))
+    assert our_threads() == []
+
+
+# --- the end of the process ----------------------------------------------------------------
+
+PRELUDE = """
+import sys, threading, time
+import gnnstore
+loader = gnnstore.NeighborLoader(sys.argv[1], [5, 5], batch_size=10, num_threads=2, seed=0)
+"""
+
+
+def run_python(path: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PRELUDE + code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "stderr"),
+    [
+        ("batches = iter(loader); next(batches)", 0, ""),
+        ("for batch in loader: break", 0, ""),
+        ("for batch in loader: sys.exit(7)", 7, ""),
+        ("for batch in loader: raise ValueError('in the body')", 1, "ValueError: in the body\n"),
+        # In a cycle, so that only the garbage collector could have closed it.
+        ("batches = iter(loader); next(batches); loader.batches = batches", 0, ""),
+    ],
+)
+def test_the_interpreter_ends(path: Path, code: str, status: int, stderr: str) -> None:
+    ended = run_python(path, code)
+    assert ended.returncode == status
+    assert ended.stderr.endswith(stderr) if stderr else ended.stderr == ""
+
+
+def test_ctrl_c(path: Path) -> None:
+    code = """
+try:
+    while True:
+        for batch in loader:
+            print("batch", flush=True)
+except KeyboardInterrupt:
+    print("threads", [t.name for t in threading.enumerate() if "gnnstore" in t.name])
+    print("again", sum(1 for _ in loader))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PRELUDE + code, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "batch\n"
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert out.splitlines()[-2:] == ["threads []", "again 200"]
+    assert process.returncode == 0
