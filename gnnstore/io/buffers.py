@@ -40,3 +40,8 @@ def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     if num_bytes < MIN_POOLED_BYTES:
         return np.empty(shape, element)
     return _core.pool_empty(num_bytes).view(element).reshape(shape)
+
+
+def trim(max_free_bytes: int) -> None:
+    """Give free buffers back to the system until at most `max_free_bytes` are kept."""
+    _core.pool_trim(max_free_bytes)

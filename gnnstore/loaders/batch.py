@@ -143,12 +143,14 @@ class BatchBuilder:
         start = time.perf_counter()
         subgraph = self.sampler.sample(seeds, epoch=epoch, batch=batch)
         seconds = time.perf_counter() - start
+        arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos, input_id]
+        arrays += [] if subgraph.batch is None else [subgraph.batch]
         output = _sampler_output(subgraph, input_id)
         return PreparedBatch(
             output=output,
             num_nodes=len(subgraph.n_id),
             num_edges=len(subgraph.edge_pos),
-            num_bytes=subgraph.n_id.nbytes + subgraph.edge_index.nbytes + subgraph.edge_pos.nbytes,
+            num_bytes=sum(array.nbytes for array in arrays),
             seconds_sampling=seconds,
             seconds_gathering=0.0,
             bytes_gathered=0,

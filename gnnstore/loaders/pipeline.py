@@ -26,8 +26,8 @@ THREAD_NAME = "gnnstore-loader"
 class Lookahead:
     """How many batches may be prepared ahead: a number, and under a budget also their bytes.
 
-    A consumer usually holds one batch while it asks for the next, so two batches are
-    outside of the pipeline's queue at the worst moment; the queue gets the rest.
+    A consumer usually holds one batch while it asks for the next, and one batch's buffers
+    lie free between two uses; the queue gets the rest.
 
     Parameters
     ----------
@@ -48,7 +48,14 @@ class Lookahead:
             return self._num_batches
         if self._largest_bytes == 0:
             return 1
-        return max(1, min(self._num_batches, self._spare_bytes // self._largest_bytes - 1))
+        return max(1, min(self._num_batches, self._spare_bytes // self._largest_bytes - 2))
+
+    @property
+    def recycled_bytes(self) -> int | None:
+        """Bytes of buffers that may lie free; None without a budget."""
+        if self._spare_bytes is None:
+            return None
+        return max(0, self._spare_bytes - (self() + 1) * self._largest_bytes)
 
     def observe(self, batch_bytes: int) -> None:
         """Learn the size of a batch.

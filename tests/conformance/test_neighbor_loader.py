@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
+import threading
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -31,9 +33,10 @@ from torch_geometric.typing import EdgeTypeStr
 from torch_geometric.utils import is_undirected
 
 import gnnstore
-from gnnstore import NeighborLoader
+from gnnstore import NeighborLoader, _core
 from gnnstore.converters import from_pyg
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
+from gnnstore.loaders import threaded
 
 N, E = 100, 1500
 
@@ -194,11 +197,12 @@ class TwoLayers(torch.nn.Module):
         return out
 
 
-@pytest.mark.parametrize("subgraph_type", ["directional", "induced"])
+@pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])
 def test_a_gnn_on_batches_equals_the_gnn_on_the_graph(tmp_path: Path, subgraph_type: str) -> None:
     torch.manual_seed(0)
     karate = KarateClub()[0]
-    karate.edge_weight = torch.rand(karate.num_edges)
+    # The same both ways: of a bidirectional subgraph's edge, either id may be kept.
+    karate.edge_weight = (karate.edge_index + 1).prod(dim=0) % 7 / 7
     store = gnnstore.open(from_pyg(karate, tmp_path / "karate.gnn"))
     model = TwoLayers()
     expected = model(karate.x, karate.edge_index, karate.edge_weight)
@@ -557,6 +561,28 @@ def test_options_that_have_nothing_to_apply_to(store: gnnstore.GraphStore) -> No
         NeighborLoader(store, [2], multiprocessing_context="spawn", num_workers=1)
 
 
+@pytest.mark.parametrize("option", ["none", "transform", "transform_sampler_output"])
+def test_pinning_is_the_last_thing_that_happens(
+    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    """Without a GPU nothing can be pinned; who would do it to what can be seen nevertheless."""
+    pinned: list[tuple[Any, bool]] = []
+
+    def pin(output: Any, device: str) -> Any:
+        pinned.append((output, threading.current_thread() is threading.main_thread()))
+        return output
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(threaded, "pin_memory", pin)
+    identity: dict[str, Any] = {} if option == "none" else {option: lambda given: given}
+    loader = NeighborLoader(store, [2], batch_size=25, pin_memory=True, num_threads=1, **identity)
+    outputs = list(loader)
+    assert len(pinned) == 4
+    for output, (given, in_consumer) in zip(outputs, pinned, strict=True):
+        assert output is given
+        assert in_consumer == (option != "none")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_pinning_without_a_gpu_warns(store: gnnstore.GraphStore) -> None:
     with pytest.warns(UserWarning, match="no accelerator is found"):
@@ -613,10 +639,34 @@ def test_a_budget_with_room_bounds_what_is_ahead(store: gnnstore.GraphStore) -> 
 
     options: dict[str, Any] = {"strategy": "mmap", "topology": "mmap", "num_threads": 2, "seed": 0}
     free = NeighborLoader(store, [5], prefetch_batches=20, **options)
-    bound = NeighborLoader(store, [5], sampler=Spy(), memory="5kB", prefetch_batches=20, **options)
+    bound = NeighborLoader(store, [5], sampler=Spy(), memory="6kB", prefetch_batches=20, **options)
     for k, (batch, expected) in enumerate(zip(bound, free, strict=True)):
         assert equal(batch, expected)
         assert len(taken) <= k + 12
+
+
+def test_a_budget_bounds_the_buffers_too(tmp_path: Path) -> None:
+    wide = Data(x=torch.rand(4000, 1024), edge_index=torch.randint(0, 4000, (2, 40_000)))
+    store = gnnstore.open(from_pyg(wide, tmp_path / "s.gnn"))
+    gc.collect()
+    _core.pool_trim()
+    held = _core.pool_stats()["bytes_in_use"]
+    loader = NeighborLoader(
+        store,
+        [-1],
+        batch_size=300,
+        memory="200MB",
+        strategy="mmap",
+        prefetch_batches=100,
+        num_threads=3,
+    )
+    most = 0
+    for _ in range(3):
+        for batch in loader:
+            stats = _core.pool_stats()
+            most = max(most, stats["bytes_in_use"] + stats["bytes_free"] - held)
+            del batch
+    assert 40e6 < most < 200e6
 
 
 def test_statistics_add_up(store: gnnstore.GraphStore) -> None:

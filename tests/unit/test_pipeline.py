@@ -216,14 +216,18 @@ def test_without_a_budget_the_number_alone_counts() -> None:
 def test_a_budget_bounds_the_bytes_ahead() -> None:
     lookahead = Lookahead(5, spare_bytes=1000)
     assert lookahead() == 1, "one batch until its size is known"
-    lookahead.observe(100)
-    assert lookahead() == 5
-    lookahead.observe(250)
-    assert lookahead() == 3
-    lookahead.observe(100)
-    assert lookahead() == 3, "the largest batch so far decides"
-    lookahead.observe(500)
-    assert lookahead() == 1
+    for batch_bytes, expected, free in [
+        (100, 5, 400),
+        (200, 3, 200),
+        (100, 3, 200),  # the largest batch so far decides
+        (250, 2, 250),
+        (300, 1, 400),
+        (500, 1, 0),
+    ]:
+        lookahead.observe(batch_bytes)
+        assert lookahead() == expected
+        assert lookahead.recycled_bytes == free
+    assert Lookahead(5).recycled_bytes is None
 
 
 def test_a_budget_without_room_for_two_batches_is_an_error() -> None:

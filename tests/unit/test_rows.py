@@ -122,6 +122,7 @@ def test_buffers_have_the_shape_and_type_asked_for(shape: tuple[int, ...], dtype
 
 
 def test_large_buffers_return_to_the_pool_with_their_last_view() -> None:
+    gc.collect()  # what other tests left in cycles
     before = _core.pool_stats()["buffers_in_use"]
     row = empty((MIN_POOLED_BYTES, 8), "int64")[5]
     row[...] = 7
@@ -166,6 +167,7 @@ def test_tables_are_loaded_once_for_a_store_object(tmp_path: Path) -> None:
 
 def test_tables_go_with_their_store(tmp_path: Path) -> None:
     stored = write_example_store(tmp_path / "s.gnn", num_nodes=3000, feature_shape=(250,))
+    gc.collect()
     before = _core.pool_stats()["bytes_in_use"]
     store = gnnstore.open(stored.path)
     residents_of(store).rows(store, spec_of(store, "x"), "memory", 1)

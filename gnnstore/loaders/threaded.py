@@ -1,0 +1,275 @@
+"""A torch `DataLoader` whose batches are prepared ahead by threads, in a seeded order.
+
+What all loaders share, whatever they sample: epochs, shuffling, the pipeline, transforms,
+pinning and statistics. A loader says how it samples a batch and how it joins the sample
+with its attributes; everything else is here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from gnnstore.errors import UsageError
+from gnnstore.io.buffers import trim
+from gnnstore.loaders.batch import PreparedBatch
+from gnnstore.loaders.pipeline import Lookahead, ordered_map
+from gnnstore.loaders.seeds import SeededShuffle, batches_in_order, epoch_permutation
+from gnnstore.loaders.stats import LoaderStats, peak_rss_bytes
+
+_IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
+
+
+class ThreadedLoader(DataLoader[Any]):
+    """Base of the loaders. Subclasses set `_stats`, and give `_sample` and `_join`.
+
+    Parameters
+    ----------
+    num_seeds : int
+        Samplers give positions from 0 to num_seeds - 1.
+    seed : int or None
+        Key of shuffling and sampling; None: drawn at the first use.
+    transform, transform_sampler_output : callable or None
+        Called in the consumer's thread, in the order of the batches.
+    num_threads : int or None
+        Preparing threads; None: `num_workers` if given, else one per usable core.
+    prefetch_batches : int or None
+        The most batches prepared ahead; None: `prefetch_factor` (2) per thread.
+    spare_bytes : int or None
+        What batches may take in all; None: no limit.
+    options : dict
+        Keyword arguments of torch's `DataLoader`.
+    """
+
+    def __init__(
+        self,
+        num_seeds: int,
+        *,
+        seed: int | None,
+        transform: Callable[[Any], Any] | None,
+        transform_sampler_output: Callable[[Any], Any] | None,
+        num_threads: int | None,
+        prefetch_batches: int | None,
+        spare_bytes: int | None,
+        options: dict[str, Any],
+    ) -> None:
+        # Frameworks that build a loader anew pass these two, which are ours to choose.
+        options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
+        if shuffles(options):
+            options |= {"shuffle": False, "sampler": SeededShuffle(num_seeds)}
+        positions: Any = range(num_seeds)
+        super().__init__(positions, collate_fn=self.collate_fn, **options)
+        self.seed = seed
+        self.transform = transform
+        self.transform_sampler_output = transform_sampler_output
+        self.num_threads = _thread_count(num_threads, self.num_workers)
+        if prefetch_batches is None:
+            prefetch_batches = max(1, self.num_threads) * (self.prefetch_factor or 2)
+        if prefetch_batches < 1:
+            raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
+        self.prefetch_batches = prefetch_batches
+        self.epoch = 0
+        self._spare_bytes = spare_bytes
+        self._loader_cores: list[Any] | None = None
+        self._stats: LoaderStats
+        self._warn_of_what_is_idle()
+
+    @abstractmethod
+    def collate_fn(self, index: Any) -> Any:
+        """Prepare a batch on demand."""
+
+    @abstractmethod
+    def _sample(self, index: Any, *, epoch: int, batch: int) -> PreparedBatch:
+        """Sample the batch of some positions; in any thread."""
+
+    @abstractmethod
+    def _join(self, sampled: PreparedBatch) -> PreparedBatch:
+        """Join a sample with its attributes; in any thread."""
+
+    @abstractmethod
+    def _use_seed(self, seed: int) -> None:
+        """Sample under the seed that has been drawn."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next iteration will be."""
+        if epoch < 0:
+            raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
+        self.epoch = epoch
+
+    def stats(self) -> LoaderStats:
+        """Return what the loader has done since it was made; `since` subtracts a reading."""
+        return replace(self._stats, peak_rss_bytes=peak_rss_bytes())
+
+    @contextmanager
+    def enable_cpu_affinity(self, loader_cores: list[Any] | None = None) -> Iterator[None]:
+        """Bind preparing threads that start within the context to cores.
+
+        Parameters
+        ----------
+        loader_cores : list of int or list of list of int, optional
+            Cores of each thread; by default one of the usable cores each.
+        """
+        usable = sorted(os.sched_getaffinity(0))
+        one_each = [usable[i % len(usable)] for i in range(self.num_threads)]
+        cores = one_each if loader_cores is None else list(loader_cores)
+        if len(cores) != self.num_threads:
+            raise UsageError(
+                f"loader_cores names the cores of {len(cores)} threads, but the loader has "
+                f"{self.num_threads}"
+            )
+        self._loader_cores = cores
+        try:
+            yield
+        finally:
+            self._loader_cores = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own class
+        """Start the next epoch."""
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
+        self._draw_seed()
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return self._batches(epoch)
+
+    def _draw_seed(self) -> None:
+        """Draw the seed that nobody gave: late, so that `torch.manual_seed` may come late."""
+        if self.seed is None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self.seed = int(drawn)
+            self._use_seed(self.seed)
+
+    def _batches(self, epoch: int) -> Generator[Any, None, None]:
+        def prepare(item: tuple[int, Any]) -> PreparedBatch:
+            batch, index = item
+            prepared = self._sample(index, epoch=epoch, batch=batch)
+            if self.transform_sampler_output is not None:
+                return prepared
+            prepared = self._join(prepared)
+            return prepared if self.transform is not None else self._pinned(prepared)
+
+        lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
+        batches = ordered_map(
+            prepare,
+            enumerate(self._positions(epoch)),
+            num_threads=self.num_threads,
+            lookahead=lookahead,
+            timeout_seconds=self.timeout or None,
+            initializer=self._thread_initializer(),
+            describe=lambda k: f"while preparing batch {k} of epoch {epoch}",
+        )
+        with closing(batches):
+            start = time.perf_counter()
+            for prepared in batches:
+                waited = time.perf_counter() - start
+                lookahead.observe(prepared.num_bytes)
+                if lookahead.recycled_bytes is not None:
+                    trim(lookahead.recycled_bytes)
+                yield self._finish(prepared, waited)
+                # Let go of it before the next is waited for: its buffers are recycled.
+                del prepared
+                start = time.perf_counter()
+
+    def _positions(self, epoch: int) -> Iterator[Any]:
+        """Return the positions in `input_nodes` of each batch."""
+        order: Any = self.sampler
+        if isinstance(order, SeededShuffle):
+            order = epoch_permutation(len(order), self.seed or 0, epoch)
+        elif type(order) is SequentialSampler:
+            order = range(len(order))
+        if self.batch_sampler is None:  # batch_size=None: what the sampler gives are batches
+            return iter(order)
+        if self.batch_size is None or order is self.sampler:  # the user's own sampler
+            return iter(self.batch_sampler)
+        return batches_in_order(order, self.batch_size, drop_last=self.drop_last)
+
+    def _finish(self, prepared: PreparedBatch, waited: float) -> Any:
+        """Do in the consumer's thread what must happen in the order of the batches."""
+        start = time.perf_counter()
+        gathering = 0.0
+        if self.transform_sampler_output is not None:
+            output = self.transform_sampler_output(prepared.output)
+            prepared = self._join(replace(prepared, output=output))
+            gathering = prepared.seconds_gathering
+        if self.transform is not None:
+            prepared = replace(prepared, output=self.transform(prepared.output))
+        if self.transform is not None or self.transform_sampler_output is not None:
+            prepared = self._pinned(prepared)
+        self._stats = self._stats.plus(
+            batches=1,
+            nodes=prepared.num_nodes,
+            edges=prepared.num_edges,
+            seconds_sampling=prepared.seconds_sampling,
+            seconds_gathering=prepared.seconds_gathering,
+            seconds_transforming=time.perf_counter() - start - gathering,
+            seconds_waiting=waited + gathering,
+            bytes_gathered=prepared.bytes_gathered,
+        )
+        return prepared.output
+
+    def _pinned(self, prepared: PreparedBatch) -> PreparedBatch:
+        """Copy the output to where a GPU can fetch it by itself, if that is wanted."""
+        if not self.pin_memory or not torch.cuda.is_available():
+            return prepared
+        return replace(prepared, output=pin_memory(prepared.output, self.pin_memory_device))
+
+    def _thread_initializer(self) -> Callable[[], None] | None:
+        if self._loader_cores is None:
+            return None
+        cores: SimpleQueue[Any] = SimpleQueue()
+        for own in self._loader_cores:
+            cores.put([own] if isinstance(own, int) else own)
+        # 0 is the calling thread.
+        return lambda: os.sched_setaffinity(0, cores.get_nowait())
+
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: torch's check counts processes, and none are started."""
+
+    def _warn_of_what_is_idle(self) -> None:
+        idle = [name for name in _IDLE_OPTIONS if getattr(self, name) is not None]
+        if idle:
+            warnings.warn(
+                f"{' and '.join(idle)} of {type(self).__name__} have nothing to apply to: batches "
+                "are prepared by threads, not by worker processes",
+                UserWarning,
+                stacklevel=4,
+            )
+        if self.pin_memory and not torch.cuda.is_available():
+            warnings.warn(
+                "pin_memory=True, but no accelerator is found: batches are not pinned",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def shuffles(options: dict[str, Any]) -> bool:
+    """Whether a `DataLoader` with these options would shuffle by itself."""
+    own_order = options.get("sampler") is None and options.get("batch_sampler") is None
+    return own_order and bool(options.get("shuffle"))
+
+
+def _thread_count(num_threads: int | None, num_workers: int) -> int:
+    if num_threads is None:
+        return num_workers or len(os.sched_getaffinity(0))
+    if num_threads < 0:
+        raise UsageError(f"num_threads={num_threads} is negative; 0 prepares without threads")
+    if num_workers and num_workers != num_threads:
+        raise UsageError(
+            f"num_workers={num_workers} and num_threads={num_threads} both name the number of "
+            "preparing threads; give one of them"
+        )
+    return num_threads
