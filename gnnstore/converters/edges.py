@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.available import available_bytes
 from gnnstore.converters.edge_rules import (
     EdgeRules,
     compact_columns,
@@ -30,6 +31,10 @@ from gnnstore.units import format_size
 CHUNK_EDGES = 2**21
 _SCRATCH_BYTES_PER_EDGE = 24  # of the longest column, for each thread that sorts columns
 _INT32_LIMIT = 2**31
+_REMEDIES = {
+    "allowed": "raise memory_bytes (--memory) or convert on a larger machine",
+    "available": "free some, leave out edge ids (--no-edge-ids) or convert on a larger machine",
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,8 @@ class InMemoryEdgeBuilder:
     num_nodes : int, optional
         N, if it is known already: ids are then checked as they come.
     memory_bytes : int, optional
-        The most to use.
+        The most to use; by default what is available now, so that a graph that is too large
+        is refused with a number instead of killed by the kernel half way.
     """
 
     def __init__(
@@ -131,7 +137,8 @@ class InMemoryEdgeBuilder:
     ) -> None:
         self._rules = rules
         self._num_nodes = num_nodes
-        self._memory_bytes = memory_bytes
+        self._memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
+        self._limit = "available" if memory_bytes is None else "allowed"
         self._sources = RowBlocks(np.int32)
         self._targets = RowBlocks(np.int32)
         self._attributes: dict[str, RowBlocks] | None = None
@@ -218,8 +225,6 @@ class InMemoryEdgeBuilder:
             earlier.append(rows)
 
     def _check_budget(self, num_edges: int, num_nodes: int, longest_column: int = 0) -> None:
-        if self._memory_bytes is None:
-            return
         row_bytes = sum(rows.row_bytes for rows in (self._attributes or {}).values())
         scratch = _SCRATCH_BYTES_PER_EDGE * longest_column * num_build_threads()
         need = estimate_peak_bytes(self._rules, num_edges, num_nodes, row_bytes) + scratch
@@ -227,8 +232,8 @@ class InMemoryEdgeBuilder:
             raise BudgetError(
                 f"building the adjacency of {num_edges} edges needs {format_size(need)} of "
                 f"memory, {format_size(need - self._memory_bytes)} more than the "
-                f"{format_size(self._memory_bytes)} that are allowed; raise memory_bytes "
-                "(--memory) or convert on a larger machine"
+                f"{format_size(self._memory_bytes)} that are {self._limit}; "
+                f"{_REMEDIES[self._limit]}"
             )
 
     def finish(self, num_nodes: int | None) -> InMemoryEdges:
@@ -249,7 +254,7 @@ class InMemoryEdgeBuilder:
         if self._rules.self_loops == "add":
             loops = missing_self_loops(self._loop_nodes, count)
         sources, targets = self._assemble(count, loops)
-        if self._memory_bytes is not None and num_edges:
+        if num_edges:
             self._check_budget(num_edges, count, int(np.bincount(targets).max()))
         attributes = {name: rows.joined() for name, rows in (self._attributes or {}).items()}
         indptr, indices, edge_id = _core.csc_from_coo(

@@ -41,7 +41,7 @@ class ConvertOptions:
         complete.
     memory_bytes : int, optional
         The most memory to use for building the adjacency; if that is too little, the
-        conversion stops at once and says how much it needs. None: no limit.
+        conversion stops at once and says how much it needs. None: what is available.
     edge_ids : bool, optional
         Whether to store for each edge its position in the input. None: as the converter
         thinks fit (all but `from_rmat` do).

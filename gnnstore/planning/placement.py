@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from gnnstore.available import available_bytes
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.schema import Schema
-from gnnstore.planning.available import available_bytes
 from gnnstore.units import format_size, parse_size
 
 Strategy = Literal["memory", "mmap"]

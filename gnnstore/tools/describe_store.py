@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gnnstore.available import available_bytes
 from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.reader import StoreReader
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.formats.transaction import leftovers
-from gnnstore.planning.available import available_bytes
 from gnnstore.planning.placement import StoreSizes, place
 
 

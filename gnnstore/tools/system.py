@@ -16,7 +16,7 @@ from typing import Any
 
 import gnnstore
 from gnnstore import _core
-from gnnstore.planning.available import available_bytes
+from gnnstore.available import available_bytes
 
 _PACKAGES = ("numpy", "torch", "torch_geometric", "zarr", "numcodecs", "pyarrow", "click", "rich")
 # Instruction sets that decide how fast checksums, gathers and copies can be.

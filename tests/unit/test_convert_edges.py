@@ -132,7 +132,7 @@ def test_the_largest_id_says_how_many_nodes_there_are() -> None:
 
 
 def test_nodes_past_two_to_the_31_have_64_bit_ids() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules())
+    builder = InMemoryEdgeBuilder(EdgeRules(), memory_bytes=2**40)  # their columns are not built
     builder.add(np.array([1]), np.array([2]), {}, "test")
     builder.add(np.array([2**31]), np.array([2]), {}, "test")
     sources, targets = builder._assemble(2**31 + 1, np.empty(0, np.int64))
@@ -253,3 +253,10 @@ def test_the_estimate_is_the_peak(tmp_path: Path, direction: str) -> None:
     # Chunks on their way in and out are not in the estimate: tens of megabytes.
     assert measured <= estimated * 1.05 + 64e6
     assert measured >= estimated * 0.7
+
+
+def test_without_a_budget_what_is_available_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnstore.converters.edges.available_bytes", lambda: 10**6)
+    builder = InMemoryEdgeBuilder(EdgeRules())
+    with pytest.raises(BudgetError, match=r"more than the 1 MB that are available; free some"):
+        builder.expect(10**6)

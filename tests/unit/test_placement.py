@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gnnstore.available import available_bytes
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.planning import placement
-from gnnstore.planning.available import available_bytes
 from gnnstore.planning.placement import StoreSizes, place
 
 GB = 10**9
