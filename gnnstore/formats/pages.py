@@ -147,10 +147,11 @@ def plan_shards(
     aligned_runs = max(1, SHARD_ALIGNMENT_BYTES // lowest_set_bit)
     shard_runs = max(aligned_runs, _floor_power_of_two(max(1, shard_bytes // stride)))
 
-    chunk_runs = 1
-    if geometry.is_exact:
-        largest = _floor_power_of_two(max(1, INNER_CHUNK_BYTES // stride))
-        chunk_runs = min(largest, shard_runs, total_runs)
-    if total_runs <= shard_runs:  # one shard: exactly as many inner chunks as it needs
-        shard_runs = -(-total_runs // chunk_runs) * chunk_runs
-    return ShardLayout(geometry, num_rows, shard_runs, chunk_runs)
+    largest = _floor_power_of_two(max(1, INNER_CHUNK_BYTES // stride)) if geometry.is_exact else 1
+    if total_runs > shard_runs:
+        return ShardLayout(geometry, num_rows, shard_runs, min(largest, shard_runs))
+    # One shard: chunks of equal size that fill it, since the last one is stored whole. (With
+    # a fixed size, the 2^18 + 1 pointers of 2^18 nodes would take half as much again.)
+    num_chunks = -(-total_runs // largest)
+    chunk_runs = -(-total_runs // num_chunks)
+    return ShardLayout(geometry, num_rows, num_chunks * chunk_runs, chunk_runs)

@@ -150,7 +150,7 @@ def test_flipped_byte_in_a_far_block_is_located(tmp_path: Path) -> None:
             file.seek(position)
             file.write(bytes([byte ^ 0x80]))
     ranges = [(p.first_byte, p.end_byte) for p in verify(example.path).problems]
-    assert ranges == [(2**20, 3 * 2**20), (4 * 2**20, 5 * 2**20)]
+    assert ranges == [(2**20, 3 * 2**20), (4 * 2**20, shard.stat().st_size)]
 
 
 def test_altered_checksums_are_found(store: Path) -> None:
