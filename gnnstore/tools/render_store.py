@@ -107,10 +107,17 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            flat[f"{prefix}{name}"] = ", ".join(map(str, value)) or "none"
+            flat[f"{prefix}{name}"] = "\n".join(map(_one_line, value)) or "none"
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def _one_line(value: object) -> str:
+    """Return an item of a list as text: an input file as its path and size."""
+    if isinstance(value, Mapping) and "path" in value and isinstance(value.get("size_bytes"), int):
+        return f"{value['path']} ({format_size(value['size_bytes'])})"
+    return str(value)
 
 
 def _headline(store: Mapping[str, Any]) -> dict[str, object]:
