@@ -252,7 +252,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         }
         return {**self.schema.graph_attributes, **arrays}
 
-    def csc(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Csc:
+    def topology(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Csc:
         """Return the adjacency, in RAM or mapped; made once per mode and shared.
 
         Parameters
@@ -275,7 +275,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         """
         if not 0 <= node < self.num_nodes:
             raise UsageError(f"node {node} is outside [0, {self.num_nodes})")
-        csc = self.csc("mmap")
+        csc = self.topology("mmap")
         return csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
 
     # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
@@ -331,7 +331,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             return None
         if edge_attr.edge_type not in (None, self.schema.edge.type):
             return None
-        csc = self.csc("memory")
+        csc = self.topology("memory")
         # PyG expects int64 for both; a copy only where indices are narrower.
         return torch.from_numpy(csc.indices).to(torch.int64), torch.from_numpy(csc.indptr)
 

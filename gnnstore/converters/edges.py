@@ -31,6 +31,8 @@ from gnnstore.units import format_size
 CHUNK_EDGES = 2**21
 _SCRATCH_BYTES_PER_EDGE = 24  # of the longest column, for each thread that sorts columns
 _INT32_LIMIT = 2**31
+# Beyond what any disk holds one byte each for: such an id or count is garbage, not a graph.
+_MAX_NODES = 2**48
 _REMEDIES = {
     "allowed": "raise memory_bytes (--memory) or convert on a larger machine",
     "available": "free some, leave out edge ids (--no-edge-ids) or convert on a larger machine",
@@ -136,7 +138,9 @@ class InMemoryEdgeBuilder:
         self, rules: EdgeRules, *, num_nodes: int | None = None, memory_bytes: int | None = None
     ) -> None:
         self._rules = rules
-        self._num_nodes = num_nodes
+        self._num_nodes: int | None = None
+        if num_nodes is not None:
+            self.set_num_nodes(num_nodes)
         self._memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
         self._limit = "available" if memory_bytes is None else "allowed"
         self._sources = RowBlocks(np.int32)
@@ -146,7 +150,15 @@ class InMemoryEdgeBuilder:
         self._loop_nodes: list[npt.NDArray[Any]] = []
 
     def set_num_nodes(self, num_nodes: int) -> None:
-        """Check the ids of the edges to come."""
+        """Check the ids of the edges to come.
+
+        Raises
+        ------
+        InputError
+            If no graph has so many.
+        """
+        if num_nodes > _MAX_NODES:
+            raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
         self._num_nodes = num_nodes
 
     @property
@@ -188,6 +200,11 @@ class InMemoryEdgeBuilder:
             )
         for ids, end in ((sources, "source"), (targets, "target")):
             top = check_ids(ids, self._num_nodes, f"{where}: {end} node id", self.num_edges)
+            if top >= _MAX_NODES:
+                raise InputError(
+                    f"{where}: {end} node id {top}: a graph has at most 2^48 nodes, numbered from "
+                    "0. Renumber them; ids in a text edge list ('snap') are renumbered for you"
+                )
             self._max_id = max(self._max_id, top)
         self._take_attributes(attributes, len(sources), where)
         if self._rules.self_loops == "add":
@@ -384,7 +401,7 @@ def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_positio
         return high
     bad = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
     position = int(np.argmax(bad))
-    allowed = f"[0, {limit}): there are {limit} nodes" if limit is not None else "[0, ...)"
+    allowed = f"[0, {limit}): there are {limit} nodes" if limit is not None else "[0, 2^63)"
     raise InputError(
         f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
     )

@@ -151,7 +151,7 @@ def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
         raise InputError(
             f"data.{name}: a sparse tensor cannot be stored; make it dense, or remove it"
         )
-    tensor = value.detach().cpu().as_subclass(torch.Tensor)
+    tensor = value.detach().cpu().resolve_neg().as_subclass(torch.Tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
         return tensor.view(torch.int16).numpy().view(np.uint16), dtype

@@ -241,7 +241,7 @@ class TextTable:
             self._fail(line, f"{where}: {what} {_show(field)} does not fit in 64 bits")
         low, limit = self.format.minimum, self.format.limit
         if (low is not None and value < low) or (limit is not None and value >= limit):
-            allowed = f"[{'...' if low is None else low}, {'...' if limit is None else limit})"
+            allowed = f"[{'-2^63' if low is None else low}, {'2^63' if limit is None else limit})"
             self._fail(line, f"{where}: {what} {value} is outside {allowed}")
         return value
 

@@ -27,6 +27,8 @@ def encode(name: str) -> str:
     component = component.replace("~", "%7E")
     if component.startswith("."):
         component = "%2E" + component[1:]
+    if component == "zarr.json":  # Zarr's own file in the directory that would hold the name
+        component = "zarr%2Ejson"
     if not component or len(component) > MAX_COMPONENT_BYTES:
         raise InputError(
             f"the name {name[:40]!r} cannot be stored: names have 1 to {MAX_COMPONENT_BYTES} "

@@ -65,6 +65,9 @@ class DirectoryTransaction:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
         # show what the user typed as far as possible.
         self.final = Path(os.path.abspath(final))  # noqa: PTH100
+        if overwrite and self.final.is_symlink() and self.final.exists():
+            # Whoever links to another disk wants the new store there too.
+            self.final = self.final.resolve()
         self.overwrite = overwrite
         if not self.final.parent.is_dir():
             raise NotFoundError(

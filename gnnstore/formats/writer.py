@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._version import __version__
-from gnnstore.errors import InputError, UsageError, storage_error
+from gnnstore.errors import CorruptStoreError, InputError, UsageError, storage_error
 from gnnstore.formats.cold import write_cold
 from gnnstore.formats.dtypes import dtype_name, storage_dtype
 from gnnstore.formats.files import ChecksummedFile
 from gnnstore.formats.manifest import (
     BLOCK_BYTES,
     CHECKSUMS_ARRAY,
+    MAX_MANIFEST_BYTES,
     FileEntry,
     Manifest,
 )
@@ -232,12 +233,26 @@ class StoreWriter:
                 f"the store's metadata cannot be written as JSON ({error}); graph-level values "
                 f"are limited to JSON types, {MAX_DEPTH} levels deep"
             ) from error
+        self._check_readable(document)
         root = ChecksummedFile(self.temporary_path / METADATA_FILE)
         root.write(np.frombuffer(document, dtype=np.uint8))
         root.close()
         self._transaction.commit()
         self._open = False
         return self.path
+
+    def _check_readable(self, document: bytes) -> None:
+        """Put the manifest to the reader's own test: a store that cannot be opened is lost."""
+        try:
+            if len(document) > MAX_MANIFEST_BYTES:
+                raise CorruptStoreError(f"it has {len(document)} bytes")
+            Manifest.decode(document, str(self.path))
+        except CorruptStoreError as error:
+            raise InputError(
+                f"the store's metadata would be refused by readers ({error}); graph-level values "
+                f"may nest about {MAX_DEPTH // 2} levels deep and take {MAX_MANIFEST_BYTES >> 20} "
+                "MiB in all: store large ones as tensors"
+            ) from error
 
     def _record(self, array_path: str, writer: PagedArrayWriter) -> None:
         for name, size, crcs in writer.files:

@@ -45,7 +45,7 @@ class Residents:
     def csc(self, store: GraphStore, mode: Mode, num_threads: int) -> Csc:
         """Return the graph's structure, in memory or mapped."""
         with self._lock:
-            csc = store.csc(mode, num_threads)
+            csc = store.topology(mode, num_threads)
             if mode == "memory":
                 self._topology_bytes = csc.num_bytes
             return csc

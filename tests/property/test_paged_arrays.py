@@ -140,3 +140,9 @@ def test_names_become_safe_path_components(name: str) -> None:
     assert not component.startswith(".")
     if component != "a":
         assert decode(component) == name
+
+
+@pytest.mark.parametrize("name", ["zarr.json", ".", "..", "a/b", "~", ".hidden"])
+def test_names_that_mean_something_to_the_file_system(name: str) -> None:
+    assert encode(name) not in ("zarr.json", ".", "..")
+    assert decode(encode(name)) == name

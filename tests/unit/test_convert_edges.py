@@ -260,3 +260,11 @@ def test_without_a_budget_what_is_available_is_the_limit(monkeypatch: pytest.Mon
     builder = InMemoryEdgeBuilder(EdgeRules())
     with pytest.raises(BudgetError, match=r"more than the 1 MB that are available; free some"):
         builder.expect(10**6)
+
+
+def test_garbage_ids_and_counts_are_not_a_matter_of_memory() -> None:
+    builder = InMemoryEdgeBuilder(EdgeRules())
+    with pytest.raises(InputError, match=r"test: source node id 4611686018427387904: a graph has"):
+        builder.add(np.array([2**62]), np.array([0]), {}, "test")
+    with pytest.raises(InputError, match=r"the input says 4611686018427387904 nodes"):
+        InMemoryEdgeBuilder(EdgeRules(), num_nodes=2**62)

@@ -125,7 +125,7 @@ EDGES = {"edge_index": [[0, 1], [1, 2]]}
         ({"edge_index": [[0, 1]] * 5}, "sources above targets; transpose it"),
         ({"edge_index": [[0.0, 1], [1, 2]]}, "has the element type float64, expected integers"),
         ({"edge_index": [[0.0, np.nan], [1, 2]]}, "node ids are never fractions or NaN"),
-        ({"edge_index": [[0, -1], [1, 2]]}, "source node id -1 at position 1 is outside [0, ...)"),
+        ({"edge_index": [[0, -1], [1, 2]]}, "source node id -1 at position 1 is outside [0, 2^63)"),
         ({**EDGES, "num_nodes": 2}, "target node id 2 at position 1 is outside [0, 2): there are"),
         ({**EDGES, "num_nodes": 2.5}, "num_nodes: expected one non-negative integer"),
         ({**EDGES, "x": np.ones((4, 1)), "y": [1]}, "y: has 1 rows, but the graph has 4 nodes"),

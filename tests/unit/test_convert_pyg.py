@@ -297,3 +297,17 @@ def test_other_kinds_of_data_are_refused(tmp_path: Path) -> None:
         from_pyg({}, tmp_path / "g.gnn")
     with pytest.raises(InputError, match="data does not say how many nodes it has"):
         from_pyg(Data(), tmp_path / "g.gnn")
+
+
+def test_a_lazily_negated_tensor(tmp_path: Path) -> None:
+    data = Data(x=torch._neg_view(torch.ones(2, 3)), edge_index=torch.tensor([[0], [1]]))
+    reader = StoreReader.open(from_pyg(data, tmp_path / "a.gnn"))
+    assert (reader.read(reader.schema.node.attributes["x"]) == -1).all()
+
+
+def test_an_attribute_with_the_name_of_zarrs_own_file(tmp_path: Path) -> None:
+    data = Data(edge_index=torch.tensor([[0], [1]]), num_nodes=2)
+    data["zarr.json"] = torch.arange(4.0).view(2, 2)
+    reader = StoreReader.open(from_pyg(data, tmp_path / "a.gnn"))
+    spec = reader.schema.node.attributes["zarr.json"]
+    assert reader.read(spec).tolist() == [[0, 1], [2, 3]]

@@ -167,7 +167,7 @@ def test_a_bad_line_is_named(
     [
         ("5\n", NODES, "node id 5 is outside [0, 5)"),
         ("1\n-1\n", NODES, "line 2: column 1: node id -1"),
-        ("-1 2\n", SNAP, "line 1: column 1: node id -1 is outside [0, ...)"),
+        ("-1 2\n", SNAP, "line 1: column 1: node id -1 is outside [0, 2^63)"),
         (
             "1\nnan\n",
             TableFormat("float64", allow_nan=False, what="label"),

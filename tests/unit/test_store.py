@@ -91,10 +91,10 @@ def test_missing_attribute_lists_those_there_are(store: gnnstore.GraphStore) -> 
 
 @pytest.mark.parametrize("mode", ["memory", "mmap"])
 def test_adjacency(example: ExampleStore, store: gnnstore.GraphStore, mode: str) -> None:
-    csc = store.csc(mode)  # type: ignore[arg-type]
+    csc = store.topology(mode)  # type: ignore[arg-type]
     np.testing.assert_array_equal(csc.indptr, example.arrays["edges/node__to__node/indptr"])
     np.testing.assert_array_equal(csc.indices, example.arrays["edges/node__to__node/indices"])
-    assert store.csc(mode) is csc  # type: ignore[arg-type]
+    assert store.topology(mode) is csc  # type: ignore[arg-type]
     node = 7
     expected = csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
     np.testing.assert_array_equal(store.in_neighbors(node), expected)
@@ -138,6 +138,7 @@ def test_pyg_graph_store(example: ExampleStore, store: gnnstore.GraphStore) -> N
     row, colptr = store.get_edge_index(attr)
     np.testing.assert_array_equal(row, example.arrays["edges/node__to__node/indices"])
     np.testing.assert_array_equal(colptr, example.arrays["edges/node__to__node/indptr"])
+    assert [part.tolist() for part in store.csc()[:2]] == [row.tolist(), colptr.tolist()]
     source, target, _ = store.coo()
     np.testing.assert_array_equal(source, row)
     np.testing.assert_array_equal(target, np.repeat(np.arange(300), np.diff(colptr)))
@@ -154,7 +155,7 @@ def test_pyg_cannot_write(store: gnnstore.GraphStore) -> None:
 
 
 def test_pickles_as_its_path(store: gnnstore.GraphStore) -> None:
-    store.csc("memory")
+    store.topology("memory")
     data = pickle.dumps(store)
     assert len(data) < 1000
     assert pickle.loads(data).path == store.path  # noqa: S301 - our own bytes
@@ -185,7 +186,7 @@ def test_read_only_files(example: ExampleStore) -> None:
     try:
         store = gnnstore.open(example.path)
         np.testing.assert_array_equal(store.features[[1]], example.arrays["nodes/node/x"][[1]])
-        assert store.csc("mmap").num_edges == 1500
+        assert store.topology("mmap").num_edges == 1500
     finally:
         for path in paths:
             path.chmod(0o700)

@@ -65,6 +65,17 @@ def test_overwrite_keeps_the_old_store_until_the_commit(tmp_path: Path) -> None:
     assert entries(tmp_path) == ["a.gnn"]
 
 
+def test_overwrite_follows_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    store = write_example_store(tmp_path / "disk" / "a.gnn").path
+    old = StoreReader.open(store).uuid
+    (tmp_path / "link.gnn").symlink_to(store)
+    write_example_store(tmp_path / "link.gnn", overwrite=True)
+    assert (tmp_path / "link.gnn").is_symlink()
+    assert StoreReader.open(store).uuid != old
+    assert (entries(tmp_path), entries(tmp_path / "disk")) == (["disk", "link.gnn"], ["a.gnn"])
+
+
 def test_overwrite_without_an_atomic_exchange(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,3 +236,16 @@ def test_metadata_that_is_not_json(tmp_path: Path) -> None:
     ):
         writer.commit(Schema((), (), {"loss": float("nan")}), {})
     assert entries(tmp_path) == []
+
+
+def test_metadata_that_readers_would_refuse(tmp_path: Path) -> None:
+    deep: object = 0
+    for _ in range(60):
+        deep = [deep]
+    old = write_example_store(tmp_path / "a.gnn").path
+    with (
+        pytest.raises(InputError, match=r"would be refused by readers .* deeper than 32 levels"),
+        StoreWriter(old, overwrite=True) as writer,
+    ):
+        writer.commit(Schema((), (), {"deep": deep}), {})
+    assert StoreReader.open(old).schema.graph_attributes == {"name": "example"}
