@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an empty directory filled with the inputs of the examples, and move into it."""
     rng = np.random.default_rng(0)
     for name, num_classes in (("ogbn_arxiv", 40), ("ogbn_products", 47)):

@@ -74,12 +74,12 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_code_blocks_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a page's blocks in order, in one directory; Python blocks share their names."""
     if "graph.npz" not in page.read_text():
         # Pages that do not make a store themselves look at one that is there.
         _make_graph_store()
-    _put_gnnstore_on_the_path(workplace, monkeypatch)
+    _put_gnnstore_on_the_path(work_dir, monkeypatch)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if block.reason is not None or block.language in _NOT_CODE:
@@ -100,9 +100,9 @@ def _make_graph_store() -> None:
     assert cli.main(words) == 0
 
 
-def _put_gnnstore_on_the_path(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _put_gnnstore_on_the_path(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let blocks that start `gnnstore` as a process find this one, installed or not."""
-    scripts = workplace / ".bin"
+    scripts = work_dir / ".bin"
     scripts.mkdir()
     script = scripts / "gnnstore"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gnnstore.tools "$@"\n')
@@ -194,12 +194,12 @@ def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:
     assert in_manual == in_code - {exits.BROKEN_PIPE}
 
 
-def test_the_example_script_trains(workplace: Path) -> None:
+def test_the_example_script_trains(work_dir: Path) -> None:
     _make_graph_store()
     script = ROOT / "examples" / "train_sage.py"
     options = ["--epochs", "1", "--fanouts", "5", "5", "--hidden", "16", "--batch-size", "100"]
     done = subprocess.run(
-        [sys.executable, str(script), str(workplace / "graph.gnn"), *options],
+        [sys.executable, str(script), str(work_dir / "graph.gnn"), *options],
         check=True,
         capture_output=True,
         text=True,
