@@ -23,6 +23,7 @@ from gnnstore.converters.edge_rules import (
     is_identity,
     missing_self_loops,
 )
+from gnnstore.converters.node_ids import MAX_NODES, check_ids, id_dtype
 from gnnstore.converters.row_blocks import RowBlocks
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.units import format_size
@@ -30,9 +31,6 @@ from gnnstore.units import format_size
 # Chunks in which finished edges are handed over: large enough for sequential writes.
 CHUNK_EDGES = 2**21
 _SCRATCH_BYTES_PER_EDGE = 24  # of the longest column, for each thread that sorts columns
-_INT32_LIMIT = 2**31
-# Beyond what any disk holds one byte each for: such an id or count is garbage, not a graph.
-_MAX_NODES = 2**48
 _REMEDIES = {
     "allowed": "raise memory_bytes (--memory) or convert on a larger machine",
     "available": "free some, leave out edge ids (--no-edge-ids) or convert on a larger machine",
@@ -157,7 +155,7 @@ class InMemoryEdgeBuilder:
         InputError
             If no graph has so many.
         """
-        if num_nodes > _MAX_NODES:
+        if num_nodes > MAX_NODES:
             raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
         self._num_nodes = num_nodes
 
@@ -200,7 +198,7 @@ class InMemoryEdgeBuilder:
             )
         for ids, end in ((sources, "source"), (targets, "target")):
             top = check_ids(ids, self._num_nodes, f"{where}: {end} node id", self.num_edges)
-            if top >= _MAX_NODES:
+            if top >= MAX_NODES:
                 raise InputError(
                     f"{where}: {end} node id {top}: a graph has at most 2^48 nodes, numbered from "
                     "0. Renumber them; ids in a text edge list ('snap') are renumbered for you"
@@ -209,7 +207,7 @@ class InMemoryEdgeBuilder:
         self._take_attributes(attributes, len(sources), where)
         if self._rules.self_loops == "add":
             self._loop_nodes.append(np.unique(sources[sources == targets]))
-        dtype = _id_dtype(self._num_nodes if self._num_nodes is not None else self._max_id + 1)
+        dtype = id_dtype(self._num_nodes if self._num_nodes is not None else self._max_id + 1)
         self._sources.append(sources, dtype)
         self._targets.append(targets, dtype)
         self._check_budget(self.num_edges, self._max_id + 1)
@@ -298,7 +296,7 @@ class InMemoryEdgeBuilder:
         self, num_nodes: int, loops: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Join the edges, their reverses and the added self-loops; the blocks are let go of."""
-        dtype, edges = _id_dtype(num_nodes), self.num_edges
+        dtype, edges = id_dtype(num_nodes), self.num_edges
         total = edges * self._rules.copies + len(loops)
         sources, targets = np.empty(total, dtype), np.empty(total, dtype)
         for blocks, ends, reverse_ends in (
@@ -368,45 +366,8 @@ def estimate_peak_bytes(
     if there are any) and `indptr` exist side by side, and the attributes as they came.
     """
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
-    id_bytes = _id_dtype(num_nodes).itemsize
+    id_bytes = id_dtype(num_nodes).itemsize
     has_ids = rules.keep_ids or attribute_bytes_per_edge > 0
-    edge_id_bytes = _id_dtype(total).itemsize if has_ids else 0
+    edge_id_bytes = id_dtype(total).itemsize if has_ids else 0
     columns = (3 * id_bytes + edge_id_bytes) * total + 8 * (num_nodes + 1)
     return columns + attribute_bytes_per_edge * num_edges
-
-
-def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_position: int = 0) -> int:
-    """Return the largest of some ids, -1 if there are none.
-
-    Parameters
-    ----------
-    ids : ndarray of any integer type, shape [k]
-        Must lie in [0, limit), or be at least 0 if the limit is None.
-    what : str
-        What they are and where, as in "edge_index: source node id".
-    first_position : int
-        Position of ids[0] in the whole input.
-
-    Raises
-    ------
-    InputError
-        Naming the first id that is not allowed and its position.
-    """
-    if ids.dtype.kind not in "iu":
-        raise InputError(f"{what}: has the element type {ids.dtype}; ids are integers")
-    if not len(ids):
-        return -1
-    low, high = int(ids.min()), int(ids.max())
-    if low >= 0 and (limit is None or high < limit):
-        return high
-    bad = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
-    position = int(np.argmax(bad))
-    allowed = f"[0, {limit}): there are {limit} nodes" if limit is not None else "[0, 2^63)"
-    raise InputError(
-        f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
-    )
-
-
-def _id_dtype(limit: int) -> np.dtype[Any]:
-    """Return the type for ids in [0, limit)."""
-    return np.dtype(np.int32 if limit < _INT32_LIMIT else np.int64)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges import check_ids
+from gnnstore.converters.node_ids import check_ids
 from gnnstore.errors import InputError
 
 # Every name that public data sets use -> the name in a store.

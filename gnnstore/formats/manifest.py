@@ -26,10 +26,10 @@ from gnnstore.formats.zarr_metadata import group_metadata
 
 FORMAT_NAME = "gnnstore"
 FORMAT_VERSION = 1
-# Features that a reader (or a tool that adds to a store) must know beyond the version.
-# Version 1 has none; a store that names one is refused by readers that do not know it.
+# Features that a reader must know beyond the version. Version 1 has none; a store that
+# names one is refused by readers that do not know it. (Writer features are recorded for
+# tools that add to a store, and never stop a reader.)
 READER_FEATURES: frozenset[str] = frozenset()
-WRITER_FEATURES: frozenset[str] = frozenset()
 
 BLOCK_BYTES = 2**20
 CHECKSUMS_ARRAY = "checksums"

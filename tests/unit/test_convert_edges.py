@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gnnstore.converters import edge_rules, edges
 from gnnstore.converters.edge_rules import EdgeRules, is_identity
-from gnnstore.converters.edges import InMemoryEdgeBuilder, check_ids, estimate_peak_bytes
+from gnnstore.converters.edges import InMemoryEdgeBuilder, estimate_peak_bytes
+from gnnstore.converters.node_ids import check_ids
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.strategies import graphs

@@ -1,0 +1,50 @@
+"""Node ids as they come: which are allowed, and which type holds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import InputError
+
+# Beyond what any disk holds one byte each for: such an id or count is garbage, not a graph.
+MAX_NODES = 2**48
+
+
+def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_position: int = 0) -> int:
+    """Return the largest of some ids, -1 if there are none.
+
+    Parameters
+    ----------
+    ids : ndarray of any integer type, shape [k]
+        Must lie in [0, limit), or be at least 0 if the limit is None.
+    what : str
+        What they are and where, as in "edge_index: source node id".
+    first_position : int
+        Position of ids[0] in the whole input.
+
+    Raises
+    ------
+    InputError
+        Naming the first id that is not allowed and its position.
+    """
+    if ids.dtype.kind not in "iu":
+        raise InputError(f"{what}: has the element type {ids.dtype}; ids are integers")
+    if not len(ids):
+        return -1
+    low, high = int(ids.min()), int(ids.max())
+    if low >= 0 and (limit is None or high < limit):
+        return high
+    bad = (ids < 0) if limit is None else (ids < 0) | (ids >= limit)
+    position = int(np.argmax(bad))
+    allowed = f"[0, {limit}): there are {limit} nodes" if limit is not None else "[0, 2^63)"
+    raise InputError(
+        f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
+    )
+
+
+def id_dtype(limit: int) -> np.dtype[Any]:
+    """Return the type for ids in [0, limit)."""
+    return np.dtype(np.int32 if limit < 2**31 else np.int64)
