@@ -145,6 +145,43 @@ def rename_exchange(a: _Path, b: _Path) -> None:
         The system or the file system cannot do it (EINVAL: no support).
     """
 
+# --- failing system calls, for tests -------------------------------------------------------
+
+def set_faults(faults: Sequence[tuple[str, int, int, int, int]]) -> None:
+    """Make system calls of this module fail, in the whole process, until the next call.
+
+    `gnnstore.testing.faults` wraps this in a context manager. Every fault counts all calls
+    of its kind; where several are due, the first does its work and the others wait for the
+    next call.
+
+    Parameters
+    ----------
+    faults : sequence of (call, skip, times, errno, short_bytes)
+        In place of those before; empty: none.
+
+        call : str
+            "open", "fstat", "statx", "pread", "mmap", "madvise", "fadvise", "renameat2",
+            "thread" (starting one), "io_uring_setup", "io_uring_register",
+            "io_uring_enter" or "io_uring_read" (the result of a read that has finished).
+        skip : int
+            Calls that are let through first.
+        times : int
+            Calls that fail after that; -1: all.
+        errno : int
+            What they fail with; 0: a read ("pread" or "io_uring_read") is cut short instead.
+        short_bytes : int
+            Bytes of a short read, or fewer if there are not as many; 0: none, as at the end
+            of the file.
+
+    Raises
+    ------
+    ValueError
+        An unknown call, or numbers that mean nothing; the faults before stay in force.
+    """
+
+def num_faults() -> int:
+    """Return how many calls have failed because of the latest `set_faults`."""
+
 # --- rows ----------------------------------------------------------------------------------
 
 def gather_rows(
@@ -219,6 +256,204 @@ def read_pages(
         A file cannot be opened or read, or ends early (EIO); the message has the byte offset.
     ValueError
         Geometry, bodies and out do not fit together.
+    """
+
+# --- reads around the page cache ------------------------------------------------------------
+
+class FileSet:
+    """The files of an array in pages, open for reading; bodies stand one behind the other.
+
+    Parameters
+    ----------
+    paths : iterable of path-like
+    body_bytes : sequence of int
+        Bytes of pages at the beginning of each file.
+    direct : bool
+        Read around the page cache (O_DIRECT) where the file system allows it.
+
+    Raises
+    ------
+    OSError
+        A file cannot be opened, or is shorter than its body (EIO).
+    """
+
+    def __init__(
+        self, paths: Iterable[_Path], body_bytes: Sequence[int], *, direct: bool = True
+    ) -> None: ...
+    @property
+    def alignment_bytes(self) -> int:
+        """What offsets and lengths of reads are multiples of."""
+    @property
+    def is_direct(self) -> bool:
+        """Whether all files are read around the page cache."""
+    @property
+    def buffered_because(self) -> str:
+        """Why not, although it was wanted; empty if they are."""
+
+class Reader:
+    """Engines with their staging memory, lent to one call at a time.
+
+    Safe to use from many threads at once: each call that is under way has an engine of its
+    own, which is made when none is idle. After a fork, the child makes its own.
+
+    Parameters
+    ----------
+    engine : {"io_uring", "pread", "mmap"}
+    queue_depth : int
+        Reads in flight per engine, 1 to 4096.
+    num_threads : int
+        Threads per engine of "pread" and "mmap".
+    max_read_bytes : int
+        Merged reads are cut to this; a multiple of 4096.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        *,
+        queue_depth: int = 128,
+        num_threads: int = 32,
+        max_read_bytes: int = 65536,
+    ) -> None: ...
+    @property
+    def staging_bytes(self) -> int:
+        """Memory of one engine that reads go to before rows are copied out."""
+    def describe(self) -> str:
+        """Return how an engine works here: "io_uring, 128 deep, registered buffers"."""
+    def gather_rows(
+        self,
+        files: FileSet,
+        ids: _Ids,
+        out: NDArray[np.uint8],
+        *,
+        num_rows: int,
+        row_bytes: int,
+        rows_per_page: int,
+        page_stride_bytes: int,
+        gap_bytes: int = 0,
+        cache: NDArray[np.uint8] | None = None,
+        slots: NDArray[np.int32] | None = None,
+    ) -> dict[str, int]:
+        """Read rows of a table in pages to consecutive places; a cache spares reads.
+
+        `gnnstore.testing.reads.plan_reads` defines which reads are made. Cached rows are
+        copied while reads are in flight.
+
+        Parameters
+        ----------
+        files : FileSet
+        ids : ndarray of int32 or int64, shape [n]
+            Rows, in any order, repeated or not.
+        out : ndarray of uint8, shape [n * row_bytes], writable
+        num_rows, row_bytes, rows_per_page, page_stride_bytes : int
+            The table's geometry, as in the function `gather_rows`.
+        gap_bytes : int
+            Rows that lie no further apart are fetched by one read.
+        cache : ndarray of uint8, shape [C * row_bytes], optional
+        slots : ndarray of int32, shape [n], optional
+            Row k is copied from slot `slots[k]` of the cache; a negative one is read.
+
+        Returns
+        -------
+        dict
+            The fields of `gnnstore.io.counts.ReadCounts`, time in nanoseconds.
+
+        Raises
+        ------
+        IndexError
+            An id or a slot is out of range; nothing was written.
+        ValueError
+            Geometry, files and out do not fit together.
+        OSError
+            A read failed, or met the end of its file (EIO); the message has the offset.
+            Nothing is in flight any more.
+        """
+    def read_ranges(
+        self,
+        files: FileSet,
+        file_index: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        num_bytes: NDArray[np.int64],
+        out_offsets: NDArray[np.int64],
+        out: NDArray[np.uint8],
+    ) -> dict[str, int]:
+        """Read byte ranges of files, straight to their places where these are aligned.
+
+        Parameters
+        ----------
+        files : FileSet
+        file_index, offsets, num_bytes, out_offsets : ndarray of int64, shape [n]
+            Range k: `num_bytes[k]` bytes at `offsets[k]` of file `file_index[k]`, to
+            `out[out_offsets[k]:]`. Need not be aligned; may overlap in the files.
+        out : ndarray of uint8, writable
+
+        Returns
+        -------
+        dict
+            As `gather_rows`.
+
+        Raises
+        ------
+        IndexError
+            A file, a range of its body or a place in `out` is out of range.
+        OSError
+            As in `gather_rows`.
+        """
+
+def probe_engine(engine: str, path: _Path, direct: bool = True) -> str:
+    """Make an engine as it is really used, and read the beginning of a file with it.
+
+    Returns
+    -------
+    str
+        What `Reader.describe` says.
+
+    Raises
+    ------
+    OSError
+        The engine does not work here; the message names the call that failed.
+    """
+
+def index_nodes(
+    nodes: NDArray[np.int64], num_nodes: int
+) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+    """Index the nodes of a cache whose rows lie in the order of their nodes.
+
+    Parameters
+    ----------
+    nodes : ndarray of int64, shape [C]
+        Strictly ascending, below `num_nodes`.
+    num_nodes : int
+
+    Returns
+    -------
+    bits : ndarray of uint64, shape [ceil(num_nodes / 64)]
+        Bit ``v % 64`` of word ``v // 64`` is set if node v is cached.
+    ranks : ndarray of int32, of the same shape
+        Cached nodes before the word's first.
+
+    Raises
+    ------
+    IndexError, ValueError
+        Nodes are out of range, or do not ascend.
+    """
+
+def find_slots(bits: NDArray[np.uint64], ranks: NDArray[np.int32], ids: _Ids) -> NDArray[np.int32]:
+    """Return the slot of each node, or -1, from what `index_nodes` returned.
+
+    Raises
+    ------
+    IndexError
+        An id is outside the bitmap.
+    """
+
+def count_ids(ids: _Ids, counts: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
+    """Add 1 to ``counts[i]`` for each i in ids; a full counter stays full.
+
+    Raises
+    ------
+    IndexError
+        An id is outside `counts`; nothing was counted.
     """
 
 # --- recycled buffers ----------------------------------------------------------------------
@@ -384,6 +619,193 @@ def permute_ids(
         An id is outside [0, 2^scale).
     """
 
+# --- sorting edges on disk -----------------------------------------------------------------
+#
+# A record is a packed edge: (target, source, position) as three uint32 (12 bytes), or as
+# three uint64 (24 bytes) with ids below 2^48. A run is an array of records in the order of
+# (target, source, position). Buffers of records are uint8 vectors, aligned to a word.
+
+def pack_edges(
+    sources: _Ids,
+    targets: _Ids,
+    out: NDArray[np.uint8],
+    record_bytes: int,
+    first_record: int,
+    first_position: int,
+    drop_self_loops: bool = False,
+) -> int:
+    """Pack edges into records.
+
+    Parameters
+    ----------
+    sources, targets : ndarray of int32 or int64, shape [n], of one dtype
+    out : ndarray of uint8
+        Has room for n records from `first_record` on, whatever is dropped.
+    record_bytes : 12 or 24
+    first_record : int
+        Where in `out` the first record goes.
+    first_position : int
+        Position of edge 0; all positions are below 2^32.
+
+    Returns
+    -------
+    int
+        How many records there are: n, or n less the self-loops.
+
+    Raises
+    ------
+    IndexError
+        An id is negative or does not fit.
+    """
+
+def sort_edges(
+    records: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    record_bytes: int,
+    num_records: int,
+    unique: bool = False,
+    num_threads: int = 1,
+) -> int:
+    """Sort records, whose positions ascend, by (target, source, position).
+
+    Parameters
+    ----------
+    records : ndarray of uint8
+        Its first `num_records` records are sorted in place.
+    scratch : ndarray of uint8
+        Overwritten; as long.
+    unique : bool
+        Keep only the first of records with equal ends.
+
+    Returns
+    -------
+    int
+        How many records are left.
+    """
+
+def merge_edge_runs(
+    records: NDArray[np.uint8],
+    num_records: NDArray[np.int64],
+    record_bytes: NDArray[np.int64],
+    first_ids: NDArray[np.int64],
+    *,
+    first_column: int,
+    num_columns: int,
+    num_nodes: int,
+    unique: bool = False,
+    skip_first: bool = False,
+    first_loop: int = 0,
+    end_loop: int = 0,
+    present_loop: int = -1,
+    first_loop_id: int = 0,
+    id_bytes: int = 8,
+    edge_id_bytes: int = 8,
+    with_origin: bool = False,
+) -> tuple[
+    NDArray[Any], NDArray[Any] | None, NDArray[np.int32] | None, NDArray[np.int64], int, int
+]:
+    """Merge slices of runs into finished columns; among equal edges, earlier slices are first.
+
+    Parameters
+    ----------
+    records : ndarray of uint8
+        The records of all k slices, one slice behind the other.
+    num_records, record_bytes, first_ids : ndarray of int64, shape [k]
+        Of each slice: its length, 12 or 24, and the id of the edge at position 0.
+    first_column, num_columns : int
+        All targets lie in [first_column, first_column + num_columns).
+    num_nodes : int
+        All sources lie below.
+    unique : bool
+        Keep only the first of edges with equal ends.
+    skip_first : bool
+        With `unique`: drop also the first of those with the ends of the first edge of all.
+    first_loop, end_loop, present_loop : int
+        Nodes in [first_loop, end_loop) that have no self-loop get one, except
+        `present_loop`; their ids count up from `first_loop_id`.
+    id_bytes : 4 or 8
+    edge_id_bytes : 0, 4 or 8
+        0: without ids.
+
+    Returns
+    -------
+    sources : ndarray of int32 or int64
+        Of `num_edges` elements or more; only the first `num_edges` mean anything.
+    edge_ids : ndarray of int32 or int64, or None
+        Likewise.
+    origins : ndarray of int32, or None
+        Likewise; for each edge its place among all records, -1 for an added self-loop.
+    column_counts : ndarray of int64, shape [num_columns]
+        Edges of each column.
+    num_edges : int
+        Edges in all.
+    num_added : int
+        Self-loops that were added.
+
+    Raises
+    ------
+    ValueError
+        A slice is not sorted, or has an edge that belongs elsewhere.
+    """
+
+def count_edge_runs(
+    records: NDArray[np.uint8],
+    num_records: NDArray[np.int64],
+    record_bytes: NDArray[np.int64],
+    first_ids: NDArray[np.int64],
+    *,
+    first_column: int,
+    num_columns: int,
+    num_nodes: int,
+    unique: bool = False,
+    skip_first: bool = False,
+    first_loop: int = 0,
+    end_loop: int = 0,
+    present_loop: int = -1,
+) -> tuple[int, int]:
+    """Return `num_edges` and `num_added` of `merge_edge_runs`, without the edges."""
+
+# --- sets of ids ---------------------------------------------------------------------------
+
+def bitmap_mark(words: NDArray[np.uint64], ids: NDArray[np.int64]) -> None:
+    """Add ids to a set that is kept as a bitmap.
+
+    Parameters
+    ----------
+    words : ndarray of uint64, shape [w]
+        Bit ``id % 64`` of word ``id // 64`` says whether an id is in the set. Changed.
+    ids : ndarray of int64, shape [n]
+
+    Raises
+    ------
+    IndexError
+        An id is outside [0, 64 w).
+    """
+
+def bitmap_count(words: NDArray[np.uint64]) -> tuple[NDArray[np.int64], int]:
+    """Return what `bitmap_rank` needs besides the bitmap, and the number of ids.
+
+    Returns
+    -------
+    ranks : ndarray of int64, shape [ceil(w / 8)]
+        How many ids lie in the words before each eighth one.
+    num_ids : int
+    """
+
+def bitmap_rank(
+    words: NDArray[np.uint64],
+    ranks: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    rank_bytes: int = 8,
+) -> NDArray[Any]:
+    """Return for each id how many ids of the set are smaller, as int32 or int64 [n].
+
+    Raises
+    ------
+    IndexError
+        An id is not in the set.
+    """
+
 # --- sampling ------------------------------------------------------------------------------
 # Symbols: B seeds, n nodes and m edges of a batch, L hops.
 
@@ -522,6 +944,96 @@ def random_reads(table: NDArray[np.int32], positions: NDArray[np.int64]) -> int:
     ------
     IndexError
         A position is outside the table.
+    """
+
+# --- planning ------------------------------------------------------------------------------
+
+def plan_belady(
+    ids: _Ids,
+    offsets: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    frequencies: NDArray[np.int32],
+) -> tuple[
+    NDArray[np.int32],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int64],
+    NDArray[np.int32],
+]:
+    """Plan which rows a cache of C slots holds while S batches are assembled.
+
+    Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
+    enter after the batch that brings them, and only to stay until they are needed again, or
+    to the end. `gnnstore.testing.caches.belady_plan` defines the result. Work is linear in
+    the accesses; memory is 8 to 24 bytes for each, and 8 to 64 for each row touched.
+
+    Parameters
+    ----------
+    ids : ndarray of int32 or int64, shape [n]
+        The rows that the batches need, one batch behind the other; below 2^31 - 2 in all.
+        Rows may be repeated within a batch.
+    offsets : ndarray of int64, shape [S + 1]
+        Batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
+    nodes : ndarray of int64, shape [C]
+        Rows that are in the cache before the first batch, by slot; -1: an empty slot.
+    frequencies : ndarray of int32, shape [C]
+        How many batches needed each of these so far, at least 1; any for an empty slot.
+
+    Returns
+    -------
+    slots : ndarray of int32, shape [n]
+        The slot that each access reads; -1: the row is not in the cache.
+    misses : ndarray of int64, shape [S]
+        Distinct rows of each batch that are not in the cache.
+    change_offsets : ndarray of int64, shape [S + 1]
+        After batch i was assembled, changes ``change_offsets[i]:change_offsets[i + 1]`` are
+        made.
+    change_positions : ndarray of int32, shape [changes]
+        The row that enters, by its position within the batch.
+    change_slots : ndarray of int32, shape [changes]
+        The slot that it is written to.
+    nodes : ndarray of int64, shape [C]
+        Rows in the cache after the last batch; -1: an empty slot, whatever it holds.
+    frequencies : ndarray of int32, shape [C]
+        How many batches needed each of them so far, at most 65535; 0 for an empty slot.
+
+    Raises
+    ------
+    IndexError
+        An id is negative.
+    ValueError
+        Offsets that do not cut the ids into batches, nodes that are not distinct, a
+        frequency below 1, or more batches than 2^48 / (longest batch).
+    """
+
+def run_lru(
+    ids: _Ids, offsets: NDArray[np.int64], num_slots: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Run a cache that keeps the rows used last; `gnnstore.testing.caches.run_lru` defines it.
+
+    Parameters
+    ----------
+    ids, offsets : ndarray
+        As in `plan_belady`.
+    num_slots : int
+        Rows in the cache, which is empty at the start.
+
+    Returns
+    -------
+    is_hit : ndarray of uint8, shape [n]
+        1 if the row was in the cache before its batch, else 0.
+    misses : ndarray of int64, shape [S]
+        Distinct rows of each batch that were not.
+    """
+
+def run_sieve(
+    ids: _Ids, offsets: NDArray[np.int64], num_slots: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Run a cache with SIEVE; `gnnstore.testing.caches.run_sieve` defines it.
+
+    Parameters and results are those of `run_lru`.
     """
 
 # --- this module ---------------------------------------------------------------------------

@@ -5,5 +5,6 @@ NB_MODULE(_kernels, m) {
     m.doc() = "Compiled kernels of gnnstore. Import them from gnnstore._core.";
     bind_storage(m);
     bind_sampling(m);
+    bind_planning(m);
     bind_build_info(m);
 }

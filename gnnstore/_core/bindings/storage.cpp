@@ -44,7 +44,11 @@ void bind_storage(nanobind::module_ &m) {
     });
     bind_checksums(m);
     bind_files(m);
+    bind_faults(m);
     bind_rows(m);
+    bind_reader(m);
     bind_pool(m);
     bind_build(m);
+    bind_edge_runs(m);
+    bind_id_bitmap(m);
 }

@@ -5,6 +5,10 @@
 
 void bind_checksums(nanobind::module_ &m);
 void bind_files(nanobind::module_ &m);
+void bind_faults(nanobind::module_ &m);
 void bind_rows(nanobind::module_ &m);
+void bind_reader(nanobind::module_ &m);
 void bind_pool(nanobind::module_ &m);
 void bind_build(nanobind::module_ &m);
+void bind_edge_runs(nanobind::module_ &m);
+void bind_id_bitmap(nanobind::module_ &m);

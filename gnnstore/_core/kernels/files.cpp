@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,11 +11,12 @@
 #include <utility>
 
 #include "kernels/errors.h"
+#include "kernels/system.h"
 
 namespace gnnstore {
 
-File::File(std::string path) : path_(std::move(path)) {
-    do descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+File::File(std::string path, int flags) : path_(std::move(path)) {
+    do descriptor_ = sys::open(path_.c_str(), O_RDONLY | O_CLOEXEC | flags);
     while (descriptor_ < 0 && errno == EINTR);
     if (descriptor_ < 0) {
         const int code = errno;
@@ -28,7 +28,7 @@ File::~File() { ::close(descriptor_); }
 
 int64_t File::size() const {
     struct stat status;
-    if (::fstat(descriptor_, &status) != 0) {
+    if (sys::fstat(descriptor_, &status) != 0) {
         const int code = errno;
         throw IoError(code, std::string("cannot get the size: ") + std::strerror(code), path_);
     }
@@ -41,7 +41,7 @@ void File::read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const {
     constexpr int64_t max_read_bytes = 1 << 30;
     for (int64_t done = 0; done < num_bytes;) {
         const auto wanted = static_cast<size_t>(std::min(max_read_bytes, num_bytes - done));
-        const ssize_t got = ::pread(descriptor_, out + done, wanted, offset + done);
+        const ssize_t got = sys::pread(descriptor_, out + done, wanted, offset + done);
         if (got > 0) {
             done += got;
         } else if (got == 0) {
@@ -52,6 +52,8 @@ void File::read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const {
                               " were asked for; it is truncated",
                           path_);
         } else if (errno != EINTR) {
+            // EAGAIN too: a regular file does not give it unless asked to, and whatever
+            // does give it would be asked again and again without a pause.
             const int code = errno;
             throw IoError(code,
                           "cannot read " + std::to_string(num_bytes - done) + " bytes at offset " +
@@ -63,14 +65,13 @@ void File::read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const {
 
 void File::advise_sequential() const {
     // Only a hint: a file system that ignores it is as correct.
-    (void)::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
+    (void)sys::fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
 }
 
 namespace {
 
-// By number: glibc has had a wrapper since 2.28, musl has none.
 void rename_with_flags(const std::string &source, const std::string &target, unsigned flags) {
-    if (::syscall(SYS_renameat2, AT_FDCWD, source.c_str(), AT_FDCWD, target.c_str(), flags) != 0) {
+    if (sys::renameat2(source.c_str(), target.c_str(), flags) != 0) {
         const int code = errno;
         throw IoError(code, std::string("cannot rename: ") + std::strerror(code), source, target);
     }

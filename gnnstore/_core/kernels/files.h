@@ -10,7 +10,8 @@ namespace gnnstore {
 // the path and, for a read, the byte offset.
 class File {
 public:
-    explicit File(std::string path);
+    // flags: added to O_RDONLY | O_CLOEXEC, such as O_DIRECT.
+    explicit File(std::string path, int flags = 0);
     ~File();
     File(const File &) = delete;
     File &operator=(const File &) = delete;

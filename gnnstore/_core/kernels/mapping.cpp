@@ -9,6 +9,7 @@
 
 #include "kernels/errors.h"
 #include "kernels/files.h"
+#include "kernels/system.h"
 
 namespace gnnstore {
 namespace {
@@ -44,8 +45,8 @@ void map_body(const File &file, uint8_t *place, int64_t body_bytes) {
                           "; it is truncated",
                       file.path());
     if (body_bytes == 0) return;
-    if (::mmap(place, static_cast<size_t>(body_bytes), PROT_READ, MAP_SHARED | MAP_FIXED,
-               file.descriptor(), 0) == MAP_FAILED) {
+    if (sys::mmap(place, static_cast<size_t>(body_bytes), PROT_READ, MAP_SHARED | MAP_FIXED,
+                  file.descriptor(), 0) == MAP_FAILED) {
         const int code = errno;
         throw IoError(code, std::string("cannot map: ") + std::strerror(code), file.path());
     }
@@ -61,8 +62,8 @@ Mapping::Mapping(const std::vector<std::string> &paths, const std::vector<int64_
         throw std::invalid_argument("the sum of body_bytes is too large");
     const auto reserved = static_cast<size_t>((total + page_bytes - 1) / page_bytes * page_bytes);
     if (reserved > 0) {
-        void *range = ::mmap(nullptr, reserved, PROT_NONE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *range = sys::mmap(nullptr, reserved, PROT_NONE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (range == MAP_FAILED) {
             const int code = errno;
             throw IoError(code,
@@ -86,8 +87,8 @@ Mapping::Mapping(const std::vector<std::string> &paths, const std::vector<int64_
     num_bytes_ = total;
     reserved_bytes_ = reserved;
     if (reserved > 0 && advice != Advice::normal)
-        (void)::madvise(data_, reserved,
-                        advice == Advice::random ? MADV_RANDOM : MADV_SEQUENTIAL);
+        (void)sys::madvise(data_, reserved,
+                           advice == Advice::random ? MADV_RANDOM : MADV_SEQUENTIAL);
 }
 
 Mapping::~Mapping() {

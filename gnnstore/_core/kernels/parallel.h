@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/system.h"
+
 namespace gnnstore {
 
 inline constexpr int max_threads = 1024;
@@ -62,7 +64,10 @@ void run_workers(int num_threads, int64_t num_tasks, const Worker &worker) {
         std::vector<std::jthread> helpers;
         if (useful > 1) helpers.reserve(static_cast<size_t>(useful - 1));
         try {
-            for (int64_t i = 1; i < useful; ++i) helpers.emplace_back(guarded);
+            for (int64_t i = 1; i < useful; ++i) {
+                sys::check_thread_start();
+                helpers.emplace_back(guarded);
+            }
         } catch (const std::system_error &) {
             // Fewer threads than asked for change the time, not the result.
         }

@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/system.h"
+
 namespace gnnstore {
 namespace {
 
@@ -32,7 +34,8 @@ size_t capacity_for(size_t num_bytes) {
 void *map_aligned(size_t capacity) {
     // mmap aligns to 4 KiB only: take one huge page more and cut both ends.
     const size_t mapped = capacity + huge_page_bytes;
-    void *raw = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *raw =
+        sys::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw == MAP_FAILED) throw std::bad_alloc();
     const auto begin = reinterpret_cast<uintptr_t>(raw);
     const uintptr_t aligned = (begin + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
@@ -40,7 +43,7 @@ void *map_aligned(size_t capacity) {
     if (head > 0) ::munmap(raw, head);
     if (tail > 0) ::munmap(reinterpret_cast<void *>(aligned + capacity), tail);
     void *data = reinterpret_cast<void *>(aligned);
-    (void)::madvise(data, capacity, MADV_HUGEPAGE);  // a hint: kernels without it are as correct
+    (void)sys::madvise(data, capacity, MADV_HUGEPAGE);  // a hint: kernels without it are as correct
     return data;
 }
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <type_traits>
 
+#include "kernels/check_ids.h"
 #include "kernels/errors.h"
 #include "kernels/parallel.h"
 #include "kernels/stream_copy.h"
@@ -211,27 +211,6 @@ CopyRows<Id> choose_copy(const RowLayout &layout, const uint8_t *out, int64_t ou
     if (std::has_single_bit(static_cast<uint64_t>(layout.rows_per_page)))
         return choose_writer<ShiftPlace, Id>(layout.row_bytes, out, out_bytes);
     return choose_writer<DividePlace, Id>(layout.row_bytes, out, out_bytes);
-}
-
-template <class Id>
-void check_ids(const Id *ids, int64_t num_ids, int64_t num_rows) {
-    // Branch-free blocks let the compiler use vectors; one comparison, because a negative
-    // id is a huge unsigned one.
-    using Unsigned = std::make_unsigned_t<Id>;
-    constexpr int64_t block = 4096;
-    for (int64_t begin = 0; begin < num_ids; begin += block) {
-        const int64_t end = std::min(num_ids, begin + block);
-        Unsigned largest = 0;
-        for (int64_t k = begin; k < end; ++k)
-            largest = std::max(largest, static_cast<Unsigned>(ids[k]));
-        if (begin == end || static_cast<uint64_t>(largest) < static_cast<uint64_t>(num_rows))
-            continue;
-        for (int64_t k = begin; k < end; ++k)
-            if (ids[k] < 0 || static_cast<int64_t>(ids[k]) >= num_rows)
-                throw std::out_of_range("row id " + std::to_string(ids[k]) + " at position " +
-                                        std::to_string(k) + " is outside [0, " +
-                                        std::to_string(num_rows) + ")");
-    }
 }
 
 }  // namespace

@@ -1,0 +1,192 @@
+// Sorting edges on disk: packing and sorting runs, merging slices of them.
+#include <limits>
+#include <optional>
+
+#include "bindings/arrays.h"
+#include "bindings/storage.h"
+#include "kernels/edge_runs.h"
+
+using namespace gnnstore;
+using namespace nb::literals;
+
+namespace {
+
+void check_record_bytes(int64_t record_bytes) {
+    if (record_bytes != sizeof(NarrowEdge) && record_bytes != sizeof(WideEdge))
+        throw std::invalid_argument("record_bytes must be 12 or 24, got " +
+                                    std::to_string(record_bytes));
+}
+
+// The records of a buffer of bytes, of which `num_needed` must fit.
+template <class Edge>
+Edge *records_in(const OutputArray &buffer, const char *name, int64_t num_needed) {
+    auto *const data = output_data<uint8_t>(buffer, name, "uint8");
+    if (reinterpret_cast<uintptr_t>(data) % alignof(Edge) != 0)
+        throw std::invalid_argument(std::string(name) + " is not aligned to " +
+                                    std::to_string(alignof(Edge)) + " bytes");
+    const auto num_records = length(buffer) / static_cast<int64_t>(sizeof(Edge));
+    if (num_needed < 0 || num_needed > num_records)
+        throw std::invalid_argument(std::string(name) + " holds " + std::to_string(num_records) +
+                                    " records, but " + std::to_string(num_needed) +
+                                    " are asked for");
+    return reinterpret_cast<Edge *>(data);
+}
+
+template <class Edge, class Id>
+int64_t pack_into(const InputArray &sources, const InputArray &targets, const OutputArray &out,
+                  int64_t first_record, int64_t first_position, bool drop_self_loops) {
+    const Id *from = input_data<Id>(sources, "sources", "int32 or int64");
+    const Id *to = input_data<Id>(targets, "targets", "of the dtype of sources");
+    const int64_t num_edges = length(sources);
+    if (length(targets) != num_edges)
+        throw std::invalid_argument("sources and targets must have the same length");
+    const int64_t end_position = checked_add(first_position, num_edges, "the last position");
+    if (first_record < 0 || first_position < 0 ||
+        end_position > int64_t{std::numeric_limits<uint32_t>::max()})
+        throw std::invalid_argument("a run has positions from 0 to 2^32 - 1");
+    Edge *const records =
+        records_in<Edge>(out, "out", checked_add(first_record, num_edges, "the end"));
+    const GilRelease release;
+    return pack_edges(from, to, num_edges, first_position, drop_self_loops, records + first_record);
+}
+
+int64_t pack(const InputArray &sources, const InputArray &targets, const OutputArray &out,
+             int64_t record_bytes, int64_t first_record, int64_t first_position,
+             bool drop_self_loops) {
+    check_record_bytes(record_bytes);
+    const bool is_wide = record_bytes == sizeof(WideEdge);
+    const auto run = [&](auto pack_as) {
+        return pack_as(sources, targets, out, first_record, first_position, drop_self_loops);
+    };
+    if (sources.dtype() == nb::dtype<int32_t>())
+        return is_wide ? run(pack_into<WideEdge, int32_t>) : run(pack_into<NarrowEdge, int32_t>);
+    return is_wide ? run(pack_into<WideEdge, int64_t>) : run(pack_into<NarrowEdge, int64_t>);
+}
+
+template <class Edge>
+int64_t sort_in(const OutputArray &records, const OutputArray &scratch, int64_t num_records,
+                bool unique, int num_threads) {
+    Edge *const edges = records_in<Edge>(records, "records", num_records);
+    Edge *const other = records_in<Edge>(scratch, "scratch", num_records);
+    const GilRelease release;
+    sort_edges(edges, other, num_records, num_threads);
+    return unique ? drop_repeated_edges(edges, num_records) : num_records;
+}
+
+int64_t sort(const OutputArray &records, const OutputArray &scratch, int64_t record_bytes,
+             int64_t num_records, bool unique, int num_threads) {
+    check_record_bytes(record_bytes);
+    if (record_bytes == sizeof(WideEdge))
+        return sort_in<WideEdge>(records, scratch, num_records, unique, num_threads);
+    return sort_in<NarrowEdge>(records, scratch, num_records, unique, num_threads);
+}
+
+std::vector<RunSlice> slices_of(const InputArray &records, const InputArray &num_records,
+                                const InputArray &record_bytes, const InputArray &first_ids) {
+    const uint8_t *next = input_data<uint8_t>(records, "records", "uint8");
+    const int64_t *counts = input_data<int64_t>(num_records, "num_records", "int64");
+    const int64_t *sizes = input_data<int64_t>(record_bytes, "record_bytes", "int64");
+    const int64_t *ids = input_data<int64_t>(first_ids, "first_ids", "int64");
+    const int64_t num_slices = length(num_records);
+    if (length(record_bytes) != num_slices || length(first_ids) != num_slices)
+        throw std::invalid_argument(
+            "num_records, record_bytes and first_ids must have the same length");
+    int64_t total = 0;
+    std::vector<RunSlice> slices;
+    for (int64_t i = 0; i < num_slices; ++i) {
+        check_record_bytes(sizes[i]);
+        if (counts[i] < 0)
+            throw std::invalid_argument("num_records must not be negative, got " +
+                                        std::to_string(counts[i]));
+        slices.push_back({next + total, counts[i], sizes[i] == sizeof(WideEdge), ids[i]});
+        total = checked_add(total, checked_multiply(counts[i], sizes[i], "a slice"), "the slices");
+        if (total > length(records))
+            throw std::invalid_argument("records must hold all slices, got " +
+                                        std::to_string(length(records)) + " bytes");
+    }
+    return slices;
+}
+
+template <class Id, class EdgeId>
+nb::tuple merge_as(const std::vector<RunSlice> &slices, const MergeRange &range, bool with_edge_id,
+                   bool with_origin) {
+    const int64_t capacity = merge_capacity(slices, range);
+    const auto sources = pooled_vector<Id>(capacity);
+    std::optional<NumpyVector<EdgeId>> edge_ids;
+    if (with_edge_id) edge_ids = pooled_vector<EdgeId>(capacity);
+    std::optional<NumpyVector<int32_t>> origins;
+    if (with_origin) {
+        if (capacity > std::numeric_limits<int32_t>::max())
+            throw std::invalid_argument("a range has at most 2^31 - 1 edges");
+        origins = pooled_vector<int32_t>(capacity);
+    }
+    const auto counts = pooled_vector<int64_t>(range.num_columns);
+    MergeCounts found;
+    {
+        const MergeOutput<Id, EdgeId> out{sources.data(), edge_ids ? edge_ids->data() : nullptr,
+                                          origins ? origins->data() : nullptr, counts.data()};
+        const GilRelease release;
+        std::fill_n(out.column_counts, range.num_columns, 0);
+        found = merge_runs(slices, range, out);
+    }
+    return nb::make_tuple(sources, edge_ids ? nb::cast(*edge_ids) : nb::none(),
+                          origins ? nb::cast(*origins) : nb::none(), counts, found.num_edges,
+                          found.num_added);
+}
+
+nb::tuple merge(const InputArray &records, const InputArray &num_records,
+                const InputArray &record_bytes, const InputArray &first_ids, int64_t first_column,
+                int64_t num_columns, int64_t num_nodes, bool unique, bool skip_first,
+                int64_t first_loop, int64_t end_loop, int64_t present_loop, int64_t first_loop_id,
+                int id_bytes, int edge_id_bytes, bool with_origin) {
+    const auto slices = slices_of(records, num_records, record_bytes, first_ids);
+    if (first_column < 0 || num_columns < 0 || num_nodes < 0 || first_loop < 0 ||
+        num_nodes > max_nodes || first_column > num_nodes || end_loop > num_nodes)
+        throw std::invalid_argument("columns and loops must be in [0, num_nodes)");
+    const MergeRange range{first_column, num_columns, num_nodes,    unique,       skip_first,
+                           first_loop,   end_loop,    present_loop, first_loop_id};
+    const auto run = [&](auto merge_into) {
+        return merge_into(slices, range, edge_id_bytes != 0, with_origin);
+    };
+    if (id_bytes == 4 && num_nodes > int64_t{std::numeric_limits<int32_t>::max()} + 1)
+        throw std::invalid_argument("ids of so many nodes take 8 bytes");
+    if (id_bytes == 4)
+        return edge_id_bytes == 4 ? run(merge_as<int32_t, int32_t>)
+                                  : run(merge_as<int32_t, int64_t>);
+    if (id_bytes != 8) throw std::invalid_argument("id_bytes must be 4 or 8");
+    return edge_id_bytes == 4 ? run(merge_as<int64_t, int32_t>) : run(merge_as<int64_t, int64_t>);
+}
+
+nb::tuple count(const InputArray &records, const InputArray &num_records,
+                const InputArray &record_bytes, const InputArray &first_ids, int64_t first_column,
+                int64_t num_columns, int64_t num_nodes, bool unique, bool skip_first,
+                int64_t first_loop, int64_t end_loop, int64_t present_loop) {
+    const auto slices = slices_of(records, num_records, record_bytes, first_ids);
+    const MergeRange range{first_column, num_columns, num_nodes,    unique, skip_first,
+                           first_loop,   end_loop,    present_loop, 0};
+    MergeCounts found;
+    {
+        const GilRelease release;
+        found = merge_runs<int64_t, int64_t>(slices, range, {nullptr, nullptr, nullptr, nullptr});
+    }
+    return nb::make_tuple(found.num_edges, found.num_added);
+}
+
+}  // namespace
+
+void bind_edge_runs(nb::module_ &m) {
+    m.def("pack_edges", pack, "sources"_a.noconvert(), "targets"_a.noconvert(),
+          "out"_a.noconvert(), "record_bytes"_a, "first_record"_a, "first_position"_a,
+          "drop_self_loops"_a = false);
+    m.def("sort_edges", sort, "records"_a.noconvert(), "scratch"_a.noconvert(), "record_bytes"_a,
+          "num_records"_a, "unique"_a = false, "num_threads"_a = 1);
+    m.def("merge_edge_runs", merge, "records"_a.noconvert(), "num_records"_a.noconvert(),
+          "record_bytes"_a.noconvert(), "first_ids"_a.noconvert(), nb::kw_only(),
+          "first_column"_a, "num_columns"_a, "num_nodes"_a, "unique"_a = false,
+          "skip_first"_a = false, "first_loop"_a = 0, "end_loop"_a = 0, "present_loop"_a = -1,
+          "first_loop_id"_a = 0, "id_bytes"_a = 8, "edge_id_bytes"_a = 8, "with_origin"_a = false);
+    m.def("count_edge_runs", count, "records"_a.noconvert(), "num_records"_a.noconvert(),
+          "record_bytes"_a.noconvert(), "first_ids"_a.noconvert(), nb::kw_only(),
+          "first_column"_a, "num_columns"_a, "num_nodes"_a, "unique"_a = false,
+          "skip_first"_a = false, "first_loop"_a = 0, "end_loop"_a = 0, "present_loop"_a = -1);
+}

@@ -1,0 +1,29 @@
+// Which rows a cache should hold while a superbatch is assembled, known in advance: Belady's
+// rule at the granularity of batches, with bypass (Ginex, section 3.3), in two passes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/superbatch.h"
+
+namespace gnnstore {
+
+// Larger frequencies are not told apart.
+inline constexpr int32_t max_frequency = 65535;
+
+struct CacheChanges {
+    std::vector<int64_t> offsets;     // [num_batches + 1]
+    std::vector<int32_t> positions;   // of the rows that enter after batch i, within that batch
+    std::vector<int32_t> slots;       // that they are written to
+};
+
+// Plans a cache of num_slots rows. nodes and frequencies [num_slots] are the cache before the
+// superbatch, and become the cache after it; -1 and 0: an empty slot. slots [num_ids] receives
+// the slot of each access that is a hit, else -1; misses [num_batches] the distinct rows of
+// each batch that are not in the cache. gnnstore.testing.caches.belady_plan defines the result.
+template <class Id>
+CacheChanges plan_belady(const Trace<Id> &trace, int64_t num_slots, int64_t *nodes,
+                         int32_t *frequencies, int32_t *slots, int64_t *misses);
+
+}  // namespace gnnstore

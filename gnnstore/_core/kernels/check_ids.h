@@ -1,0 +1,33 @@
+// The bounds check that every kernel makes before it writes anything.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+namespace gnnstore {
+
+template <class Id>
+void check_ids(const Id *ids, int64_t num_ids, int64_t num_rows) {
+    // Branch-free blocks let the compiler use vectors; one comparison, because a negative
+    // id is a huge unsigned one.
+    using Unsigned = std::make_unsigned_t<Id>;
+    constexpr int64_t block = 4096;
+    for (int64_t begin = 0; begin < num_ids; begin += block) {
+        const int64_t end = std::min(num_ids, begin + block);
+        Unsigned largest = 0;
+        for (int64_t k = begin; k < end; ++k)
+            largest = std::max(largest, static_cast<Unsigned>(ids[k]));
+        if (begin == end || static_cast<uint64_t>(largest) < static_cast<uint64_t>(num_rows))
+            continue;
+        for (int64_t k = begin; k < end; ++k)
+            if (ids[k] < 0 || static_cast<int64_t>(ids[k]) >= num_rows)
+                throw std::out_of_range("row id " + std::to_string(ids[k]) + " at position " +
+                                        std::to_string(k) + " is outside [0, " +
+                                        std::to_string(num_rows) + ")");
+    }
+}
+
+}  // namespace gnnstore

@@ -1,0 +1,152 @@
+"""System calls that fail on demand: what a program does on a bad day, tried on a good one.
+
+    with inject("pread", errno=errno.EIO, skip=3) as fault:
+        train()
+    assert fault.count == 1
+
+The calls are those of the compiled core: it opens, reads and maps the stores, and commits
+them. What Python itself opens, reads or writes (metadata, an output) is not touched.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gnnstore import _core
+from gnnstore.errors import UsageError
+
+SystemCall: TypeAlias = Literal[
+    "open",
+    "fstat",
+    "statx",
+    "pread",
+    "mmap",
+    "madvise",
+    "fadvise",
+    "renameat2",
+    "thread",
+    "io_uring_setup",
+    "io_uring_register",
+    "io_uring_enter",
+    "io_uring_read",
+]
+
+# One table for the whole process, so one user at a time.
+_in_use = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to some calls of one kind.
+
+    Either `errno` or `short_bytes` is given.
+
+    Attributes
+    ----------
+    call : str
+        The system call. "thread" is starting a thread of the core; "io_uring_read" is the
+        result of a read that io_uring has finished. "mmap" maps files, and takes memory for
+        arrays of 1 MiB and more.
+    errno : int, optional
+        What the call fails with, without being made.
+    short_bytes : int, optional
+        For "pread" and "io_uring_read": the read is made, and brings at most so many bytes;
+        0 is what a read behind the end of the file brings.
+    skip : int
+        Calls that are let through first.
+    times : int
+        Calls that fail after that; -1: all. A program that rightly tries again after EINTR
+        does so for ever if all fail with it.
+
+    Raises
+    ------
+    UsageError
+        Neither `errno` nor `short_bytes`, or both.
+    """
+
+    call: SystemCall
+    errno: int | None = None
+    short_bytes: int | None = None
+    skip: int = 0
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.errno is None) == (self.short_bytes is None) or self.errno == 0:
+            raise UsageError(
+                f"a fault of {self.call} needs either an errno, such as errno.EIO, or "
+                f"short_bytes; got errno={self.errno} and short_bytes={self.short_bytes}"
+            )
+
+
+class Injection:
+    """Faults that are, or were, in force."""
+
+    def __init__(self) -> None:
+        self._final_count: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Return how many calls of this process have failed so far, of all faults together."""
+        return _core.num_faults() if self._final_count is None else self._final_count
+
+    def _end(self) -> None:
+        self._final_count = _core.num_faults()
+        _core.set_faults([])
+
+
+def inject(
+    call: SystemCall,
+    *,
+    errno: int | None = None,
+    short_bytes: int | None = None,
+    skip: int = 0,
+    times: int = 1,
+) -> AbstractContextManager[Injection]:
+    """Let calls of one kind fail while a `with` block runs; see `Fault` and `inject_all`.
+
+    Returns
+    -------
+    context manager of Injection
+        Its `count` says how many calls have failed, also after the block: a test that
+        asserts it cannot pass because nothing happened.
+    """
+    return inject_all(Fault(call, errno, short_bytes, skip, times))
+
+
+@contextmanager
+def inject_all(*faults: Fault) -> Iterator[Injection]:
+    """Let several faults happen while a `with` block runs.
+
+    They happen in every thread of the process, and in the processes that it forks. Each
+    fault counts all calls of its kind on its own; where several are due at once, the first
+    happens and the others wait for the next call. Afterwards nothing is in force.
+
+    Raises
+    ------
+    UsageError
+        Faults are in force already: blocks do not nest, name all faults in one.
+    ValueError
+        A call or a number that means nothing.
+    """
+    if not _in_use.acquire(blocking=False):
+        raise UsageError(
+            "faults are in force already; give all of them to one inject_all(Fault(...), ...)"
+        )
+    try:
+        _core.set_faults(
+            [
+                (fault.call, fault.skip, fault.times, fault.errno or 0, fault.short_bytes or 0)
+                for fault in faults
+            ]
+        )
+        injection = Injection()
+        try:
+            yield injection
+        finally:
+            injection._end()
+    finally:
+        _in_use.release()
