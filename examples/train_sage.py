@@ -3,7 +3,8 @@
     gnnstore convert ogb path/to/ogbn_products products.gnn --undirected
     python examples/train_sage.py products.gnn --fanouts 15 10 5
 
-Prints loss, validation and test accuracy of every epoch, and where the time went.
+Prints loss, validation and test accuracy of every epoch, where the time went, and what was
+read from disk.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.transforms import NormalizeFeatures
 
 import gnnstore
+from gnnstore.loaders.stats import LoaderStats
+
+STRATEGIES = ("auto", "memory", "mmap", "direct", "static")
+SCORES = ("degree", "frequency")
 
 
 class GraphSAGE(torch.nn.Module):
@@ -71,6 +76,9 @@ def run(arguments: argparse.Namespace) -> Result:
         "batch_size": arguments.batch_size,
         "strategy": arguments.strategy,
         "memory": arguments.memory,
+        "io_engine": arguments.io_engine,
+        "cache": arguments.cache,
+        "cache_bytes": arguments.cache_bytes,
         "num_threads": arguments.threads,
         "seed": arguments.seed,
         "transform": NormalizeFeatures() if arguments.normalize else None,
@@ -108,7 +116,8 @@ def run(arguments: argparse.Namespace) -> Result:
             f"test {accuracy['test']:6.2%}  |  {seconds:.2f} s: "
             f"training {seconds_training:.2f} (stalled {stats.seconds_waiting:.2f}), "
             f"evaluating {seconds - seconds_training:.2f}  |  in the threads: "
-            f"sampling {stats.seconds_sampling:.2f}, gathering {stats.seconds_gathering:.2f}",
+            f"sampling {stats.seconds_sampling:.2f}, gathering {stats.seconds_gathering:.2f}"
+            f"{reading(stats)}",
             flush=True,
         )
     best = max(epochs, key=lambda epoch: epoch.valid)
@@ -117,6 +126,18 @@ def run(arguments: argparse.Namespace) -> Result:
         f"training: {train_loader.stats()}"
     )
     return Result(epochs, best)
+
+
+def reading(stats: LoaderStats) -> str:
+    """Return what was read from disk during an epoch; empty if nothing is read by an engine."""
+    if not stats.io_engine:
+        return ""
+    hits = f", {stats.hit_rate:.1%} of rows cached" if stats.cache else ""
+    return (
+        f", of it waiting for the disk {stats.seconds_reading:.2f}  |  {stats.reads} reads, "
+        f"{stats.bytes_read / 1e6:.1f} MB, {stats.amplification:.2f} x what was asked for, "
+        f"{stats.mean_queue_depth:.0f} deep{hits}"
+    )
 
 
 def train(
@@ -182,9 +203,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--normalize", action="store_true", help="scale each x to a sum of 1")
-    parser.add_argument("--strategy", choices=["auto", "memory", "mmap"], default="auto")
+    parser.add_argument("--strategy", choices=STRATEGIES, default="auto")
     parser.add_argument("--memory", help="budget, such as 8GB; by default what is available")
-    parser.add_argument("--threads", type=int, help="preparing threads; by default one per core")
+    parser.add_argument("--io-engine", help="what reads rows from disk; by default the fastest")
+    parser.add_argument("--cache", choices=SCORES, help="which rows to cache in memory")
+    parser.add_argument("--cache-bytes", help="memory for the cache, such as 1GB")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        help="preparing threads; by default one per core, and one more if they wait for a disk",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parsed = parser.parse_args(arguments)
     layers = parsed.layers or max(2, len(parsed.fanouts))

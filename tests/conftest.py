@@ -1,13 +1,22 @@
-"""What every test gets: a check that it leaves no thread behind, and the real graphs."""
+"""What every test gets: a check that it leaves no thread behind, and the real graphs.
+
+Tests of loaders that ask for `way_of_reading` run once for each way in which a store can be
+read, without a word about it in the tests themselves: batches do not depend on it.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
+from gnnstore.planning import placement
 
 # Real graphs are not part of the project; they lie beside it where somebody put them there.
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -36,6 +45,81 @@ def no_thread_is_left_behind() -> Iterator[None]:
         time.sleep(0.01)
         left = _alive() - before
     assert not left, f"the test left threads behind: {sorted(thread.name for thread in left)}"
+
+
+@dataclass(frozen=True)
+class WayOfReading:
+    """How loaders read that do not say how.
+
+    Attributes
+    ----------
+    strategy : str
+    engine : str
+        Empty where none is forced.
+    """
+
+    strategy: str
+    engine: str = ""
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether an engine reads rows."""
+        return self.strategy in {"direct", "static"}
+
+
+WAYS = {
+    "memory": WayOfReading("memory"),
+    "mmap": WayOfReading("mmap"),
+    "static": WayOfReading("static"),
+    **{f"direct-{engine}": WayOfReading("direct", engine) for engine in ENGINES},
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "ways(*names): of the ways of reading, those that a costly test is run on"
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "way_of_reading" in metafunc.fixturenames:
+        chosen = metafunc.definition.get_closest_marker("ways")
+        names = chosen.args if chosen else tuple(WAYS)
+        metafunc.parametrize("way_of_reading", names, indirect=True)
+
+
+@cache
+def _unavailable() -> dict[str, str]:
+    """Return why engines do not work here, by name."""
+    probes = probe_engines(Path(__file__))
+    return {probe.name: probe.detail for probe in probes if not probe.is_available}
+
+
+@pytest.fixture
+def way_of_reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WayOfReading:
+    """Let loaders that do not say how to read do so in one way; parametrised over all."""
+    pytest.importorskip("torch_geometric")
+    from gnnstore import NeighborLoader  # noqa: PLC0415
+
+    way = WAYS[request.param]
+    if way.engine in _unavailable():
+        pytest.skip(_unavailable()[way.engine])
+    if way.engine:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, way.engine)
+    defaults = NeighborLoader.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "strategy", way.strategy)
+    # The rows of small graphs are narrow, and would be held in memory instead of read.
+    monkeypatch.setattr(placement, "HELD_ROW_BYTES", 0)
+    return way
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_device_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep measurements of this machine's disks out: they decide which reads are merged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 def _real(name: str) -> Path:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from gnnstore.formats.paged_array import PagedArray
     from gnnstore.formats.reader import StoreReader
     from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec
 
@@ -31,6 +32,8 @@ class Csc:
         Number of source nodes; indices lie in [0, num_src).
     source : str
         Where it came from, for messages.
+    mapped : tuple of PagedArray
+        The stored arrays of which the three are views; none if they are in memory.
     """
 
     indptr: npt.NDArray[np.int64]
@@ -38,6 +41,12 @@ class Csc:
     edge_id: npt.NDArray[Any] | None
     num_src: int
     source: str = "the graph"
+    mapped: tuple[PagedArray, ...] = ()
+
+    def check_mapped_files(self) -> None:
+        """Raise a `StorageError` if a mapped file has been truncated since."""
+        for array in self.mapped:
+            array.check_mapped_files()
 
     @property
     def num_nodes(self) -> int:
@@ -66,16 +75,23 @@ def load_csc(
     mode : "memory" or "mmap"
         Whether the arrays are read into RAM (huge pages) or mapped from disk.
     """
+    mapped: list[PagedArray] = []
 
     def get(spec: AttributeSpec) -> npt.NDArray[Any]:
         array = reader.paged(spec)
-        return array.load(num_threads) if mode == "memory" else array.view("random")
+        if mode == "memory":
+            return array.load(num_threads)
+        mapped.append(array)
+        return array.view("random")
 
     num_src = next(t.num_nodes for t in reader.schema.node_types if t.name == edge.source)
+    indptr, indices = get(edge.indptr), get(edge.indices)
+    edge_id = None if edge.edge_id is None else get(edge.edge_id)
     return Csc(
-        indptr=get(edge.indptr),
-        indices=get(edge.indices),
-        edge_id=None if edge.edge_id is None else get(edge.edge_id),
+        indptr=indptr,
+        indices=indices,
+        edge_id=edge_id,
         num_src=num_src,
         source=str(reader.path),
+        mapped=tuple(mapped),
     )

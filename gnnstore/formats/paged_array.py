@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,7 +102,43 @@ class PagedArray:
                 except OSError as error:
                     raise self._storage_error(error, "map") from error
                 self._maps[advice] = mapped
+                _ = self._file_ids  # of the files as they were mapped
             return mapped
+
+    def check_mapped_files(self) -> None:
+        """Look whether the files behind the mapping are still as long as they were.
+
+        Touching a page of a mapping that has been cut off ends the process (SIGBUS). This
+        turns a file that was truncated while a run used it into an error; what happens
+        between this look and the touch it cannot see. A file that was removed or replaced
+        does no harm: the mapping keeps the old one.
+
+        Raises
+        ------
+        StorageError
+            If a shard is shorter than its body.
+        """
+        for path, file_id, num_bytes in zip(
+            self.file_paths, self._file_ids, self.body_bytes, strict=True
+        ):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            if (status.st_dev, status.st_ino) == file_id and status.st_size < num_bytes:
+                raise StorageError(
+                    f"cannot read the array {self.spec.path!r}: {path}: the file holds "
+                    f"{status.st_size} bytes, but its pages take {num_bytes}; it was truncated "
+                    "while it was in use. Convert the data again, or restore the store",
+                    path=path,
+                    offset=status.st_size,
+                )
+
+    @cached_property
+    def _file_ids(self) -> list[tuple[int, int]]:
+        """Device and inode of each shard."""
+        found = (path.stat() for path in self.file_paths)
+        return [(status.st_dev, status.st_ino) for status in found]
 
     def view(self, advice: Advice = "random") -> npt.NDArray[Any]:
         """Return the array [rows, *row_shape] as a view of the mapping.

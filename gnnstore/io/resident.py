@@ -1,21 +1,27 @@
 """What loaders hold of a store, loaded once and shared by all loaders on that store.
 
-Training, validation and test loaders usually run over one store object. Tables are kept
-per store object and dropped with it, so three loaders cost the memory of one.
+Training, validation and test loaders usually run over one store object. Tables and caches
+are kept per store object and dropped with it, so three loaders cost the memory of one.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from gnnstore.formats.schema import AttributeSpec
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.io.rows import MappedRows, MemoryRows, RowSource
 
 if TYPE_CHECKING:
     from gnnstore.formats.csc import Csc
     from gnnstore.formats.reader import StoreReader
+    from gnnstore.io.shared_cache import SharedCache
     from gnnstore.store import GraphStore
 
 Mode = Literal["memory", "mmap"]
@@ -25,8 +31,11 @@ class Residents:
     """The tables that have been opened of one store, by array and mode. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a cache is made of tables
         self._rows: dict[tuple[str, Mode], RowSource] = {}
+        self._direct: dict[tuple[str, str], DirectRows] = {}
+        self._engines: dict[tuple[str | None, str | None], Engine] = {}
+        self._caches: dict[Hashable, SharedCache] = {}
         self._topology_bytes = 0
 
     def rows(
@@ -42,6 +51,40 @@ class Residents:
                 self._rows[key] = _open_rows(store, spec, mode, num_threads)
             return self._rows[key]
 
+    def engine(self, path: Path, forced: str | None) -> Engine:
+        """Return what reads the store's files, trying it out the first time.
+
+        Parameters
+        ----------
+        path, forced
+            As in `open_engine`.
+        """
+        key = (forced, os.environ.get(ENVIRONMENT_VARIABLE))
+        with self._lock:
+            if key not in self._engines:
+                self._engines[key] = open_engine(path, forced)
+            return self._engines[key]
+
+    def direct_rows(self, store: GraphStore, spec: AttributeSpec, engine: Engine) -> DirectRows:
+        """Return a paged attribute's rows on disk, opening its files the first time."""
+        key = (spec.path, engine.name)
+        with self._lock:
+            if key not in self._direct:
+                self._direct[key] = DirectRows.open(store.reader.paged(spec), engine)
+            return self._direct[key]
+
+    def find_cache(self, key: Hashable) -> SharedCache | None:
+        """Return the cache that another loader has made with the same settings."""
+        with self._lock:
+            return self._caches.get(key)
+
+    def cache(self, key: Hashable, make: Callable[[], SharedCache]) -> SharedCache:
+        """Return a cache, making it the first time."""
+        with self._lock:
+            if key not in self._caches:
+                self._caches[key] = make()
+            return self._caches[key]
+
     def csc(self, store: GraphStore, mode: Mode, num_threads: int) -> Csc:
         """Return the graph's structure, in memory or mapped."""
         with self._lock:
@@ -53,7 +96,9 @@ class Residents:
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that everything opened so far occupies."""
-        return self._topology_bytes + sum(rows.resident_bytes for rows in self._rows.values())
+        tables = sum(rows.resident_bytes for rows in self._rows.values())
+        caches = sum(cache.num_bytes for cache in self._caches.values())
+        return self._topology_bytes + tables + caches
 
 
 # By the store's reader: PyG's base classes make the store itself unhashable.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.formats.paged_array import PagedArray
 from gnnstore.io.buffers import empty
+from gnnstore.io.counts import NO_READS, ReadCounts
 
 # A page fault blocks the thread that takes it, so a mapping is read faster by more threads
 # than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,
@@ -23,6 +24,13 @@ from gnnstore.io.buffers import empty
 # 0.21 s with 32. What they cost when every page is cached: half a millisecond.
 MAX_FAULT_THREADS = 32
 MIN_ROWS_PER_FAULT_THREAD = 512
+
+
+class Gathered(NamedTuple):
+    """Rows as they were asked for, and what reading them took."""
+
+    rows: npt.NDArray[Any]
+    counts: ReadCounts
 
 
 class RowSource(Protocol):
@@ -40,7 +48,7 @@ class RowSource(Protocol):
     def resident_bytes(self) -> int:
         """Bytes of memory that the table itself occupies."""
 
-    def gather(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
         """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *row_shape]."""
 
 
@@ -60,7 +68,7 @@ class _PagedRows:
         """Bytes of a row's values."""
         return math.prod(self.row_shape) * self.dtype.itemsize
 
-    def _gather(self, ids: npt.NDArray[Any], num_threads: int) -> npt.NDArray[Any]:
+    def _gather(self, ids: npt.NDArray[Any], num_threads: int) -> Gathered:
         out = empty((ids.size, *self.row_shape), self.dtype)
         if out.nbytes:
             _core.gather_rows(
@@ -73,7 +81,7 @@ class _PagedRows:
                 page_stride_bytes=self.page_stride_bytes,
                 num_threads=num_threads,
             )
-        return out
+        return Gathered(out, NO_READS)
 
 
 class MemoryRows(_PagedRows):
@@ -97,7 +105,7 @@ class MemoryRows(_PagedRows):
         """Read a stored array into a huge-page buffer, dropping the padding of its pages."""
         return cls.from_array(array.load(num_threads))
 
-    def gather(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
         """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *row_shape].
 
         One thread: a loader prepares several batches side by side instead.
@@ -105,8 +113,11 @@ class MemoryRows(_PagedRows):
         return self._gather(ids, 1)
 
 
+@dataclass(frozen=True, eq=False)
 class MappedRows(_PagedRows):
     """A stored table, mapped: the operating system reads a page when a row of it is touched."""
+
+    array: PagedArray
 
     @property
     def resident_bytes(self) -> int:
@@ -124,12 +135,19 @@ class MappedRows(_PagedRows):
             array.dtype,
             geometry.rows_per_page,
             geometry.page_stride_bytes,
+            array,
         )
 
-    def gather(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
         """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *row_shape].
 
         Several threads share one call, so that their page faults overlap.
+
+        Raises
+        ------
+        StorageError
+            If a file has been truncated since it was mapped.
         """
+        self.array.check_mapped_files()
         wanted = ids.size // MIN_ROWS_PER_FAULT_THREAD
         return self._gather(ids, max(1, min(MAX_FAULT_THREADS, wanted)))

@@ -7,7 +7,7 @@ and nowhere else.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.io.buffers import empty
-from gnnstore.io.resident import residents_of
-from gnnstore.io.rows import MemoryRows, RowSource
-from gnnstore.planning.placement import Placement
+from gnnstore.io.counts import NO_READS, ReadCounts
+from gnnstore.io.rows import RowSource
+from gnnstore.loaders.tables import Tables
 from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
 from gnnstore.store import GraphStore, as_tensor
 
@@ -45,6 +45,8 @@ class PreparedBatch:
     ----------
     output : SamplerOutput or Data
         The subgraph alone, or joined with its attributes.
+    counts : ReadCounts
+        What reading the attributes took.
     """
 
     output: Any
@@ -52,8 +54,9 @@ class PreparedBatch:
     num_edges: int
     num_bytes: int
     seconds_sampling: float
-    seconds_gathering: float
-    bytes_gathered: int
+    seconds_gathering: float = 0.0
+    bytes_gathered: int = 0
+    counts: ReadCounts = NO_READS
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,13 @@ class _Attribute:
     spec: AttributeSpec
     rows: RowSource
 
-    def gather(self, ids: npt.NDArray[Any]) -> Tensor:
+    def gather(self, ids: npt.NDArray[Any]) -> tuple[Tensor, ReadCounts]:
         """Return the rows of some ids, the row axis where the source data had it."""
-        values = as_tensor(self.rows.gather(ids), self.spec.dtype)
+        rows, counts = self.rows.gather(ids)
+        values = as_tensor(rows, self.spec.dtype)
         if self.spec.cat_dim not in (0, -values.dim()):
             values = values.movedim(0, self.spec.cat_dim).contiguous()
-        return values
+        return values, counts
 
 
 class BatchBuilder:
@@ -80,10 +84,8 @@ class BatchBuilder:
         A homogeneous store.
     config : SamplingConfig
         How to sample, the seed included.
-    placement : Placement
-        Where the store's parts lie.
-    num_threads : int
-        Threads that may load what must lie in memory.
+    tables : Tables
+        The store's parts, opened. Builders that differ in their config share them.
     data_class : type
         `Data` or a subclass, made without arguments.
     """
@@ -92,25 +94,22 @@ class BatchBuilder:
         self,
         store: GraphStore,
         config: SamplingConfig,
-        placement: Placement,
-        num_threads: int,
+        tables: Tables,
         data_class: type[Data] = Data,
     ) -> None:
-        self._arguments = (store, config, placement, num_threads, data_class)
+        self._arguments = (store, config, tables, data_class)
         self._data_class = data_class
-        schema, shared = store.schema, residents_of(store)
-        csc = shared.csc(store, placement.topology, num_threads)
-        self.sampler = NeighborSampler(csc, config, index_dtype=schema.index_dtype)
-        self.edge_ids = None if csc.edge_id is None else MemoryRows.from_array(csc.edge_id)
-
-        def opened(specs: Any) -> dict[str, _Attribute]:
-            return {
-                name: _Attribute(spec, shared.rows(store, spec, placement.strategy, num_threads))
-                for name, spec in specs.items()
-            }
-
-        self._node_attributes = opened(schema.node.attributes)
-        self._edge_attributes = opened(schema.edge.attributes)
+        schema = store.schema
+        self.tables = tables
+        self.sampler = NeighborSampler(tables.csc, config, index_dtype=schema.index_dtype)
+        self._node_attributes = {
+            name: _Attribute(spec, tables.nodes[name])
+            for name, spec in schema.node.attributes.items()
+        }
+        self._edge_attributes = {
+            name: _Attribute(spec, tables.edges[name])
+            for name, spec in schema.edge.attributes.items()
+        }
         self._graph_level = store.graph_attributes()
         self._explicit_num_nodes = schema.explicit_num_nodes
 
@@ -120,8 +119,8 @@ class BatchBuilder:
 
     def with_config(self, config: SamplingConfig) -> BatchBuilder:
         """Return a builder that samples otherwise, over the same tables."""
-        store, _, placement, num_threads, data_class = self._arguments
-        return BatchBuilder(store, config, placement, num_threads, data_class)
+        store, _, tables, data_class = self._arguments
+        return BatchBuilder(store, config, tables, data_class)
 
     def sample(
         self,
@@ -152,25 +151,22 @@ class BatchBuilder:
             num_edges=len(subgraph.edge_pos),
             num_bytes=sum(array.nbytes for array in arrays),
             seconds_sampling=seconds,
-            seconds_gathering=0.0,
-            bytes_gathered=0,
         )
 
     def join(self, sampled: PreparedBatch) -> PreparedBatch:
         """Join a sampled subgraph with its attributes; the output is a `Data`."""
         start = time.perf_counter()
-        data, bytes_gathered = self.assemble(sampled.output)
-        return PreparedBatch(
+        data, bytes_gathered, counts = self.assemble(sampled.output)
+        return replace(
+            sampled,
             output=data,
-            num_nodes=sampled.num_nodes,
-            num_edges=sampled.num_edges,
             num_bytes=sampled.num_bytes + bytes_gathered,
-            seconds_sampling=sampled.seconds_sampling,
             seconds_gathering=time.perf_counter() - start,
             bytes_gathered=bytes_gathered,
+            counts=counts,
         )
 
-    def assemble(self, sampled: SamplerOutput) -> tuple[Data, int]:
+    def assemble(self, sampled: SamplerOutput) -> tuple[Data, int, ReadCounts]:
         """Gather the attributes of a subgraph.
 
         Parameters
@@ -181,22 +177,25 @@ class BatchBuilder:
 
         Returns
         -------
-        Data, int
-            The batch, and the bytes gathered for it.
+        Data, int, ReadCounts
+            The batch, the bytes gathered for it, and what reading them took.
         """
         values: dict[str, Any] = {}
-        bytes_gathered = 0
+        bytes_gathered, counts = 0, NO_READS
+
+        def gather(attributes: dict[str, _Attribute], ids: npt.NDArray[Any]) -> None:
+            nonlocal bytes_gathered, counts
+            for name, attribute in attributes.items():
+                values[name], read = attribute.gather(ids)
+                bytes_gathered += values[name].nbytes
+                counts += read
+
         nodes = sampled.node.numpy()
-        for name, attribute in self._node_attributes.items():
-            values[name] = attribute.gather(nodes)
-            bytes_gathered += values[name].nbytes
+        gather(self._node_attributes, nodes)
         values["edge_index"] = _edge_index(sampled.row, sampled.col)
         e_id = None
         if sampled.edge is not None:
-            positions = sampled.edge.numpy()
-            for name, attribute in self._edge_attributes.items():
-                values[name] = attribute.gather(positions)
-                bytes_gathered += values[name].nbytes
+            gather(self._edge_attributes, sampled.edge.numpy())
             e_id = self._original_edge_ids(sampled.edge)
             bytes_gathered += e_id.nbytes
         values.update(self._graph_level)
@@ -222,12 +221,12 @@ class BatchBuilder:
                 data[name] = value
         if sampled.orig_row is not None and sampled.orig_col is not None:
             data._orig_edge_index = torch.stack([sampled.orig_row, sampled.orig_col])
-        return data, bytes_gathered
+        return data, bytes_gathered, counts
 
     def _original_edge_ids(self, positions: Tensor) -> Tensor:
-        if self.edge_ids is None:
+        if self.tables.edge_ids is None:
             return positions.to(torch.int64)
-        found = self.edge_ids.gather(positions.numpy())
+        found = self.tables.edge_ids.gather(positions.numpy()).rows
         if found.dtype != np.int64:
             wide = empty(found.shape, np.int64)
             np.copyto(wide, found)

@@ -20,13 +20,13 @@ from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
 from gnnstore.errors import UsageError
-from gnnstore.io.resident import residents_of
 from gnnstore.loaders.batch import BatchBuilder, PreparedBatch
-from gnnstore.loaders.options import refuse_unsupported, sampling_config
+from gnnstore.loaders.options import read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.presampling import Presampler, batch_shape
 from gnnstore.loaders.seeds import resolve_input_nodes
 from gnnstore.loaders.stats import LoaderStats
+from gnnstore.loaders.tables import ReadRequest, open_tables
 from gnnstore.loaders.threaded import ThreadedLoader, shuffles
-from gnnstore.planning.placement import StoreSizes, place
 from gnnstore.store import GraphStore
 from gnnstore.store import open as open_store
 
@@ -75,20 +75,31 @@ class NeighborLoader(ThreadedLoader):
         PyG's `ZipLoader`.
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
-    strategy : "auto", "memory" or "mmap"
-        Whether attributes lie in memory or are mapped from disk.
+    strategy : "auto", "memory", "mmap", "direct" or "static"
+        Whether attributes lie in memory, are mapped from disk, are read from disk row by
+        row, or are read but for those rows that a cache holds. "auto" is "memory" where
+        everything fits, else "static".
     memory : int or str, optional
         Budget for everything the loader holds, such as "8GB".
     seed : int, optional
         Key of sampling and shuffling. By default drawn at the first use from `generator`
         or torch's default generator, so that `torch.manual_seed` reproduces a run.
     num_threads : int, optional
-        Preparing threads; by default `num_workers` if given, else one per usable core.
-        0 prepares in the consumer's thread.
+        Preparing threads; by default `num_workers` if given, else one per usable core, and
+        one more where they wait for a disk ("direct", "static"). 0 prepares in the
+        consumer's thread.
     prefetch_batches : int, optional
         The most batches prepared ahead; by default `prefetch_factor` (2) per thread.
     topology : "auto", "memory" or "mmap"
         Where the graph's structure lies.
+    io_engine : "io_uring", "pread" or "mmap", optional
+        What reads rows, for "direct" and "static"; by default that of the environment
+        variable GNNSTORE_IO_ENGINE, else the first that works.
+    cache : "degree" or "frequency", optional
+        Cache rows of the nodes with the highest out-degree, or (the default of "static") of
+        those that sampled batches need most often. With "direct" it means "static".
+    cache_bytes : int or str, optional
+        Memory for the cache; by default what `memory` leaves, or half of what is available.
     input_id : tensor of int64, optional
         What `batch.input_id` shows for each input node.
     custom_cls : type, optional
@@ -107,11 +118,13 @@ class NeighborLoader(ThreadedLoader):
     Raises
     ------
     UsageError
-        If options contradict one another or are not supported.
+        If options contradict one another or are not supported, or an engine is forced that
+        is not available.
     InputError
         If a seed is not a node of the graph.
     BudgetError
-        If `memory` is too small for what must be held; says by how much.
+        If `memory` is too small for what must be held; says by how much. Under "direct"
+        and "static" that includes two batches, whose size is found by sampling a few.
 
     Examples
     --------
@@ -146,6 +159,9 @@ class NeighborLoader(ThreadedLoader):
         num_threads: int | None = None,
         prefetch_batches: int | None = None,
         topology: str = "auto",
+        io_engine: str | None = None,
+        cache: str | None = None,
+        cache_bytes: int | str | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
         **kwargs: Any,
@@ -165,17 +181,16 @@ class NeighborLoader(ThreadedLoader):
             directed=directed,
             seed=0 if seed is None else seed,
         )
-        self.data = _as_store(data)
-        self._seeds = resolve_input_nodes(self.data, input_nodes, input_id)
-        placement = place(
-            StoreSizes.of(self.data.schema),
+        options = read_options(
             strategy=strategy,
             topology=topology,
             memory=memory,
-            # Ids, what input_id shows, and the keys and order of a shuffle: 8 bytes each.
-            seeds_bytes=8 * self._seeds.num_seeds * (4 if shuffles(kwargs) else 2),
-            shared_bytes=residents_of(self.data).resident_bytes,
+            io_engine=io_engine,
+            cache=cache,
+            cache_bytes=cache_bytes,
         )
+        self.data = _as_store(data)
+        self._seeds = resolve_input_nodes(self.data, input_nodes, input_id)
         super().__init__(
             self._seeds.num_seeds,
             seed=seed,
@@ -183,7 +198,6 @@ class NeighborLoader(ThreadedLoader):
             transform_sampler_output=transform_sampler_output,
             num_threads=num_threads,
             prefetch_batches=prefetch_batches,
-            spare_bytes=placement.spare_bytes,
             options=kwargs,
         )
         # Under the names of the parameters, for PyG's users and for frameworks that build
@@ -204,21 +218,46 @@ class NeighborLoader(ThreadedLoader):
         self.strategy = strategy
         self.memory = memory
         self.topology = topology
+        self.io_engine = io_engine
+        self.cache = cache
+        self.cache_bytes = cache_bytes
         self.input_id = input_id
         self.custom_cls = custom_cls
 
-        _log.info("%s: %s", self.data.path, placement.reason)
-        self._num_calls = 0
-        self._builder = BatchBuilder(
-            self.data, self._config, placement, max(1, self.num_threads), custom_cls or Data
+        tables = open_tables(
+            ReadRequest(
+                self.data,
+                options,
+                Presampler.of(self.data, self._config, self._seeds, *batch_shape(kwargs)),
+                # Ids, what input_id shows, and the keys and order of a shuffle: 8 bytes each.
+                seeds_bytes=8 * self._seeds.num_seeds * (4 if shuffles(kwargs) else 2),
+                num_threads=max(1, self._thread_count(waits_for_disk=True)),
+                may_use_fewer=self._num_threads_given is None,
+            )
         )
+        placement = tables.placement
+        _log.info("%s: %s", self.data.path, placement.reason)
+        self._prepare_ahead(
+            waits_for_disk=placement.reads_disk,
+            most_threads=tables.num_threads,
+            spare_bytes=placement.spare_bytes,
+        )
+        self._num_calls = 0
+        self._builder = BatchBuilder(self.data, self._config, tables, custom_cls or Data)
         self._stats = LoaderStats(
             strategy=placement.strategy,
             topology=placement.topology,
             reason=placement.reason,
             num_threads=self.num_threads,
             prefetch_batches=self.prefetch_batches,
+            io_engine="" if tables.engine is None else tables.engine.name,
+            cache="" if tables.cache is None or placement.cache is None else placement.cache.score,
         )
+
+    def stats(self) -> LoaderStats:
+        """Return what the loader has done since it was made; `since` subtracts a reading."""
+        cache = self._builder.tables.cache
+        return replace_fields(super().stats(), cache_rows=0 if cache is None else cache.num_rows)
 
     @property
     def input_data(self) -> NodeSamplerInput:
@@ -264,7 +303,7 @@ class NeighborLoader(ThreadedLoader):
         """Join sampler output with its attributes, and apply the transforms."""
         if self.transform_sampler_output is not None:
             out = self.transform_sampler_output(out)
-        data, _ = self._builder.assemble(out)
+        data, _, _ = self._builder.assemble(out)
         return data if self.transform is None else self.transform(data)
 
     def _sample(self, index: Any, *, epoch: int, batch: int) -> PreparedBatch:

@@ -1,6 +1,6 @@
-"""PyG's sampling options, read once: what they mean here, or that they are not there yet.
+"""The loader's options, read once: what they mean here, or that they are not there yet.
 
-An option that would change batches is never ignored: it either works or is refused, with
+An option of PyG's that would change batches is never ignored: it either works or is refused, with
 the reason and the way out.
 """
 
@@ -12,6 +12,9 @@ from enum import Enum
 from typing import Any
 
 from gnnstore.errors import UsageError
+from gnnstore.io.engines import ENGINES
+from gnnstore.loaders.tables import ReadOptions
+from gnnstore.planning.static_cache import read_cache_settings
 from gnnstore.sampling.neighbor import SamplingConfig
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
@@ -77,6 +80,33 @@ def _fanouts(num_neighbors: Any) -> tuple[int, ...]:
             "hop, such as [10, 10], -1 for all neighbours"
         )
     return tuple(values)
+
+
+def read_options(
+    *,
+    strategy: str,
+    topology: str,
+    memory: int | str | None,
+    io_engine: str | None,
+    cache: str | None,
+    cache_bytes: int | str | None,
+) -> ReadOptions:
+    """Check the options that say how to read the store.
+
+    Raises
+    ------
+    UsageError
+        If the strategy has no use for an engine or a cache that is named, or one is unknown.
+    """
+    if io_engine is not None and io_engine not in ENGINES:
+        raise UsageError(f"io_engine={io_engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+    if io_engine is not None and strategy in {"memory", "mmap"}:
+        raise UsageError(
+            f"strategy={strategy!r} has no use for io_engine={io_engine!r}: no engine reads its "
+            "rows; choose strategy='direct' or 'static', or leave the option out"
+        )
+    strategy, settings = read_cache_settings(strategy, cache, cache_bytes)
+    return ReadOptions(strategy, topology, memory, io_engine, settings)
 
 
 def refuse_unsupported(

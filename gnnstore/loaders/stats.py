@@ -7,11 +7,21 @@ import sys
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
+from gnnstore.io.counts import ReadCounts
 from gnnstore.units import format_size
 
 # ru_maxrss counts KiB on Linux and bytes on macOS.
 _MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
-_SETTINGS = ("strategy", "topology", "reason", "num_threads", "prefetch_batches")
+_SETTINGS = (
+    "strategy",
+    "topology",
+    "reason",
+    "num_threads",
+    "prefetch_batches",
+    "io_engine",
+    "cache",
+    "cache_rows",
+)
 
 
 def peak_rss_bytes() -> int:
@@ -41,6 +51,22 @@ class LoaderStats:
         Where the data lies, and why.
     num_threads, prefetch_batches : int
         Preparing threads, and the most batches prepared ahead.
+    io_engine : str
+        What reads rows from disk; empty if nothing does.
+    cache : str
+        By which score rows are cached, "degree" or "frequency"; empty without a cache.
+    cache_rows : int
+        Nodes whose rows are cached.
+    reads, bytes_read : int
+        Reads of attribute values, and their bytes, with what is read along.
+    bytes_useful : int
+        Bytes of the distinct rows among them that a batch asked for.
+    rows_read, rows_cached : int
+        Distinct rows that were read, and rows that came from the cache.
+    seconds_reading : float
+        How long threads waited for the disk; part of `seconds_gathering`.
+    depth_sum, waits : int
+        Reads in flight at each such wait, summed, and the number of waits.
     """
 
     strategy: str
@@ -48,6 +74,9 @@ class LoaderStats:
     reason: str
     num_threads: int
     prefetch_batches: int
+    io_engine: str = ""
+    cache: str = ""
+    cache_rows: int = 0
     batches: int = 0
     nodes: int = 0
     edges: int = 0
@@ -56,7 +85,41 @@ class LoaderStats:
     seconds_transforming: float = 0.0
     seconds_waiting: float = 0.0
     bytes_gathered: int = 0
+    reads: int = 0
+    bytes_read: int = 0
+    bytes_useful: int = 0
+    rows_read: int = 0
+    rows_cached: int = 0
+    seconds_reading: float = 0.0
+    depth_sum: int = 0
+    waits: int = 0
     peak_rss_bytes: int = 0
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte that was asked for; 0 where nothing was read."""
+        return self._counts.amplification
+
+    @property
+    def mean_queue_depth(self) -> float:
+        """Reads in flight while a thread waited; 0 where none did."""
+        return self._counts.mean_queue_depth
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the rows that came from the cache; 0 where none was asked for."""
+        return self._counts.hit_rate
+
+    @property
+    def _counts(self) -> ReadCounts:
+        return ReadCounts(
+            bytes_read=self.bytes_read,
+            bytes_useful=self.bytes_useful,
+            rows_read=self.rows_read,
+            rows_cached=self.rows_cached,
+            depth_sum=self.depth_sum,
+            waits=self.waits,
+        )
 
     def plus(self, **amounts: float) -> Self:
         """Return these totals with amounts added."""
@@ -75,5 +138,15 @@ class LoaderStats:
             f"gathering {self.seconds_gathering:.2f} s "
             f"({format_size(self.bytes_gathered)}), over {max(1, self.num_threads)} threads; "
             f"stalled {self.seconds_waiting:.2f} s; peak {format_size(self.peak_rss_bytes)}; "
-            f"strategy {self.strategy}"
+            f"strategy {self.strategy}{self._reading()}"
+        )
+
+    def _reading(self) -> str:
+        if not self.io_engine:
+            return ""
+        hits = f"{self.hit_rate:.0%} of rows cached, " if self.cache else ""
+        return (
+            f", {self.io_engine}: {hits}{self.reads} reads, {format_size(self.bytes_read)} "
+            f"({self.amplification:.2f} x what was asked for), {self.mean_queue_depth:.0f} deep, "
+            f"{self.seconds_reading:.2f} s of waiting"
         )

@@ -34,6 +34,9 @@ _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 class ThreadedLoader(DataLoader[Any]):
     """Base of the loaders. Subclasses set `_stats`, and give `_sample` and `_join`.
 
+    What can be prepared ahead depends on where data lies, which a subclass may find out
+    with the help of this object's options; it then calls `_prepare_ahead`.
+
     Parameters
     ----------
     num_seeds : int
@@ -43,11 +46,10 @@ class ThreadedLoader(DataLoader[Any]):
     transform, transform_sampler_output : callable or None
         Called in the consumer's thread, in the order of the batches.
     num_threads : int or None
-        Preparing threads; None: `num_workers` if given, else one per usable core.
+        Preparing threads; None: `num_workers` if given, else one per usable core, and one
+        more where they wait for a disk.
     prefetch_batches : int or None
         The most batches prepared ahead; None: `prefetch_factor` (2) per thread.
-    spare_bytes : int or None
-        What batches may take in all; None: no limit.
     options : dict
         Keyword arguments of torch's `DataLoader`.
     """
@@ -61,7 +63,6 @@ class ThreadedLoader(DataLoader[Any]):
         transform_sampler_output: Callable[[Any], Any] | None,
         num_threads: int | None,
         prefetch_batches: int | None,
-        spare_bytes: int | None,
         options: dict[str, Any],
     ) -> None:
         # Frameworks that build a loader anew pass these two, which are ours to choose.
@@ -73,17 +74,46 @@ class ThreadedLoader(DataLoader[Any]):
         self.seed = seed
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
-        self.num_threads = _thread_count(num_threads, self.num_workers)
-        if prefetch_batches is None:
-            prefetch_batches = max(1, self.num_threads) * (self.prefetch_factor or 2)
-        if prefetch_batches < 1:
+        self._num_threads_given = _threads_given(num_threads, self.num_workers)
+        if prefetch_batches is not None and prefetch_batches < 1:
             raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
-        self.prefetch_batches = prefetch_batches
+        self._prefetch_given = prefetch_batches
         self.epoch = 0
-        self._spare_bytes = spare_bytes
         self._loader_cores: list[Any] | None = None
         self._stats: LoaderStats
+        self._prepare_ahead(waits_for_disk=False)
         self._warn_of_what_is_idle()
+
+    def _prepare_ahead(
+        self,
+        *,
+        waits_for_disk: bool,
+        most_threads: int | None = None,
+        spare_bytes: int | None = None,
+    ) -> None:
+        """Set how many batches are prepared at once, and how far ahead.
+
+        Parameters
+        ----------
+        waits_for_disk : bool
+            Whether threads wait for reads.
+        most_threads : int or None
+            For how many there is memory; no limit to a number that the user gave.
+        spare_bytes : int or None
+            What batches may take in all; None: no limit.
+        """
+        self.num_threads = self._thread_count(waits_for_disk)
+        if self._num_threads_given is None and most_threads is not None:
+            self.num_threads = min(self.num_threads, most_threads)
+        ahead = max(1, self.num_threads) * (self.prefetch_factor or 2)
+        self.prefetch_batches = self._prefetch_given or ahead
+        self._spare_bytes = spare_bytes
+
+    def _thread_count(self, waits_for_disk: bool) -> int:
+        if self._num_threads_given is not None:
+            return self._num_threads_given
+        # A thread that waits for the disk computes nothing: one more keeps the cores busy.
+        return len(os.sched_getaffinity(0)) + (1 if waits_for_disk else 0)
 
     @abstractmethod
     def collate_fn(self, index: Any) -> Any:
@@ -218,6 +248,14 @@ class ThreadedLoader(DataLoader[Any]):
             seconds_transforming=time.perf_counter() - start - gathering,
             seconds_waiting=waited + gathering,
             bytes_gathered=prepared.bytes_gathered,
+            reads=prepared.counts.reads,
+            bytes_read=prepared.counts.bytes_read,
+            bytes_useful=prepared.counts.bytes_useful,
+            rows_read=prepared.counts.rows_read,
+            rows_cached=prepared.counts.rows_cached,
+            seconds_reading=prepared.counts.seconds_waiting,
+            depth_sum=prepared.counts.depth_sum,
+            waits=prepared.counts.waits,
         )
         return prepared.output
 
@@ -262,9 +300,9 @@ def shuffles(options: dict[str, Any]) -> bool:
     return own_order and bool(options.get("shuffle"))
 
 
-def _thread_count(num_threads: int | None, num_workers: int) -> int:
+def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
     if num_threads is None:
-        return num_workers or len(os.sched_getaffinity(0))
+        return num_workers or None
     if num_threads < 0:
         raise UsageError(f"num_threads={num_threads} is negative; 0 prepares without threads")
     if num_workers and num_workers != num_threads:

@@ -161,11 +161,14 @@ class NeighborSampler:
             A seed is no node of the graph.
         CorruptStoreError
             The graph is not well-formed where this batch touches it.
+        StorageError
+            A file of a mapped graph has been truncated.
         """
         _check_word("epoch", epoch)
         _check_word("batch", batch)
         seed_ids = _seed_ids(seeds)
         csc, config = self.csc, self.config
+        csc.check_mapped_files()
         try:
             n_id, edge_index, edge_pos, tree, num_nodes, num_edges = _core.sample_neighbors(
                 csc.indptr,

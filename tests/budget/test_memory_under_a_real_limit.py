@@ -7,17 +7,23 @@ a fixed allowance for what Python and the allocator take besides.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from gnnstore.converters import from_numpy
+from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters.edge_rules import EdgeRules
+from gnnstore.converters.edges import estimate_peak_bytes
+from gnnstore.formats import StoreReader
+from gnnstore.testing.reads import why_unavailable
 
 ALLOWANCE_BYTES = 48 * 10**6
 ROOT = Path("/sys/fs/cgroup")
@@ -44,6 +50,33 @@ for epoch in range(2):
     for batch in loader:
         seen += batch.num_nodes
 print(loader.stats().strategy, loader.stats().bytes_gathered)
+"""
+
+READ = """
+import json, re
+import torch
+from gnnstore import NeighborLoader
+torch.zeros(1)
+store, group, options = sys.argv[1:]
+def resident(field):
+    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+enter(group)
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+loader = NeighborLoader(
+    store, [10, 10], "train", batch_size=256, shuffle=True, seed=0, num_threads=2,
+    topology="memory", **json.loads(options),
+)
+seen = 0
+for epoch in range(2):
+    for batch in loader:
+        seen += batch.num_nodes
+stats = loader.stats()
+print(json.dumps({
+    "strategy": stats.strategy, "bytes_gathered": stats.bytes_gathered, "reads": stats.reads,
+    "rows_read": stats.rows_read, "hit_rate": stats.hit_rate, "cache_rows": stats.cache_rows,
+    "grown": resident("VmHWM") - before,
+}))
 """
 
 CONVERT = """
@@ -129,6 +162,39 @@ def test_loader_with_everything_in_memory(store: Path, limited: tuple[Path, Path
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "io_uring"},
+        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread"},
+        {"strategy": "static", "memory": 120 * 10**6, "cache": "frequency"},
+        {"strategy": "static", "memory": 250 * 10**6, "cache": "degree"},
+    ],
+    ids=lambda options: "-".join(str(value) for value in options.values()),
+)
+def test_reads_from_disk(store: Path, limited: tuple[Path, Path], options: dict[str, Any]) -> None:
+    """Page cache or not: the engines' buffers, the batches and the cache are all counted."""
+    if reason := why_unavailable(options.get("io_engine", "pread"), store.parent):
+        pytest.skip(f"{options['io_engine']}: {reason}")
+    group, limit = limited
+    memory = options["memory"]
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = run(READ, store, group, json.dumps(options))
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    found = json.loads(finished.stdout)
+    assert found["strategy"] == options["strategy"]
+    assert found["bytes_gathered"] > 8 * memory
+    assert found["reads"] > 0
+    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    if options["strategy"] == "static":
+        # The budget is used: what the structure and the batches leave is mostly cache.
+        assert found["cache_rows"] * 1024 > memory / 5
+        assert found["hit_rate"] > 0.9 * found["cache_rows"] / 400_000
+    else:
+        assert (found["cache_rows"], found["hit_rate"]) == (0, 0)
+
+
+@pytest.mark.timeout(600)
 def test_converter(source: Path, limited: tuple[Path, Path], tmp_path: Path) -> None:
     group, limit = limited
     memory = 160 * 10**6
@@ -136,6 +202,26 @@ def test_converter(source: Path, limited: tuple[Path, Path], tmp_path: Path) -> 
     finished = run(CONVERT, source, tmp_path / "b.gnn", group, memory)
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     assert finished.stdout == "converted\n"
+
+
+@pytest.mark.timeout(600)
+def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: Path) -> None:
+    """Sorting these edges in memory takes 400 MB; on disk it is the same store within 100."""
+    source = tmp_path / "edges"
+    source.mkdir()
+    num_nodes, num_edges = 1_000_000, 12_000_000
+    rng = np.random.default_rng(0)
+    np.save(source / "edge_index.npy", rng.integers(0, num_nodes, (2, num_edges)))
+    np.save(source / "num_nodes.npy", np.array(num_nodes))
+    rules = EdgeRules(undirected=True)
+    memory = estimate_peak_bytes(rules, num_edges, num_nodes, 0) // 4
+    whole = from_numpy(source, tmp_path / "a.gnn", options=ConvertOptions(undirected=True))
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = run(CONVERT, source, tmp_path / "b.gnn", group, memory)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    # The uuid is derived from the checksums of all bytes.
+    assert StoreReader.open(tmp_path / "b.gnn").uuid == StoreReader.open(whole).uuid
 
 
 @pytest.mark.timeout(600)

@@ -23,6 +23,8 @@ from gnnstore.converters import from_pyg
 
 N, E, B = 60, 240, 8
 
+pytestmark = pytest.mark.usefixtures("way_of_reading")
+
 
 def make_data(index_dtype: torch.dtype = torch.int64, *, coalesced: bool = True) -> Data:
     """Return a graph with attributes of every kind, isolated nodes and self-loops."""
@@ -162,12 +164,18 @@ MASK[[0, 3, 4, 17, 18, 19, 30, 41, 55, 58]] = True
 INDEX = torch.tensor([7, 3, 59, 22, 1, 54, 9, 30, 31, 2, 12])
 
 
-@pytest.mark.parametrize("strategy", ["memory", "mmap"])
+@pytest.mark.parametrize("topology", ["memory", "mmap"])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("given", ["mask", "index", "all"])
 @pytest.mark.parametrize("num_hops", [0, 1, 2, 3])
 def test_directional(  # noqa: PLR0917
-    store: gnnstore.GraphStore, data: Data, strategy: str, shuffle: bool, given: str, num_hops: int
+    store: gnnstore.GraphStore,
+    data: Data,
+    way_of_reading: Any,
+    topology: str,
+    shuffle: bool,
+    given: str,
+    num_hops: int,
 ) -> None:
     input_nodes = {"mask": MASK, "index": INDEX, "all": None}[given]
     loader = gnnstore.NeighborLoader(
@@ -176,8 +184,7 @@ def test_directional(  # noqa: PLR0917
         input_nodes,
         batch_size=B,
         shuffle=shuffle,
-        strategy=strategy,
-        topology=strategy,
+        topology="memory" if way_of_reading.strategy == "memory" else topology,
         seed=11,
         num_threads=2,
     )

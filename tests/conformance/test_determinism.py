@@ -19,6 +19,8 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_rmat
 
+pytestmark = pytest.mark.usefixtures("way_of_reading")
+
 OPTIONS: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 17}
 
 
@@ -55,8 +57,10 @@ def expected(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("num_threads", [1, 2, 4])
 @pytest.mark.parametrize(
-    ("strategy", "topology"), [("memory", "memory"), ("mmap", "memory"), ("mmap", "mmap")]
+    ("strategy", "topology"),
+    [("memory", "memory"), ("mmap", "memory"), ("mmap", "mmap"), ("direct", "mmap")],
 )
+@pytest.mark.ways("memory")  # each case says how to read
 def test_threads_and_strategy(
     path: Path, expected: list[str], num_threads: int, strategy: str, topology: str
 ) -> None:
@@ -73,8 +77,9 @@ def test_threads_and_strategy(
     assert digests(loader) == expected
 
 
-def test_a_budget_changes_nothing(path: Path, expected: list[str]) -> None:
-    assert digests(NeighborLoader(path, [5, 5], "train", memory="2MB", **OPTIONS)) == expected
+def test_a_budget_changes_nothing(path: Path, expected: list[str], way_of_reading: Any) -> None:
+    memory = "40MB" if way_of_reading.reads_disk else "2MB"  # each thread takes 8 MB for reads
+    assert digests(NeighborLoader(path, [5, 5], "train", memory=memory, **OPTIONS)) == expected
 
 
 def test_two_iterators_at_once(path: Path, expected: list[str]) -> None:
@@ -126,11 +131,14 @@ def _in_child(make: Callable[[], NeighborLoader], queue: Any) -> None:
 class MakeLoader:
     """Makes a loader where it is called."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, strategy: str) -> None:
         self.store = store
+        self.strategy = strategy
 
     def __call__(self) -> NeighborLoader:
-        return NeighborLoader(self.store, [5, 5], "train", num_threads=2, **OPTIONS)
+        return NeighborLoader(
+            self.store, [5, 5], "train", num_threads=2, strategy=self.strategy, **OPTIONS
+        )
 
 
 class HandOver:
@@ -144,14 +152,36 @@ class HandOver:
 
 
 @pytest.mark.parametrize("handed_over", ["path", "store", "loader"])
-@pytest.mark.parametrize("method", ["spawn", "fork"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_child_process(path: Path, expected: list[str], method: str, handed_over: str) -> None:
-    make: Callable[[], NeighborLoader] = MakeLoader(path)
+def test_a_forked_process(
+    path: Path, expected: list[str], handed_over: str, way_of_reading: Any
+) -> None:
+    check_in_a_child(path, expected, "fork", handed_over, way_of_reading.strategy)
+
+
+@pytest.mark.parametrize("handed_over", ["path", "store", "loader"])
+@pytest.mark.ways("memory")  # each case costs the import of torch
+def test_a_spawned_process(
+    path: Path, expected: list[str], handed_over: str, way_of_reading: Any
+) -> None:
+    check_in_a_child(path, expected, "spawn", handed_over, way_of_reading.strategy)
+
+
+@pytest.mark.ways("static", "direct-pread")
+def test_a_loader_in_a_spawned_process(
+    path: Path, expected: list[str], way_of_reading: Any
+) -> None:
+    check_in_a_child(path, expected, "spawn", "loader", way_of_reading.strategy)
+
+
+def check_in_a_child(
+    path: Path, expected: list[str], method: str, handed_over: str, strategy: str
+) -> None:
+    make: Callable[[], NeighborLoader] = MakeLoader(path, strategy)
     if handed_over == "store":
-        make = MakeLoader(gnnstore.open(path))
+        make = MakeLoader(gnnstore.open(path), strategy)
     if handed_over == "loader":
-        make = HandOver(MakeLoader(path)())
+        make = HandOver(MakeLoader(path, strategy)())
         next(iter(make()))  # in use in this process too
         make().set_epoch(0)
     context: Any = multiprocessing.get_context(method)
@@ -166,13 +196,14 @@ def test_a_child_process(path: Path, expected: list[str], method: str, handed_ov
     assert child.exitcode == 0
 
 
-def test_an_unrelated_process(path: Path, expected: list[str]) -> None:
+@pytest.mark.ways("direct-io_uring")
+def test_an_unrelated_process(path: Path, expected: list[str], way_of_reading: Any) -> None:
     code = f"""
 import importlib.util, sys
 spec = importlib.util.spec_from_file_location("determinism", {__file__!r})
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-print("\\n".join(module.digests(module.MakeLoader({str(path)!r})())))
+print("\\n".join(module.digests(module.MakeLoader({str(path)!r}, {way_of_reading.strategy!r})())))
 """
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True

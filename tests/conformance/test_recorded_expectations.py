@@ -14,6 +14,8 @@ from torch_geometric.data import Data
 import gnnstore
 from gnnstore.converters import from_pyg
 
+pytestmark = pytest.mark.usefixtures("way_of_reading")
+
 RECORDED = json.loads((Path(__file__).parent / "data" / "torch_geometric_batches.json").read_text())
 # torch-sparse does not count hops, and pyg-lib does not induce subgraphs.
 MAY_BE_UNRECORDED = {"num_sampled_nodes", "num_sampled_edges"}
@@ -35,10 +37,7 @@ def name_of(case: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=name_of)
-@pytest.mark.parametrize("strategy", ["memory", "mmap"])
-def test_batches_are_those_recorded(
-    store: gnnstore.GraphStore, case: dict[str, Any], strategy: str
-) -> None:
+def test_batches_are_those_recorded(store: gnnstore.GraphStore, case: dict[str, Any]) -> None:
     arguments = dict(case["arguments"])
     if arguments["input_nodes"] is not None:
         arguments["input_nodes"] = torch.tensor(arguments["input_nodes"])
@@ -48,7 +47,7 @@ def test_batches_are_those_recorded(
     if arguments.get("subgraph_type") == "bidirectional":
         # Which of two ids an edge gets that was chosen in both directions is left open by PyG.
         unspecified = {"e_id", "edge_attr"}
-    loader = gnnstore.NeighborLoader(store, strategy=strategy, **arguments)
+    loader = gnnstore.NeighborLoader(store, **arguments)
     assert len(case["batches"]) == len(loader) > 0
     for batch, recorded in zip(loader, case["batches"], strict=True):
         found = {

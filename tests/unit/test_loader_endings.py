@@ -17,6 +17,8 @@ from gnnstore import NeighborLoader
 from gnnstore.loaders.pipeline import THREAD_NAME
 from gnnstore.testing.stores import write_example_store
 
+pytestmark = pytest.mark.usefixtures("way_of_reading")
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -124,13 +126,16 @@ def test_a_thread_that_takes_too_long(path: Path, monkeypatch: pytest.MonkeyPatc
 PRELUDE = """
 import sys, threading, time
 import gnnstore
-loader = gnnstore.NeighborLoader(sys.argv[1], [5, 5], batch_size=10, num_threads=2, seed=0)
+path, strategy = sys.argv[1:]
+loader = gnnstore.NeighborLoader(
+    path, [5, 5], batch_size=10, num_threads=2, seed=0, strategy=strategy
+)
 """
 
 
-def run_python(path: Path, code: str) -> subprocess.CompletedProcess[str]:
+def run_python(path: Path, code: str, strategy: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", PRELUDE + code, str(path)],
+        [sys.executable, "-c", PRELUDE + code, str(path), strategy],
         capture_output=True,
         text=True,
         timeout=60,
@@ -149,13 +154,17 @@ def run_python(path: Path, code: str) -> subprocess.CompletedProcess[str]:
         ("batches = iter(loader); next(batches); loader.batches = batches", 0, ""),
     ],
 )
-def test_the_interpreter_ends(path: Path, code: str, status: int, stderr: str) -> None:
-    ended = run_python(path, code)
+@pytest.mark.ways("mmap", "direct-io_uring")
+def test_the_interpreter_ends(
+    path: Path, code: str, status: int, stderr: str, way_of_reading: Any
+) -> None:
+    ended = run_python(path, code, way_of_reading.strategy)
     assert ended.returncode == status
     assert ended.stderr.endswith(stderr) if stderr else ended.stderr == ""
 
 
-def test_ctrl_c(path: Path) -> None:
+@pytest.mark.ways("mmap", "direct-io_uring", "direct-pread")
+def test_ctrl_c(path: Path, way_of_reading: Any) -> None:
     code = """
 try:
     while True:
@@ -166,7 +175,9 @@ except KeyboardInterrupt:
     print("again", sum(1 for _ in loader))
 """
     process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + code, str(path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PRELUDE + code, str(path), way_of_reading.strategy],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None

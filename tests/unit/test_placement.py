@@ -10,10 +10,14 @@ from gnnstore.available import available_bytes
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.planning import placement
-from gnnstore.planning.placement import StoreSizes, place
+from gnnstore.planning.in_flight import cache_rows, check_two_batches, expected_bytes
+from gnnstore.planning.placement import HELD_ROW_BYTES, place
+from gnnstore.planning.sizes import StoreSizes, TableSize
+from gnnstore.planning.static_cache import CacheCost, CachePlan, CacheSettings
 
 GB = 10**9
-SIZES = StoreSizes(topology_bytes=2 * GB, rows_bytes=8 * GB, cold_bytes=GB // 10)
+X = TableSize("x", num_rows=10**7, row_bytes=800)
+SIZES = StoreSizes(topology_bytes=2 * GB, tables=(X,), cold_bytes=GB // 10)
 
 
 def spec(name: str, dtype: str, *shape: int, layout: str = "paged") -> AttributeSpec:
@@ -36,9 +40,14 @@ def test_sizes_come_from_the_schema() -> None:
         {"w": spec("w", "float32", 30)},
     )
     schema = Schema((node,), (edge,), {}, {"g": spec("g", "float64", 2, 2, layout="cold")})
-    assert StoreSizes.of(schema) == StoreSizes(
-        topology_bytes=88 + 120 + 120, rows_bytes=2000 + 120, cold_bytes=80 + 32
+    sizes = StoreSizes.of(schema)
+    assert sizes == StoreSizes(
+        topology_bytes=88 + 120 + 120,
+        tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, of_nodes=False)),
+        cold_bytes=80 + 32,
     )
+    assert sizes.rows_bytes == 2000 + 120
+    assert sizes.total_bytes == 328 + 2120 + 112
 
 
 @pytest.mark.parametrize(
@@ -47,10 +56,10 @@ def test_sizes_come_from_the_schema() -> None:
         ("20GB", "memory", "memory", 10_100_000_000),
         ("11.6GB", "memory", "memory", 10_100_000_000),
         # An eighth is left to the batches: 11.5 GB hold 10.06 GB of data.
-        ("11.5GB", "mmap", "memory", 2_100_000_000),
-        ("2.4GB", "mmap", "memory", 2_100_000_000),
-        ("2.39GB", "mmap", "mmap", 100_000_000),
-        ("101MB", "mmap", "mmap", 100_000_000),
+        ("11.5GB", "static", "memory", 2_100_000_000),
+        ("2.4GB", "static", "memory", 2_100_000_000),
+        ("2.39GB", "static", "mmap", 100_000_000),
+        ("101MB", "static", "mmap", 100_000_000),
     ],
 )
 def test_auto_takes_what_fits(memory: str, strategy: str, topology: str, resident: int) -> None:
@@ -66,11 +75,15 @@ def test_the_reason_is_a_sentence() -> None:
         "strategy 'memory' because all 10.1 GB of the store fit 20 GB of the memory= budget; "
         "topology in memory (2 GB); 10.1 GB held in memory"
     )
-    assert "'mmap' because the 10.1 GB of the store do not fit 9 GB" in (
+    assert "'static' because the 10.1 GB of the store do not fit 9 GB" in (
         place(SIZES, memory="9GB").reason
     )
+    assert (
+        "'mmap' because the 10.1 GB of the store do not fit 9 GB of the memory= budget, and so"
+        in (place(SIZES, memory="9GB", instead_of_static="so").reason)
+    )
     assert "'mmap' because it was asked for" in place(SIZES, memory="9GB", strategy="mmap").reason
-    assert "'mmap' because the topology is to stay mapped" in (
+    assert "'static' because the topology is to stay mapped" in (
         place(SIZES, memory="90GB", topology="mmap").reason
     )
 
@@ -87,7 +100,7 @@ def test_forced_choices_are_kept() -> None:
 def test_without_a_budget_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "available_bytes", lambda: 5 * GB)
     chosen = place(SIZES)
-    assert (chosen.strategy, chosen.topology) == ("mmap", "memory")
+    assert (chosen.strategy, chosen.topology) == ("static", "memory")
     assert "5 GB of available memory" in chosen.reason
     assert chosen.spare_bytes is None, "only memory= is a promise"
     # What another loader on the same store holds already costs nothing.
@@ -108,13 +121,16 @@ def test_a_budget_too_small_says_need_have_and_missing() -> None:
         place(SIZES, strategy="mmap", topology="memory", memory="2GB")
     with pytest.raises(BudgetError, match="needs 100000000 bytes") as caught:
         place(SIZES, memory=1)
+    assert str(caught.value).endswith("raise memory= by at least 100 MB or choose strategy='mmap'")
+    with pytest.raises(BudgetError) as caught:
+        place(SIZES, strategy="mmap", memory=1)
     assert str(caught.value).endswith("too few; raise memory= by at least 100 MB")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strategy": "fast"}, "strategy='fast' is unknown; choose one of auto, memory, mmap"),
+        ({"strategy": "fast"}, "strategy='fast' is unknown; choose one of auto, memory, mmap, "),
         ({"topology": "ram"}, "topology='ram' is unknown"),
         ({"strategy": "memory", "topology": "mmap"}, "leave out topology='mmap'"),
         ({"memory": "lots"}, "memory='lots' is not a size"),
@@ -125,6 +141,137 @@ def test_nonsense_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         place(SIZES, **options)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+# --- rows that are read from disk ----------------------------------------------------------
+
+
+def test_the_default_is_to_read_with_a_cache() -> None:
+    chosen = place(SIZES, memory="5GB")
+    assert chosen.modes == {"x": "direct"}
+    assert chosen.reads_disk
+    assert place(SIZES, memory="20GB").modes == {"x": "memory"}
+    assert not place(SIZES, memory="5GB", strategy="mmap").reads_disk
+
+
+@pytest.mark.parametrize("strategy", ["direct", "static"])
+def test_staging_is_part_of_the_budget(strategy: str) -> None:
+    chosen = place(SIZES, strategy=strategy, memory="3GB", staging_bytes=lambda _: 300_000_000)
+    assert (chosen.staging_bytes, chosen.resident_bytes) == (300_000_000, 2_100_000_000)
+    assert chosen.spare_bytes == 600_000_000
+    # An eighth is left to the batches: with staging, 2.4 GB do not hold the topology.
+    chosen = place(SIZES, strategy=strategy, memory="2.4GB", staging_bytes=lambda _: 10)
+    assert chosen.topology == "mmap"
+    with pytest.raises(BudgetError) as caught:
+        place(SIZES, strategy=strategy, memory="350MB", staging_bytes=lambda _: 300_000_000)
+    message = str(caught.value)
+    assert "needs 400000000 bytes (100 MB of compressed attributes + 0 B of seeds" in message
+    assert "300 MB of staging for reads) and room for batches, but has 350000000" in message
+    assert "50000001 bytes too few; raise memory= by at least 50 MB or choose" in message
+
+
+def test_where_nothing_is_read_no_engine_is_asked_for() -> None:
+    def staging_bytes(_: int) -> int:
+        raise AssertionError("an engine was opened")
+
+    assert place(SIZES, memory="20GB", staging_bytes=staging_bytes).staging_bytes == 0
+    place(SIZES, memory="5GB", strategy="mmap", staging_bytes=staging_bytes)
+
+
+def test_narrow_rows_are_held_the_narrowest_first() -> None:
+    tables = (
+        X,
+        TableSize("y", 10**7, 8),
+        TableSize("edge_attr", 2 * 10**7, HELD_ROW_BYTES, of_nodes=False),
+        TableSize("z", 10**7, HELD_ROW_BYTES + 1),
+        TableSize("none", 0, 400),
+    )
+    sizes = StoreSizes(topology_bytes=0, tables=tables, cold_bytes=0)
+
+    def held(memory: int) -> set[str]:
+        chosen = place(sizes, strategy="static", memory=memory)
+        names = {path for path, mode in chosen.modes.items() if mode == "memory"}
+        by_path = {table.path: table.num_bytes for table in tables}
+        assert chosen.resident_bytes == sum(by_path[name] for name in names)
+        return names
+
+    # 80 MB and 1,280 MB: all that is held takes at most a quarter.
+    assert held(4 * 80_000_000 - 4) == {"none"}
+    assert held(4 * 80_000_000) == {"none", "y"}
+    assert held(4 * 1_360_000_000 - 4) == {"none", "y"}
+    assert held(4 * 1_360_000_000) == {"none", "y", "edge_attr"}
+
+
+COST = CacheCost(num_nodes=10**7, index_bytes=2_000_000, node_bytes=1000)
+
+
+def test_what_a_cache_takes() -> None:
+    assert COST.rows_in(2_000_999) == COST.rows_in(0) == 0
+    assert COST.rows_in(2_001_000) == 1
+    assert COST.rows_in(10**12) == 10**7, "no more than there are nodes"
+    assert (COST.bytes_of(0), COST.bytes_of(3)) == (0, 2_003_000)
+    assert CacheCost(10, 8, 0).rows_in(10**6) == 0, "no attribute, nothing to cache"
+
+
+def test_batches_in_flight_come_before_the_cache() -> None:
+    chosen = place(SIZES, strategy="static", topology="mmap", memory=100_000_000 + 1_002_000_000)
+
+    def rows(batch_bytes: int, num_threads: int) -> int:
+        return cache_rows(chosen, CacheSettings(), COST, batch_bytes, num_threads)
+
+    assert rows(10_000_000, 2) == (1_000_000_000 - 4 * 10_000_000) // 1000, "one more than threads"
+    # A quarter of 1,002 MB is 250.5 MB: not four batches of 70 MB.
+    assert rows(70_000_000, 2) == (1_000_000_000 - 250_500_000) // 1000
+    assert rows(200_000_000, 2) == 400_000, "never less than three batches"
+    assert rows(334_000_000, 2) == 0
+
+
+def test_two_batches_are_the_least() -> None:
+    chosen = place(SIZES, strategy="direct", topology="mmap", memory="1.1GB")
+    check_two_batches(chosen, GB // 2)
+    with pytest.raises(BudgetError) as caught:
+        check_two_batches(chosen, GB // 2 + 1)
+    assert str(caught.value) == (
+        "strategy 'direct' needs 1100000002 bytes: 100000000 that it holds (0 B of it staging for "
+        "reads), and 2 batches of up to 500000001 bytes; memory=1100000000 is 2 bytes too few; "
+        "raise memory= by at least 2 B, or choose a smaller batch_size or fan-out"
+    )
+    assert expected_bytes(800) == 900
+
+
+def test_a_cache_of_a_given_size() -> None:
+    chosen = place(SIZES, strategy="static", topology="mmap", memory="1.1GB")
+    settings = CacheSettings("degree", 900_000_000)
+    assert cache_rows(chosen, settings, COST, 50_000_000, 2) == 898_000
+    with pytest.raises(BudgetError) as caught:
+        cache_rows(chosen, settings, COST, 60_000_000, 2)
+    assert str(caught.value) == (
+        "cache_bytes=900000000 does not fit beside 2 batches of up to 60000000 bytes: of "
+        "1100000000 bytes in all, 1000000000 are left after what strategy 'static' holds (0 B of "
+        "it staging for reads); 20000000 bytes too few: lower cache_bytes= or raise memory= by at "
+        "least 20 MB"
+    )
+
+
+def test_without_a_promise_the_cache_takes_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "available_bytes", lambda: 5 * GB)
+    chosen = place(SIZES, strategy="static", topology="mmap")
+    assert (
+        cache_rows(chosen, CacheSettings(), COST, 0, 2) == (4_900_000_000 // 2 - 2 * 10**6) // 1000
+    )
+
+
+def test_the_cache_is_part_of_the_decision() -> None:
+    chosen = place(SIZES, strategy="static", memory="3GB")
+    cached = chosen.with_cache(CachePlan("frequency", 1000, 50_000_000))
+    assert cached.spare_bytes == 850_000_000
+    assert cached.reason == (
+        f"{chosen.reason}; rows of the 1000 nodes that sampling needs most often cached in 50 MB"
+    )
+    empty = chosen.with_cache(CachePlan("degree", 0, 0, "there is no room"))
+    assert empty.reason.endswith(
+        "; rows of the 0 nodes of the highest out-degree cached in 0 B (there is no room)"
+    )
 
 
 # --- what is available ---------------------------------------------------------------------

@@ -1,0 +1,115 @@
+"""Rows read from disk by an engine, around the page cache: only what a batch asks for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import storage_error
+from gnnstore.formats.paged_array import PagedArray
+from gnnstore.io.buffers import empty
+from gnnstore.io.counts import NO_READS, ReadCounts
+from gnnstore.io.engines import Engine
+from gnnstore.io.rows import Gathered
+
+
+@dataclass(frozen=True, eq=False)
+class DirectRows:
+    """A stored table whose rows are read when they are asked for. Thread-safe.
+
+    The files stay open: a store that is removed or replaced meanwhile is read to the end.
+    """
+
+    array: PagedArray
+    engine: Engine
+    files: _core.FileSet
+
+    @classmethod
+    def open(cls, array: PagedArray, engine: Engine) -> Self:
+        """Open the files of a stored array for an engine.
+
+        Raises
+        ------
+        StorageError
+            If a file cannot be opened, or is shorter than its part of the array.
+        """
+        try:
+            files = _core.FileSet([str(path) for path in array.file_paths], array.body_bytes)
+        except OSError as error:
+            raise _storage_error(array, error) from error
+        return cls(array, engine, files)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the table."""
+        return self.array.num_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's values."""
+        return self.array.geometry.row_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that the table occupies: none."""
+        return 0
+
+    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
+        """Read the rows of `ids` (int32 or int64 [n]) into a new array [n, *row_shape].
+
+        Raises
+        ------
+        IndexError
+            If an id is out of range.
+        StorageError
+            Naming the file and offset of a read that failed, or met the end of its file.
+        """
+        out = empty((ids.size, *self.array.row_shape), self.array.dtype)
+        return Gathered(out, self.gather_into(ids, out))
+
+    def gather_into(
+        self,
+        ids: npt.NDArray[Any],
+        out: npt.NDArray[Any],
+        cache: npt.NDArray[np.uint8] | None = None,
+        slots: npt.NDArray[np.int32] | None = None,
+    ) -> ReadCounts:
+        """Fill `out` with the rows of `ids`, from a cache where they are in it.
+
+        Parameters
+        ----------
+        ids : ndarray of int32 or int64 [n]
+        out : ndarray [n, *row_shape], C-ordered
+        cache : ndarray of uint8 [num_slots * row_bytes], optional
+        slots : ndarray of int32 [n], optional
+            Where each row lies in the cache; negative: it is read.
+        """
+        if math.prod(out.shape) == 0:
+            return NO_READS
+        geometry = self.array.geometry
+        try:
+            counts = self.engine.reader.gather_rows(
+                self.files,
+                ids,
+                out.reshape(-1).view(np.uint8),
+                num_rows=self.num_rows,
+                row_bytes=geometry.row_bytes,
+                rows_per_page=geometry.rows_per_page,
+                page_stride_bytes=geometry.page_stride_bytes,
+                gap_bytes=self.engine.tuning.gap_bytes,
+                cache=cache,
+                slots=slots,
+            )
+        except OSError as error:
+            raise _storage_error(self.array, error) from error
+        return ReadCounts.of(counts)
+
+
+def _storage_error(array: PagedArray, error: OSError) -> OSError:
+    where = error.filename or (array.file_paths[0] if array.file_paths else array.spec.path)
+    return storage_error(error, f"read rows of the array {array.spec.path!r}", where)

@@ -1,0 +1,125 @@
+"""How many reads a second a disk answers with so many of them in flight.
+
+The number is only worth something if the queue really is as full as it says: so reads are
+handed over in slices that are long beside the queue.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+
+# The queue fills at the beginning of a slice and runs empty at its end. With 16 times the
+# depth in between, that is at most 1 read in 16 that had less company than it should.
+_READS_PER_DEPTH = 16
+_WARM_UP_PER_DEPTH = 4
+# So that Ctrl-C, which waits for the kernel, is never long in coming.
+_MAX_SLICE_SECONDS = 0.5
+
+# Returns the offsets of so many reads, in bytes from the file's beginning.
+Draw = Callable[[int], npt.NDArray[np.int64]]
+
+
+def at_random(num_bytes: int, block_bytes: int) -> Draw:
+    """Return what draws blocks of a file independently of each other."""
+    rng = np.random.default_rng()
+    num_blocks = num_bytes // block_bytes
+    return lambda size: rng.integers(0, num_blocks, size) * block_bytes
+
+
+def in_sequence(num_bytes: int, block_bytes: int) -> Draw:
+    """Return what draws a file's blocks in order, and then again from the beginning."""
+    num_blocks = num_bytes // block_bytes
+    begin = 0
+
+    def draw(size: int) -> npt.NDArray[np.int64]:
+        nonlocal begin
+        offsets = (begin + np.arange(size)) % num_blocks * block_bytes
+        begin += size
+        return offsets
+
+    return draw
+
+
+class ReadRate:
+    """A measurement to be made: reads of one size, so many of them in flight all the time.
+
+    Parameters
+    ----------
+    files : FileSet
+        One file.
+    engine : str
+        What reads.
+    block_bytes : int
+        Bytes of each read.
+    depth : int
+        Reads in flight.
+    draw : callable
+        Where to read.
+    max_reads : int
+        The most reads of one slice, for files that are short beside a read.
+    """
+
+    def __init__(
+        self,
+        files: _core.FileSet,
+        engine: str,
+        *,
+        block_bytes: int,
+        depth: int,
+        draw: Draw,
+        max_reads: int = 1 << 20,
+    ) -> None:
+        self._files = files
+        self._engine = engine
+        self._block_bytes = block_bytes
+        self._depth = depth
+        self._draw = draw
+        self._max_reads = max_reads
+        # Every read in flight has a place of its own; on a page, as direct reads need it.
+        self._num_places = 2 * depth
+        self._out = np.frombuffer(mmap.mmap(-1, self._num_places * block_bytes), np.uint8)
+
+    @property
+    def least_reads(self) -> int:
+        """Reads that the shortest possible slice makes."""
+        return (_WARM_UP_PER_DEPTH + _READS_PER_DEPTH) * self._depth
+
+    def measure(self, seconds: float) -> float:
+        """Return the reads per second of one slice that takes about `seconds`.
+
+        A disk that does not manage `least_reads` in that time takes longer.
+
+        Raises
+        ------
+        OSError
+            If a read fails.
+        """
+        # A new one each time: what thirty of them hold would be 100 MB.
+        reader = _core.Reader(
+            self._engine,
+            queue_depth=self._depth,
+            num_threads=self._depth,  # of the engine "pread": one for each read in flight
+            max_read_bytes=max(self._block_bytes, 4096, self._files.alignment_bytes),
+        )
+        reader.describe()  # starts the engine, which is not to be measured
+        size = min(_WARM_UP_PER_DEPTH * self._depth, self._max_reads)
+        elapsed = self._seconds_of(reader, size)
+        wanted = int(size / elapsed * min(seconds - elapsed, _MAX_SLICE_SECONDS))
+        size = min(max(wanted, _READS_PER_DEPTH * self._depth), self._max_reads)
+        return size / self._seconds_of(reader, size)
+
+    def _seconds_of(self, reader: _core.Reader, size: int) -> float:
+        file_index = np.zeros(size, np.int64)
+        offsets = self._draw(size)
+        num_bytes = np.full(size, self._block_bytes)
+        places = np.arange(size) % self._num_places * self._block_bytes
+        begin = perf_counter()
+        reader.read_ranges(self._files, file_index, offsets, num_bytes, places, self._out)
+        return max(perf_counter() - begin, 1e-9)

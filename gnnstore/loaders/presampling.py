@@ -1,0 +1,208 @@
+"""Batches sampled before a run, to learn how large they are and which nodes they need.
+
+They are drawn with a key of their own, so that nothing of the run is used up, and seeds are
+taken from the input nodes, so that no sampler or generator of the user's is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.loaders.pipeline import ordered_map
+from gnnstore.loaders.seeds import InputNodes, epoch_permutation
+from gnnstore.planning.static_cache import MAX_COUNTED_BATCHES
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+
+if TYPE_CHECKING:
+    from gnnstore.formats.csc import Csc
+    from gnnstore.formats.schema import AttributeSpec
+    from gnnstore.sampling.neighbor import IndexDtype, SampledSubgraph
+    from gnnstore.store import GraphStore
+
+# No run counts so far; the epoch of batches on demand is one higher.
+_EPOCH = 2**63 - 2
+_SEED = 0
+
+# Enough to tell the size of a batch.
+_MEASURED_BATCHES = 4
+# When every node has been needed 4 times on average, more batches say little more. On small
+# graphs and with full fan-outs this ends the sampling long before 255 batches.
+_ENOUGH_VISITS = 4
+# A mapped structure may have to come from disk: 60,000 page faults for a batch of 1,024
+# seeds and three hops of 10.
+_MAPPED_BATCHES = 32
+# Above, seeds are drawn with replacement: an order of 10^8 seeds would take 1.6 GB.
+_MAX_SHUFFLED = 2**20
+
+
+@dataclass(frozen=True)
+class Presampled:
+    """What the batches showed.
+
+    Attributes
+    ----------
+    num_batches : int
+        How many were sampled.
+    largest_bytes : int
+        Bytes of the largest, its attributes included; 0 if there were none.
+    """
+
+    num_batches: int
+    largest_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Presampler:
+    """How a loader samples, as far as it is known before the run.
+
+    Attributes
+    ----------
+    config : SamplingConfig
+        Its seed does not matter.
+    seeds : InputNodes
+        Where batches start from.
+    batch_size : int
+        Seeds of a batch.
+    in_order : bool
+        Whether batches take seeds in their order; else any.
+    node_bytes, edge_bytes : int
+        Attribute values that a node and an edge bring into a batch.
+    index_dtype : "int64" or "int32"
+        Of `n_id` and `edge_index`.
+    """
+
+    config: SamplingConfig
+    seeds: InputNodes
+    batch_size: int
+    in_order: bool
+    node_bytes: int
+    edge_bytes: int
+    index_dtype: IndexDtype = "int64"
+
+    @classmethod
+    def of(
+        cls,
+        store: GraphStore,
+        config: SamplingConfig,
+        seeds: InputNodes,
+        batch_size: int,
+        in_order: bool,
+    ) -> Self:
+        """Take the widths of rows and the type of ids from a store's schema."""
+        schema = store.schema
+
+        def row_bytes(specs: Mapping[str, AttributeSpec]) -> int:
+            return sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs.values())
+
+        return cls(
+            config=config,
+            seeds=seeds,
+            batch_size=batch_size,
+            in_order=in_order,
+            node_bytes=row_bytes(schema.node.attributes),
+            edge_bytes=row_bytes(schema.edge.attributes),
+            index_dtype=schema.index_dtype,
+        )
+
+    def run(
+        self,
+        csc: Csc,
+        num_threads: int,
+        counts: npt.NDArray[np.uint8] | None = None,
+    ) -> Presampled:
+        """Sample some batches.
+
+        Parameters
+        ----------
+        counts : ndarray of uint8 [N], optional
+            Counts the batches that need each node; takes more batches than their size does.
+        """
+        num_batches = _MEASURED_BATCHES
+        if counts is not None:
+            num_batches = _MAPPED_BATCHES if csc.mapped else MAX_COUNTED_BATCHES
+        config = replace(self.config, seed=_SEED)
+        sampler = NeighborSampler(csc, config, index_dtype=self.index_dtype)
+
+        def sample(item: tuple[int, Any]) -> SampledSubgraph:
+            batch, positions = item
+            seeds, _ = self.seeds.select(positions)
+            return sampler.sample(seeds, epoch=_EPOCH, batch=batch)
+
+        done, largest, visits = 0, 0, 0
+        subgraphs = ordered_map(
+            sample,
+            enumerate(self._positions(num_batches)),
+            num_threads=num_threads,
+            lookahead=lambda: 2 * num_threads,
+            describe=lambda k: f"while sampling batch {k} beforehand",
+        )
+        with closing(subgraphs):
+            for subgraph in subgraphs:
+                done += 1
+                largest = max(largest, self._bytes_of(subgraph))
+                visits += len(subgraph.n_id)
+                if counts is not None:
+                    _core.count_ids(subgraph.n_id, counts)
+                if visits >= _ENOUGH_VISITS * csc.num_nodes and done >= _MEASURED_BATCHES:
+                    break
+        return Presampled(done, largest)
+
+    def _positions(self, num_batches: int) -> Iterator[Any]:
+        """Yield positions in the input nodes, of at most so many batches."""
+        num_seeds, size = self.seeds.num_seeds, max(1, min(self.batch_size, self.seeds.num_seeds))
+        if num_seeds == 0:
+            return
+        if self.in_order:
+            # Evenly spread over the epoch: neighbouring ids often have like degrees.
+            total = -(-num_seeds // size)
+            for batch in np.unique(np.linspace(0, total - 1, min(num_batches, total)).astype(int)):
+                first = int(batch) * size
+                yield range(first, min(first + size, num_seeds))
+        elif num_seeds > _MAX_SHUFFLED:
+            key = np.array([_SEED, _EPOCH], dtype=np.uint64)
+            draws = np.random.Generator(np.random.Philox(key=key))
+            for _ in range(num_batches):
+                yield draws.integers(0, num_seeds, size)
+        else:
+            per_epoch = num_seeds // size
+            for batch in range(num_batches):
+                epoch, place = divmod(batch, per_epoch)
+                if place == 0:
+                    order = epoch_permutation(num_seeds, _SEED, _EPOCH - epoch)
+                yield order[place * size : (place + 1) * size]
+
+    def _bytes_of(self, subgraph: SampledSubgraph) -> int:
+        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos]
+        arrays += [] if subgraph.batch is None else [subgraph.batch]
+        ids_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
+        values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
+        return sum(array.nbytes for array in arrays) + ids_bytes + values_bytes
+
+
+def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:
+    """Return the seeds of a batch, and whether they come in their order.
+
+    Parameters
+    ----------
+    options : dict
+        Keyword arguments of torch's `DataLoader`, which has found them sound.
+    """
+    batch_sampler = options.get("batch_sampler")
+    batches = batch_sampler if batch_sampler is not None else options.get("sampler")
+    in_order = batches is None and not options.get("shuffle")
+    if batch_sampler is None and options.get("batch_size", 1) is not None:
+        return int(options.get("batch_size", 1)), in_order
+    if isinstance(batches, list | tuple):
+        return max(
+            (len(b) if isinstance(b, list | tuple) else 1 for b in batches), default=1
+        ), False
+    # Asking a sampler for a batch would draw from its generator.
+    return int(getattr(batches, "batch_size", None) or 1), in_order

@@ -1,0 +1,202 @@
+"""The parts of a store that one loader reads, opened where its budget allows them to lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.errors import BudgetError
+from gnnstore.io.resident import residents_of
+from gnnstore.io.rows import MemoryRows, RowSource
+from gnnstore.loaders.caching import CacheMaker, divide_rest
+from gnnstore.planning.placement import Placement, place
+from gnnstore.planning.sizes import StoreSizes
+from gnnstore.planning.static_cache import CacheSettings
+
+if TYPE_CHECKING:
+    from gnnstore.formats.csc import Csc
+    from gnnstore.formats.schema import AttributeSpec
+    from gnnstore.io.engines import Engine
+    from gnnstore.loaders.presampling import Presampler
+    from gnnstore.store import GraphStore
+
+# Of a budget, for buffers that reads go to: on a machine of 64 cores they could take it all.
+_STAGING_SHARE = 4
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How the user wants a store to be read; see `NeighborLoader`."""
+
+    strategy: str = "auto"
+    topology: str = "auto"
+    memory: int | str | None = None
+    io_engine: str | None = None
+    cache: CacheSettings | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRequest:
+    """What one loader asks of a store.
+
+    Attributes
+    ----------
+    presampler : Presampler
+        How it will sample.
+    seeds_bytes : int
+        What the loader holds besides: its seed nodes and their order.
+    num_threads : int
+        Threads that will read, each with staging memory of its own.
+    may_use_fewer : bool
+        Whether fewer threads will do, since nobody asked for so many.
+    """
+
+    store: GraphStore
+    options: ReadOptions
+    presampler: Presampler
+    seeds_bytes: int
+    num_threads: int
+    may_use_fewer: bool = False
+
+    def staging_bytes(self, budget_bytes: int) -> int:
+        """Return what staging takes, with as many threads as the budget allows."""
+        engine = self.open_engine()
+        if engine is None:
+            return 0
+        num_threads = self.num_threads
+        if self.may_use_fewer:
+            most = budget_bytes // _STAGING_SHARE // engine.staging_bytes
+            num_threads = max(1, min(num_threads, most))
+        return engine.staging_bytes * num_threads
+
+    def open_engine(self) -> Engine | None:
+        """Return what reads the store's rows; None if it has none."""
+        schema = self.store.schema
+        tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
+        if not tables:
+            return None
+        largest = max(tables, key=lambda table: table.num_bytes).path
+        spec = next(spec for spec in schema.arrays() if spec.path == largest)
+        path = self.store.reader.paged(spec).file_paths[0]
+        return residents_of(self.store).engine(path, self.options.io_engine)
+
+    def cache_maker(
+        self, placement: Placement, csc: Csc, engine: Engine | None
+    ) -> CacheMaker | None:
+        """Return what makes a cache; None if none is wanted."""
+        settings = self.options.cache
+        if settings is None and placement.strategy == "static":
+            settings = CacheSettings()
+        if settings is None or engine is None:
+            return None
+        attributes = self.store.schema.node.attributes.values()
+        specs = tuple(spec for spec in attributes if placement.modes.get(spec.path) == "direct")
+        return CacheMaker(
+            self.store, csc, engine, settings, specs, self.presampler, self.num_threads
+        )
+
+
+class Tables:
+    """The graph's structure and the rows of all attributes, open to be read.
+
+    Pickles as the decisions that were made, not as data: a copy in another process opens
+    the store itself, and fills a cache of the same rows.
+
+    Attributes
+    ----------
+    placement : Placement
+        Where everything lies, and why.
+    csc : Csc
+        The structure.
+    num_threads : int
+        Threads that may read at once, by the staging memory that there is for them.
+    edge_ids : MemoryRows or None
+        Ids of the edges in the input, by position.
+    nodes, edges : dict of str to RowSource
+        Rows by the attribute's name.
+    engine : Engine or None
+        What reads rows from disk, if anything does.
+    cache : SharedCache or None
+        Rows that need not be read.
+    """
+
+    def __init__(self, request: ReadRequest, placement: Placement) -> None:
+        self._arguments = (request, placement)
+        self.placement = placement
+        store, num_threads = request.store, request.num_threads
+        shared = residents_of(store)
+        self.csc = shared.csc(store, placement.topology, num_threads)
+        edge_id = self.csc.edge_id
+        self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
+        self.engine = request.open_engine() if placement.reads_disk else None
+        self.num_threads = num_threads
+        if self.engine is not None:
+            self.num_threads = placement.staging_bytes // self.engine.staging_bytes
+        self.cache = None
+        if placement.cache is not None and placement.cache.num_rows:
+            maker = request.cache_maker(placement, self.csc, self.engine)
+            self.cache = None if maker is None else maker.open(placement.cache.num_rows)
+
+        def open_rows(spec: AttributeSpec) -> RowSource:
+            mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
+            if mode == "direct" and self.engine is not None:
+                if self.cache is not None and self.cache.holds(spec.path):
+                    return self.cache.rows(spec.path)
+                return shared.direct_rows(store, spec, self.engine)
+            return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
+
+        def opened(specs: Mapping[str, AttributeSpec]) -> dict[str, RowSource]:
+            return {name: open_rows(spec) for name, spec in specs.items()}
+
+        self.nodes = opened(store.schema.node.attributes)
+        self.edges = opened(store.schema.edge.attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tables, self._arguments)
+
+
+def open_tables(request: ReadRequest) -> Tables:
+    """Decide where a store's parts lie, and open them there.
+
+    Raises
+    ------
+    UsageError
+        If options contradict one another, or an engine is not available.
+    BudgetError
+        If the budget is too small for what must be held and two batches.
+    StorageError, CorruptStoreError
+        If the store cannot be read.
+    """
+    options = request.options
+    try:
+        placement = _placed(request)
+    except BudgetError:
+        if options.strategy != "auto" or options.cache is not None:
+            raise
+        # A mapping works in the least memory: its pages can be taken back at any time.
+        placement = _placed(request, instead_of_static="strategy 'static' would need more")
+    return Tables(request, placement)
+
+
+def _placed(request: ReadRequest, instead_of_static: str = "") -> Placement:
+    store, options = request.store, request.options
+    shared = residents_of(store)
+    placement = place(
+        StoreSizes.of(store.schema),
+        strategy=options.strategy,
+        topology=options.topology,
+        memory=options.memory,
+        seeds_bytes=request.seeds_bytes,
+        shared_bytes=shared.resident_bytes,
+        staging_bytes=request.staging_bytes,
+        instead_of_static=instead_of_static,
+    )
+    if not placement.reads_disk:
+        return placement
+    engine = request.open_engine()
+    if engine is not None:
+        placement = placement.because(f"read by {engine.reason}")
+    csc = shared.csc(store, placement.topology, request.num_threads)
+    maker = request.cache_maker(placement, csc, engine)
+    return divide_rest(placement, csc, request.presampler, maker, request.num_threads)

@@ -1,0 +1,87 @@
+"""Which file system a path lies on: what a measurement of a disk is filed under.
+
+A store is moved, copied and mounted elsewhere; how fast its bytes come depends on the file
+system below it alone, so that is what gets a name here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mounts")
+# The kernel writes a space, tab, newline or backslash of a name as three octal digits.
+_OCTAL = re.compile(r"\\([0-7]{3})")
+# What may stand in the name of a file anywhere; a type such as "fuse.sshfs" stays readable.
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted file system, as the kernel lists it.
+
+    Attributes
+    ----------
+    point : str
+        Where it is mounted.
+    device : str
+        What is mounted there: a block device, a server's export, or just a name.
+    kind : str
+        Its type, such as "ext4".
+    """
+
+    point: str
+    device: str
+    kind: str
+
+
+def find_mount(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount | None:
+    """Return the mount with the longest mount point above `path`; None where nobody knows.
+
+    Parameters
+    ----------
+    path : path-like
+        A file or directory; need not exist.
+    mounts : Path
+        The kernel's list; a parameter for the tests.
+    """
+    try:
+        lines = os.fsdecode(mounts.read_bytes()).strip().split("\n")
+    except OSError:
+        return None
+    place = Path(path).resolve()
+    best: Mount | None = None
+    for line in lines:
+        device, point, kind = (_unescape(word) for word in (*line.split(" "), "", "")[:3])
+        # Of two mounts on one point, the later one covers the earlier.
+        if place.is_relative_to(point) and (best is None or len(point) >= len(best.point)):
+            best = Mount(point, device, kind)
+    return best
+
+
+def _unescape(word: str) -> str:
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), word)
+
+
+def filesystem_id(path: str | os.PathLike[str]) -> str:
+    """Return a name for the file system that holds `path`, such as "ext4-160a81ff238cf016".
+
+    It is the same after a reboot and under another mount point wherever the file system
+    itself has an identity (ext4, XFS and Btrfs have one); one that lives in memory is new
+    each time it is mounted. Letters, digits, ".", "_" and "-" only.
+
+    Raises
+    ------
+    OSError
+        If there is no such path, or it cannot be reached.
+    """
+    identity = os.statvfs(path).f_fsid
+    mount = find_mount(path)
+    kind = mount.kind if mount else "unknown"
+    if identity == 0 and mount:
+        # NFS and old layered file systems have none: what is mounted where has to do.
+        identity = zlib.crc32(os.fsencode(f"{mount.device} {mount.point}"))
+    return f"{_NOT_IN_NAMES.sub('_', kind)}-{identity:x}"

@@ -1,0 +1,262 @@
+"""A store that is damaged, and a disk that fails, while a loader trains on it.
+
+The error reaches the consumer soon, names the file, and leaves nothing behind; what can be
+mended (a short read, an interrupted call) is, and batches stay the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch_geometric.sampler import SamplerOutput
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.errors import InputError, StorageError
+from gnnstore.io.engines import ENGINES, probe_engines
+from gnnstore.io.resident import residents_of
+from gnnstore.testing.faults import inject
+from gnnstore.testing.graphs import random_graph
+
+N, E, WIDTH = 1000, 12_000, 100  # 400 bytes a row: ten rows a page
+LIMIT_SECONDS = 5.0
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+
+UNAVAILABLE = {p.name: p.detail for p in probe_engines(Path(__file__)) if not p.is_available}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
+    return graph.write(tmp_path_factory.mktemp("failures") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[Any]:
+    found = batches(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+    assert len(found) == 24
+    return found
+
+
+def batches(loader: NeighborLoader, num_epochs: int = 1) -> list[Any]:
+    return [batch for _ in range(num_epochs) for batch in loader]
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    names = ("n_id", "e_id", "edge_index", "x", "y")
+    return len(found) == len(expected) and all(
+        torch.equal(a[name], b[name])
+        for a, b in zip(found, expected, strict=True)
+        for name in names
+    )
+
+
+@pytest.fixture
+def own(path: Path, tmp_path: Path) -> Path:
+    """Copy the store, to damage it."""
+    return Path(shutil.copytree(path, tmp_path / "own.gnn"))
+
+
+@pytest.mark.parametrize("strategy", ["direct", "static"])
+def test_a_read_only_store(own: Path, expected: list[Any], strategy: str) -> None:
+    places = [*own.rglob("*"), own]
+    for place in places:
+        place.chmod(0o555 if place.is_dir() else 0o444)
+    try:
+        loader = NeighborLoader(own, [4, 4], "train", strategy=strategy, **OPTIONS)
+        assert same(batches(loader, 2), expected)
+        assert [place.stat().st_mode & 0o222 for place in places] == [0] * len(places)
+    finally:
+        for place in places:
+            if place.is_dir():
+                place.chmod(0o755)
+
+
+def threads_and_descriptors() -> tuple[list[str], int]:
+    names = [t.name for t in threading.enumerate() if t.name.startswith("gnnstore")]
+    return names, len(list(Path("/proc/self/fd").iterdir()))
+
+
+def check_that_nothing_is_left(before: tuple[list[str], int]) -> None:
+    threads, descriptors = threads_and_descriptors()
+    assert threads == before[0] == []
+    assert descriptors <= before[1], "an engine that has failed is closed"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("cache", [None, "degree"])
+def test_files_that_are_removed_while_training(
+    own: Path, expected: list[Any], engine: str, cache: str | None
+) -> None:
+    if engine in UNAVAILABLE:
+        pytest.skip(UNAVAILABLE[engine])
+    options: dict[str, Any] = {"io_engine": engine, "cache": cache, **OPTIONS}
+    loader = NeighborLoader(
+        own,
+        [4, 4],
+        "train",
+        strategy="direct",
+        cache_bytes=60_000 if cache else None,
+        **options,
+    )
+    running = iter(loader)
+    found = [next(running)]
+    shutil.rmtree(own)
+    found += list(running)
+    assert same(found + batches(loader), expected), "open files are read to the end"
+
+
+def data_files(store: Path, attribute: str) -> list[Path]:
+    (directory,) = store.rglob(attribute)
+    return [file for file in directory.rglob("c*") if file.is_file()]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("cache", [None, "frequency"])
+@pytest.mark.parametrize("num_threads", [0, 3])
+def test_files_that_are_truncated_while_training(
+    own: Path, engine: str, cache: str | None, num_threads: int
+) -> None:
+    if engine in UNAVAILABLE:
+        pytest.skip(UNAVAILABLE[engine])
+    loader = NeighborLoader(
+        own,
+        [4, 4],
+        "train",
+        strategy="direct",
+        io_engine=engine,
+        cache=cache,
+        cache_bytes=60_000 if cache else None,
+        num_threads=num_threads,
+        **OPTIONS,
+    )
+    batches(loader)
+    before = threads_and_descriptors()
+    (file,) = data_files(own, "x")
+    os.truncate(file, 60 * 4096)  # of 100 pages
+    start = time.monotonic()
+    for _ in range(2):  # the second epoch fails as the first did
+        with pytest.raises(StorageError) as caught:
+            batches(loader)
+        assert caught.value.path == str(file)
+        assert str(file) in str(caught.value)
+        assert "the array 'nodes/node/x'" in str(caught.value)
+        assert any("while preparing batch" in note for note in caught.value.__notes__)
+    assert time.monotonic() - start < LIMIT_SECONDS
+    check_that_nothing_is_left(before)
+
+
+def test_files_that_are_truncated_before_they_are_opened(own: Path) -> None:
+    store = gnnstore.open(own)
+    (file,) = data_files(own, "x")
+    os.truncate(file, 4096)
+    for strategy in ("direct", "static"):
+        with pytest.raises(StorageError) as caught:
+            NeighborLoader(store, [4], "train", strategy=strategy)
+        assert str(file) in str(caught.value)
+    file.unlink()
+    with pytest.raises(StorageError) as caught:
+        NeighborLoader(store, [4], "train", strategy="direct")
+    assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", ["direct", "static"])
+@pytest.mark.parametrize("bad", [-1, N, 2**40])
+def test_ids_out_of_range(path: Path, strategy: str, bad: int) -> None:
+    def to_bad(out: SamplerOutput) -> SamplerOutput:
+        out.node = out.node.clone()
+        out.node[-1] = bad
+        return out
+
+    with pytest.raises(InputError, match=f"node id {bad} at position 1 of 2"):
+        NeighborLoader(path, [4], [0, bad], strategy=strategy)
+    loader = NeighborLoader(path, [4], [0], strategy=strategy, transform_sampler_output=to_bad)
+    with pytest.raises(IndexError, match=str(bad)):
+        next(iter(loader))
+
+
+# Where an engine learns that a read failed or came short; a mapping has no such place.
+READ_CALLS: list[tuple[str, Any]] = [("io_uring", "io_uring_read"), ("pread", "pread")]
+
+
+@pytest.mark.parametrize(("engine", "call"), READ_CALLS)
+@pytest.mark.parametrize("cache", [None, "degree"])
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_disk_that_fails_while_training(  # noqa: PLR0917
+    path: Path,
+    expected: list[Any],
+    engine: str,
+    call: Any,
+    cache: str | None,
+    num_threads: int,
+) -> None:
+    if engine in UNAVAILABLE:
+        pytest.skip(UNAVAILABLE[engine])
+    loader = NeighborLoader(
+        path,
+        [4, 4],
+        "train",
+        strategy="direct",
+        io_engine=engine,
+        cache=cache,
+        cache_bytes=60_000 if cache else None,
+        num_threads=num_threads,
+        **OPTIONS,
+    )
+    batches(loader)
+    loader.set_epoch(0)
+    before = threads_and_descriptors()
+    start = time.monotonic()
+    with inject(call, errno=errno.EIO, skip=40) as faults, pytest.raises(StorageError) as caught:
+        batches(loader)
+    assert faults.count == 1
+    assert time.monotonic() - start < LIMIT_SECONDS
+    assert os.strerror(errno.EIO) in str(caught.value)
+    assert caught.value.path is not None
+    assert Path(caught.value.path).is_file()
+    assert any("while preparing batch" in note for note in caught.value.__notes__)
+    check_that_nothing_is_left(before)
+    loader.set_epoch(0)
+    assert same(batches(loader, 2), expected), "and then it goes on"
+
+
+@pytest.mark.parametrize(("engine", "call"), READ_CALLS)
+@pytest.mark.parametrize(
+    "fault", [{"errno": errno.EINTR}, {"errno": errno.EAGAIN}, {"short_bytes": 512}]
+)
+def test_a_disk_that_hesitates(
+    path: Path, expected: list[Any], engine: str, call: Any, fault: dict[str, int]
+) -> None:
+    if engine in UNAVAILABLE:
+        pytest.skip(UNAVAILABLE[engine])
+    loader = NeighborLoader(path, [4, 4], "train", strategy="direct", io_engine=engine, **OPTIONS)
+    with inject(call, skip=5, times=20, **fault) as faults:
+        found = batches(loader, 2)
+    assert faults.count == 20
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize(("engine", "call"), READ_CALLS)
+def test_a_disk_that_fails_while_the_cache_is_filled(path: Path, engine: str, call: Any) -> None:
+    if engine in UNAVAILABLE:
+        pytest.skip(UNAVAILABLE[engine])
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {"strategy": "static", "io_engine": engine, **OPTIONS}
+    # The first read tries the engine out.
+    with (
+        inject(call, errno=errno.EIO, skip=1),
+        pytest.raises(StorageError, match=os.strerror(errno.EIO)),
+    ):
+        NeighborLoader(store, [4], "train", cache="degree", **options)
+    assert residents_of(store).resident_bytes < 400 * N, "no half cache is kept"
+    loader = NeighborLoader(store, [4], "train", cache="degree", **options)
+    assert loader.stats().cache_rows > 0
+    assert len(batches(loader)) == 12

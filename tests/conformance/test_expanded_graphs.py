@@ -1,0 +1,126 @@
+"""What an expanded graph must keep: the shape of its degrees, and structure to learn from.
+
+Cora and Facebook page-page are expanded 16 times and more, and a built-in graph where these
+are absent. A model trained on the expansion must beat the same model on a control whose edges
+lead to random sources: the same features, labels and in-degrees, but no structure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_ogb, from_rmat
+from gnnstore.converters.degrees import compare_degrees
+from gnnstore.testing.graphs import read_store, write_store
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_sage.py"
+NUM_NODES = 1000  # to train on, and to test on: enough to tell 3 % from nothing
+# Whatever the factors, with at least as many edges a node as the seed has.
+MAX_DISTANCE = 0.05
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_sage", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_sage"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def shuffled(store: Path, output: Path) -> Path:
+    """Write the control of a store: each edge leads from a random edge's source."""
+    graph = read_store(store)
+    sources = np.random.default_rng(0).permutation(graph.edge_index[0])
+    return write_store(
+        output,
+        np.stack([sources, graph.edge_index[1]]),
+        splits=graph.splits,
+        options=ConvertOptions(edge_ids=False),
+        x=graph.attributes["x"],
+        y=graph.attributes["y"],
+    )
+
+
+def accuracy(example: ModuleType, store: Path, epochs: int) -> float:
+    """Train GraphSAGE on some nodes for some epochs; test it on others."""
+    torch.manual_seed(0)
+    opened = gnnstore.open(store)
+    rng = np.random.default_rng(1)
+    nodes = {
+        split: torch.from_numpy(rng.permutation(opened.splits[split])[:NUM_NODES])
+        for split in ("train", "test")
+    }
+    loaders = {
+        split: gnnstore.NeighborLoader(
+            opened,
+            [5, 5],
+            input_nodes=ids,
+            shuffle=split == "train",
+            batch_size=250,
+            seed=0,
+            strategy="mmap",
+        )
+        for split, ids in nodes.items()
+    }
+    num_classes = int(opened.labels.max()) + 1
+    model = example.GraphSAGE([opened.features.shape[1], 32, num_classes], dropout=0.3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    for _ in range(epochs):
+        example.train(model, loaders["train"], optimizer, torch.device("cpu"))
+    return float(example.evaluate(model, loaders["test"], torch.device("cpu")))
+
+
+def check_accuracy(
+    example: ModuleType, expanded: Path, control: Path, *, epochs: int, margin: float
+) -> None:
+    found = accuracy(example, expanded, epochs)
+    expected = accuracy(example, shuffled(expanded, control), epochs)
+    assert found > expected + margin, (found, expected)
+
+
+@pytest.mark.timeout(600)
+def test_a_planted_graph(example: ModuleType, tmp_path: Path) -> None:
+    seed = from_rmat(tmp_path / "seed.gnn", scale=10, feature_dim=32, num_communities=4)
+    expanded = from_kronecker(seed, tmp_path / "x16.gnn", factor=16, edge_factor=24)
+    assert compare_degrees(seed, expanded).distance < MAX_DISTANCE
+    check_accuracy(example, expanded, tmp_path / "control.gnn", epochs=2, margin=0.15)
+
+
+@pytest.mark.timeout(600)
+def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None:
+    seed = from_ogb(cora_directory, tmp_path / "seed.gnn")
+    for factor, edge_factor in ((16, 16), (16, 35.2), (64, 100)):
+        options = ConvertOptions(overwrite=True)
+        expanded = from_kronecker(
+            seed,
+            tmp_path / "degrees.gnn",
+            factor=factor,
+            edge_factor=edge_factor,
+            features=False,
+            options=options,
+        )
+        assert compare_degrees(seed, expanded).distance < MAX_DISTANCE
+    expanded = from_kronecker(seed, tmp_path / "x16.gnn", factor=16)
+    check_accuracy(example, expanded, tmp_path / "control.gnn", epochs=5, margin=0.05)
+
+
+@pytest.mark.timeout(600)
+def test_facebook(example: ModuleType, facebook_npz: Path, tmp_path: Path) -> None:
+    options = ConvertOptions(undirected=True)  # each edge is stored once
+    seed = from_numpy(facebook_npz, tmp_path / "seed.gnn", options=options)
+    expanded = from_kronecker(seed, tmp_path / "x32.gnn", factor=32, edge_factor=40, features=False)
+    assert compare_degrees(seed, expanded).distance < MAX_DISTANCE
+    expanded = from_kronecker(seed, tmp_path / "x16.gnn", factor=16, edge_factor=24)
+    assert compare_degrees(seed, expanded).distance < MAX_DISTANCE
+    check_accuracy(example, expanded, tmp_path / "control.gnn", epochs=3, margin=0.05)

@@ -1,0 +1,573 @@
+"""The strategies "direct" and "static": the same batches, so many reads, and clear errors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore import NeighborLoader, _core
+from gnnstore.converters import ConvertOptions
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
+from gnnstore.io.resident import residents_of
+from gnnstore.io.shared_cache import cache_cost
+from gnnstore.loaders import presampling
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.reads import plan_reads
+
+N, E, WIDTH = 1000, 12_000, 100
+ROW_BYTES = 4 * WIDTH  # ten rows a page, and 96 bytes of padding
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+
+UNAVAILABLE = {p.name: p.detail for p in probe_engines(Path(__file__)) if not p.is_available}
+AVAILABLE = [name for name in ENGINES if name not in UNAVAILABLE]
+
+
+@pytest.fixture(scope="module")
+def graph() -> GraphArrays:
+    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
+    rng = np.random.default_rng(9)
+    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
+    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def path(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return graph.write(tmp_path_factory.mktemp("disk") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def store(path: Path) -> gnnstore.GraphStore:
+    return gnnstore.open(path)
+
+
+def batches(loader: NeighborLoader, num_epochs: int = 1) -> list[dict[str, Any]]:
+    return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    return len(found) == len(expected) and all(
+        a.keys() == b.keys()
+        and all(
+            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
+        )
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(store: gnnstore.GraphStore) -> list[dict[str, Any]]:
+    found = batches(NeighborLoader(store, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+    assert len(found) == 24
+    return found
+
+
+# --- equal batches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("cache", [None, "degree", "frequency"])
+def test_batches_are_the_same(
+    path: Path, expected: list[dict[str, Any]], num_threads: int, engine: str, cache: str | None
+) -> None:
+    if engine in UNAVAILABLE:
+        pytest.skip(UNAVAILABLE[engine])
+    loader = NeighborLoader(
+        path,
+        [4, 4],
+        "train",
+        strategy="direct",
+        topology="mmap" if num_threads in {1, 4} else "memory",
+        io_engine=engine,
+        cache=cache,
+        cache_bytes=None if cache is None else "100kB",
+        num_threads=num_threads,
+        **OPTIONS,
+    )
+    assert same(batches(loader, 2), expected)
+    stats = loader.stats()
+    assert stats.strategy == ("direct" if cache is None else "static")
+    assert (stats.io_engine, stats.cache) == (engine, cache or "")
+    assert stats.reads > 0
+    assert stats.bytes_read >= stats.bytes_useful > 0
+    assert stats.rows_read > 0
+    assert (stats.rows_cached > 0) == (stats.cache_rows > 0) == (cache is not None)
+
+
+@pytest.mark.ways("static", *(f"direct-{engine}" for engine in ENGINES))
+def test_the_suite_really_reads_from_disk(path: Path, way_of_reading: Any) -> None:
+    """What `way_of_reading` arranges: narrow rows too go through the engine it names."""
+    loader = NeighborLoader(
+        path, [4], "train", batch_size=60, cache_bytes=_few(way_of_reading), seed=0
+    )
+    num_rows = sum(batch.num_nodes for batch in loader)
+    stats = loader.stats()
+    assert stats.strategy == way_of_reading.strategy
+    assert stats.io_engine == (way_of_reading.engine or AVAILABLE[0])
+    assert stats.reads > 0
+    assert stats.bytes_useful > 0
+    assert stats.rows_read + stats.rows_cached >= 2 * num_rows, "x and h, whatever their width"
+
+
+def _few(way: Any) -> int | None:
+    return 20_000 if way.strategy == "static" else None
+
+
+def cost(store: gnnstore.GraphStore, score: Any = "frequency") -> Any:
+    return cache_cost(store.num_nodes, 400 + 120, score)
+
+
+@pytest.mark.parametrize("score", ["degree", "frequency"])
+@pytest.mark.parametrize("num_rows", [0, 1, 20, N, 10 * N])
+def test_caches_of_any_size(
+    store: gnnstore.GraphStore, expected: list[dict[str, Any]], score: str, num_rows: int
+) -> None:
+    """None, one row, fewer than a batch has, all, more than there are."""
+    num_bytes = cost(store, score).index_bytes + num_rows * cost(store, score).node_bytes
+    loader = NeighborLoader(
+        store, [4, 4], "train", strategy="static", cache=score, cache_bytes=num_bytes, **OPTIONS
+    )
+    assert same(batches(loader, 2), expected)
+    stats = loader.stats()
+    assert stats.cache_rows == min(num_rows, N)
+    if num_rows >= N:
+        # Rows of both wide attributes of nodes, and none of edges.
+        assert stats.rows_cached == 2 * sum(len(batch["n_id"]) for batch in expected)
+        assert stats.rows_read == sum(len(batch["e_id"]) for batch in expected)
+    assert bool(stats.rows_cached) == bool(num_rows)
+
+
+def test_a_byte_less_is_a_row_less(store: gnnstore.GraphStore) -> None:
+    num_bytes = cost(store).bytes_of(7)
+    for given, num_rows in ((num_bytes, 7), (num_bytes - 1, 6), (1, 0), (0, 0)):
+        loader = NeighborLoader(store, [4], "train", strategy="static", cache_bytes=given)
+        assert loader.stats().cache_rows == num_rows
+        if not num_rows:
+            assert "cached in 0 B (a single row does not fit)" in loader.stats().reason
+
+
+# --- the narrow and the wide ---------------------------------------------------------------
+
+
+def test_narrow_rows_are_held_in_memory(tmp_path: Path) -> None:
+    graph = random_graph(200, 900, feature_dim=3, edge_feature_dim=40, num_classes=3)
+    loader = NeighborLoader(graph.write(tmp_path / "s.gnn"), [3], strategy="direct", batch_size=20)
+    for batch in loader:
+        np.testing.assert_array_equal(batch.x, graph.attributes["x"][batch.n_id])
+    num_edges = loader.stats().edges
+    assert loader.stats().bytes_useful <= num_edges * 160, "edge_attr was read, and x was not"
+    assert loader.stats().rows_read > 0
+
+
+def test_a_store_with_nothing_to_read_needs_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "nonsense")
+    bare = random_graph(50, 300).write(tmp_path / "s.gnn")
+    for strategy in ("direct", "static"):
+        loader = NeighborLoader(bare, [3], batch_size=20, strategy=strategy)
+        assert sum(batch.num_nodes for batch in loader) > 50
+        assert (loader.stats().io_engine, loader.stats().cache_rows) == ("", 0)
+
+
+def test_memory_needs_no_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "nonsense")
+    assert NeighborLoader(path, [3]).stats().strategy == "memory"
+    with pytest.raises(UsageError, match="nonsense"):
+        NeighborLoader(path, [3], strategy="direct")
+
+
+# --- exactly so many reads -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def only_x(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
+    """Pages of 4 KiB: row i is 400 bytes at 4096 * (i // 10) + 400 * (i % 10)."""
+    options = ConvertOptions(page_bytes=4096)
+    bare = GraphArrays(N, graph.edge_index, {"x": graph.attributes["x"]})
+    path = bare.write(tmp_path_factory.mktemp("x") / "s.gnn", options=options)
+    return gnnstore.open(path)
+
+
+def align(num_bytes: int, alignment: int) -> int:
+    return -(-num_bytes // alignment) * alignment
+
+
+@pytest.mark.parametrize(
+    ("seeds", "extents"),
+    [
+        ([0], [(0, 400)]),
+        ([3], [(1200, 1600)]),
+        ([9, 9, 9], [(3600, 4000)]),
+        # Of one page, and of the next: less than 4 KiB lies between them.
+        ([4, 0, 7], [(0, 3200)]),
+        ([0, 10], [(0, 4496)]),
+        # More than that lies between row 0 and row 20, which begins at 8192.
+        ([20, 0], [(0, 400), (8192, 8592)]),
+        ([100, 500, 300, 900], [(40960 * k, 40960 * k + 400) for k in (1, 3, 5, 9)]),
+        # Longer than the 64 KiB of a read: rows 0 to 169 end at 65536 + 4000.
+        (list(range(170)), [(0, 65536), (65536, 69536)]),
+        ([], []),
+    ],
+)
+def test_reads_of_known_batches(
+    only_x: gnnstore.GraphStore, seeds: list[int], extents: list[tuple[int, int]]
+) -> None:
+    loader = NeighborLoader(
+        only_x, [], seeds, batch_size=max(1, len(seeds)), strategy="direct", num_threads=1
+    )
+    tables = loader._builder.tables
+    source = tables.nodes["x"]
+    assert isinstance(source, DirectRows)
+    assert (source.engine.tuning.gap_bytes, source.engine.tuning.max_read_bytes) == (4096, 65536)
+    for batch in loader:
+        assert batch.n_id.tolist() == seeds
+    alignment = source.files.alignment_bytes
+    stats = loader.stats()
+    assert stats.reads == len(extents)
+    assert stats.bytes_read == sum(
+        align(end, alignment) - begin // alignment * alignment for begin, end in extents
+    )
+    assert stats.bytes_useful == len(set(seeds)) * ROW_BYTES
+    assert (stats.rows_read, stats.rows_cached) == (len(set(seeds)), 0)
+    if extents:
+        assert stats.amplification == stats.bytes_read / stats.bytes_useful
+        assert 1 <= stats.mean_queue_depth <= len(extents)
+        assert 0 <= stats.seconds_reading <= stats.seconds_gathering
+    assert stats.hit_rate == 0
+
+
+def test_reads_of_sampled_batches(only_x: gnnstore.GraphStore) -> None:
+    loader = NeighborLoader(only_x, [5, 5], batch_size=30, strategy="direct", seed=1)
+    source = loader._builder.tables.nodes["x"]
+    assert isinstance(source, DirectRows)
+    plans = [
+        plan_reads(
+            batch.n_id.numpy(),
+            source.array.layout,
+            source.files.alignment_bytes,
+            source.engine.tuning.gap_bytes,
+            source.engine.tuning.max_read_bytes,
+        )
+        for batch in loader
+    ]
+    assert loader.stats().reads == sum(map(len, plans)) > 30
+    assert loader.stats().bytes_read == sum(length for plan in plans for _, length in plan)
+
+
+def test_a_cached_row_is_not_read(only_x: gnnstore.GraphStore) -> None:
+    out_degrees = np.bincount(only_x.topology().indices, minlength=N)
+    best = np.argsort(-out_degrees, kind="stable")[:3].tolist()
+    cost = cache_cost(N, ROW_BYTES, "degree")
+    seeds = [*best, 700]
+    assert 700 not in best
+    loader = NeighborLoader(
+        only_x,
+        [],
+        seeds,
+        batch_size=4,
+        strategy="static",
+        cache="degree",
+        cache_bytes=cost.bytes_of(3),
+    )
+    (batch,) = loader
+    np.testing.assert_array_equal(batch.x, only_x.features[np.array(seeds)])
+    stats = loader.stats()
+    assert (stats.reads, stats.rows_read, stats.rows_cached) == (1, 1, 3)
+    assert (stats.bytes_useful, stats.hit_rate, stats.cache_rows) == (ROW_BYTES, 0.75, 3)
+    assert "75% of rows cached, 1 reads" in str(stats)
+    assert "\n" not in str(stats)
+
+
+# --- pre-sampling --------------------------------------------------------------------------
+
+
+def test_frequency_knows_where_the_seeds_are(path: Path) -> None:
+    """A cache of a tenth, for a few seeds that are nobody's neighbours."""
+    store = gnnstore.open(path)
+    seeds = range(940, 980)
+    hits = {}
+    for score in ("degree", "frequency"):
+        loader = NeighborLoader(
+            store,
+            [1],
+            seeds,
+            batch_size=8,
+            strategy="static",
+            cache=score,
+            cache_bytes=cost(store, score).bytes_of(100),
+            seed=0,
+        )
+        batches(loader, 5)
+        hits[score] = loader.stats().hit_rate
+    assert hits["frequency"] > 1.2 * hits["degree"] > 0
+
+
+def test_presampling_uses_nothing_up(path: Path) -> None:
+    class Spy:
+        def __init__(self) -> None:
+            self.num_iterations = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.num_iterations += 1
+            return iter(range(30))
+
+    state = torch.get_rng_state()
+    np_state = np.random.get_state()[1].tolist()  # type: ignore[index] # noqa: NPY002
+    generator = torch.Generator().manual_seed(4)
+    before = generator.get_state()
+    spy = Spy()
+    for options in ({"sampler": spy}, {"shuffle": True, "generator": generator}):
+        NeighborLoader(path, [3], range(30), strategy="static", memory="40MB", **options)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert np.random.get_state()[1].tolist() == np_state  # type: ignore[index] # noqa: NPY002
+    assert torch.equal(generator.get_state(), before)
+    assert spy.num_iterations == 0
+
+
+def test_a_loader_chooses_the_same_rows_each_time(path: Path) -> None:
+    counts = []
+    for num_threads in (0, 1, 3):
+        loader = NeighborLoader(
+            path,
+            [4, 4],
+            "train",
+            strategy="static",
+            cache_bytes=60_000,
+            num_threads=num_threads,
+            **OPTIONS,
+        )
+        batches(loader)
+        stats = loader.stats()
+        counts.append((stats.cache_rows, stats.reads, stats.bytes_read, stats.rows_cached))
+    assert counts[0] == counts[1] == counts[2]
+
+
+# --- sharing -------------------------------------------------------------------------------
+
+
+def test_loaders_share_a_cache(path: Path, expected: list[dict[str, Any]]) -> None:
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {**OPTIONS, "strategy": "static", "cache_bytes": 60_000}
+    train = NeighborLoader(store, [4, 4], "train", **options)
+    held = residents_of(store).resident_bytes
+    valid = NeighborLoader(store, [-1], "valid", **options)
+    assert residents_of(store).resident_bytes == held
+    assert train._builder.tables.cache is valid._builder.tables.cache
+    other = NeighborLoader(store, [4, 4], "train", **{**options, "cache": "degree"})
+    assert other._builder.tables.cache is not train._builder.tables.cache
+    assert same(batches(train, 2), expected)
+
+
+def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
+    """One budget for all loaders: that of the later one counts too."""
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {"strategy": "static", "num_threads": 2, "topology": "memory"}
+
+    def small(**options: Any) -> NeighborLoader:
+        return NeighborLoader(store, [2], "train", batch_size=5, seed=0, **options)
+
+    def large(memory: int) -> NeighborLoader:
+        return NeighborLoader(store, [4, 2], batch_size=20, memory=memory, seed=0, **options)
+
+    with pytest.raises(BudgetError) as caught:
+        large(17_000_000)
+    memory = needed_by(caught.value) + 400_000
+    expected = batches(small(strategy="memory"), 2)
+    train = small(memory=memory, **options)
+    assert train.stats().cache_rows == N
+    running = iter(train)
+    found = [next(running).to_dict()]
+    later = large(memory)
+    kept = train.stats().cache_rows
+    assert 300 < kept < 700, "400 kB less a batch, at 529 bytes a node"
+    assert later.stats().cache_rows == kept
+    found += [batch.to_dict() for batch in running]
+    assert same(found + batches(train), expected)
+    for batch in later:
+        np.testing.assert_array_equal(batch.x, store.features[batch.n_id])
+    assert later.stats().rows_cached > 0
+
+
+def test_a_seed_that_is_drawn_late_keeps_the_cache(path: Path) -> None:
+    loader = NeighborLoader(path, [4], "train", strategy="static", batch_size=50)
+    cache = loader._builder.tables.cache
+    assert cache is not None
+    next(iter(loader))
+    assert loader._builder.tables.cache is cache
+
+
+def test_a_pickled_loader_caches_the_same_rows(path: Path, expected: list[dict[str, Any]]) -> None:
+    options: dict[str, Any] = {"strategy": "static", "cache_bytes": 60_000, **OPTIONS}
+    loader = NeighborLoader(path, [4, 4], "train", **options)
+    pickled = pickle.dumps(loader)
+    assert len(pickled) < 20_000 + 16 * N
+    copy = pickle.loads(pickled)  # noqa: S301 - our own
+    assert same(batches(copy, 2), expected)
+    batches(loader, 2)
+    for name in ("cache_rows", "rows_cached", "rows_read", "reads", "reason"):
+        assert getattr(copy.stats(), name) == getattr(loader.stats(), name)
+
+
+def test_a_cache_goes_with_its_store(path: Path) -> None:
+    gc.collect()
+    before = _core.pool_stats()["bytes_in_use"]
+    store = gnnstore.open(path)
+    loader = NeighborLoader(store, [4], strategy="static", cache="degree")
+    assert _core.pool_stats()["bytes_in_use"] > before
+    del loader, store
+    gc.collect()
+    assert _core.pool_stats()["bytes_in_use"] == before
+
+
+# --- budgets -------------------------------------------------------------------------------
+
+
+def needed_by(error: BudgetError) -> int:
+    return int(re.findall(r" needs (\d+) bytes", str(error))[0])
+
+
+def budget_of(loader: NeighborLoader) -> int:
+    """Return what a loader under a budget holds besides its batches."""
+    chosen = loader._builder.tables.placement
+    return chosen.budget_bytes - chosen.left_bytes
+
+
+@pytest.mark.parametrize("strategy", ["direct", "static"])
+def test_too_small_for_two_batches_says_what_is_needed(path: Path, strategy: str) -> None:
+    def loader(memory: int) -> NeighborLoader:
+        options: dict[str, Any] = {"topology": "memory", "num_threads": 2, **OPTIONS}
+        return NeighborLoader(path, [4, 4], "train", strategy=strategy, memory=memory, **options)
+
+    held = budget_of(loader(60_000_000)) if strategy == "direct" else 0
+    with pytest.raises(BudgetError) as caught:
+        loader(17_700_000)
+    message = str(caught.value)
+    needed = needed_by(caught.value)
+    assert message.endswith("or choose a smaller batch_size or fan-out")
+    assert f"memory=17700000 is {needed - 17_700_000} bytes too few" in message
+    if held:
+        assert f"needs {needed} bytes: {held} that it holds" in message
+    with pytest.raises(BudgetError):
+        loader(needed - 1)
+    enough = loader(needed)
+    assert len(batches(enough)) == 12
+    assert enough.stats().cache_rows == 0
+
+
+def test_too_small_for_staging_says_so(path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"16\.8 MB of staging for reads\) and room for batches"):
+        NeighborLoader(path, [4], strategy="direct", memory="5MB", num_threads=2)
+
+
+def test_a_cache_that_does_not_fit_says_so(path: Path) -> None:
+    def loader(memory: int, cache_bytes: int) -> NeighborLoader:
+        return NeighborLoader(
+            path,
+            [4],
+            strategy="static",
+            topology="memory",
+            num_threads=2,
+            memory=memory,
+            cache_bytes=cache_bytes,
+        )
+
+    with pytest.raises(BudgetError) as caught:
+        loader(budget_of(loader(60_000_000, 0)) + 100, 0)
+    memory = needed_by(caught.value) + 300_000
+    assert loader(memory, 300_000).stats().cache_rows > 500
+    message = r"cache_bytes=400000 does not fit beside 2 batches .*: lower cache_bytes= or raise"
+    with pytest.raises(BudgetError, match=message):
+        loader(memory, 400_000)
+
+
+def test_auto_reads_with_a_cache_what_does_not_fit(
+    graph: GraphArrays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = random_graph(60_000, 100_000, feature_dim=WIDTH)
+    path = graph.write(tmp_path / "s.gnn")
+    loader = NeighborLoader(path, [4], memory="22MB", num_threads=1, batch_size=100, seed=0)
+    stats = loader.stats()
+    assert stats.strategy == "static"
+    assert "the 25.3 MB of the store do not fit 22 MB of the memory= budget" in stats.reason
+    assert f"read by {stats.io_engine}" in stats.reason
+    assert f"rows of the {stats.cache_rows} nodes that sampling needs most often" in stats.reason
+    assert 10_000 < stats.cache_rows < 30_000
+    chosen = loader._builder.tables.placement
+    assert chosen.resident_bytes + chosen.staging_bytes + stats.cache_rows * 400 < 22_000_000
+    # A budget that staging alone would exceed is left to the page cache, unless told otherwise.
+    loader = NeighborLoader(path, [4], memory="8MB", num_threads=1, batch_size=100, seed=0)
+    assert loader.stats().strategy == "mmap"
+    assert "and strategy 'static' would need more" in loader.stats().reason
+    with pytest.raises(BudgetError):
+        NeighborLoader(path, [4], memory="8MB", num_threads=1, cache="degree")
+
+
+def test_scores_must_fit_as_well(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 kB of degrees, where a cache of one row would take less."""
+    store = gnnstore.open(path)
+    monkeypatch.setattr(presampling, "_MEASURED_BATCHES", 0)
+    options: dict[str, Any] = {
+        "strategy": "static",
+        "topology": "memory",
+        "cache": "degree",
+        "num_threads": 1,
+    }
+    with pytest.raises(BudgetError) as caught:
+        NeighborLoader(store, [], memory=1000, **options)
+    loader = NeighborLoader(store, [], memory=needed_by(caught.value) + 3000, **options)
+    assert "cached in 0 B (the scores of all nodes would take 4 kB)" in loader.stats().reason
+
+
+def test_one_more_thread_waits_for_the_disk(path: Path) -> None:
+    cores = len(os.sched_getaffinity(0))
+    for strategy, more in (("memory", 0), ("mmap", 0), ("direct", 1), ("static", 1), ("auto", 0)):
+        loader = NeighborLoader(path, [2], strategy=strategy)
+        assert loader.num_threads == cores + more
+        assert loader.prefetch_batches == 2 * (cores + more)
+    assert NeighborLoader(path, [2], strategy="direct", num_threads=1).num_threads == 1
+    assert NeighborLoader(path, [2], strategy="direct", num_workers=5).num_threads == 5
+    assert NeighborLoader(path, [2], strategy="direct", num_threads=0).num_threads == 0
+
+
+def test_a_small_budget_has_fewer_threads(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asked for 65, whose staging would take 545 MB."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    loader = NeighborLoader(path, [2], strategy="direct", memory="100MB")
+    assert loader.num_threads == 2, "8.4 MB each, of a quarter"
+    assert loader._builder.tables.placement.staging_bytes == 2 * 8_388_608
+    assert NeighborLoader(path, [2], strategy="direct", memory="10MB").num_threads == 1
+    assert NeighborLoader(path, [2], strategy="direct").num_threads == 65
+    with pytest.raises(BudgetError, match="545 MB of staging for reads"):
+        NeighborLoader(path, [2], strategy="direct", memory="100MB", num_threads=65)
+    assert NeighborLoader(path, [2], strategy="mmap", memory="100MB").num_threads == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"io_engine": "aio"}, "io_engine='aio' is unknown; choose one of io_uring, pread, mmap"),
+        ({"strategy": "memory", "io_engine": "pread"}, "has no use for io_engine='pread'"),
+        ({"strategy": "mmap", "cache": "degree"}, "has no use for cache='degree'"),
+        ({"cache": "lru"}, "cache='lru' is unknown"),
+    ],
+)
+def test_options_that_contradict_one_another(
+    path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        NeighborLoader(path, [2], **options)
+    assert message in str(caught.value)

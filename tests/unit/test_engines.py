@@ -1,0 +1,521 @@
+"""Which engine is chosen, what is said where one does not work, and what an engine holds.
+
+How engines read, and what they do when a disk fails, is in test_reader_*.py.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gnnstore import _core
+from gnnstore.errors import StorageError, UsageError
+from gnnstore.io import engines
+from gnnstore.io.engines import (
+    ENGINES,
+    ENVIRONMENT_VARIABLE,
+    choose_engine,
+    open_engine,
+    probe_engines,
+)
+from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
+from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
+from gnnstore.testing.reads import why_unavailable
+
+T = TypeVar("T")
+
+FILE_BYTES = 1 << 20
+WITHOUT_RING: dict[str, Any] = {"call": "io_uring_setup", "times": -1}  # and an errno
+
+
+@pytest.fixture(autouse=True)
+def _environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine asked for, no measurements of this disk, and nothing said so far."""
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(engines, "_said", set())
+
+
+@pytest.fixture
+def values() -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, FILE_BYTES, dtype=np.uint8)
+
+
+@pytest.fixture
+def file(tmp_path: Path, values: NDArray[np.uint8]) -> Path:
+    path = tmp_path / "file"
+    path.write_bytes(values.tobytes())
+    return path
+
+
+@pytest.fixture
+def uring(tmp_path: Path) -> None:
+    if reason := why_unavailable("io_uring", tmp_path):
+        pytest.skip(f"io_uring: {reason}")
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    name = str(request.param)
+    if reason := why_unavailable(name, tmp_path):
+        pytest.skip(f"{name}: {reason}")
+    return name
+
+
+def read_pieces(
+    reader: _core.Reader, path: Path, offsets: NDArray[np.int64], piece_bytes: int
+) -> NDArray[np.uint8]:
+    """Read ranges of one file, one behind the other."""
+    files = _core.FileSet([path], [path.stat().st_size])
+    out = np.zeros((len(offsets), piece_bytes), np.uint8)
+    counts = np.full(len(offsets), piece_bytes, np.int64)
+    places = np.arange(len(offsets), dtype=np.int64) * piece_bytes
+    index = np.zeros(len(offsets), np.int64)
+    reader.read_ranges(files, index, offsets, counts, places, out.reshape(-1))
+    return out
+
+
+# --- the choice ------------------------------------------------------------------------------
+
+
+def test_every_engine_that_works_says_how(file: Path) -> None:
+    probes = probe_engines(file)
+    assert [probe.name for probe in probes] == list(ENGINES)
+    for probe in probes:
+        assert probe.is_available or probe.name == "io_uring"
+        if probe.is_available:
+            assert probe.detail.startswith(probe.name)
+            assert probe.remedy == ""
+
+
+def test_the_fastest_that_works(file: Path, uring: None) -> None:
+    choice = choose_engine(file)
+    assert choice.name == "io_uring"
+    assert choice.reason == "io_uring, the fastest that works here"
+
+
+def test_the_next_one_where_io_uring_is_forbidden(file: Path) -> None:
+    with inject(errno=errno.EPERM, **WITHOUT_RING) as fault:
+        choice = choose_engine(file)
+    assert fault.count == 1
+    assert choice.name == "pread"
+    assert "because there is no io_uring (io_uring_setup: Operation not permitted)" in choice.reason
+
+
+def test_the_last_one_where_no_thread_starts_reading(file: Path) -> None:
+    """A probe reads: an engine whose reads fail is as unavailable as one that is not there."""
+    with inject_all(
+        Fault(errno=errno.ENOSYS, **WITHOUT_RING), Fault("pread", errno.EPERM, times=-1)
+    ):
+        choice = choose_engine(file)
+    assert choice.name == "mmap"
+    assert "no io_uring" in choice.reason
+    assert "nor pread" in choice.reason
+
+
+def test_no_engine_at_all(file: Path) -> None:
+    with (
+        inject_all(
+            Fault(errno=errno.EPERM, **WITHOUT_RING), Fault("thread", errno.EAGAIN, times=-1)
+        ),
+        pytest.raises(UsageError) as caught,
+    ):
+        choose_engine(file)
+    for text in (str(file), "io_uring_setup", "cannot start a thread", "ulimit -u"):
+        assert text in str(caught.value)
+
+
+def test_an_engine_that_is_asked_for(file: Path, engine: str) -> None:
+    choice = choose_engine(file, engine)
+    assert (choice.name, choice.reason) == (engine, f"{engine} because it was asked for")
+
+
+def test_the_environment_asks(file: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, engine)
+    choice = choose_engine(file)
+    assert choice.name == engine
+    assert choice.reason == f"{engine} because {ENVIRONMENT_VARIABLE} asks for it"
+    assert choose_engine(file, "mmap").name == "mmap"  # the argument comes first
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "")
+    assert "asks for it" not in choose_engine(file).reason
+
+
+@pytest.mark.parametrize("name", ["libaio", "IO_URING", "io_uring "])
+def test_an_unknown_engine(file: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = f"'{name}' is unknown; choose one of io_uring, pread, mmap"
+    with pytest.raises(UsageError, match=f"io_engine={expected}"):
+        choose_engine(file, name)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, name)
+    with pytest.raises(UsageError, match=f"{ENVIRONMENT_VARIABLE}={expected}"):
+        choose_engine(file)
+
+
+@pytest.mark.parametrize(
+    ("code", "setting", "remedy"),
+    [
+        (errno.EPERM, "0\n", "seccomp"),
+        (errno.EPERM, None, "seccomp"),
+        (errno.EACCES, "0\n", "seccomp"),
+        (errno.EPERM, "2\n", "sysctl kernel.io_uring_disabled=0"),
+        (errno.EPERM, "1\n", "sysctl kernel.io_uring_disabled=0"),
+        (errno.ENOMEM, None, "ulimit -l"),
+        (errno.ENOSYS, None, r"Linux 5\.6"),
+        (errno.EINVAL, None, r"Linux 5\.6"),
+        (errno.EMFILE, None, "ulimit -n"),
+        (errno.EIO, None, "Ask for another one"),
+    ],
+)
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_an_engine_that_is_asked_for_and_does_not_work(
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    code: int,
+    setting: str | None,
+    remedy: str,
+    by_environment: bool,
+) -> None:
+    kernel_setting = file.parent / "io_uring_disabled"
+    if setting is not None:
+        kernel_setting.write_text(setting)
+    monkeypatch.setattr(engines, "_IO_URING_DISABLED", kernel_setting)
+    if by_environment:
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, "io_uring")
+    with inject(errno=code, **WITHOUT_RING), pytest.raises(UsageError) as caught:
+        choose_engine(file, None if by_environment else "io_uring")
+    message = str(caught.value)
+    asked = f"{ENVIRONMENT_VARIABLE}=" if by_environment else "io_engine="
+    assert message.startswith(f"{asked}'io_uring' is not available here: io_uring_setup: ")
+    assert os.strerror(code) in message
+    assert re.search(remedy, message)
+
+
+def test_a_kernel_that_has_rings_but_not_this_read(file: Path, uring: None) -> None:
+    """Linux 5.1 to 5.5."""
+    with (
+        inject("io_uring_read", errno=errno.EINVAL, times=-1),
+        pytest.raises(UsageError, match=r"Invalid argument\. It needs Linux 5\.6"),
+    ):
+        choose_engine(file, "io_uring")
+
+
+@pytest.mark.parametrize("forced", [None, "pread", "mmap"])
+def test_a_file_that_cannot_be_read_is_not_the_engines_fault(
+    tmp_path: Path, forced: str | None
+) -> None:
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.touch()
+    for path, text in [(missing, "No such file"), (empty, "the file is empty")]:
+        with pytest.raises(StorageError, match=text) as caught:
+            choose_engine(path, forced)
+        assert caught.value.path == str(path)
+
+
+# --- engines that are shared -----------------------------------------------------------------
+
+
+def test_loaders_share_their_engines(file: Path, engine: str) -> None:
+    one, other = open_engine(file, engine), open_engine(file, engine)
+    assert one.reader is other.reader
+    assert one.name == engine
+    assert f"{one.tuning.queue_depth} reads in flight (defaults)" in one.reason
+    assert one.staging_bytes == one.reader.staging_bytes > 0
+    another = open_engine(file, "mmap" if engine == "pread" else "pread")
+    assert another.reader is not one.reader
+
+
+def test_engines_end_with_their_last_user(file: Path, engine: str) -> None:
+    before = settled(resources)
+    first, second = open_engine(file, engine), open_engine(file, engine)
+    offsets = np.arange(64, dtype=np.int64) * 4096
+    read_pieces(first.reader, file, offsets, 512)
+    during = resources()
+    assert during["pool bytes"] > before["pool bytes"]
+    assert (during["threads"] > before["threads"]) == (engine != "io_uring")
+    # What the kernel reads into must not be in two processes after a fork.
+    kept = during["mappings kept from children"] - before["mappings kept from children"]
+    assert (kept > 0) == (engine != "mmap")
+    del first
+    read_pieces(second.reader, file, offsets, 512)
+    del second
+    assert settled(resources) == before
+
+
+def settled(look: Callable[[], T]) -> T:
+    """Return what `look` sees as soon as that stays the same: ended threads linger a moment."""
+    found = look()
+    for _ in range(100):
+        time.sleep(0.05)
+        before, found = found, look()
+        if found == before:
+            break
+    return found
+
+
+def threads() -> set[str]:
+    """Return the ids of our threads: the kernel's own, which help a ring, are not ours to end."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name = (task / "comm").read_text()
+        except OSError:  # it has just ended
+            continue
+        if not name.startswith("iou-"):
+            found.add(task.name)
+    return found
+
+
+def resources() -> dict[str, int]:
+    """Return what engines hold: descriptors, threads, memory, and memory no child gets."""
+    gc.collect()
+    flags = re.findall(r"^VmFlags:.*\bdc\b", Path("/proc/self/smaps").read_text(), re.MULTILINE)
+    return {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": len(threads()),
+        "pool bytes": _core.pool_stats()["bytes_in_use"],
+        "mappings kept from children": len(flags),
+    }
+
+
+def test_the_choice_is_logged_once(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "gnnstore"):
+        for _ in range(3):
+            open_engine(file, "pread")
+        open_engine(file, "mmap")
+    said = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert said == [
+        "rows are read by pread because it was asked for, 128 reads in flight (defaults)",
+        "rows are read by mmap because it was asked for, 128 reads in flight (defaults)",
+    ]
+
+
+def test_reads_through_the_page_cache_are_said_once(
+    file: Path, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, "gnnstore"),
+        # Of each pair of calls, the first asks for direct reads.
+        inject_all(*(Fault("open", errno.EINVAL, skip=2 * i) for i in range(6))),
+    ):
+        for _ in range(3):
+            open_engine(file, engine)
+    said = [record.message for record in caplog.records]
+    if engine == "mmap":  # which never does anything else
+        assert not said
+        return
+    assert len(said) == 1
+    assert "go through the page cache: the file system refuses to open with O_DIRECT" in said[0]
+    assert filesystem_id(file) in said[0]
+
+
+def test_measurements_of_the_disk_are_heeded(file: Path) -> None:
+    save_profile(
+        DeviceProfile(
+            filesystem_id=filesystem_id(file),
+            mount_point="/",
+            device="disk",
+            filesystem_type="ext4",
+            engine="io_uring",
+            is_direct=True,
+            measured_at="2026-01-02T03:04:05+00:00",
+            sequential_read_bytes_per_second=1e9,
+            sequential_write_bytes_per_second=1e9,
+            random_reads_per_second={
+                4096: {1: 1e4, 32: 9e4, 64: 9.1e4},
+                65536: {1: 5e3, 8: 1.5e4},
+            },
+        )
+    )
+    tuned = open_engine(file, "pread")
+    assert tuned.tuning.queue_depth == 32
+    assert "32 reads in flight (profile of 2026-01-02" in tuned.reason
+
+
+# --- how they work ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 100, 4096])
+@pytest.mark.parametrize("num_threads", [1, 7])
+def test_any_depth(
+    file: Path, values: NDArray[np.uint8], engine: str, *, depth: int, num_threads: int
+) -> None:
+    reader = _core.Reader(engine, queue_depth=depth, num_threads=num_threads, max_read_bytes=4096)
+    offsets = np.random.default_rng(depth).integers(0, FILE_BYTES - 100, 500)
+    found = read_pieces(reader, file, offsets, 100)
+    expected = values[offsets[:, None] + np.arange(100)]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_large_pieces(file: Path, values: NDArray[np.uint8], engine: str) -> None:
+    reader = _core.Reader(engine, queue_depth=4)
+    offsets = np.array([0, 4096, 1, 512, 333], np.int64)
+    found = read_pieces(reader, file, offsets, FILE_BYTES // 2)
+    for piece, offset in zip(found, offsets.tolist(), strict=True):
+        np.testing.assert_array_equal(piece, values[offset : offset + FILE_BYTES // 2])
+
+
+def test_a_kernel_without_cooperative_work(
+    file: Path, values: NDArray[np.uint8], uring: None
+) -> None:
+    """Before Linux 5.19 the flags are refused, and the ring is made without them."""
+    reader = _core.Reader("io_uring", queue_depth=8)
+    with inject("io_uring_setup", errno=errno.EINVAL) as fault:
+        offsets = np.arange(0, FILE_BYTES, 8192, dtype=np.int64)
+        found = read_pieces(reader, file, offsets, 8192)
+    assert fault.count == 1
+    np.testing.assert_array_equal(found.reshape(-1), values)
+
+
+def test_memory_that_may_not_be_locked(file: Path, values: NDArray[np.uint8], uring: None) -> None:
+    reader = _core.Reader("io_uring", queue_depth=8)
+    with inject("io_uring_register", errno=errno.ENOMEM) as fault:
+        text = reader.describe()
+    assert fault.count == 1
+    assert text.startswith("io_uring, 8 deep, plain buffers (")
+    assert os.strerror(errno.ENOMEM) in text
+    found = read_pieces(reader, file, np.array([4096 + 1]), 5000)  # through staging memory
+    np.testing.assert_array_equal(found[0], values[4097:9097])
+    assert _core.Reader("io_uring", queue_depth=8).describe() == (
+        "io_uring, 8 deep, registered buffers"
+    )
+
+
+def test_a_ring_that_somebody_closes(file: Path, values: NDArray[np.uint8], uring: None) -> None:
+    """As programs do that turn into daemons; here something else takes its number at once.
+
+    Nothing hangs, and the next call works.
+    """
+
+    def rings() -> set[int]:
+        found = set()
+        for link in Path("/proc/self/fd").iterdir():
+            try:
+                if "io_uring" in str(link.readlink()):
+                    found.add(int(link.name))
+            except FileNotFoundError:
+                continue  # the directory itself
+        return found
+
+    before = rings()
+    reader = _core.Reader("io_uring", queue_depth=8)
+    reader.describe()
+    (ring,) = rings() - before
+    with Path(os.devnull).open("rb") as other:
+        os.dup2(other.fileno(), ring)
+    with pytest.raises(OSError, match="io_uring_enter") as caught:
+        read_pieces(reader, file, np.array([0]), 512)
+    assert caught.value.errno == errno.EOPNOTSUPP
+    np.testing.assert_array_equal(read_pieces(reader, file, np.array([0]), 512)[0], values[:512])
+
+
+@pytest.mark.parametrize("engine", ["pread", "mmap"])
+def test_threads_come_with_the_reads_that_need_them(file: Path, engine: str) -> None:
+    before = settled(threads)
+    reader = _core.Reader(engine, queue_depth=8, num_threads=6)
+    reader.describe()
+    assert threads() == before
+    read_pieces(reader, file, np.arange(2, dtype=np.int64) * 4096, 512)
+    assert len(threads() - before) == 2
+    read_pieces(reader, file, np.arange(200, dtype=np.int64) * 4096, 512)
+    own = threads() - before
+    assert len(own) == 6
+    # A handler must run in a thread that can be interrupted, and a read must not be.
+    for name in own:
+        status = Path(f"/proc/self/task/{name}/status").read_text()
+        blocked = re.search(r"^SigBlk:\s*([0-9a-f]+)", status, re.MULTILINE)
+        assert blocked
+        assert int(blocked[1], 16) & (1 << 1)  # SIGINT
+        assert int(blocked[1], 16) & (1 << 13)  # SIGALRM
+    del reader
+    assert settled(threads) == before
+
+
+# --- mapped files ----------------------------------------------------------------------------
+
+
+def mapped(file: Path) -> NDArray[np.uint8]:
+    reader = _core.Reader("mmap", queue_depth=4, num_threads=2)
+    return read_pieces(reader, file, np.arange(10, dtype=np.int64) * 50_000, 10_000)
+
+
+def test_a_kernel_that_cannot_populate(file: Path, values: NDArray[np.uint8]) -> None:
+    """Before Linux 5.14 the copy fetches the pages."""
+    with inject("madvise", errno=errno.EINVAL, times=-1) as fault:
+        found = mapped(file)
+    assert fault.count >= 10
+    for i, piece in enumerate(found):
+        np.testing.assert_array_equal(piece, values[i * 50_000 : i * 50_000 + 10_000])
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "expected"),
+    [
+        ("madvise", errno.EFAULT, errno.EIO),  # what would be SIGBUS
+        ("madvise", errno.ENOMEM, errno.ENOMEM),
+        ("madvise", errno.EACCES, errno.EACCES),
+    ],
+)
+def test_a_page_that_cannot_be_read(file: Path, call: SystemCall, code: int, expected: int) -> None:
+    with inject(call, errno=code, times=-1), pytest.raises(OSError, match="cannot read") as caught:
+        mapped(file)
+    assert (caught.value.errno, caught.value.filename) == (expected, str(file))
+    assert re.search(r"bytes at offset \d+", str(caught.value))
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EINTR])
+def test_pages_that_are_not_ready(file: Path, values: NDArray[np.uint8], code: int) -> None:
+    with inject("madvise", errno=code, skip=4, times=6) as fault:
+        found = mapped(file)
+    assert fault.count == 6
+    np.testing.assert_array_equal(found[9], values[450_000:460_000])
+
+
+TRUNCATED = """
+import os, sys
+import numpy as np
+from gnnstore import _core
+path = sys.argv[1]
+size = os.stat(path).st_size
+files = _core.FileSet([path], [size])
+reader = _core.Reader("mmap", queue_depth=4, num_threads=2)
+def read(offset):
+    out = np.zeros(512, np.uint8)
+    one = lambda value: np.array([value], np.int64)
+    reader.read_ranges(files, one(0), one(offset), one(512), one(0), out)
+    return out
+read(size - 512)  # its page is mapped now
+os.truncate(path, 4096)
+read(0)
+for offset in (4096, 8192, size - 512):
+    try:
+        read(offset)
+    except OSError as error:
+        assert "the file ends at byte 4096" in str(error), error
+    else:
+        sys.exit("no error")
+print("no crash")
+"""
+
+
+def test_a_mapped_file_that_is_truncated_is_no_crash(file: Path) -> None:
+    finished = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (finished.returncode, finished.stdout) == (0, "no crash\n"), finished.stderr

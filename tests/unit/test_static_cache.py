@@ -1,0 +1,196 @@
+"""Which nodes a static cache holds: scores, ties, settings; and the cache that loaders share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import gnnstore
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.shared_cache import SharedCache, cache_cost
+from gnnstore.planning import static_cache
+from gnnstore.planning.static_cache import (
+    CacheSettings,
+    Score,
+    count_out_degrees,
+    read_cache_settings,
+    select_nodes,
+)
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.stores import write_example_store
+
+
+def best_nodes(scores: npt.NDArray[Any], num_rows: int) -> list[int]:
+    """Return what `select_nodes` must: by sorting, which it does not do."""
+    if num_rows >= len(scores):
+        return list(range(len(scores)))
+    by_score = sorted(range(len(scores)), key=lambda node: (-int(scores[node]), node))
+    return sorted(node for node in by_score[:num_rows] if scores[node])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 499, 998, 999, 1000, 1001])
+@pytest.mark.parametrize("most", [1, 3, 250])
+def test_the_highest_scores_are_chosen(dtype: type, num_rows: int, most: int) -> None:
+    drawn = np.random.default_rng(num_rows).integers(0, most, 1000)
+    scores: npt.NDArray[Any] = drawn.astype(dtype)
+    nodes = select_nodes(scores, num_rows)
+    assert nodes.dtype == np.int64
+    assert nodes.tolist() == best_nodes(scores, num_rows)
+
+
+@given(
+    scores=hnp.arrays(
+        np.uint32, st.integers(0, 40), elements=st.sampled_from([0, 1, 7, 65535, 65536, 2**32 - 1])
+    ),
+    num_rows=st.integers(0, 45),
+)
+def test_scores_of_32_bits(scores: npt.NDArray[np.uint32], num_rows: int) -> None:
+    assert select_nodes(scores, num_rows).tolist() == best_nodes(scores, num_rows)
+
+
+def test_scores_are_looked_at_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static_cache, "_CHUNK", 7)
+    scores = np.random.default_rng(0).integers(0, 4, 100).astype(np.uint8)
+    for num_rows in range(102):
+        assert select_nodes(scores, num_rows).tolist() == best_nodes(scores, num_rows)
+
+
+def test_of_equal_scores_the_lowest_ids() -> None:
+    assert select_nodes(np.array([3, 5, 5, 5, 1], np.uint8), 2).tolist() == [1, 2]
+
+
+def test_what_nobody_asked_for_is_cached_only_with_all_the_rest() -> None:
+    scores = np.array([0, 2, 0, 1], np.uint8)
+    assert select_nodes(scores, 3).tolist() == [1, 3]
+    assert select_nodes(scores, 4).tolist() == [0, 1, 2, 3]
+
+
+def test_an_out_degree_counts_the_columns_that_a_node_stands_in() -> None:
+    graph = random_graph(50, 400, seed=2)
+    sources = np.sort(graph.edge_index[0])
+    for pieces in (1, 3, 17):
+        counts = count_out_degrees(np.array_split(sources, pieces), 50, "the graph")
+        assert counts.dtype == np.uint32
+        np.testing.assert_array_equal(counts, np.bincount(sources, minlength=50))
+
+
+def test_a_damaged_topology_is_an_error_not_a_crash() -> None:
+    with pytest.raises(CorruptStoreError, match=r"the degrees of g\.gnn: .*50.*run 'gnnstore ver"):
+        count_out_degrees([np.array([3, 50])], 50, "g.gnn")
+
+
+# --- settings ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "strategy", "settings"),
+    [
+        (("auto", None, None), "auto", None),
+        (("direct", None, None), "direct", None),
+        (("static", None, None), "static", CacheSettings("frequency")),
+        (("direct", "degree", None), "static", CacheSettings("degree")),
+        (("auto", "degree", "1kB"), "auto", CacheSettings("degree", 1000)),
+        (("direct", None, 0), "static", CacheSettings("frequency", 0)),
+        (("static", "frequency", "1GB"), "static", CacheSettings("frequency", 10**9)),
+        (("memory", None, None), "memory", None),
+    ],
+)
+def test_settings(given: tuple[Any, Any, Any], strategy: str, settings: Any) -> None:
+    assert read_cache_settings(*given) == (strategy, settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("static", "lru", None), "cache='lru' is unknown; choose one of degree, frequency"),
+        (("static", None, "much"), "cache_bytes='much' is not a size"),
+        (("static", None, -1), "cache_bytes=-1 is negative"),
+        (("memory", "degree", None), "strategy='memory' has no use for cache='degree'"),
+        (("mmap", None, 5), "strategy='mmap' has no use for cache_bytes=5: its rows are in"),
+    ],
+)
+def test_settings_that_make_no_sense(given: tuple[Any, Any, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_cache_settings(*given)
+    assert message in str(caught.value)
+
+
+# --- the cache that loaders share ----------------------------------------------------------
+
+N = 300
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectRows, Any]:
+    path: Path = tmp_path_factory.mktemp("cache") / "s.gnn"
+    stored = write_example_store(path, num_nodes=N, feature_shape=(30,))
+    store = gnnstore.open(path)
+    array = store.reader.paged(store.schema.node.attributes["x"])
+    return DirectRows.open(array, open_engine(array.file_paths[0])), stored.arrays["nodes/node/x"]
+
+
+IDS = np.random.default_rng(1).integers(0, N, 500)
+
+
+def fill(table: DirectRows, scores: npt.NDArray[Any], num_rows: int) -> SharedCache:
+    cache = SharedCache({"x": table}, N)
+    nodes = select_nodes(scores, num_rows)
+    cache.fill(nodes, scores[nodes])
+    return cache
+
+
+@pytest.mark.parametrize("score", ["degree", "frequency"])
+@pytest.mark.parametrize("num_rows", [0, 1, 100, N])
+def test_rows_are_the_same_and_fewer_are_read(
+    table: tuple[DirectRows, Any], num_rows: int, score: Score
+) -> None:
+    rows, expected = table
+    dtype = static_cache.SCORE_DTYPES[score]
+    scores = np.random.default_rng(0).integers(1, 200, N).astype(dtype)
+    cache = fill(rows, scores, num_rows)
+    found = cache.rows("x").gather(IDS)
+    np.testing.assert_array_equal(found.rows, expected[IDS])
+    cached = np.isin(IDS, select_nodes(scores, num_rows))
+    assert found.counts.rows_cached == cached.sum()
+    assert found.counts.rows_read == len(np.unique(IDS[~cached]))
+    assert cache.num_rows == num_rows
+    assert cache.num_bytes == cache_cost(N, rows.row_bytes, score).bytes_of(num_rows)
+    assert cache.rows("x").resident_bytes == num_rows * 120
+    assert (cache.rows("x").num_rows, cache.rows("x").row_bytes) == (N, 120)
+    assert (cache.holds("x"), cache.holds("y")) == (True, False)
+
+
+def test_a_cache_shrinks_to_its_best(table: tuple[DirectRows, Any]) -> None:
+    rows, expected = table
+    scores = np.random.default_rng(0).permutation(N).astype(np.uint32)
+    cache = fill(rows, scores, 200)
+    shared = cache.rows("x")
+    for num_rows in (250, 200, 80, 1, 0):
+        cache.shrink(num_rows)
+        assert cache.num_rows == min(num_rows, 200)
+        # The same object goes on, and knows the same rows.
+        found = shared.gather(IDS)
+        np.testing.assert_array_equal(found.rows, expected[IDS])
+        best = np.argsort(scores)[N - min(num_rows, 200) :]
+        assert found.counts.rows_cached == np.isin(IDS, best).sum()
+    assert cache.num_bytes == 0
+
+
+def test_a_full_cache_shrinks_too(table: tuple[DirectRows, Any]) -> None:
+    rows, _ = table
+    scores = np.zeros(N, np.uint8)
+    scores[[7, 250]] = [1, 2]
+    cache = fill(rows, scores, N)
+    cache.shrink(3)
+    assert cache.rows("x").gather(np.array([250])).counts.rows_cached == 1
+    assert cache.num_rows == 3
