@@ -19,8 +19,11 @@ from gnnstore.tools.session import Session, start_logging
 _COMMANDS = {
     "demo": ("gnnstore.tools.cmd_demo", "Convert, inspect and train on a built-in graph."),
     "convert": ("gnnstore.tools.cmd_convert", "Convert a graph into a store."),
+    "gc": ("gnnstore.tools.cmd_gc", "Find and remove what interrupted conversions left."),
     "inspect": ("gnnstore.tools.cmd_inspect", "Show what a store holds and how it will be read."),
     "verify": ("gnnstore.tools.cmd_verify", "Check a store's files, checksums and contents."),
+    "plan": ("gnnstore.tools.cmd_plan", "Compare caches for training on a store."),
+    "bench": ("gnnstore.tools.cmd_bench", "Measure this machine: what its disk can do."),
     "info": ("gnnstore.tools.cmd_info", "Show versions, build and machine, for bug reports."),
 }
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from gnnstore.tools.describe_engines import describe_engines
 from gnnstore.tools.filesystem import describe_filesystem
 from gnnstore.tools.options import session_options
 from gnnstore.tools.session import Session
@@ -18,7 +19,8 @@ from gnnstore.units import format_size
 _HELP = """Show versions, build and machine, for bug reports.
 
 PATH is a store or a directory; the file system that holds it is described too, with the
-alignment that direct I/O needs there. Default: the current directory.
+alignment that direct I/O needs there, and which engines can read from it: each is tried.
+Default: the current directory.
 
 \b
 Examples:
@@ -33,7 +35,11 @@ Examples:
 @session_options
 def command(session: Session, path: str) -> None:
     """Collect the facts and print them."""
-    document = {**describe_system(), "filesystem": describe_filesystem(path)}
+    document = {
+        **describe_system(),
+        "filesystem": describe_filesystem(path),
+        "engines": describe_engines(path),
+    }
     session.emit(document, lambda console: _render(console, document))
 
 
@@ -69,6 +75,8 @@ def _render(console: Console, document: Mapping[str, Any]) -> None:
     )
     print_title(console, f"File system of {document['filesystem']['path']}")
     print_facts(console, _filesystem_facts(document["filesystem"]))
+    print_title(console, "Engines that read rows there")
+    print_facts(console, _engine_facts(document["engines"]))
 
 
 def _filesystem_facts(facts: Mapping[str, Any]) -> dict[str, object]:
@@ -90,3 +98,15 @@ def _filesystem_facts(facts: Mapping[str, Any]) -> dict[str, object]:
         "direct I/O": alignment,
         "spinning disk": {True: "yes", False: "no", None: None}[facts["rotational"]],
     }
+
+
+def _engine_facts(engines: Mapping[str, Any]) -> dict[str, object]:
+    facts: dict[str, object] = {"forced": engines["forced"]}
+    if engines["probes"] is None:
+        return {**facts, "unknown": "no file there to try them on, and none can be made"}
+    for probe in engines["probes"]:
+        text = probe["detail"]
+        if not probe["is_available"]:
+            text = f"not available: {text}. {probe['remedy']}"
+        facts[probe["name"]] = text
+    return facts

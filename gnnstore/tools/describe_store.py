@@ -11,11 +11,13 @@ from typing import Any
 
 from gnnstore.available import available_bytes
 from gnnstore.errors import GnnstoreError, NotFoundError
+from gnnstore.formats.leftovers import leftovers
 from gnnstore.formats.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.reader import StoreReader
 from gnnstore.formats.schema import AttributeSpec
-from gnnstore.formats.transaction import leftovers
-from gnnstore.planning.placement import StoreSizes, place
+from gnnstore.io.engines import EngineChoice, choose_engine
+from gnnstore.planning.placement import place
+from gnnstore.planning.sizes import StoreSizes
 
 
 def describe_store(reader: StoreReader) -> dict[str, Any]:
@@ -144,13 +146,25 @@ def _state(reader: StoreReader) -> dict[str, Any]:
 def _reading(reader: StoreReader) -> dict[str, Any]:
     """Return how a loader with default arguments would read this store on this machine."""
     try:
-        placement = place(StoreSizes.of(reader.schema))
-    except GnnstoreError as error:  # heterogeneous, or not even the smallest part fits
+        sizes = StoreSizes.of(reader.schema)
+        placement = place(sizes)
+        engine = _engine(reader, sizes) if placement.reads_disk else None
+    except GnnstoreError as error:  # heterogeneous, too large in any way, no such engine
         return {"strategy": None, "reason": str(error)}
+    if engine is not None:
+        placement = placement.because(f"read by {engine.reason}")
     return {
         "strategy": placement.strategy,
         "topology": placement.topology,
+        "io_engine": None if engine is None else engine.name,
         "resident_bytes": placement.resident_bytes,
         "available_bytes": available_bytes(),
         "reason": placement.reason,
     }
+
+
+def _engine(reader: StoreReader, sizes: StoreSizes) -> EngineChoice | None:
+    """Return the engine that would read rows; it is tried out on a file of the store."""
+    paths = {table.path for table in sizes.tables if table.num_rows}
+    arrays = [reader.paged(spec) for spec in reader.schema.arrays() if spec.path in paths]
+    return choose_engine(arrays[0].file_paths[0]) if arrays else None

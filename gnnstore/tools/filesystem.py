@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.errors import NotFoundError
+from gnnstore.planning.filesystems import find_mount
 
 _AT_FDCWD = -100
 _STATX_DIOALIGN = 0x2000  # Linux 6.1
@@ -34,12 +35,12 @@ def describe_filesystem(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not place.exists():
         raise NotFoundError(f"{place}: no such file or directory", path=place)
     space = os.statvfs(place)
-    mount = _mount_of(place.resolve())
+    mount = find_mount(place)
     return {
         "path": str(place),
-        "mount_point": mount.get("mount_point"),
-        "type": mount.get("type"),
-        "device": mount.get("device"),
+        "mount_point": mount.point if mount else None,
+        "type": mount.kind if mount else None,
+        "device": mount.device if mount else None,
         "read_only": bool(space.f_flag & os.ST_RDONLY),
         "block_bytes": space.f_bsize,
         "free_bytes": space.f_bavail * space.f_frsize,
@@ -47,21 +48,6 @@ def describe_filesystem(path: str | os.PathLike[str]) -> dict[str, Any]:
         "direct_io": _direct_io(place),
         "rotational": _rotational(place),
     }
-
-
-def _mount_of(place: Path) -> dict[str, str]:
-    """Return the mount with the longest mount point above `place`."""
-    best: dict[str, str] = {}
-    try:
-        lines = Path("/proc/self/mounts").read_text().splitlines()
-    except OSError:
-        return best
-    for line in lines:
-        device, point, kind = line.split(" ")[:3]
-        point = point.replace("\\040", " ")
-        if place.is_relative_to(point) and len(point) >= len(best.get("mount_point", "")):
-            best = {"device": device, "mount_point": point, "type": kind}
-    return best
 
 
 def _direct_io(place: Path) -> dict[str, int] | None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
+import re
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import gnnstore
+from gnnstore.io.engines import ENGINES
+from gnnstore.testing.faults import inject
 from gnnstore.tools import system
 from gnnstore.tools.filesystem import describe_filesystem
 
@@ -36,11 +42,57 @@ def test_the_file_system_of_a_path(run: Any, example: Path) -> None:
     assert not list(example.glob(".gnnstore-info-*"))
 
 
+@pytest.mark.parametrize("kind", ["a store", "a directory", "a file"])
+def test_engines_that_work(run: Any, example: Path, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 100)
+    path = {"a store": example, "a directory": tmp_path, "a file": tmp_path / "file"}[kind]
+    before = sorted(path.rglob("*"))
+    probes = run("info", path, "--json").document["engines"]["probes"]
+    assert sorted(path.rglob("*")) == before
+    assert [probe["name"] for probe in probes] == list(ENGINES)
+    for probe in probes[1:]:  # these two work everywhere
+        assert probe["is_available"]
+        assert probe["detail"].startswith(probe["name"])
+        assert probe["remedy"] is None
+
+
+def test_an_engine_that_does_not_work(run: Any, example: Path) -> None:
+    with inject("io_uring_setup", errno=errno.EPERM, times=-1):
+        found = run("info", example, "--json").document["engines"]["probes"][0]
+        text = run("info", example).stdout
+    assert found["name"] == "io_uring"
+    assert found["is_available"] is False
+    assert found["detail"] == "io_uring_setup: Operation not permitted"
+    assert "io_uring" in found["remedy"]
+    assert re.search(
+        r"^  io_uring +not available: io_uring_setup: Operation not permitted\. \w", text, re.M
+    )
+    assert re.search(r"^  pread +pread, up to \d+ threads$", text, re.M)
+
+
+def test_an_engine_that_the_environment_asks_for(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GNNSTORE_IO_ENGINE", raising=False)
+    assert run("info", tmp_path, "--json").document["engines"]["forced"] is None
+    monkeypatch.setenv("GNNSTORE_IO_ENGINE", "mmap")
+    assert run("info", tmp_path, "--json").document["engines"]["forced"] == "mmap"
+    assert re.search(r"^  forced +mmap$", run("info", tmp_path).stdout, re.M)
+
+
+def test_no_file_to_try_engines_on(run: Any) -> None:
+    """Nothing can be written to /proc, and it is no store."""
+    done = run("info", "/proc", "--json")
+    assert done.status == 0
+    assert done.document["engines"]["probes"] is None
+    assert "no file there to try them on" in run("info", "/proc").stdout
+
+
 def test_text_for_people(run: Any) -> None:
     done = run("info")
     assert done.status == 0
     assert done.stdout.startswith(f"gnnstore {gnnstore.__version__}\n")
-    for text in ("torch", "zarr", "huge pages", "File system of .", "direct I/O"):
+    for text in ("torch", "zarr", "huge pages", "File system of .", "direct I/O", "Engines"):
         assert text in done.stdout
 
 

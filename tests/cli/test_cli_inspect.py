@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE
+from gnnstore.planning import placement
 from gnnstore.testing.stores import write_example_store
 
 
@@ -56,6 +58,24 @@ def test_what_will_be_used_to_read_it(run: Any, example: Path) -> None:
     assert (reading["strategy"], reading["topology"]) == ("memory", "memory")
     assert "strategy 'memory' because all" in reading["reason"]
     assert reading["resident_bytes"] < reading["available_bytes"]
+    assert reading["io_engine"] is None
+
+
+def test_a_store_larger_than_memory_is_read_by_an_engine(
+    run: Any, example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "available_bytes", lambda: 50_000)
+    reading = run("inspect", example, "--json").document["reading"]
+    assert reading["strategy"] == "static"
+    assert reading["io_engine"] in ENGINES
+    assert f"; read by {reading['io_engine']}" in reading["reason"]
+
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "pread")
+    assert run("inspect", example, "--json").document["reading"]["io_engine"] == "pread"
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "floppy")
+    done = run("inspect", example)
+    assert done.status == 0
+    assert "GNNSTORE_IO_ENGINE='floppy' is unknown" in " ".join(done.stdout.split())
 
 
 def test_an_interrupted_conversion_beside_it_is_reported(run: Any, scratch: Path) -> None:

@@ -1,0 +1,300 @@
+"""`gnnstore bench disk`: a table, a picture, a document; and a profile that loaders find."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnstore.planning.device_profile import DeviceProfile, load_profile
+from gnnstore.planning.read_tuning import tune_reads
+
+# The least that still measures: the numbers mean nothing, their shape does.
+QUICK = ("--size", "4MiB", "--seconds", "0.3", "-q")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep what a test measures in a directory of its own."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(directory))
+    monkeypatch.delenv("GNNSTORE_IO_ENGINE", raising=False)
+    return directory
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    directory = tmp_path / "place"
+    directory.mkdir()
+    return directory
+
+
+def test_the_document(run: Any, place: Path, cache: Path) -> None:
+    done = run("bench", "disk", place, *QUICK, "--json")
+    assert (done.status, done.stderr) == (0, "")
+    document = done.document
+    assert list(document)[:2] == ["schema_version", "command"]
+    assert (document["schema_version"], document["command"]) == (1, "bench")
+    assert (document["what"], document["path"]) == ("disk", str(place))
+    assert document["file_bytes"] == 4 << 20
+    assert document["problems"] == []
+    assert list(place.iterdir()) == []
+
+    profile = DeviceProfile.from_document(document["profile"], "stdout")
+    assert load_profile(place) == profile
+    assert Path(document["saved_to"]).is_relative_to(cache)
+    tuning = tune_reads(profile)
+    assert document["tuning"] == vars(tuning)
+    assert document["drawn_to"] is None
+
+
+def test_the_table(run: Any, place: Path, cache: Path) -> None:
+    done = run("bench", "disk", place, *QUICK)
+    assert (done.status, done.stderr) == (0, "")
+    (saved,) = cache.rglob("*.json")
+    profile = load_profile(place)
+    assert profile is not None
+    lines = [line.split() for line in done.stdout.splitlines()]
+    depths = {depth for rates in profile.random_reads_per_second.values() for depth in rates}
+    for depth in sorted(depths):
+        cells = [
+            f"{rates[depth]:,.0f}" if depth in rates else "-"
+            for _, rates in sorted(profile.random_reads_per_second.items())
+        ]
+        assert [str(depth), *cells] in lines
+    for text in (f"Disk below {place}", "read in sequence", "4 KiB", "queue depth", str(saved)):
+        assert text in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_nothing_is_kept_where_nothing_should_be(run: Any, place: Path, cache: Path) -> None:
+    done = run("bench", "disk", place, *QUICK, "--no-save")
+    assert done.status == 0
+    assert "nothing was kept" in done.stdout
+    assert not cache.exists()
+    assert load_profile(place) is None
+
+
+def test_the_engine_that_was_asked_for(run: Any, place: Path) -> None:
+    done = run("bench", "disk", place, *QUICK, "--engine", "pread", "--no-save", "--json")
+    assert done.document["profile"]["engine"] == "pread"
+    assert run("bench", "disk", place, *QUICK, "--engine", "mmap").status == 2
+
+
+def test_the_engine_of_the_environment(
+    run: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GNNSTORE_IO_ENGINE", "pread")
+    done = run("bench", "disk", place, *QUICK, "--no-save", "--json")
+    assert done.document["profile"]["engine"] == "pread"
+    monkeypatch.setenv("GNNSTORE_IO_ENGINE", "mmap")
+    done = run("bench", "disk", place, *QUICK, "--no-save")
+    assert done.status == 2
+    assert "no queue to measure" in done.stderr
+
+
+def test_progress_goes_to_stderr(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gnnstore.tools import progress  # noqa: PLC0415
+
+    class EveryLine(progress.LineProgress):
+        def __init__(self, stream: Any) -> None:
+            super().__init__(stream, interval_seconds=0.0)
+
+    monkeypatch.setattr(progress, "LineProgress", EveryLine)
+    done = run("bench", "disk", place, *QUICK[:-1], "--no-save", "--json")
+    assert json.loads(done.stdout)
+    assert "write a file: 4.19 MB of 4.19 MB" in done.stderr
+    # Five rounds of nine depths; reads of 512 bytes are not possible everywhere.
+    assert re.search(r"read: (135 of 135|90 of 90) measurements \(100%\)", done.stderr)
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+
+def png_size(data: bytes) -> tuple[int, int]:
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert data[12:16] == b"IHDR"
+    assert data[-8:-4] == b"IEND"
+    width, height = struct.unpack_from(">II", data, 16)
+    return width, height
+
+
+def test_the_picture(run: Any, place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "picture.of.it"  # a PNG, whatever it is called
+    done = run("bench", "disk", place, *QUICK, "--no-save", "--plot", picture)
+    assert (done.status, done.stderr) == (0, "")
+    assert str(picture) in done.stdout
+    assert png_size(picture.read_bytes()) == (1500, 690)
+    assert list(place.iterdir()) == []
+
+
+def test_the_picture_shows_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    matplotlib_figure = pytest.importorskip("matplotlib.figure")
+    real = matplotlib_figure.Figure
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        figures.append(real(*arguments, **options))
+        return figures[-1]
+
+    monkeypatch.setattr(matplotlib_figure, "Figure", remember)
+    from gnnstore.tools.plot_disk import draw_profile  # noqa: PLC0415
+
+    rates = {512: {1: 10.0, 2: 20.0, 4: 30.0}, 4096: {1: 9.0, 2: 18.0}, 65536: {1: 5.0}}
+    profile = DeviceProfile(
+        *("ext4-1", "/data", "/dev/disk", "ext4", "io_uring", False, "2026-01-02T00:00:00+00:00"),
+        sequential_read_bytes_per_second=1e6,
+        sequential_write_bytes_per_second=5e5,
+        random_reads_per_second=rates,
+    )
+    draw_profile(profile, tmp_path / "a.png")
+    ((reads, bandwidth),) = [figure.axes for figure in figures]
+    assert reads.get_xscale() == bandwidth.get_xscale() == "log"
+    for axes, factors in ((reads, (1, 1, 1)), (bandwidth, (512, 4096, 65536))):
+        drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines[:3]]
+        expected = [
+            (list(of_block), [rate * factor for rate in of_block.values()])
+            for of_block, factor in zip(rates.values(), factors, strict=True)
+        ]
+        assert drawn == expected
+    assert list(bandwidth.lines[3].get_ydata()) == [1e6, 1e6]
+    assert "through the page cache" in figures[0].get_suptitle()
+
+
+def test_without_matplotlib_nothing_is_measured(
+    run: Any, place: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = run("bench", "disk", place, *QUICK, "--plot", place / "a.png")
+    assert done.status == 2
+    assert "pip install 'gnnstore[plot]'" in done.stderr
+    assert not cache.exists()
+    # And it is missed by nobody else.
+    assert run("bench", "disk", place, *QUICK, "--no-save").status == 0
+
+
+def test_a_picture_in_a_directory_that_is_not_there(run: Any, place: Path, cache: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = run("bench", "disk", place, *QUICK, "--plot", place / "missing" / "a.png")
+    assert done.status == 3
+    assert "create it first" in done.stderr
+    assert not cache.exists()
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+def test_a_path_that_is_not_there(run: Any, tmp_path: Path) -> None:
+    done = run("bench", "disk", tmp_path / "none", *QUICK)
+    assert done.status == 3
+    assert "no such file or directory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--size", "1023KiB"), ("--size", "much"), ("--seconds", "0")]
+)
+def test_numbers_that_mean_nothing(run: Any, place: Path, arguments: tuple[str, str]) -> None:
+    assert run("bench", "disk", place, *arguments, "-q").status == 2
+
+
+@pytest.fixture
+def read_only(place: Path) -> Iterator[Path]:
+    place.chmod(0o555)
+    yield place
+    place.chmod(0o755)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_directory(run: Any, read_only: Path) -> None:
+    done = run("bench", "disk", read_only, *QUICK)
+    assert done.status == 5
+    assert str(read_only) in done.stderr
+    assert "any directory on the same file system" in done.stderr
+
+
+def test_a_read_only_file_system(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:
+        if flags & os.O_RDWR and str(path).startswith(str(place)):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return real(path, flags, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    done = run("bench", "disk", place, *QUICK)
+    assert done.status == 5
+    assert f"{place}: Read-only file system" in done.stderr
+
+
+def test_a_result_that_cannot_be_kept_is_shown(run: Any, place: Path, cache: Path) -> None:
+    cache.write_text("not a directory")
+    done = run("bench", "disk", place, *QUICK, "--json")
+    assert done.status == 5
+    document = done.document
+    assert document["saved_to"] is None
+    assert "cannot keep the measurements" in document["problems"][0]
+    assert DeviceProfile.from_document(document["profile"], "stdout").best_rate(4096) > 0
+    done = run("bench", "disk", place, *QUICK)
+    assert done.status == 5
+    assert "cannot keep the measurements" in done.stdout
+
+
+def test_an_interrupt_leaves_nothing(place: Path, cache: Path) -> None:
+    words = ["bench", "disk", str(place), "--size", "16MiB", "--seconds", "60"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gnnstore.tools", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not _holds_a_file_in(place, process.pid):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "it never began to measure"
+            time.sleep(0.01)
+        time.sleep(0.5)  # in the middle of reading
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, stdout) == (130, "")
+    assert "interrupted" in stderr
+    assert list(place.iterdir()) == []
+    assert not cache.exists()
+
+
+def _holds_a_file_in(place: Path, pid: int) -> bool:
+    """Whether a process has a file open there that is full, with a name or without."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if str(link.readlink()).startswith(str(place)) and link.stat().st_size == 16 << 20:
+                return True
+        except OSError:  # closed meanwhile
+            continue
+    return False
+
+
+def test_help_is_there_without_the_kernels(run: Any) -> None:
+    assert "disk" in run("bench", "--help").stdout
+    code = (
+        "import sys; from gnnstore.tools.cli import main; main(['bench', 'disk', '--help']); "
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'matplotlib', 'torch')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "--plot FILE.png" in done.stdout

@@ -1,0 +1,100 @@
+"""From a disk's measurements to how rows are read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from gnnstore.planning.device_profile import DeviceProfile
+from gnnstore.planning.read_tuning import ReadTuning, tune_reads
+
+MIB = 1 << 20
+
+
+def profile(rates: Mapping[int, Mapping[int, float]], *, is_direct: bool = True) -> DeviceProfile:
+    return DeviceProfile(
+        filesystem_id="ext4-1",
+        mount_point="/",
+        device="/dev/disk",
+        filesystem_type="ext4",
+        engine="io_uring",
+        is_direct=is_direct,
+        measured_at="2026-01-02T03:04:05+00:00",
+        sequential_read_bytes_per_second=2e9,
+        sequential_write_bytes_per_second=1e9,
+        random_reads_per_second=rates,
+    )
+
+
+def line(seconds_per_read: float, seconds_per_byte: float, depth: int = 64) -> DeviceProfile:
+    """Return a disk whose reads take exactly a + b n."""
+    return profile(
+        {n: {depth: 1 / (seconds_per_read + n * seconds_per_byte)} for n in (512, 4096, 65536)}
+    )
+
+
+@pytest.mark.parametrize("disk", [None, profile({4096: {256: 1e6}, 65536: {1: 1e5}})])
+def test_a_page_cache_counts_as_no_measurement(disk: DeviceProfile | None) -> None:
+    if disk is not None:
+        disk = profile(disk.random_reads_per_second, is_direct=False)
+    assert tune_reads(disk) == ReadTuning(4096, 128, 65536, "defaults")
+
+
+def test_a_gap_is_read_along_while_it_costs_less_than_a_read() -> None:
+    # 8 us a read and 0.5 ns a byte: 16000 bytes cost as much as a read, which is 31.25 x 512.
+    tuning = tune_reads(line(8e-6, 0.5e-9))
+    assert tuning.gap_bytes == 31 * 512
+    assert tuning.source == "profile of 2026-01-02T03:04:05+00:00"
+
+
+def test_gaps_of_every_disk_are_whole_sectors_within_bounds() -> None:
+    for read in (0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 10.0):
+        for byte in (1e-11, 1e-10, 1e-9, 1e-8, 1e-7):
+            gap = tune_reads(line(read, byte)).gap_bytes
+            assert gap % 512 == 0
+            assert 0 <= gap <= MIB
+            if gap < MIB:
+                assert read / byte - 512 * 1.001 <= gap <= read / byte * 1.001
+
+
+def test_a_disk_that_is_limited_by_its_bandwidth_merges_nothing() -> None:
+    assert tune_reads(line(0.0, 0.5e-9)).gap_bytes == 0
+
+
+def test_a_spinning_disk_reads_much_at_once() -> None:
+    tuning = tune_reads(line(8e-3, 1 / 150e6, depth=8))  # 8 ms, 150 MB/s
+    assert tuning == ReadTuning(MIB, 16, MIB, tuning.source)
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_read", "depth", "max_read_bytes"),
+    [
+        (8e-6, 64, 64 << 10),  # a gap of 16 kB: four are 64 kB
+        (12e-6, 64, 128 << 10),
+        (100e-6, 16, MIB),
+        (100e-6, 64, 512 << 10),  # 64 x 512 KiB are the 32 MiB that staging may take
+        (100e-6, 256, 128 << 10),
+        (100e-6, 1024, 64 << 10),
+    ],
+)
+def test_longer_reads_where_gaps_are_long_and_memory_allows_it(
+    seconds_per_read: float, depth: int, max_read_bytes: int
+) -> None:
+    tuning = tune_reads(line(seconds_per_read, 0.5e-9, depth))
+    assert tuning.queue_depth == depth
+    assert tuning.max_read_bytes == max_read_bytes
+    assert tuning.max_read_bytes % 4096 == 0
+
+
+def test_the_queue_is_as_deep_as_either_size_of_rows_needs() -> None:
+    large = {65536: {1: 1e4, 256: 2e4}}  # what large reads need does not count
+    both = {512: {32: 1e5, 64: 2e5}, 4096: {32: 1e5, 64: 1.01e5}, **large}
+    assert tune_reads(profile(both)).queue_depth == 64
+    del both[512]
+    assert tune_reads(profile(both)).queue_depth == 32
+
+
+def test_the_queue_stays_within_bounds() -> None:
+    for depth, expected in ((1, 16), (16, 16), (17, 17), (1024, 1024), (4096, 1024)):
+        assert tune_reads(line(1e-5, 1e-9, depth)).queue_depth == expected
