@@ -11,10 +11,11 @@ import gc
 import json
 import os
 import platform
+import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,64 @@ class Timing:
         """Return median, least and most, in milliseconds, for a table."""
         low, middle, high = (1e3 * s for s in (min(self.seconds), self.median, max(self.seconds)))
         return f"{middle:.2f} ms [{low:.2f}, {high:.2f}]"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What was done in one turn, and what it took.
+
+    Attributes
+    ----------
+    amount : float
+        Reads, bytes or batches.
+    seconds, cpu_seconds : float
+        Elapsed, and spent by all threads of the process in user mode and in the kernel.
+    """
+
+    amount: float
+    seconds: float
+    cpu_seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Amount a second."""
+        return self.amount / self.seconds
+
+    @property
+    def cpu_each(self) -> float:
+        """CPU seconds for each unit."""
+        return self.cpu_seconds / self.amount
+
+
+def measure(work: Callable[[], float]) -> Turn:
+    """Run a piece of work that returns how much it did."""
+    before, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    amount = work()
+    seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Turn(amount, seconds, cpu)
+
+
+def spread(values: Iterable[float], form: str = ".2f") -> str:
+    """Return median, least and most, for a table."""
+    found = list(values)
+    numbers = (statistics.median(found), min(found), max(found))
+    return "{} [{}, {}]".format(*(format(number, form) for number in numbers))
+
+
+def drop_from_cache(paths: Iterable[Path]) -> None:
+    """Ask the kernel to forget pages of files; needs no privilege once they are clean.
+
+    Directories stand for the files below them. Pages that a process has mapped stay.
+    """
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else [path]:
+            if file.is_file():
+                descriptor = os.open(file, os.O_RDONLY)
+                try:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
 
 
 def time_in_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:

@@ -27,7 +27,7 @@ from torch_geometric import typing
 
 import gnnstore
 from benchmarks.harness import Timing, parser, report
-from gnnstore.converters import from_rmat
+from benchmarks.parts.workloads import make_store
 from gnnstore.io.resident import residents_of
 from gnnstore.io.rows import RowSource
 from gnnstore.sampling import NeighborSampler, SamplingConfig
@@ -36,21 +36,6 @@ from gnnstore.units import format_size
 FANOUTS, BATCH_SIZE, SEED = (10, 10, 10), 1024, 0
 BAR_STAGES, BAR_PYG = 1.3, 8.0
 PEER_REPEATS = 3
-
-
-def make_store(directory: Path, scale: int, edge_factor: int, feature_dim: int) -> Path:
-    """Return the store of the workload, converted unless it is there already."""
-    path = directory / f"rmat-{scale}-{edge_factor}-{feature_dim}.gnn"
-    if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        from_rmat(
-            path,
-            scale=scale,
-            edge_factor=edge_factor,
-            feature_dim=feature_dim,
-            homophily=None,
-        )
-    return path
 
 
 class Stages:
@@ -73,7 +58,7 @@ class Stages:
             start = perf_counter()
             subgraph = self.sampler.sample(seeds, epoch=epoch, batch=batch)
             sampled = perf_counter()
-            rows = [table.gather(subgraph.n_id) for table in self.tables]
+            rows = [table.gather(subgraph.n_id).rows for table in self.tables]
             gathering += perf_counter() - sampled
             sampling += sampled - start
             del subgraph, rows

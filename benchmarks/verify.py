@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import parser, report, time_in_turns
+from benchmarks.harness import drop_from_cache, parser, report, time_in_turns
 from gnnstore.formats.verification import verify
 from gnnstore.testing.stores import write_example_store
 
@@ -27,15 +27,6 @@ def read_all(store: Path) -> int:
                 while got := file.readinto(buffer.data):
                     total += got
     return total
-
-
-def drop_from_cache(store: Path) -> None:
-    """Ask the kernel to forget the files' pages; needs no privilege once they are clean."""
-    for path in store.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 def main() -> None:
@@ -55,12 +46,12 @@ def main() -> None:
 
         def reading() -> int:
             if args.cold:
-                drop_from_cache(store)
+                drop_from_cache([store])
             return read_all(store)
 
         def verifying(num_threads: int) -> None:
             if args.cold:
-                drop_from_cache(store)
+                drop_from_cache([store])
             if not verify(store, num_threads=num_threads).ok:
                 raise SystemExit("the store is damaged")
 

@@ -1,0 +1,130 @@
+"""One conversion of arrays in a process of its own: what it took, as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import measure
+from benchmarks.parts.cgroup import MemoryGroup
+from gnnstore import _core
+from gnnstore.converters import ConvertOptions, from_numpy
+
+_CHUNK_EDGES = 2**22
+# Graph500's.
+_PROBABILITIES = (0.57, 0.19, 0.19, 0.05)
+# Into its group before anything is loaded, so that all of the process is counted.
+_ENTER = 'echo $$ > "$0" && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion took.
+
+    Attributes
+    ----------
+    seconds, cpu_seconds : float
+        Elapsed, and spent by all threads.
+    peak_bytes : int
+        The most memory that was resident.
+    spilled_bytes : int
+        The most that lay in sorted runs on disk.
+    """
+
+    seconds: float
+    cpu_seconds: float
+    peak_bytes: int
+    spilled_bytes: int
+
+
+def write_edges(directory: Path, scale: int, num_edges: int, threads: int) -> None:
+    """Write an R-MAT graph with 2^scale nodes as `edge_index.npy`, int32 [2, E], in any order."""
+    levels = np.tile(np.array(_PROBABILITIES), (scale, 1))
+    directory.mkdir(parents=True, exist_ok=True)
+    np.save(directory / "num_nodes.npy", np.array(1 << scale))
+    out = np.lib.format.open_memmap(
+        directory / "edge_index.npy", mode="w+", dtype=np.int32, shape=(2, num_edges)
+    )
+    for first in range(0, num_edges, _CHUNK_EDGES):
+        count = min(_CHUNK_EDGES, num_edges - first)
+        for row, ids in zip(
+            out, _core.rmat_edges(first, count, scale, levels, 0, threads), strict=True
+        ):
+            row[first : first + count] = _core.permute_ids(ids, scale, 0, num_threads=threads)
+    out.flush()
+
+
+def convert(
+    source: Path,
+    output: Path,
+    *,
+    memory_bytes: int | None,
+    undirected: bool = False,
+    edge_ids: bool = True,
+    group: MemoryGroup | None = None,
+) -> Conversion | str:
+    """Convert in a process of its own; return why there is no result, if there is none."""
+    options = {
+        "memory_bytes": memory_bytes,
+        "undirected": undirected,
+        "edge_ids": edge_ids,
+        "overwrite": True,
+    }
+    module = ["-m", "benchmarks.parts.conversion"]
+    command = [sys.executable, *module, str(source), str(output), json.dumps(options)]
+    if group is not None:
+        command = ["sh", "-c", _ENTER, str(group.processes), *command]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode == -9:
+        return "killed by the kernel: it took more than the limit"
+    if finished.returncode != 0:
+        return finished.stderr.strip().rpartition("\n")[2] or f"status {finished.returncode}"
+    return Conversion(**json.loads(finished.stdout))
+
+
+class _Spilled:
+    """Watches how much is recorded as spilled, through the journal's own door."""
+
+    def __init__(self) -> None:
+        from gnnstore.formats.journal import Journal  # noqa: PLC0415
+
+        self.num_bytes = 0
+        record_run = Journal.record_run
+
+        def count(journal: Journal, run: dict[str, object]) -> None:
+            files = run["files"]
+            if isinstance(files, list):
+                self.num_bytes += sum(Path(file).stat().st_size for file in files)
+            record_run(journal, run)
+
+        Journal.record_run = count  # type: ignore[method-assign, assignment]
+
+
+def main() -> None:
+    """Convert what the command line says."""
+    source, output, options = sys.argv[1:]
+    spilled = _Spilled()
+
+    def work() -> float:
+        from_numpy(source, output, options=ConvertOptions(**json.loads(options)))
+        return 1.0
+
+    turn = measure(work)
+    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    found = Conversion(
+        turn.seconds,
+        turn.cpu_seconds,
+        0 if peak is None else 1024 * int(peak[1]),
+        spilled.num_bytes,
+    )
+    print(json.dumps(asdict(found)))
+
+
+if __name__ == "__main__":
+    main()
