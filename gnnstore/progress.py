@@ -36,6 +36,9 @@ class Progress(Protocol):
             What is counted: "edges", "rows", or "bytes", which is shown as a size.
         """
 
+    def note(self, text: str) -> None:
+        """Say something once, such as how long the work is expected to take."""
+
 
 class NullPhase:
     """A phase that nobody watches."""
@@ -56,3 +59,6 @@ class NullProgress:
     ) -> Iterator[Phase]:
         """Return a phase that ignores its counts."""
         yield NullPhase()
+
+    def note(self, text: str) -> None:
+        """Say nothing."""

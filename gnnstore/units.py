@@ -1,4 +1,4 @@
-"""Sizes as people write them ("8GB", "512MiB") and as they like to read them."""
+"""Sizes as people write them ("8GB", "512MiB"); sizes and times as they like to read them."""
 
 from __future__ import annotations
 
@@ -59,3 +59,16 @@ def format_size(num_bytes: int | float) -> str:
             return f"{value:.0f} {suffix}" if suffix == "B" else f"{value:.3g} {suffix}"
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time for people, such as '45 s', '12 min', '3 h 20 min' or '5 days'."""
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    if minutes < 2 * 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{round(minutes / (24 * 60))} days"

@@ -4,6 +4,9 @@
 >>> path = from_numpy("graph.npz", "graph.gnn")  # doctest: +SKIP
 """
 
+from gnnstore.converters.graphbolt import from_graphbolt
+from gnnstore.converters.igb import from_igb
+from gnnstore.converters.kronecker import from_kronecker
 from gnnstore.converters.numpy_arrays import from_numpy
 from gnnstore.converters.ogb import from_ogb
 from gnnstore.converters.options import ConvertOptions
@@ -15,6 +18,9 @@ from gnnstore.converters.writer import GraphWriter
 __all__ = [
     "ConvertOptions",
     "GraphWriter",
+    "from_graphbolt",
+    "from_igb",
+    "from_kronecker",
     "from_numpy",
     "from_ogb",
     "from_pyg",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ def write_adjacency(
     built: BuiltEdges,
     attribute_types: Mapping[str, tuple[str, int]],
     progress: Progress,
+    on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
 ) -> EdgeTypeSpec:
     """Write `indptr`, `indices`, `edge_id` and the edge attributes side by side.
 
@@ -33,6 +34,8 @@ def write_adjacency(
         The edges; consumed.
     attribute_types : Mapping of str to (str, int)
         Element type and original row axis of attributes, where they are not NumPy's and 0.
+    on_degrees : callable, optional
+        Told the in-degrees of the next nodes, piece by piece.
 
     Returns
     -------
@@ -40,12 +43,12 @@ def write_adjacency(
         What was written.
     """
     indptr = _array(store, "indptr", "int64", built.num_nodes + 1)
-    indptr.append(built.indptr)
     indices = _array(store, "indices", built.index_dtype.name, built.num_edges)
     edge_id = None
     if built.edge_id_dtype is not None:
         edge_id = _array(store, "edge_id", built.edge_id_dtype.name, built.num_edges)
     attributes: dict[str, PagedArrayWriter] = {}
+    latest = np.empty(0, np.int64)
     with progress.phase("write edges", built.num_edges, "edges") as phase:
         for number, chunk in enumerate(built.chunks()):
             if number == 0:
@@ -53,12 +56,19 @@ def write_adjacency(
                     name: _attribute_array(store, name, rows, attribute_types, built.num_edges)
                     for name, rows in chunk.attributes.items()
                 }
+            indptr.append(chunk.indptr)
+            if on_degrees is not None:
+                latest = np.concatenate([latest[-1:], chunk.indptr])
+                on_degrees(np.diff(latest))
             indices.append(chunk.indices)
             if edge_id is not None and chunk.edge_id is not None:
                 edge_id.append(chunk.edge_id)
             for name, array in attributes.items():
                 array.append(_attribute_rows(name, chunk, array.spec.dtype))
             phase.advance(len(chunk.indices))
+    # Complete now rather than at the commit: what comes later may be interrupted.
+    for array in filter(None, (indptr, indices, edge_id, *attributes.values())):
+        array.close()
     return EdgeTypeSpec(
         *EDGE_TYPE,
         num_edges=built.num_edges,

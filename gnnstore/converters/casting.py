@@ -44,6 +44,10 @@ class Caster:
         self.target = target
         self._rows_done = 0
 
+    def skip(self, num_rows: int) -> None:
+        """Count rows that need no cast, so that messages name the right ones after them."""
+        self._rows_done += num_rows
+
     def __call__(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return rows in the storage type of the target.
 

@@ -6,7 +6,7 @@ are the same for every builder, so they stand apart from how edges are sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,7 +69,9 @@ class EdgeRules:
         return rows, added
 
 
-def missing_self_loops(loop_nodes: list[npt.NDArray[Any]], num_nodes: int) -> npt.NDArray[np.int64]:
+def missing_self_loops(
+    loop_nodes: Iterable[npt.NDArray[Any]], num_nodes: int
+) -> npt.NDArray[np.int64]:
     """Return the nodes that are in none of the lists, ascending."""
     missing = np.ones(num_nodes, dtype=bool)
     for nodes in loop_nodes:

@@ -2,7 +2,7 @@
 
 Converters only ever `add` chunks of edges, and the writer only ever takes finished columns
 in order, chunk by chunk. What lies between is an `EdgeBuilder`; the one here keeps the
-edges in memory, and one that sorts on disk can take its place without either side noticing.
+edges in memory, the one in `spill.py` sorts on disk, and neither side notices which.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.available import available_bytes
+from gnnstore.converters.edge_buffer import EdgeBuffer
 from gnnstore.converters.edge_rules import (
     EdgeRules,
     compact_columns,
     is_identity,
     missing_self_loops,
 )
-from gnnstore.converters.node_ids import MAX_NODES, check_ids, id_dtype
-from gnnstore.converters.row_blocks import RowBlocks
-from gnnstore.errors import BudgetError, InputError
+from gnnstore.converters.node_ids import check_ids, id_dtype
+from gnnstore.errors import BudgetError
 from gnnstore.units import format_size
 
 # Chunks in which finished edges are handed over: large enough for sequential writes.
@@ -49,6 +49,8 @@ class EdgeChunk:
         Positions in the input.
     attributes : Mapping of str to ndarray [k, ...]
         Attribute rows of these edges; zeros for self-loops that were added.
+    indptr : ndarray of int64, shape [c]
+        The next entries of `indptr`; those of all chunks are its N + 1 entries.
     added : ndarray of bool, shape [k], or None
         Which edges are self-loops that were added; None if none are.
     """
@@ -56,6 +58,7 @@ class EdgeChunk:
     indices: npt.NDArray[Any]
     edge_id: npt.NDArray[Any] | None
     attributes: Mapping[str, npt.NDArray[Any]]
+    indptr: npt.NDArray[np.int64]
     added: npt.NDArray[np.bool_] | None = None
 
 
@@ -66,8 +69,6 @@ class BuiltEdges(Protocol):
     ----------
     num_nodes, num_edges : int
         N and E.
-    indptr : ndarray of int64, shape [N + 1]
-        Where each node's in-neighbours begin.
     index_dtype : np.dtype
         int32 if N < 2**31, else int64.
     edge_id_dtype : np.dtype or None
@@ -76,7 +77,6 @@ class BuiltEdges(Protocol):
 
     num_nodes: int
     num_edges: int
-    indptr: npt.NDArray[np.int64]
     index_dtype: np.dtype[Any]
     edge_id_dtype: np.dtype[Any] | None
 
@@ -86,12 +86,18 @@ class BuiltEdges(Protocol):
         There is at least one chunk, so that attributes are known even without edges.
         """
 
+    def close(self) -> None:
+        """Remove what the edges were kept in: they are written, and durable."""
+
 
 class EdgeBuilder(Protocol):
     """Collects edges and sorts them into columns."""
 
     def set_num_nodes(self, num_nodes: int) -> None:
         """Learn how many nodes there are, to check ids as they come."""
+
+    def reserve(self, num_bytes: int) -> None:
+        """Leave so much of the memory to others."""
 
     def expect(self, num_edges: int) -> None:
         """Learn how many edges will come, to refuse at once what cannot be done."""
@@ -130,22 +136,20 @@ class InMemoryEdgeBuilder:
     memory_bytes : int, optional
         The most to use; by default what is available now, so that a graph that is too large
         is refused with a number instead of killed by the kernel half way.
+
+    Attributes
+    ----------
+    buffer : EdgeBuffer
+        The edges so far.
     """
 
     def __init__(
         self, rules: EdgeRules, *, num_nodes: int | None = None, memory_bytes: int | None = None
     ) -> None:
         self._rules = rules
-        self._num_nodes: int | None = None
-        if num_nodes is not None:
-            self.set_num_nodes(num_nodes)
+        self.buffer = EdgeBuffer(num_nodes)
         self._memory_bytes = available_bytes() if memory_bytes is None else memory_bytes
         self._limit = "available" if memory_bytes is None else "allowed"
-        self._sources = RowBlocks(np.int32)
-        self._targets = RowBlocks(np.int32)
-        self._attributes: dict[str, RowBlocks] | None = None
-        self._max_id = -1
-        self._loop_nodes: list[npt.NDArray[Any]] = []
 
     def set_num_nodes(self, num_nodes: int) -> None:
         """Check the ids of the edges to come.
@@ -155,14 +159,16 @@ class InMemoryEdgeBuilder:
         InputError
             If no graph has so many.
         """
-        if num_nodes > MAX_NODES:
-            raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
-        self._num_nodes = num_nodes
+        self.buffer.set_num_nodes(num_nodes)
+
+    def reserve(self, num_bytes: int) -> None:
+        """Leave so much of the memory to others."""
+        self._memory_bytes -= num_bytes
 
     @property
     def num_edges(self) -> int:
         """Edges that came so far."""
-        return self._sources.num_rows
+        return self.buffer.num_edges
 
     def expect(self, num_edges: int) -> None:
         """Check the budget for a number of edges that is to come.
@@ -172,7 +178,7 @@ class InMemoryEdgeBuilder:
         BudgetError
             Saying how much memory is needed.
         """
-        self._check_budget(num_edges, self._num_nodes or 0)
+        self._check_budget(num_edges, self.buffer.num_nodes or 0)
 
     def add(
         self,
@@ -186,61 +192,15 @@ class InMemoryEdgeBuilder:
         Raises
         ------
         InputError
-            If ids are no integers or out of range, lengths differ, or the chunk's attributes
-            are not those of the chunks before.
+            See `EdgeBuffer.append`.
         BudgetError
-            If the edges so far cannot be built within the budget.
+            If the edges so far cannot be built within the budget. They are in the buffer.
         """
-        if sources.shape != targets.shape or sources.ndim != 1:
-            raise InputError(
-                f"{where}: {list(sources.shape)} sources and {list(targets.shape)} targets; "
-                "an edge has one of each"
-            )
-        for ids, end in ((sources, "source"), (targets, "target")):
-            top = check_ids(ids, self._num_nodes, f"{where}: {end} node id", self.num_edges)
-            if top >= MAX_NODES:
-                raise InputError(
-                    f"{where}: {end} node id {top}: a graph has at most 2^48 nodes, numbered from "
-                    "0. Renumber them; ids in a text edge list ('snap') are renumbered for you"
-                )
-            self._max_id = max(self._max_id, top)
-        self._take_attributes(attributes, len(sources), where)
-        if self._rules.self_loops == "add":
-            self._loop_nodes.append(np.unique(sources[sources == targets]))
-        dtype = id_dtype(self._num_nodes if self._num_nodes is not None else self._max_id + 1)
-        self._sources.append(sources, dtype)
-        self._targets.append(targets, dtype)
-        self._check_budget(self.num_edges, self._max_id + 1)
-
-    def _take_attributes(
-        self, attributes: Mapping[str, npt.NDArray[Any]], num_edges: int, where: str
-    ) -> None:
-        if self._attributes is None:
-            self._attributes = {
-                name: RowBlocks(rows.dtype, rows.shape[1:]) for name, rows in attributes.items()
-            }
-        if self._attributes.keys() != attributes.keys():
-            raise InputError(
-                f"{where}: edges come with the attributes {sorted(attributes)}, earlier ones with "
-                f"{sorted(self._attributes)}; every edge needs the same"
-            )
-        for name, rows in attributes.items():
-            if len(rows) != num_edges:
-                raise InputError(
-                    f"{where}: the edge attribute {name!r} has {len(rows)} rows for "
-                    f"{num_edges} edges"
-                )
-            earlier = self._attributes[name]
-            if rows.dtype != earlier.dtype or rows.shape[1:] != earlier.row_shape:
-                raise InputError(
-                    f"{where}: the edge attribute {name!r} has rows of {rows.dtype} "
-                    f"{list(rows.shape[1:])}, earlier ones had {earlier.dtype} "
-                    f"{list(earlier.row_shape)}"
-                )
-            earlier.append(rows)
+        self.buffer.append(sources, targets, attributes, where)
+        self._check_budget(self.num_edges, self.buffer.max_id + 1)
 
     def _check_budget(self, num_edges: int, num_nodes: int, longest_column: int = 0) -> None:
-        row_bytes = sum(rows.row_bytes for rows in (self._attributes or {}).values())
+        row_bytes = self.buffer.attribute_bytes
         scratch = _SCRATCH_BYTES_PER_EDGE * longest_column * num_build_threads()
         need = estimate_peak_bytes(self._rules, num_edges, num_nodes, row_bytes) + scratch
         if need > self._memory_bytes:
@@ -259,19 +219,19 @@ class InMemoryEdgeBuilder:
         InputError
             If an id is not below `num_nodes`.
         BudgetError
-            If that cannot be done within the budget.
+            If that cannot be done within the budget; the edges are in the buffer still.
         """
-        count = self._max_id + 1 if num_nodes is None else num_nodes
-        if self._max_id >= count:
+        buffer = self.buffer
+        count = buffer.max_id + 1 if num_nodes is None else num_nodes
+        if buffer.max_id >= count:
             self._refuse_first_outside(count)
         num_edges = self.num_edges
+        self._check_columns(count)
         loops = np.empty(0, np.int64)
         if self._rules.self_loops == "add":
-            loops = missing_self_loops(self._loop_nodes, count)
+            loops = missing_self_loops(self._loop_nodes(), count)
         sources, targets = self._assemble(count, loops)
-        if num_edges:
-            self._check_budget(num_edges, count, int(np.bincount(targets).max()))
-        attributes = {name: rows.joined() for name, rows in (self._attributes or {}).items()}
+        attributes = {name: rows.joined() for name, rows in (buffer.attributes or {}).items()}
         indptr, indices, edge_id = _core.csc_from_coo(
             sources,
             targets,
@@ -286,11 +246,32 @@ class InMemoryEdgeBuilder:
         )
 
     def _refuse_first_outside(self, num_nodes: int) -> None:
-        for ends, end in ((self._sources, "source"), (self._targets, "target")):
+        for ends, end in ((self.buffer.sources, "source"), (self.buffer.targets, "target")):
             position = 0
             for ids in ends:
                 check_ids(ids, num_nodes, f"the edges: {end} node id", position)
                 position += len(ids)
+
+    def _check_columns(self, num_nodes: int) -> None:
+        """Check the budget for sorting the longest column; counts only where that matters."""
+        most = self.num_edges * self._rules.copies
+        try:
+            self._check_budget(self.num_edges, num_nodes, most)
+        except BudgetError:
+            counts = np.zeros(num_nodes, np.int64)
+            ends = [self.buffer.targets]
+            if self._rules.undirected:
+                ends.append(self.buffer.sources)
+            for blocks in ends:
+                for ids in blocks:
+                    for begin in range(0, len(ids), CHUNK_EDGES):
+                        np.add.at(counts, ids[begin : begin + CHUNK_EDGES].astype(np.intp), 1)
+            self._check_budget(self.num_edges, num_nodes, int(counts.max(initial=0)))
+
+    def _loop_nodes(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield the nodes with a self-loop, block by block."""
+        for sources, targets in zip(self.buffer.sources, self.buffer.targets, strict=True):
+            yield sources[sources == targets]
 
     def _assemble(
         self, num_nodes: int, loops: npt.NDArray[np.int64]
@@ -300,8 +281,8 @@ class InMemoryEdgeBuilder:
         total = edges * self._rules.copies + len(loops)
         sources, targets = np.empty(total, dtype), np.empty(total, dtype)
         for blocks, ends, reverse_ends in (
-            (self._sources, sources, targets),
-            (self._targets, targets, sources),
+            (self.buffer.sources, sources, targets),
+            (self.buffer.targets, targets, sources),
         ):
             for place, ids in blocks.drain():
                 ends[place] = ids
@@ -344,7 +325,12 @@ class InMemoryEdges:
                 for name, values in self._attributes.items():
                     attributes[name] = _take_rows(values, rows, added)
             stored_ids = None if self.edge_id_dtype is None else ids
-            yield EdgeChunk(self._indices[part], stored_ids, attributes, added)
+            # All of indptr comes with the first chunk, as it is in memory anyway.
+            pointers = self.indptr[: 0 if begin else None]
+            yield EdgeChunk(self._indices[part], stored_ids, attributes, pointers, added)
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
 
 
 def _take_rows(

@@ -10,8 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.array_files import ArraySource, open_npy_directory, open_npz
+from gnnstore.converters.array_source import read_one_number
+from gnnstore.converters.beside_features import BesideFeatures, open_beside
+from gnnstore.converters.feature_files import Paths
 from gnnstore.converters.inputs import PathLike, describe_files, existing_path
 from gnnstore.converters.options import ConvertOptions
+from gnnstore.converters.pairs import check_edge_index, check_integers, edge_pairs
+from gnnstore.converters.raw_files import RawLayout
+from gnnstore.converters.row_taker import RowTaker
 from gnnstore.converters.splits import SPLIT_KEYS
 from gnnstore.converters.writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError, UsageError
@@ -28,6 +34,9 @@ def from_numpy(
     output: PathLike,
     *,
     layout: Literal["csc", "csr"] = "csc",
+    features: Paths | None = None,
+    features_raw: RawLayout | None = None,
+    features_ids: PathLike | None = None,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -53,6 +62,13 @@ def from_numpy(
         What `indptr` counts: "csc" the in-neighbours of each target, whose ids are in
         `indices`; "csr" the out-neighbours of each source (as in `scipy.sparse.csr_array`,
         where row i holds the edges from i).
+    features : path-like, or sequence of path-like, optional
+        `x` [N, ...], if it lies elsewhere: see `open_features` for the forms it may have.
+    features_raw : RawLayout, optional
+        The features are raw binary, like this.
+    features_ids : path-like, optional
+        `.npy` or CSV of integers [N]: the node of each row of the features, if they are not in
+        order. Rows are then sorted on disk.
     options : ConvertOptions, optional
         The common options.
     progress : Progress, optional
@@ -78,16 +94,26 @@ def from_numpy(
     files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
     if not files:
         raise NotFoundError(f"{path}: there is no .npy file in this directory", path=path)
-    source = {"inputs": describe_files(files), "layout": layout}
+    x = open_beside(features, features_raw, features_ids)
+    source: dict[str, Any] = {
+        "inputs": describe_files([*files, *(() if x is None else x.files)]),
+        "layout": layout,
+    }
+    if features_raw is not None:
+        source["features_raw"] = str(features_raw)
     with GraphWriter(
         output, kind="numpy", source=source, options=options, progress=progress
     ) as writer:
-        arrays = open_npy_directory(path) if path.is_dir() else open_npz(path)
-        _copy(writer, arrays, path, layout)
+        arrays = dict(open_npy_directory(path) if path.is_dir() else open_npz(path))
+        if x is not None and "x" in arrays:
+            raise InputError(f"{path}: has an array x already; remove it, or the features")
+        _copy(writer, arrays, path, layout, x)
         return writer.commit()
 
 
-def _copy(writer: GraphWriter, arrays: Sources, path: Path, layout: str) -> None:
+def _copy(
+    writer: GraphWriter, arrays: Sources, path: Path, layout: str, x: BesideFeatures | None
+) -> None:
     edges, num_nodes = _structure(arrays, path, layout)
     num_edges = edges.num_edges
     node_attributes, edge_attributes = {}, {}
@@ -103,21 +129,32 @@ def _copy(writer: GraphWriter, arrays: Sources, path: Path, layout: str) -> None
             _check_length(source, None, "nodes")
             node_attributes[name] = source
     if num_nodes is None:
-        num_nodes = _count_rows(node_attributes)
+        beside = {} if x is None else {"x": x.source}
+        num_nodes = _count_rows({**beside, **node_attributes})
     if num_nodes is not None:
         writer.set_num_nodes(num_nodes)
     for name, source in node_attributes.items():
         _check_length(source, num_nodes, "nodes")
         writer.set_node_attribute(name, source)
+    if x is not None:
+        _check_length(x.source, num_nodes, "nodes")
+        x.write(writer, x.row_ids)
+    _read_edges(writer, edges, edge_attributes)
+
+
+def _read_edges(
+    writer: GraphWriter, edges: _EdgeIndex | _Compressed, edge_attributes: Sources
+) -> None:
+    num_edges = edges.num_edges
     writer.expect_edges(num_edges)
     if num_edges == 0:  # the attributes' types still have to be said
         none = np.empty(0, np.int64)
         rows = {name: source.read() for name, source in edge_attributes.items()}
         writer.add_edges(none, none, rows, where=edges.label)
-    pieces = {name: source.rows(_CHUNK_EDGES) for name, source in edge_attributes.items()}
+    takers = {name: RowTaker(source) for name, source in edge_attributes.items()}
     with writer.progress.phase("read edges", num_edges, "edges") as phase:
         for sources, targets in edges.pairs():
-            rows = {name: next(piece) for name, piece in pieces.items()}
+            rows = {name: taker.take(len(sources)) for name, taker in takers.items()}
             writer.add_edges(sources, targets, rows, where=edges.label)
             phase.advance(len(sources))
 
@@ -132,8 +169,7 @@ class _EdgeIndex:
 
     def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield sources and targets."""
-        for piece in self._source.columns(_CHUNK_EDGES):
-            yield piece[0], piece[1]
+        return edge_pairs(self._source)
 
 
 class _Compressed:
@@ -163,7 +199,11 @@ def _structure(
     arrays: Sources, path: Path, layout: str
 ) -> tuple[_EdgeIndex | _Compressed, int | None]:
     """Return the edges, and N if the structure says it."""
-    num_nodes = _read_num_nodes(arrays["num_nodes"]) if "num_nodes" in arrays else None
+    num_nodes = (
+        read_one_number(arrays["num_nodes"], "one non-negative integer")
+        if "num_nodes" in arrays
+        else None
+    )
     has_pairs, has_columns = "edge_index" in arrays, "indptr" in arrays and "indices" in arrays
     if has_pairs == has_columns or ("indptr" in arrays) != ("indices" in arrays):
         raise InputError(
@@ -173,17 +213,10 @@ def _structure(
         )
     if has_pairs:
         source = arrays["edge_index"]
-        if len(source.shape) != 2 or source.shape[0] != 2:
-            hint = "; transpose it" if source.shape[1:] == (2,) else ""
-            raise InputError(
-                f"{source.label}: has shape {list(source.shape)}, expected [2, E]: sources above "
-                f"targets{hint}",
-                path=path,
-            )
-        _check_integers(source)
+        check_edge_index(source)
         return _EdgeIndex(source), num_nodes
     indices = arrays["indices"]
-    _check_integers(indices)
+    check_integers(indices)
     if len(indices.shape) != 1:
         raise InputError(f"{indices.label}: has shape {list(indices.shape)}, expected [E]")
     indptr = _read_indptr(arrays["indptr"], indices.shape[0])
@@ -195,15 +228,8 @@ def _structure(
     return _Compressed(indptr, indices, layout), len(indptr) - 1
 
 
-def _read_num_nodes(source: ArraySource) -> int:
-    values = source.read().reshape(-1)
-    if len(values) != 1 or values.dtype.kind not in "iu" or values[0] < 0:
-        raise InputError(f"{source.label}: expected one non-negative integer")
-    return int(values[0])
-
-
 def _read_indptr(source: ArraySource, num_edges: int) -> npt.NDArray[np.int64]:
-    _check_integers(source)
+    check_integers(source)
     if len(source.shape) != 1 or source.shape[0] < 1:
         raise InputError(f"{source.label}: has shape {list(source.shape)}, expected [N + 1]")
     indptr = source.read().astype(np.int64)
@@ -220,14 +246,6 @@ def _read_indptr(source: ArraySource, num_edges: int) -> npt.NDArray[np.int64]:
             f"{num_edges} entries of indices"
         )
     return indptr
-
-
-def _check_integers(source: ArraySource) -> None:
-    if source.dtype.kind not in "iu":
-        raise InputError(
-            f"{source.label}: has the element type {source.dtype}, expected integers: node ids "
-            "are never fractions or NaN"
-        )
 
 
 def _check_length(source: ArraySource, expected: int | None, what: str) -> None:

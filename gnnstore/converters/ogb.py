@@ -1,8 +1,8 @@
 """Node-property data sets of the Open Graph Benchmark, as they lie on disk once downloaded.
 
-OGB's own package unpickles files, prompts, and builds the whole graph in memory, so its two
-layouts are read here directly: gzipped CSV files (most sets), and `.npz` archives
-(ogbn-papers100M). Neither needs the `ogb` package.
+OGB's own package unpickles files, prompts, and builds the whole graph in memory, so its
+layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
+(ogbn-papers100M), and `.npy` files (MAG240M). None needs the `ogb` package.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnnstore.converters.inputs import PathLike, describe_files, existing_directory
+from gnnstore.converters.mag240m import convert_mag240m, find_mag240m, input_files
 from gnnstore.converters.ogb_binary import convert_binary
 from gnnstore.converters.ogb_csv import convert_csv, read_ids
+from gnnstore.converters.ogb_splits import set_splits, split_file
 from gnnstore.converters.options import ConvertOptions
 from gnnstore.converters.writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError, UsageError
@@ -53,7 +55,8 @@ def from_ogb(
     What becomes what: `node-feat` (`node_feat`) is `x`, `node-label` is `y`, `edge-feat`
     (`edge_feat`) is `edge_attr`; other `node_NAME` and `edge_NAME` files (members) keep
     their names. Labels are int64 with OGB's shape [N, columns]; float32, if some are
-    fractions, or, in the binary layout, NaN. Features in CSV become float32.
+    fractions, or, in the binary layouts, NaN. Features in CSV become float32. Of MAG240M the
+    papers and their citations are taken; its directory, or the one above, is told by its files.
 
     Parameters
     ----------
@@ -93,9 +96,25 @@ def from_ogb(
             "add_inverse_edge and undirected both add reverse edges: choose add_inverse_edge "
             "for OGB's numbering, or undirected to remove duplicates as well"
         )
-    files = _find(existing_directory(input, "the OGB data set"), split)
+    directory = existing_directory(input, "the OGB data set")
+    papers = find_mag240m(directory)
+    if papers is not None:
+        if add_inverse_edge or split is not None:
+            raise UsageError(
+                f"{papers} is MAG240M, which has one split and no inverse edges of its own; leave "
+                "out add_inverse_edge and split, and use undirected for reverse edges"
+            )
+        found = {"inputs": describe_files(input_files(papers))}
+        writer = GraphWriter(output, kind="ogb", source=found, options=options, progress=progress)
+        with writer:
+            convert_mag240m(writer, papers)
+            return writer.commit()
+    files = _find(directory, split)
+    split_files = [] if files.split is None else files.split.iterdir()
     source = {
-        "inputs": describe_files(sorted(path for path in files.raw.iterdir() if path.is_file())),
+        "inputs": describe_files(
+            sorted(path for path in (*files.raw.iterdir(), *split_files) if path.is_file())
+        ),
         "add_inverse_edge": add_inverse_edge,
         "split": None if files.split is None else files.split.name,
     }
@@ -125,7 +144,7 @@ def _find(directory: Path, split: str | None) -> OgbFiles:
     if not binary and not (raw / "edge.csv.gz").exists():
         raise NotFoundError(
             f"{directory}: neither raw/edge.csv.gz nor raw/data.npz is there; give the directory "
-            "of a downloaded OGB node-property data set",
+            "of a downloaded OGB node-property data set, or of MAG240M",
             path=directory,
         )
     return OgbFiles(raw, binary, _find_split(root / "split", split))
@@ -152,13 +171,14 @@ def _find_split(directory: Path, split: str | None) -> Path | None:
 def _read_splits(writer: GraphWriter, directory: Path) -> None:
     files = {name: directory / f"{name}.csv.gz" for name in _SPLITS}
     if not any(file.exists() for file in files.values()):
-        hint = ""
-        if (directory / "split_dict.pt").exists():
-            hint = " (split_dict.pt is a pickle, which is never loaded)"
-        raise NotFoundError(
-            f"{directory}: none of {', '.join(f.name for f in files.values())} is there{hint}",
-            path=directory,
-        )
+        path = split_file(directory)
+        if path is None:
+            raise NotFoundError(
+                f"{directory}: none of {', '.join(f.name for f in files.values())} is there",
+                path=directory,
+            )
+        set_splits(writer, path)
+        return
     for name, file in files.items():
         if file.exists():
             writer.set_split(name, read_ids(file), where=str(file))

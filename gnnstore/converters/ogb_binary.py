@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from gnnstore.converters.array_files import ArraySource, open_npz
+from gnnstore.converters.array_source import read_one_number
 from gnnstore.converters.ogb_csv import add_pairs
+from gnnstore.converters.pairs import CHUNK_EDGES
+from gnnstore.converters.pipeline import read_ahead
+from gnnstore.converters.row_taker import RowTaker
+from gnnstore.converters.whole_numbers import WholeNumbers
 from gnnstore.converters.writer import GraphWriter
 from gnnstore.errors import InputError
 
-_CHUNK_EDGES = 2**20
 _LISTS = ("num_nodes_list", "num_edges_list")
 
 
@@ -70,15 +71,13 @@ def _member(members: Mapping[str, ArraySource], path: Path, name: str) -> ArrayS
 
 def _read_count(members: Mapping[str, ArraySource], path: Path, name: str) -> int:
     source = _member(members, path, name)
-    counts = source.read().reshape(-1)
-    if len(counts) != 1:
+    if math.prod(source.shape) > 1:
         raise InputError(
-            f"{source.label}: lists {len(counts)} graphs; a node-property data set has exactly one",
+            f"{source.label}: lists {math.prod(source.shape)} graphs; a node-property data set "
+            "has exactly one",
             path=path,
         )
-    if counts.dtype.kind not in "iu" or counts[0] < 0:
-        raise InputError(f"{source.label}: {counts[0]!r} is not a count", path=path)
-    return int(counts[0])
+    return read_one_number(source, "one count")
 
 
 def _check_rows(source: ArraySource, expected: int, what: str, path: Path) -> None:
@@ -94,14 +93,7 @@ def _read_labels(writer: GraphWriter, path: Path, num_nodes: int) -> None:
         return
     source = _member(open_npz(path), path, "node_label")
     _check_rows(source, num_nodes, "nodes", path)
-    labels = source.read()
-    if labels.dtype.kind == "f":
-        # OGB marks nodes without a label by NaN, which only floats have.
-        whole = not np.isnan(labels).any() and np.array_equal(labels, np.rint(labels))
-        labels = labels.astype(np.int64 if whole else np.float32)
-    writer.set_node_attribute(
-        "y", labels.astype(np.int64) if labels.dtype.kind in "biu" else labels
-    )
+    writer.set_node_attribute("y", WholeNumbers(source))
 
 
 def _read_edges(
@@ -110,12 +102,10 @@ def _read_edges(
     attributes: Mapping[str, ArraySource],
     add_inverse_edge: bool,
 ) -> None:
-    rows: Mapping[str, Iterator[npt.NDArray[Any]]] = {
-        name: source.rows(_CHUNK_EDGES) for name, source in attributes.items()
-    }
+    takers = {name: RowTaker(source) for name, source in attributes.items()}
     with writer.progress.phase("read edges", edge_index.shape[1], "edges") as phase:
-        for pairs in edge_index.columns(_CHUNK_EDGES):
-            chunk = {name: next(pieces) for name, pieces in rows.items()}
+        for pairs in read_ahead(edge_index.columns(CHUNK_EDGES)):
+            chunk = {name: taker.take(pairs.shape[1]) for name, taker in takers.items()}
             add_pairs(
                 writer, pairs, chunk, add_inverse_edge=add_inverse_edge, where=edge_index.label
             )

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs import existing_file
+from gnnstore.converters.text_arrays import TextArray, read_numbers
 from gnnstore.converters.text_tables import TableFormat, TextTable
 from gnnstore.converters.writer import GraphWriter
 from gnnstore.errors import InputError
 
 _ENDING = ".csv.gz"
-_EXACT_IN_FLOAT64 = 2**53
 
 
 def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> None:
@@ -64,35 +64,17 @@ def _read_node_attribute(writer: GraphWriter, path: Path, num_nodes: int) -> Non
         _copy_features(writer, path, num_nodes)
         return
     name = "y" if stem == "node-label" else stem.replace("-", "_")
-    values = _read_numbers(path, stem.replace("-", " "))
+    values = read_numbers(path, stem.replace("-", " "))
     _check_rows(path, len(values), num_nodes, "nodes")
     writer.set_node_attribute(name, values)
 
 
 def _copy_features(writer: GraphWriter, path: Path, num_nodes: int) -> None:
-    table = TextTable(path, TableFormat("float32", what="feature"))
-    blocks = table.blocks()
-    first = next(blocks, None)
-    if first is None:
+    features = TextArray(path, num_rows=num_nodes)
+    if features.shape[1]:
+        writer.set_node_attribute("x", features)
+    else:  # the file is empty
         _check_rows(path, 0, num_nodes, "nodes")
-        return
-    rows_read = 0
-    with writer.node_rows(
-        "x", num_rows=num_nodes, row_shape=(first.shape[1],), dtype="float32"
-    ) as sink:
-        for rows in _chain(first, blocks):
-            rows_read += len(rows)
-            if rows_read <= num_nodes:
-                sink.append(rows)
-    _check_rows(path, rows_read, num_nodes, "nodes")
-
-
-def _read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
-    """Return a table as int64, or as float32 if it has fractions; NaN is an error."""
-    values = TextTable(path, TableFormat("float64", what=what, allow_nan=False)).read()
-    if np.all(values == np.rint(values)) and np.all(np.abs(values) < _EXACT_IN_FLOAT64):
-        return values.astype(np.int64)
-    return values.astype(np.float32)
 
 
 # ---- edges
@@ -185,8 +167,3 @@ def _check_rows(path: Path, found: int, expected: int, what: str) -> None:
         raise InputError(
             f"{path}: has {found} rows, but the graph has {expected} {what}", path=path
         )
-
-
-def _chain(first: npt.NDArray[Any], rest: Iterator[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
-    yield first
-    yield from rest

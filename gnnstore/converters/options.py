@@ -15,6 +15,7 @@ from gnnstore.formats.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_
 
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
+FeatureScale = Literal["column"]
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,25 @@ class ConvertOptions:
         Replace the output if it is a store already; the old one stays until the new one is
         complete.
     memory_bytes : int, optional
-        The most memory to use for building the adjacency; if that is too little, the
-        conversion stops at once and says how much it needs. None: what is available.
+        The most memory to use for building the adjacency; what it cannot hold is sorted on
+        disk. None: what is available.
     edge_ids : bool, optional
         Whether to store for each edge its position in the input. None: as the converter
         thinks fit (all but `from_rmat` do).
     index_dtype : "int64" or "int32", optional
         Type of `edge_index` and `n_id` in batches. None: that of the input where it has
         one (`from_pyg`), else int64.
+    resume : bool
+        Go on with what an interrupted conversion to this output left: the same data, with
+        the same options but `memory_bytes`, `spill_directory` and `overwrite`. The result is
+        that of an uninterrupted one, byte for byte. If nothing was left, start.
+    feature_scale : "column", optional
+        With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
+        largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
+        `batch.x * batch.x_scale` is the features. Takes one more pass over them.
+    spill_directory : str, optional
+        An existing directory for what does not fit in memory while edges are sorted. None:
+        beside the output.
     """
 
     undirected: bool = False
@@ -58,6 +70,9 @@ class ConvertOptions:
     memory_bytes: int | None = None
     edge_ids: bool | None = None
     index_dtype: IndexDtype | None = None
+    resume: bool = False
+    spill_directory: str | None = None
+    feature_scale: FeatureScale | None = None
 
     def __post_init__(self) -> None:
         _check_choice("self_loops", self.self_loops, get_args(SelfLoops))
@@ -69,6 +84,13 @@ class ConvertOptions:
             )
         if self.feature_dtype is not None:
             _check_choice("feature_dtype", self.feature_dtype, tuple(STORAGE_DTYPES))
+        if self.feature_scale is not None:
+            _check_choice("feature_scale", self.feature_scale, get_args(FeatureScale))
+            if self.feature_dtype != "int8":
+                raise UsageError(
+                    f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
+                    f"{self.feature_dtype!r}: floats need no scale"
+                )
         if self.index_dtype is not None:
             _check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
         if self.memory_bytes is not None and self.memory_bytes < 0:
@@ -77,8 +99,9 @@ class ConvertOptions:
     def to_json(self) -> dict[str, Any]:
         """Return the options that shape the store's contents, for its provenance."""
         document = asdict(self)
-        # Neither changes a byte of the result.
-        del document["overwrite"], document["memory_bytes"]
+        # None of these changes a byte of the result.
+        for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
+            del document[name]
         return document
 
 

@@ -13,13 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.converters.draws import draw_noise, draw_words
 
 # The second word of the generator's key says what is drawn, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"
 _SPLIT = 0x73706C6974  # "split"
-# The sum of eight random bytes has this mean and standard deviation.
-_BYTES_MEAN = 8 * 127.5
-_BYTES_STD = math.sqrt(8 * (2**16 - 1) / 12)
 
 
 @dataclass(frozen=True)
@@ -75,19 +73,9 @@ class PlantedNodes:
     def features(
         self, first: int, last: int, labels: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float32]:
-        """Return features [last - first, F]: the class mean and noise.
-
-        The noise is the sum of eight random bytes, standardised. That is normal to within
-        0.005 of the distribution function, and has the same bits everywhere, which
-        logarithms and cosines have not.
-        """
-        # Whole blocks of four words a row, so that a row begins where a counter does.
-        row_words = -(-self.feature_dim // 4) * 4
-        words = _draw(self.seed, _NOISE, first * (row_words // 4), (last - first) * row_words)
-        sums = _sum_of_bytes(words).reshape(-1, row_words)[:, : self.feature_dim]
-        noise = sums.astype(np.float32)
-        noise -= np.float32(_BYTES_MEAN)
-        noise *= np.float32(self.feature_noise / _BYTES_STD)
+        """Return features [last - first, F]: the class mean and noise."""
+        shape = (last - first, self.feature_dim)
+        noise = draw_noise(self.seed, _NOISE, first, shape, self.feature_noise)
         noise += self.class_means()[labels]
         return noise
 
@@ -103,7 +91,7 @@ class PlantedNodes:
         fractions : tuple of float
             Expected shares of train, valid and test; the rest stays out.
         """
-        draws = _draw(self.seed, _SPLIT, 0, 1 << self.scale)[candidates] / 2.0**64
+        draws = draw_words(self.seed, _SPLIT, 0, 1 << self.scale)[candidates] / 2.0**64
         bounds = np.cumsum((0.0, *fractions))
         return {
             name: candidates[(draws >= low) & (draws < high)]
@@ -111,19 +99,3 @@ class PlantedNodes:
                 ("train", "valid", "test"), bounds[:-1], bounds[1:], strict=True
             )
         }
-
-
-def _draw(seed: int, purpose: int, first_block: int, num_words: int) -> npt.NDArray[np.uint64]:
-    """Return words of Philox4x64-10 from a block of four on."""
-    generator = np.random.Philox(
-        key=np.array([seed, purpose], np.uint64),
-        counter=np.array([first_block, 0, 0, 0], np.uint64),
-    )
-    return generator.random_raw(num_words)
-
-
-def _sum_of_bytes(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the sum of the eight bytes of each word."""
-    even = np.uint64(0x00FF00FF00FF00FF)
-    pairs = (words & even) + ((words >> np.uint64(8)) & even)  # four sums, 16 bits each
-    return (pairs * np.uint64(0x0001000100010001)) >> np.uint64(48)

@@ -18,6 +18,7 @@ from gnnstore.converters.edges import num_build_threads
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.options import ConvertOptions
 from gnnstore.converters.planted import PlantedNodes
+from gnnstore.converters.workload import Workload
 from gnnstore.converters.writer import GraphWriter
 from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
@@ -116,11 +117,18 @@ def from_rmat(
         num_nodes=1 << scale,
         edge_ids=False,
         progress=progress,
+        workload=Workload(
+            num_nodes=1 << scale,
+            num_edges=edge_factor << scale,
+            node_bytes=(4 * feature_dim) << scale,
+            node_items=feature_dim << scale,
+        ),
     ) as writer:
         levels = level_probabilities(scale, nodes.community_bits, homophily, probabilities)
         _add_edges(writer, scale, edge_factor << scale, levels, seed)
-        indptr = writer.finish_edges()
-        connected = np.flatnonzero(np.diff(indptr))
+        degrees_seen: list[npt.NDArray[np.bool_]] = []
+        writer.finish_edges(lambda degrees: degrees_seen.append(degrees > 0))
+        connected = np.flatnonzero(np.concatenate(degrees_seen))
         for name, ids in nodes.splits(connected, split_fractions).items():
             writer.set_split(name, ids)
         _write_nodes(writer, nodes)

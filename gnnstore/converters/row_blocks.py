@@ -81,6 +81,30 @@ class RowBlocks:
             del rows
         self.num_rows = 0
 
+    def front(self, num_rows: int) -> list[npt.NDArray[Any]]:
+        """Return the first rows as views of the blocks that hold them."""
+        self._trim()
+        views = []
+        for block in self._blocks:
+            if num_rows <= 0:
+                break
+            views.append(block[:num_rows])
+            num_rows -= len(block)
+        return views
+
+    def drop(self, num_rows: int) -> None:
+        """Let go of the first rows; a block's memory is free once all of its rows are."""
+        self._trim()
+        self.num_rows -= num_rows
+        whole = 0
+        while num_rows and num_rows >= len(self._blocks[whole]):
+            num_rows -= len(self._blocks[whole])
+            whole += 1
+        del self._blocks[:whole]
+        if num_rows:
+            self._blocks[0] = self._blocks[0][num_rows:]
+        self._last_rows = len(self._blocks[-1]) if self._blocks else 0
+
     def joined(self) -> npt.NDArray[Any]:
         """Return all rows in one array [num_rows, *row_shape]; the blocks are let go of."""
         values = np.empty((self.num_rows, *self.row_shape), self.dtype)

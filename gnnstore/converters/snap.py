@@ -6,12 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.array_files import ArraySource, open_npy, open_npy_directory, open_npz
+from gnnstore.converters.array_files import ArraySource, open_npy_directory, open_npz
+from gnnstore.converters.array_source import collect_rows
+from gnnstore.converters.beside_features import open_beside
 from gnnstore.converters.compact_ids import IdCollector, IdMap
+from gnnstore.converters.feature_files import Paths, open_labels
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
 from gnnstore.converters.options import ConvertOptions
+from gnnstore.converters.raw_files import RawLayout
 from gnnstore.converters.splits import SPLIT_KEYS
 from gnnstore.converters.text_tables import TableFormat, TextTable
 from gnnstore.converters.writer import GraphWriter
@@ -25,7 +30,9 @@ def from_snap(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,
     *,
-    features: PathLike | None = None,
+    features: Paths | None = None,
+    features_raw: RawLayout | None = None,
+    features_ids: PathLike | None = None,
     labels: PathLike | None = None,
     splits: PathLike | None = None,
     num_nodes: int | None = None,
@@ -50,10 +57,15 @@ def from_snap(
         The edge list; read twice, unless `num_nodes` is given.
     output : path-like
         The store to be.
-    features : path-like, optional
-        `.npy` of [N, ...]: the node attribute `x`.
+    features : path-like, or sequence of path-like, optional
+        The node attribute `x` [N, ...]: see `open_features` for the forms it may have.
+    features_raw : RawLayout, optional
+        The features are raw binary, like this.
+    features_ids : path-like, optional
+        `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
+        if they are not in ascending order of ids. Rows are then sorted on disk.
     labels : path-like, optional
-        `.npy` of [N] or [N, ...]: `y`.
+        `y` [N] or [N, ...], as an array or in CSV.
     splits : path-like, optional
         `.npz`, or directory of `.npy`: arrays `train`, `valid` (or `val`) and `test` of node
         numbers, or masks [N].
@@ -84,13 +96,17 @@ def from_snap(
     if num_nodes is not None and num_nodes < 0:
         raise UsageError(f"num_nodes={num_nodes} is negative")
     path = existing_file(input, "the edge list")
-    arrays: dict[str, ArraySource] = {}
-    for name, file in (("x", features), ("y", labels)):
-        if file is not None:
-            arrays[name] = open_npy(Path(file))
+    x = open_beside(features, features_raw, features_ids)
+    y = None if labels is None else open_labels(labels)
     split_arrays = {} if splits is None else _open_splits(splits)
-    given = [file for file in (path, features, labels, splits) if file is not None]
-    source = {"inputs": describe_files(given), "extra_columns": extra_columns}
+    beside = [file for array in (x, y) if array is not None for file in array.files]
+    source: dict[str, Any] = {
+        "inputs": describe_files([path, *beside, *_files_of(splits)]),
+        "extra_columns": extra_columns,
+        "num_nodes": num_nodes,
+    }
+    if features_raw is not None:
+        source["features_raw"] = str(features_raw)
     with GraphWriter(
         output, kind="snap", source=source, options=options, num_nodes=num_nodes, progress=progress
     ) as writer:
@@ -101,11 +117,18 @@ def from_snap(
             writer.set_num_nodes(ids.num_nodes)
             if not ids.is_identity:
                 writer.set_original_ids(ids.original_ids())
-        for name, array in arrays.items():
-            _check_rows(array, writer.num_nodes or 0, None if ids is None else ids.max_id)
-            writer.set_node_attribute(name, array)
-        for name, array in split_arrays.items():
-            writer.set_split(name, array.read(), where=array.label)
+        max_id = None if ids is None else ids.max_id
+        if x is not None:
+            _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
+            nodes = x.row_ids
+            if nodes is not None and ids is not None:
+                nodes = _NumberedIds(nodes, ids)
+            x.write(writer, nodes)
+        if y is not None:
+            _check_rows(y.source, writer.num_nodes or 0, max_id)
+            writer.set_node_attribute("y", y.source, dtype=y.dtype)
+        for name, split in split_arrays.items():
+            writer.set_split(name, split.read(), where=split.label)
         with writer.progress.phase("read edges", path.stat().st_size, "bytes") as phase:
             for pairs in reader.blocks(phase):
                 sources, targets = pairs.T if ids is None else ids.to_nodes(pairs).T
@@ -133,13 +156,41 @@ class _EdgeList:
         return TextTable(self.path, self._format).blocks(phase)
 
 
+class _NumberedIds:
+    """Ids of an edge list as node numbers: an `ArraySource` over another."""
+
+    def __init__(self, source: ArraySource, ids: IdMap) -> None:
+        self.label = source.label
+        self.shape = source.shape
+        self.dtype = source.dtype
+        self._source = source
+        self._known = ids.original_ids()
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        for piece in self._source.rows(step, start):
+            numbers = np.searchsorted(self._known, piece)
+            found = self._known[np.minimum(numbers, len(self._known) - 1)]
+            if (found != piece).any():
+                unknown = piece[int(np.argmax(found != piece))]
+                raise InputError(f"{self.label}: the id {unknown} occurs in no edge")
+            yield numbers
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        raise NotImplementedError("ids have one dimension")
+
+    def read(self) -> npt.NDArray[Any]:
+        return collect_rows(self)
+
+
 def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:
-    collector = IdCollector()
+    collector = IdCollector(memory_bytes=writer.options.memory_bytes)
     with writer.progress.phase("read ids", reader.path.stat().st_size, "bytes") as phase:
         for pairs in reader.blocks(phase):
             collector.add(pairs.reshape(-1))
             writer.expect_edges(collector.num_added // 2)
-    return collector.finish()
+    ids = collector.finish()
+    writer.reserve_memory(ids.num_bytes)
+    return ids
 
 
 def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:
@@ -155,6 +206,13 @@ def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:
     raise InputError(
         f"{array.label}: has {found} rows, but the edge list has {num_nodes} nodes; {hint}"
     )
+
+
+def _files_of(splits: PathLike | None) -> list[Path]:
+    if splits is None:
+        return []
+    path = Path(splits)
+    return sorted(path.glob("*.npy")) if path.is_dir() else [path]
 
 
 def _open_splits(path: PathLike) -> dict[str, ArraySource]:

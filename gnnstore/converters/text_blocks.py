@@ -1,7 +1,8 @@
 """Text files, plain or gzipped, as large blocks of whole lines that know their line numbers.
 
-Graphs come as gigabytes of text. Blocks of 16 MiB keep the parser fast and memory bounded,
-and counting lines while blocks go by is what lets an error name the line.
+Graphs come as gigabytes of text. Blocks of 4 MiB keep the parser fast, several of them at work
+at a time, and memory bounded; counting lines while blocks go by is what lets an error name the
+line.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from gnnstore.converters.inputs import read_error
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase, Phase
 
-BLOCK_BYTES = 2**24
-MAX_LINE_BYTES = 2**28  # longer than any row of numbers: the file is not text
+BLOCK_BYTES = 2**22
+# Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
+MAX_LINE_BYTES = 2**26
 _GZIP_MAGIC = b"\x1f\x8b"
 
 

@@ -6,9 +6,8 @@ in range, splits that name nodes) and checks it in one place, whatever the input
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -22,15 +21,20 @@ from gnnstore.converters.adjacency import write_adjacency
 from gnnstore.converters.array_files import ArraySource, MemoryArray
 from gnnstore.converters.casting import Caster
 from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.edges import EdgeBuilder, InMemoryEdgeBuilder
+from gnnstore.converters.edges import EdgeBuilder
 from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.opening import announce, open_store, place_spill
 from gnnstore.converters.options import ConvertOptions, IndexDtype
+from gnnstore.converters.pipeline import read_ahead
 from gnnstore.converters.provenance import provenance
+from gnnstore.converters.row_sink import RowSink
+from gnnstore.converters.scaling import ScalingCaster, column_scales
+from gnnstore.converters.spill import make_edge_builder
 from gnnstore.converters.splits import split_ids, split_name
+from gnnstore.converters.workload import Workload
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats import names
 from gnnstore.formats.dtypes import dtype_name
-from gnnstore.formats.paged_writer import PagedArrayWriter
 from gnnstore.formats.schema import (
     NODE_TYPE,
     AttributeSpec,
@@ -38,41 +42,21 @@ from gnnstore.formats.schema import (
     NodeTypeSpec,
     Schema,
 )
-from gnnstore.formats.writer import StoreWriter
-from gnnstore.progress import NullProgress, Phase, Progress
-
-_LOG = logging.getLogger(__name__)
+from gnnstore.progress import NullProgress, Progress
 
 # Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
 # and read whole; wider ones are read by row, so they are laid out in pages.
 _MAX_COLD_ROW_BYTES = 8
+# Compressing an array takes it whole, so that one of many rows is laid out in pages as well.
+_MAX_COLD_BYTES = 2**26
 _COPY_BYTES = 2**23  # pieces in which attributes are copied
-
-
-class RowSink:
-    """Takes the rows of one paged attribute, in any pieces, cast on their way."""
-
-    def __init__(self, array: PagedArrayWriter, caster: Caster, phase: Phase) -> None:
-        self._array = array
-        self._caster = caster
-        self._phase = phase
-
-    def append(self, rows: npt.NDArray[Any]) -> None:
-        """Append rows [k, *row_shape] in the type they were announced with.
-
-        Raises
-        ------
-        InputError
-            If there are more than announced, their shape differs, or a value cannot be cast.
-        """
-        self._array.append(self._caster(rows))
-        self._phase.advance(len(rows))
 
 
 class GraphWriter:
     """Writes one homogeneous graph as a store.
 
-    A context manager: without a `commit`, nothing is left behind. Not thread-safe.
+    A context manager: without a `commit` there is no store. What a full disk, an I/O error or
+    Ctrl-C interrupts can be resumed; after any other error nothing is left. Not thread-safe.
 
     Parameters
     ----------
@@ -110,6 +94,7 @@ class GraphWriter:
         index_dtype: IndexDtype = "int64",
         edge_ids: bool = True,
         progress: Progress | None = None,
+        workload: Workload | None = None,
     ) -> None:
         self.options = options or ConvertOptions()
         self.progress = progress or NullProgress()
@@ -119,23 +104,36 @@ class GraphWriter:
         self._num_nodes = num_nodes
         keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
         rules = EdgeRules(self.options.undirected, self.options.self_loops, keep_ids)
-        self._builder: EdgeBuilder = InMemoryEdgeBuilder(
-            rules, num_nodes=num_nodes, memory_bytes=self.options.memory_bytes
-        )
+        graph = {"num_nodes": num_nodes, "index_dtype": self._index_dtype, "edge_ids": keep_ids}
+        self._store = open_store(output, self.options, self._provenance, graph)
+        self.journal = self._store.journal
+        try:
+            self.spill_directory = place_spill(self._store, self.options)
+            announce(
+                self._store,
+                self.options,
+                rules,
+                source=source or {},
+                progress=self.progress,
+                workload=workload,
+            )
+            self._builder: EdgeBuilder = make_edge_builder(
+                rules,
+                num_nodes=num_nodes,
+                memory_bytes=self.options.memory_bytes,
+                spill_directory=self.spill_directory,
+                journal=self.journal,
+            )
+        except BaseException:
+            self._store.abort(keep=self.options.resume)  # hours of work may be in it
+            raise
         self._edges: EdgeTypeSpec | None = None
         self._edge_types: dict[str, tuple[str, int]] = {}
-        self._indptr: npt.NDArray[np.int64] | None = None
         self._nodes: dict[str, AttributeSpec] = {}
         self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
         self._original_ids: AttributeSpec | None = None
         self._graph_values: dict[str, Any] = {}
         self._graph_arrays: dict[str, AttributeSpec] = {}
-        self._store = StoreWriter(
-            output,
-            overwrite=self.options.overwrite,
-            page_bytes=self.options.page_bytes,
-            on_event=_LOG.warning,
-        )
 
     @property
     def num_nodes(self) -> int | None:
@@ -158,6 +156,10 @@ class GraphWriter:
     def expect_edges(self, num_edges: int) -> None:
         """Say how many edges will come, so that a budget that is too small fails at once."""
         self._builder.expect(num_edges)
+
+    def reserve_memory(self, num_bytes: int) -> None:
+        """Leave memory to the caller: that much less of the budget goes to the edges."""
+        self._builder.reserve(num_bytes)
 
     def describe_edge_attribute(self, name: str, *, dtype: str, cat_dim: int = 0) -> None:
         """Give an edge attribute's element type, where NumPy has none, and its row axis."""
@@ -184,19 +186,30 @@ class GraphWriter:
 
         Raises
         ------
-        InputError, BudgetError
-            See `InMemoryEdgeBuilder.add`.
+        InputError, NoSpaceError, StorageError, BudgetError
+            See `SpillingEdgeBuilder.add`.
         """
         self._builder.add(sources, targets, attributes or {}, where)
 
-    def finish_edges(self) -> npt.NDArray[np.int64]:
-        """Sort and write the edges, and return `indptr` [N + 1]; needs no call before `commit`."""
-        if self._indptr is None:
-            with self.progress.phase("sort edges", unit="edges"):
-                built = self._builder.finish(self._num_nodes)
-            self._num_nodes, self._indptr = built.num_nodes, built.indptr
-            self._edges = write_adjacency(self._store, built, self._edge_types, self.progress)
-        return self._indptr
+    def finish_edges(
+        self, on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None
+    ) -> None:
+        """Sort and write the edges; needs no call before `commit`.
+
+        Parameters
+        ----------
+        on_degrees : callable, optional
+            Told the number of in-neighbours of the next nodes, int64 [k], until all N came.
+        """
+        if self._edges is not None:
+            return
+        with self.progress.phase("sort edges", unit="edges"):
+            built = self._builder.finish(self._num_nodes)
+        self._num_nodes = built.num_nodes
+        self._edges = write_adjacency(
+            self._store, built, self._edge_types, self.progress, on_degrees
+        )
+        built.close()
 
     # ---- nodes
 
@@ -210,6 +223,7 @@ class GraphWriter:
         dtype: str,
         cat_dim: int = 0,
         where: str | None = None,
+        scales: npt.NDArray[np.float32] | None = None,
     ) -> Iterator[RowSink]:
         """Write a node attribute row by row: the way in for features of any size.
 
@@ -225,6 +239,9 @@ class GraphWriter:
             Element type of the rows that will come.
         where : str, optional
             The input's name, for messages.
+        scales : ndarray of float32, shape of a row, optional
+            Store int8, as multiples of these. `set_node_attribute` finds them as
+            `options.feature_scale` says, which needs rows that can be read twice.
 
         Yields
         ------
@@ -232,7 +249,15 @@ class GraphWriter:
         """
         self._check_rows(where or repr(name), num_rows)
         stored = self.options.feature_dtype if name == "x" else None
-        caster = Caster(name, dtype, stored or dtype)
+        if name == "x" and self.options.feature_scale and scales is None:
+            raise UsageError(
+                "feature_scale needs features that can be read twice, which these cannot; "
+                "convert without it first"
+            )
+        caster: Caster | ScalingCaster = Caster(name, dtype, stored or dtype)
+        if scales is not None:
+            caster = ScalingCaster(dtype, scales)
+            self.set_graph_array(f"{name}_scale", scales)
         array = self._store.paged(
             names.node_array(NODE_TYPE, name),
             name=name,
@@ -243,6 +268,8 @@ class GraphWriter:
         )
         with self.progress.phase(f"write {name}", num_rows, "rows") as phase:
             yield RowSink(array, caster, phase)
+        if array.is_complete:  # close now: what comes before the commit may be interrupted
+            array.close()
         self._nodes[name] = array.spec
 
     def set_node_attribute(
@@ -275,7 +302,10 @@ class GraphWriter:
             )
         row_shape = source.shape[1:]
         row_bytes = source.dtype.itemsize * math.prod(row_shape)
-        if row_bytes and (name == "x" or row_bytes > _MAX_COLD_ROW_BYTES):
+        num_bytes = source.shape[0] * row_bytes
+        is_wide = name == "x" or row_bytes > _MAX_COLD_ROW_BYTES or num_bytes > _MAX_COLD_BYTES
+        if row_bytes and is_wide:
+            step = max(1, _COPY_BYTES // row_bytes)
             with self.node_rows(
                 name,
                 num_rows=source.shape[0],
@@ -283,14 +313,25 @@ class GraphWriter:
                 dtype=dtype,
                 cat_dim=cat_dim,
                 where=source.label,
+                scales=self._scales(name, source, dtype, step),
             ) as sink:
-                for rows in source.rows(max(1, _COPY_BYTES // row_bytes)):
+                start = sink.skip(sink.num_committed_rows)
+                for rows in read_ahead(source.rows(step, start)):
                     sink.append(rows)
             return
         self._check_rows(source.label, source.shape[0])
         path = names.node_array(NODE_TYPE, name)
         array = source.read()
         self._nodes[name] = self._store.cold(path, array, name=name, dtype=dtype, cat_dim=cat_dim)
+
+    def _scales(
+        self, name: str, source: ArraySource, dtype: str, step: int
+    ) -> npt.NDArray[np.float32] | None:
+        if name != "x" or self.options.feature_scale is None:
+            return None
+        self._check_rows(source.label, source.shape[0])
+        with self.progress.phase(f"find scales of {name}", source.shape[0], "rows") as phase:
+            return column_scales(source, dtype, step, phase)
 
     def _check_rows(self, where: str, num_rows: int) -> None:
         if self._num_nodes is not None and num_rows != self._num_nodes:
@@ -394,5 +435,4 @@ class GraphWriter:
     ) -> None:
         self._store.__exit__(kind, error, traceback)
         # The columns came from the kernels' pool, which would keep up to a gigabyte of them.
-        self._indptr = None
         _core.pool_trim()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.journal import StoredFile
+from gnnstore.formats.manifest import BLOCK_BYTES
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.formats.zarr_metadata import MAX_COLD_CHUNK_BYTES
 
@@ -47,6 +51,26 @@ def write_cold(directory: Path, spec: AttributeSpec, array: npt.NDArray[Any]) ->
         overwrite=False,
     )
     target[...] = array
+
+
+def crc_of_array(spec: AttributeSpec, stored: npt.NDArray[Any]) -> int:
+    """Return a checksum of the values, type and shape of an array."""
+    described = repr((spec.dtype, spec.shape)).encode()
+    head = _core.crc32c(np.frombuffer(described, np.uint8))
+    return _core.crc32c(stored.reshape(-1).view(np.uint8), head)
+
+
+def write_cold_files(
+    directory: Path, spec: AttributeSpec, stored: npt.NDArray[Any]
+) -> list[StoredFile]:
+    """Write an array as `write_cold` does, durably, and return its files."""
+    write_cold(directory, spec, stored)
+    files = []
+    for file in sorted(directory.iterdir()):
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+        files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
+    return files
 
 
 def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:

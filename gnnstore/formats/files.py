@@ -44,6 +44,7 @@ class ChecksummedFile:
             while done < len(view):  # a raw write may be short
                 done += self._file.write(view[done:])
         except OSError as error:
+            self.abort()
             raise storage_error(error, "write", self.path) from error
         self._checksum(data)
         self.size_bytes += len(data)
@@ -71,13 +72,14 @@ class ChecksummedFile:
             os.fsync(self._file.fileno())
             self._file.close()
         except OSError as error:
+            self.abort()
             raise storage_error(error, "synchronise", self.path) from error
         if self.size_bytes % BLOCK_BYTES:
             self._push_partial()
         return np.concatenate([np.empty(0, np.uint32), *self._crcs])
 
     def abort(self) -> None:
-        """Close without making anything durable: the file is to be deleted."""
+        """Close without making anything durable: the file is to be deleted. Idempotent."""
         self._file.close()
 
 
@@ -124,3 +126,15 @@ def directory_bytes(path: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+def empty_directory(path: Path) -> None:
+    """Remove the files of a directory, which holds no directories."""
+    for file in path.iterdir():
+        file.unlink()
+
+
+def free_bytes(path: Path) -> int:
+    """Return the bytes that may still be written to the file system of a directory."""
+    space = os.statvfs(path)
+    return space.f_bavail * space.f_frsize

@@ -8,21 +8,25 @@ for Zarr readers to stumble on. `docs/format.md` is normative.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.formats.names import check_relative_path
 from gnnstore.formats.schema import Schema
 from gnnstore.formats.strict_json import Fields, parse_object
-from gnnstore.formats.zarr_metadata import group_metadata
+from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
 
 FORMAT_NAME = "gnnstore"
 FORMAT_VERSION = 1
@@ -159,9 +163,44 @@ class Manifest:
         )
 
 
+def is_store(path: Path) -> bool:
+    """Whether a directory looks like a store, of any version, intact or not.
+
+    Decides what `overwrite` may replace; reads nothing but the start of the root metadata.
+    """
+    try:
+        with (path / METADATA_FILE).open("rb") as file:
+            head = file.read(4096)
+    except OSError:
+        return False
+    return b'"gnnstore"' in head
+
+
 def crc32c_of(data: bytes) -> int:
     """Return the crc32c of bytes."""
     return _core.crc32c(np.frombuffer(data, dtype=np.uint8))
+
+
+def content_uuid(manifest: bytes, blocks: npt.NDArray[np.uint32]) -> str:
+    """Return the identity of a store: equal for equal contents, whenever they were written.
+
+    Parameters
+    ----------
+    manifest : bytes
+        The root metadata, with an empty uuid.
+    blocks : ndarray of uint32
+        The checksum of every block of every file.
+    """
+    digest = hashlib.sha256(manifest + blocks.astype("<u4").tobytes()).digest()
+    return str(uuid.UUID(bytes=_as_version_8(digest[:16])))
+
+
+def _as_version_8(value: bytes) -> bytes:
+    """Mark 16 bytes as a UUID whose bits mean what its maker says (RFC 9562, version 8)."""
+    marked = bytearray(value)
+    marked[6] = marked[6] & 0x0F | 0x80
+    marked[8] = marked[8] & 0x3F | 0x80
+    return bytes(marked)
 
 
 def _seal(zeroed: bytes, crc: int) -> bytes:

@@ -13,14 +13,13 @@ import numpy.typing as npt
 from gnnstore.errors import InputError
 from gnnstore.formats.dtypes import storage_dtype
 from gnnstore.formats.files import ChecksummedFile
+from gnnstore.formats.journal import Journal, StoredFile
 from gnnstore.formats.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.formats.zarr_metadata import METADATA_FILE, paged_metadata, shard_index, shard_name
 
 # Rows are gathered into runs of pages and written in pieces of about this size.
 _BUFFER_BYTES = 4 * 2**20
-
-BlockCrcs = npt.NDArray[np.uint32]
 
 
 class PagedArrayWriter:
@@ -39,10 +38,22 @@ class PagedArrayWriter:
         Page size, a power of two.
     shard_bytes : int, optional
         Approximate size of a shard; chosen from the array's size by default.
+    journal : Journal, optional
+        Is told each finished shard. Shards that it knows already are not written again.
+
+    Attributes
+    ----------
+    num_committed_rows : int
+        Rows, from the first, that an earlier attempt has written.
     """
 
     def __init__(
-        self, directory: Path, spec: AttributeSpec, page_bytes: int, shard_bytes: int | None
+        self,
+        directory: Path,
+        spec: AttributeSpec,
+        page_bytes: int,
+        shard_bytes: int | None,
+        journal: Journal | None = None,
     ) -> None:
         self.spec = spec
         self.row_shape = spec.shape[1:]
@@ -58,9 +69,44 @@ class PagedArrayWriter:
         self._pages = np.zeros((buffer_runs, geometry.page_stride_bytes), dtype=np.uint8)
         self._buffer_rows = 0
         self._rows_done = 0
-        self._runs_flushed = 0
         self._shard: ChecksummedFile | None = None
-        self.files: list[tuple[str, int, BlockCrcs]] = []
+        self._journal = journal
+        self.files: list[StoredFile] = []
+        if journal is not None:
+            self.files = journal.committed_shards(spec, self.layout)
+        self.num_committed_rows = min(spec.num_rows, len(self.files) * self.layout.shard_rows)
+        self._runs_flushed = len(self.files) * self.layout.shard_runs
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all rows came."""
+        return self._rows_done == self.spec.num_rows
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Bytes that are still to be written, buffered rows included."""
+        layout = self.layout
+        done = len([name for name, _, _ in self.files if name != METADATA_FILE])
+        whole = sum(layout.shard_file_bytes(number) for number in range(done, layout.num_shards))
+        return whole - (0 if self._shard is None else self._shard.size_bytes)
+
+    def skip(self, num_rows: int) -> int:
+        """Pass over rows that an earlier attempt has written.
+
+        Parameters
+        ----------
+        num_rows : int
+            How many rows come next.
+
+        Returns
+        -------
+        int
+            How many of them are in place already, and count as appended now. The others are
+            to be appended.
+        """
+        known = max(0, min(num_rows, self.num_committed_rows - self._rows_done))
+        self._rows_done += known
+        return known
 
     def append(self, rows: npt.NDArray[Any]) -> None:
         """Append rows.
@@ -68,7 +114,8 @@ class PagedArrayWriter:
         Parameters
         ----------
         rows : ndarray [k, *row_shape] of the array's storage type
-            Any k, 0 included; any strides. bfloat16 is passed as its bits (uint16).
+            Any k, 0 included; any strides. bfloat16 is passed as its bits (uint16). Those
+            that an earlier attempt has written are passed over.
 
         Raises
         ------
@@ -88,6 +135,7 @@ class PagedArrayWriter:
                 f"the attribute {self.spec.name!r} was declared with {self.spec.num_rows} rows, "
                 f"but got at least {self._rows_done + len(rows)}"
             )
+        rows = rows[self.skip(len(rows)) :]
         if len(rows) == 0:
             return
         self._rows_done += len(rows)
@@ -147,6 +195,8 @@ class PagedArrayWriter:
         crcs = shard.close()
         self.files.append((shard.path.name, shard.size_bytes, crcs))
         self._shard = None
+        if self._journal is not None:
+            self._journal.record_shard(self.spec, self.layout, number, crcs)
 
     def close(self) -> None:
         """Finish the array: complete the last shard, write the Zarr metadata. Idempotent.
@@ -158,7 +208,7 @@ class PagedArrayWriter:
         """
         if self.files and self.files[-1][0] == METADATA_FILE:
             return
-        if self._rows_done != self.spec.num_rows:
+        if not self.is_complete:
             raise InputError(
                 f"the attribute {self.spec.name!r} was declared with {self.spec.num_rows} rows, "
                 f"but only {self._rows_done} came"

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from gnnstore.errors import CorruptStoreError, NotFoundError, storage_error
 from gnnstore.formats.cold import chunk_file_names, read_cold
 from gnnstore.formats.files import directory_bytes, read_small
+from gnnstore.formats.leftovers import leftovers
 from gnnstore.formats.manifest import CHECKSUMS_ARRAY, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from gnnstore.formats.paged_array import PagedArray
 from gnnstore.formats.schema import AttributeSpec, Schema
 from gnnstore.formats.strict_json import parse_object
-from gnnstore.formats.transaction import leftovers
 from gnnstore.formats.zarr_metadata import (
     MAX_ARRAY_METADATA_BYTES,
     METADATA_FILE,
@@ -89,7 +89,7 @@ class StoreReader:
 
     @property
     def uuid(self) -> str:
-        """The store's identity: new with every conversion."""
+        """The store's identity, derived from its contents: equal for equal stores."""
         return self.manifest.uuid
 
     @property
@@ -243,7 +243,7 @@ def _not_a_store(directory: Path) -> NotFoundError:
         size = format_size(sum(directory_bytes(path) for path in unfinished))
         message += (
             f"; an unfinished conversion ({size}) lies beside it as {unfinished[0].name}: wait for "
-            "it, or convert again, which removes it"
+            "it, repeat the command with --resume, or remove it with 'gnnstore gc'"
         )
     else:
         message += "; make one with 'gnnstore convert' (see 'gnnstore convert --help')"

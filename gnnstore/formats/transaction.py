@@ -3,7 +3,8 @@
 The directory is built beside its final name, as `.NAME.tmp-XXXXXXXX`, and renamed into
 place after everything in it is durable. A lock on the temporary directory itself tells a
 running writer from a dead one: the kernel drops the lock with the process, so whatever is
-found unlocked was left by a crash, and the next writer of the same name sweeps it.
+found unlocked was left by a crash. The next writer of the same name goes on with it or
+sweeps it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +26,16 @@ from gnnstore.errors import (
     UsageError,
     storage_error,
 )
-from gnnstore.formats.files import directory_bytes, fsync_directory
+from gnnstore.formats.files import fsync_directory
+from gnnstore.formats.leftovers import is_resumable, leftover_bytes, leftovers, remove
 from gnnstore.units import format_size
 
 # What a file system without renameat2's flags answers.
 _NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+# 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
+_LOCK_ATTEMPTS = 5
+_LOCK_SECONDS = 0.1
 
 
 class DirectoryTransaction:
@@ -45,6 +52,16 @@ class DirectoryTransaction:
         may be replaced. Keeps `--overwrite` from deleting someone's home directory.
     on_event : callable
         Told, in a sentence, when leftovers of a dead writer were removed.
+    adopt : callable, optional
+        Told each directory that a dead writer left; returns whether to go on in it, instead
+        of sweeping it. It may raise, and then that directory stays.
+
+    Attributes
+    ----------
+    path : Path
+        The directory to build in.
+    adopted : bool
+        Whether it was left by a dead writer.
 
     Raises
     ------
@@ -61,6 +78,7 @@ class DirectoryTransaction:
         overwrite: bool,
         is_replaceable: Callable[[Path], bool],
         on_event: Callable[[str], None],
+        adopt: Callable[[Path], bool] | None = None,
     ) -> None:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
         # show what the user typed as far as possible.
@@ -74,9 +92,18 @@ class DirectoryTransaction:
                 f"{self.final.parent}: the directory to write into does not exist; create it first",
                 path=self.final.parent,
             )
-        _sweep(self.final, on_event)
-        self._check_final(is_replaceable)
-        self.path, self._lock = self._create()
+        found = _sweep(self.final, on_event, adopt)
+        self.adopted = found is not None
+        if found is None:
+            self._check_final(is_replaceable)
+            found = self._create()
+        self.path, self._lock = found
+        if self.adopted:
+            try:
+                self._check_final(is_replaceable)
+            except BaseException:
+                self.keep()
+                raise
 
     def _check_final(self, is_replaceable: Callable[[Path], bool]) -> None:
         if not os.path.lexists(self.final):
@@ -111,8 +138,13 @@ class DirectoryTransaction:
                 return path, lock
             os.close(lock)
 
-    def commit(self) -> None:
+    def commit(self, before_rename: Callable[[], None] = lambda: None) -> None:
         """Make every directory durable and give the directory its name.
+
+        Parameters
+        ----------
+        before_rename : callable
+            Called when everything is durable, to remove what must not be in the result.
 
         Raises
         ------
@@ -124,13 +156,15 @@ class DirectoryTransaction:
         try:
             for root, _, _ in os.walk(self.path):
                 fsync_directory(Path(root))
+            before_rename()
+            fsync_directory(self.path)
             self._rename()
             fsync_directory(self.final.parent)
         except OSError as error:
             if isinstance(error, (StorageError, StoreExistsError)):
                 raise
             raise storage_error(error, "commit", self.final) from error
-        os.close(self._lock)
+        self._unlock()
 
     def _rename(self) -> None:
         new, final = os.fspath(self.path), os.fspath(self.final)
@@ -167,42 +201,61 @@ class DirectoryTransaction:
 
     def abort(self) -> None:
         """Remove everything that was written."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        remove(self.path)
+        self._unlock()
+
+    def keep(self) -> None:
+        """Leave everything as it is, for a later writer to go on with."""
+        self._unlock()
+
+    def _unlock(self) -> None:
+        """Let go of the lock; once, also if Ctrl-C comes between a commit and its return."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
 
 
-def leftovers(final: Path) -> list[Path]:
-    """Return the temporary directories beside `final`, of running writers and of dead ones."""
-    # No glob: the name may hold characters that mean something to it.
-    prefixes = (f".{final.name}.tmp-", f".{final.name}.old-")
-    try:
-        names = sorted(os.listdir(final.parent))  # noqa: PTH208
-    except OSError:
-        return []
-    return [final.parent / name for name in names if name.startswith(prefixes)]
-
-
-def _sweep(final: Path, on_event: Callable[[str], None]) -> None:
+def _sweep(
+    final: Path, on_event: Callable[[str], None], adopt: Callable[[Path], bool] | None
+) -> tuple[Path, int] | None:
+    """Remove what dead writers left; return the directory to go on in and its lock, if any."""
+    found: tuple[Path, int] | None = None
     for path in leftovers(final):
         try:
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:
             continue
+        is_kept = False
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"{final}: another process is writing this store right now ({path.name}); "
-                "wait for it, or choose another output",
-                path=final,
-            ) from None
-        else:
+            _lock_dead(lock, path, final)
             if path.name.startswith(f".{final.name}.old-") and not final.exists():
                 path.rename(final)
                 on_event(f"restored {final}, which an interrupted overwrite had set aside")
-                continue
-            size = format_size(directory_bytes(path))
-            shutil.rmtree(path, ignore_errors=True)
-            on_event(f"removed {size} that an interrupted conversion had left in {path}")
+            elif found is None and adopt is not None and adopt(path):
+                found, is_kept = (path, lock), True
+            else:
+                size = format_size(leftover_bytes(path))
+                hint = "; --resume would have gone on with it" if is_resumable(path) else ""
+                remove(path)
+                on_event(f"removed {size} that an interrupted conversion had left in {path}{hint}")
+        except BaseException:
+            if found is not None and not is_kept:
+                os.close(found[1])
+            raise
         finally:
-            os.close(lock)
+            if not is_kept:
+                os.close(lock)
+    return found
+
+
+def _lock_dead(lock: int, path: Path, final: Path) -> None:
+    for _ in range(_LOCK_ATTEMPTS):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_SECONDS)
+    raise UsageError(
+        f"{final}: another process is writing this store right now ({path.name}); "
+        "wait for it, or choose another output",
+        path=final,
+    )

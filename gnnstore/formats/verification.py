@@ -215,6 +215,7 @@ def _check_meaning(reader: StoreReader) -> Iterator[Problem]:
     num_src = {node.name: node.num_nodes for node in schema.node_types}
     for node in schema.node_types:
         yield from _check_node_ids(reader, node)
+        yield from _check_scales(reader, node)
     for edge in schema.edge_types:
         yield from _check_columns(reader, edge, num_src[edge.source])
 
@@ -257,6 +258,24 @@ def _check_node_ids(reader: StoreReader, node: NodeTypeSpec) -> Iterator[Problem
                 str(reader.path / spec.path),
                 f"split {name!r}: entry {position} is node {int(ids[position])}, outside "
                 f"[0, {node.num_nodes})",
+            )
+
+
+def _check_scales(reader: StoreReader, node: NodeTypeSpec) -> Iterator[Problem]:
+    for name, spec in node.attributes.items():
+        scale = reader.schema.graph_arrays.get(f"{name}_scale")
+        if scale is None or (spec.dtype, scale.dtype) != ("int8", "float32"):
+            continue
+        if scale.shape != spec.shape[1:]:
+            continue  # of somebody else's making: a scale has the shape of a row
+        values = reader.read(scale)
+        bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
+        if len(bad):
+            place = tuple(int(i) for i in bad[0])
+            yield Problem(
+                str(reader.path / scale.path),
+                f"the scale of column {', '.join(map(str, place))} of {name!r} is "
+                f"{values[place]!s}, expected a finite number above 0",
             )
 
 

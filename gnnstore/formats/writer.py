@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
+import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any
@@ -15,19 +17,38 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._version import __version__
-from gnnstore.errors import CorruptStoreError, InputError, UsageError, storage_error
-from gnnstore.formats.cold import write_cold
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    InputError,
+    NoSpaceError,
+    StorageError,
+    UsageError,
+    storage_error,
+)
+from gnnstore.formats.cold import crc_of_array, write_cold_files
 from gnnstore.formats.dtypes import dtype_name, storage_dtype
-from gnnstore.formats.files import ChecksummedFile
+from gnnstore.formats.files import ChecksummedFile, empty_directory, free_bytes
+from gnnstore.formats.journal import BlockCrcs
 from gnnstore.formats.manifest import (
-    BLOCK_BYTES,
     CHECKSUMS_ARRAY,
     MAX_MANIFEST_BYTES,
     FileEntry,
     Manifest,
+    content_uuid,
+    is_store,
 )
-from gnnstore.formats.paged_writer import BlockCrcs, PagedArrayWriter
+from gnnstore.formats.paged_writer import PagedArrayWriter
 from gnnstore.formats.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+from gnnstore.formats.resume import (
+    can_continue,
+    describe_kept,
+    describe_missing,
+    describe_start,
+    is_resumable_error,
+    open_journal,
+    remove_unfinished,
+)
 from gnnstore.formats.schema import AttributeSpec, Schema
 from gnnstore.formats.strict_json import MAX_DEPTH
 from gnnstore.formats.transaction import DirectoryTransaction
@@ -37,8 +58,10 @@ from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
 class StoreWriter:
     """Builds a store under a temporary name; `commit` gives it its own.
 
-    A context manager: leaving it without a commit, for whatever reason, leaves nothing
-    behind. What a killed process left is removed by the next writer of the same output.
+    A context manager: leaving it without a commit leaves nothing behind, unless the writer
+    can be resumed and was stopped by what is no fault of the data: no space, an I/O error,
+    Ctrl-C. Then, as after a crash, what is finished stays, until a writer of the same output
+    goes on with it (`resume`) or removes it.
 
     Parameters
     ----------
@@ -52,11 +75,22 @@ class StoreWriter:
         Approximate size of a shard file; by default chosen per array (1 to 16 GiB).
     on_event : callable, optional
         Told in a sentence what a user should know, such as leftovers that were removed.
+    fingerprint : Mapping, optional
+        What is written, as JSON values: an attempt with an equal fingerprint writes the same
+        bytes. None: the writer cannot be resumed.
+    resume : bool
+        Go on with what an interrupted attempt left, if there is anything.
+
+    Attributes
+    ----------
+    journal : Journal
+        What is finished, and where sorted runs of edges may be put meanwhile.
 
     Raises
     ------
     StoreExistsError, UsageError, NotFoundError, StorageError
-        If the output cannot be written there; before any work.
+        If the output cannot be written there, or what was left is of other data or options;
+        before any work.
     """
 
     def __init__(
@@ -67,6 +101,8 @@ class StoreWriter:
         page_bytes: int = DEFAULT_PAGE_BYTES,
         shard_bytes: int | None = None,
         on_event: Callable[[str], None] | None = None,
+        fingerprint: Mapping[str, Any] | None = None,
+        resume: bool = False,
     ) -> None:
         valid_page = MIN_PAGE_BYTES <= page_bytes <= MAX_PAGE_BYTES
         if not valid_page or page_bytes & (page_bytes - 1):
@@ -76,13 +112,23 @@ class StoreWriter:
             )
         self.page_bytes = page_bytes
         self.shard_bytes = shard_bytes
+        self._on_event = on_event or (lambda _: None)
         self._transaction = DirectoryTransaction(
             Path(path),
             overwrite=overwrite,
             is_replaceable=is_store,
-            on_event=on_event or (lambda _: None),
+            on_event=self._on_event,
+            adopt=partial(can_continue, fingerprint or {}) if resume else None,
         )
+        try:
+            self.journal = open_journal(self._transaction, fingerprint or {})
+        except BaseException:
+            self._transaction.keep() if self._transaction.adopted else self._transaction.abort()
+            raise
+        if resume:
+            self._on_event(describe_start(self._transaction))
         self._writers: dict[str, PagedArrayWriter] = {}
+        self._taken: set[str] = set()
         self._files: dict[str, tuple[int, BlockCrcs]] = {}
         self._open = True
 
@@ -134,10 +180,26 @@ class StoreWriter:
         spec = AttributeSpec(name, array_path, "paged", dtype, (num_rows, *row_shape), cat_dim)
         storage_dtype(dtype, what=f"the attribute {name!r}")
         writer = PagedArrayWriter(
-            self._array_directory(spec), spec, self.page_bytes, self.shard_bytes
+            self._array_directory(spec), spec, self.page_bytes, self.shard_bytes, self.journal
         )
         self._writers[array_path] = writer
+        self._check_space(spec)
         return writer
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Bytes that the paged arrays begun so far still need."""
+        return sum(writer.remaining_bytes for writer in self._writers.values())
+
+    def _check_space(self, spec: AttributeSpec) -> None:
+        """Refuse at once what would fill the disk hours later."""
+        if self.remaining_bytes > free_bytes(self.path.parent):
+            raise NoSpaceError(
+                f"cannot write the array {spec.name!r}: no space left for {self.path}. Free some "
+                "space or choose an output on another file system; nothing was left under the "
+                "final name.",
+                path=self.path,
+            )
 
     def cold(
         self,
@@ -161,29 +223,34 @@ class StoreWriter:
         stored = stored.reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
         spec = AttributeSpec(name, array_path, "cold", dtype, stored.shape, cat_dim)
         directory = self._array_directory(spec)
+        crc = crc_of_array(spec, stored)
+        files = self.journal.cold_files(array_path, crc)
         try:
-            write_cold(directory, spec, stored)
-            for file in sorted(directory.iterdir()):
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
-                self._files[f"{array_path}/{file.name}"] = (
-                    file.stat().st_size,
-                    _core.crc32c_file(str(file), BLOCK_BYTES),
-                )
+            if files is None:
+                empty_directory(directory)
+                files = write_cold_files(directory, spec, stored)
+                self.journal.record_cold(array_path, crc, files)
         except OSError as error:
+            if isinstance(error, StorageError):
+                raise
             raise storage_error(error, f"write the array {name!r}", directory) from error
+        for file, size, crcs in files:
+            self._files[f"{array_path}/{file}"] = (size, crcs)
         return spec
 
     def _array_directory(self, spec: AttributeSpec) -> Path:
         directory = self.temporary_path / spec.path
+        # What an earlier attempt finished may be in it.
+        may_exist = self._transaction.adopted and spec.path not in self._taken
         try:
-            directory.mkdir(parents=True)
+            directory.mkdir(parents=True, exist_ok=may_exist)
         except FileExistsError:
             raise InputError(
                 f"the name {spec.name!r} is used twice ({spec.path}); rename one of the attributes"
             ) from None
         except OSError as error:
             raise storage_error(error, "create the array", directory) from error
+        self._taken.add(spec.path)
         return directory
 
     def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
@@ -218,15 +285,17 @@ class StoreWriter:
             raise InputError(f"the schema names arrays that were not written: {missing}")
         self._write_groups()
         files = sorted(self._files.items())
+        blocks = np.concatenate([np.empty(0, np.uint32), *(crcs for _, (_, crcs) in files)])
         manifest = Manifest(
-            uuid=str(uuid.uuid4()),
+            uuid="",
             created_by=f"gnnstore {__version__}",
             schema=schema,
             files=tuple(FileEntry(path, size) for path, (size, _) in files),
-            checksum_files=self._write_checksums([crcs for _, (_, crcs) in files]),
+            checksum_files=self._write_checksums(blocks),
             provenance=provenance,
         )
         try:
+            manifest = replace(manifest, uuid=content_uuid(manifest.encode(), blocks))
             document = manifest.encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InputError(
@@ -237,9 +306,15 @@ class StoreWriter:
         root = ChecksummedFile(self.temporary_path / METADATA_FILE)
         root.write(np.frombuffer(document, dtype=np.uint8))
         root.close()
-        self._transaction.commit()
+        self._transaction.commit(self._clear_work)
         self._open = False
         return self.path
+
+    def _clear_work(self) -> None:
+        """Remove what is not of the store, when all that is of it is durable."""
+        for directory in self.journal.spill_directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        self.journal.close()
 
     def _check_readable(self, document: bytes) -> None:
         """Put the manifest to the reader's own test: a store that cannot be opened is lost."""
@@ -268,8 +343,7 @@ class StoreWriter:
             file.write(np.frombuffer(document, dtype=np.uint8))
             self._files[f"{group}/{METADATA_FILE}"] = (file.size_bytes, file.close())
 
-    def _write_checksums(self, crcs: list[BlockCrcs]) -> tuple[tuple[FileEntry, int], ...]:
-        blocks = np.concatenate([np.empty(0, np.uint32), *crcs]).astype("<u4")
+    def _write_checksums(self, blocks: BlockCrcs) -> tuple[tuple[FileEntry, int], ...]:
         directory = self.temporary_path / CHECKSUMS_ARRAY
         directory.mkdir()
         spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", "uint32", blocks.shape)
@@ -281,12 +355,23 @@ class StoreWriter:
             entries.append((FileEntry(f"{CHECKSUMS_ARRAY}/{name}", size), int(whole[0])))
         return tuple(entries)
 
-    def abort(self) -> None:
-        """Remove everything that was written. Does nothing after a commit."""
-        if self._open:
-            self._open = False
-            for writer in self._writers.values():
-                writer.abort()
+    def abort(self, *, keep: bool = False) -> None:
+        """Stop without a store. Does nothing after a commit.
+
+        Parameters
+        ----------
+        keep : bool
+            Whether to leave what is finished for a later attempt; the rest is removed.
+        """
+        if not self._open:
+            return
+        self._open = False
+        for writer in self._writers.values():
+            writer.abort()
+        if keep and self.journal.has_work:
+            remove_unfinished(self.journal)
+            self._transaction.keep()
+        else:
             self._transaction.abort()
 
     def __enter__(self) -> StoreWriter:
@@ -298,17 +383,15 @@ class StoreWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.abort()
-
-
-def is_store(path: Path) -> bool:
-    """Whether a directory looks like a store, of any version, intact or not.
-
-    Decides what `overwrite` may replace; reads nothing but the start of the root metadata.
-    """
-    try:
-        with (path / METADATA_FILE).open("rb") as file:
-            head = file.read(4096)
-    except OSError:
-        return False
-    return b'"gnnstore"' in head
+        keeps = self._open and error is not None and is_resumable_error(error)
+        missing = describe_missing(self.path.parent, self.remaining_bytes) if keeps else ""
+        self.abort(keep=keeps)
+        if keeps:
+            is_kept = self.temporary_path.exists()
+            advice = " ".join(
+                filter(None, [missing, describe_kept(self.temporary_path) if is_kept else ""])
+            )
+            if isinstance(error, GnnstoreError):
+                error.message = f"{error.message} {advice}".rstrip()
+            elif advice:
+                self._on_event(advice)

@@ -5,6 +5,7 @@ For tests of whatever reads stores: layouts, interoperability, corruption, later
 
 from __future__ import annotations
 
+import filecmp
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,3 +130,23 @@ def write_example_store(
         schema = Schema((node,), (edge,), {"name": "example"}, {"weights": specs["weights"]})
         final = writer.commit(schema, {"kind": "example"})
     return ExampleStore(final, paged | cold)
+
+
+def assert_same_files(path: Path, other: Path) -> None:
+    """Fail unless two directories hold the same files with the same bytes.
+
+    Raises
+    ------
+    AssertionError
+        Naming the first file that differs.
+    """
+    ours, theirs = _files(path), _files(other)
+    if ours.keys() != theirs.keys():
+        raise AssertionError(f"only in one of them: {sorted(ours.keys() ^ theirs.keys())}")
+    for name, file in ours.items():
+        if not filecmp.cmp(file, theirs[name], shallow=False):
+            raise AssertionError(f"{file} and {theirs[name]} differ")
+
+
+def _files(path: Path) -> dict[str, Path]:
+    return {str(file.relative_to(path)): file for file in path.rglob("*") if file.is_file()}

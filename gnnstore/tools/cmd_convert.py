@@ -7,15 +7,18 @@ from typing import Any
 import click
 
 from gnnstore.errors import UsageError
+from gnnstore.tools.cmd_convert_kronecker import kronecker
+from gnnstore.tools.cmd_convert_sets import graphbolt, igb
 from gnnstore.tools.convert_options import common_options, convert
+from gnnstore.tools.feature_options import feature_options
 from gnnstore.tools.options import session_options
 from gnnstore.tools.session import Session
 
 _HELP = """Convert a graph into a store.
 
 KIND says what INPUT is; nothing is guessed from a name, and nothing is ever unpickled. The
-output appears under its name only when it is complete: an interrupted conversion leaves no
-half store, and the next one removes what is left of it.
+output appears under its name only when it is complete. An interrupted conversion leaves no
+half store: repeat the command with --resume to go on, or without it to start anew.
 
 \b
 Examples:
@@ -23,6 +26,7 @@ Examples:
   gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
   gnnstore convert numpy graph.npz graph.gnn --feature-dtype float16
   gnnstore convert rmat random.gnn --scale 20
+  gnnstore convert rmat random.gnn --scale 20 --resume
 """
 
 
@@ -31,16 +35,23 @@ def command() -> None:
     """Hold the kinds; the text users see is `_HELP`."""
 
 
+command.add_command(graphbolt)
+command.add_command(igb)
+command.add_command(kronecker)
+
+
 _OGB_HELP = """Convert an OGB node-property data set, as its downloader leaves it on disk.
 
 INPUT is the data set's directory, with raw/ and split/ in it: gzipped CSV files, or the
-.npz files of ogbn-papers100M. The ogb package is not needed.
+.npz files of ogbn-papers100M; or MAG240M's, of which papers and citations are taken. The
+ogb package is not needed.
 
 \b
 Examples:
   gnnstore convert ogb dataset/ogbn_arxiv arxiv.gnn --undirected
   gnnstore convert ogb dataset/ogbn_products products.gnn --add-inverse-edge
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
+  gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
 """
 
 
@@ -70,14 +81,15 @@ contiguous: the store keeps a map back to them.
 Examples:
   gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
   gnnstore convert snap edges.txt graph.gnn --features x.npy --labels y.npy --splits splits.npz
+  gnnstore convert snap edges.txt graph.gnn --features 'x-*.bin' --features-raw float32,-1,128
 """
 
 
 @command.command(name="snap", help=_SNAP_HELP)
 @click.argument("input", type=click.Path())
 @click.argument("output", type=click.Path())
-@click.option("--features", type=click.Path(), metavar="FILE.npy", help="Node features [N, F].")
-@click.option("--labels", type=click.Path(), metavar="FILE.npy", help="Node labels [N].")
+@feature_options
+@click.option("--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or .csv.")
 @click.option(
     "--splits", type=click.Path(), metavar="FILE.npz", help="Arrays train, valid and test."
 )
@@ -118,6 +130,7 @@ Examples:
     show_default=True,
     help="What indptr counts: in-neighbours of targets (csc) or out-neighbours of sources.",
 )
+@feature_options
 @common_options
 @session_options
 def numpy(session: Session, output: str, **arguments: Any) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import click
 
@@ -30,6 +31,9 @@ _COMMON = (
     "memory_bytes",
     "edge_ids",
     "index_dtype",
+    "resume",
+    "spill_directory",
+    "feature_scale",
 )
 
 
@@ -60,6 +64,11 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Store x as this type, such as float16 or bfloat16.",
         ),
         click.option(
+            "--feature-scale",
+            type=click.Choice(("column",)),
+            help="With --feature-dtype int8: a scale per column, kept as x_scale.",
+        ),
+        click.option(
             "--edge-ids/--no-edge-ids",
             default=None,
             help="Store each edge's position in the input; default: as the kind needs.",
@@ -81,13 +90,41 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             is_flag=True,
             help="Replace an existing store, once the new one is complete.",
         ),
+        click.option(
+            "--resume",
+            is_flag=True,
+            help="Go on where an interrupted conversion of the same data stopped, if one did.",
+        ),
+        click.option(
+            "--spill-dir",
+            "spill_directory",
+            type=click.Path(),
+            metavar="DIR",
+            help="Where edges that memory cannot hold are sorted; default: beside the output.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def convert(session: Session, converter: str, output: str, **arguments: Any) -> None:
+class Report(Protocol):
+    """What a kind has to say about the store that it made, beyond what all kinds say."""
+
+    document: dict[str, Any]
+
+    def render(self, console: Any) -> None:
+        """Print it for people."""
+
+
+def convert(
+    session: Session,
+    converter: str,
+    output: str,
+    *,
+    report: Callable[[Path], Report] | None = None,
+    **arguments: Any,
+) -> None:
     """Run one of the library's converters and print what it wrote.
 
     Parameters
@@ -96,24 +133,29 @@ def convert(session: Session, converter: str, output: str, **arguments: Any) -> 
         Name of the function in `gnnstore.converters`.
     output : str
         The store to be.
+    report : callable, optional
+        Is given the store when it is there, and says more about it.
     **arguments
         The options of the command: those of `ConvertOptions`, and the converter's own.
     """
     options = ConvertOptions(**{name: arguments.pop(name) for name in _COMMON})
     started = time.perf_counter()
-    with session.progress() as progress:
+    with session.progress(show_usage=True) as progress:
         run = getattr(converters, converter)
         path = run(output=output, options=options, progress=progress, **arguments)
     seconds = time.perf_counter() - started
     described = describe_store(StoreReader.open(path))
+    more = None if report is None else report(path)
     session.emit(
-        {"store": described, "seconds": seconds},
-        lambda console: _render(console, described, seconds),
+        {"store": described, "seconds": seconds, **(more.document if more else {})},
+        lambda console: _render(console, described, seconds, more),
     )
 
 
-def _render(console: Any, store: dict[str, Any], seconds: float) -> None:
+def _render(console: Any, store: dict[str, Any], seconds: float, more: Report | None) -> None:
     render_summary(console, store)
+    if more is not None:
+        more.render(console)
     speed = format_size(store["state"]["disk_bytes"] / max(seconds, 1e-9))
     console.print(f"\nConverted in {seconds:.1f} s ({speed}/s written).")
     print_next(console, next_commands(store["path"]))

@@ -1,7 +1,9 @@
 """Progress that people can follow: bars on a terminal, plain lines everywhere else.
 
 A log file full of redrawn bars is unreadable and a silent hour is worrying, so output that
-is not a terminal gets one line every few seconds, and one when a long phase ends.
+is not a terminal gets one line every few seconds, and one when a long phase ends. Both show
+the phase, how far it is, its rate and the time left and, for work that writes, the bytes
+written and the peak memory so far.
 """
 
 from __future__ import annotations
@@ -18,17 +20,29 @@ from rich.console import Console
 from rich.text import Text
 
 from gnnstore.progress import NullProgress, Phase, Progress
-from gnnstore.units import format_size
+from gnnstore.tools.usage import Usage
+from gnnstore.units import format_duration, format_size
 
 # A line every 10 s: a convert of an hour leaves 360 lines, not a gigabyte.
 _LINE_SECONDS = 10.0
 
 
-def open_progress(*, quiet: bool = False) -> AbstractContextManager[Progress]:
-    """Return the progress display that suits stderr, as a context manager."""
+def open_progress(
+    *, quiet: bool = False, show_usage: bool = False
+) -> AbstractContextManager[Progress]:
+    """Return the progress display that suits stderr, as a context manager.
+
+    Parameters
+    ----------
+    quiet : bool
+        Show nothing.
+    show_usage : bool
+        Show the bytes written and the peak memory, too.
+    """
     if quiet:
         return _quiet()
-    return _bars() if sys.stderr.isatty() else _lines(sys.stderr)
+    usage = Usage() if show_usage else None
+    return _bars(usage) if sys.stderr.isatty() else _lines(sys.stderr, usage)
 
 
 @contextmanager
@@ -37,13 +51,15 @@ def _quiet() -> Iterator[Progress]:
 
 
 @contextmanager
-def _bars() -> Iterator[Progress]:
+def _bars(usage: Usage | None) -> Iterator[Progress]:
     display = bars.Progress(
         bars.SpinnerColumn(),
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
         _AmountColumn(),
+        _RateColumn(),
         bars.TimeRemainingColumn(),
+        *([] if usage is None else [_UsageColumn(usage)]),
         console=Console(stderr=True),
         transient=True,
     )
@@ -52,8 +68,8 @@ def _bars() -> Iterator[Progress]:
 
 
 @contextmanager
-def _lines(stream: TextIO) -> Iterator[Progress]:
-    yield LineProgress(stream)
+def _lines(stream: TextIO, usage: Usage | None) -> Iterator[Progress]:
+    yield LineProgress(stream, usage=usage)
 
 
 def format_amount(done: int, total: int | None, unit: str) -> str:
@@ -66,6 +82,14 @@ def format_amount(done: int, total: int | None, unit: str) -> str:
     return f"{show(done)}{suffix}" if total is None else f"{show(done)} of {show(total)}{suffix}"
 
 
+def format_rate(per_second: float, unit: str) -> str:
+    """Return "1,200 edges/s" or "35 MB/s"."""
+    if unit in ("byte", "bytes"):
+        return f"{format_size(per_second)}/s"
+    number = f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+    return f"{number} {unit}/s"
+
+
 class _AmountColumn(bars.ProgressColumn):
     """How much is done, in the phase's own unit."""
 
@@ -73,6 +97,29 @@ class _AmountColumn(bars.ProgressColumn):
         """Return the text for one phase."""
         total = None if task.total is None else int(task.total)
         return Text(format_amount(int(task.completed), total, task.fields["unit"]))
+
+
+class _RateColumn(bars.ProgressColumn):
+    """How much is done in a second."""
+
+    def render(self, task: bars.Task) -> Text:
+        """Return the text for one phase."""
+        return Text(format_rate(task.speed, task.fields["unit"]) if task.speed else "")
+
+
+class _UsageColumn(bars.ProgressColumn):
+    """What the process has used so far."""
+
+    max_refresh = 1.0  # seconds; reading it costs a system call or two
+
+    def __init__(self, usage: Usage) -> None:
+        super().__init__()
+        self._usage = usage
+
+    def render(self, task: bars.Task) -> Text:
+        """Return the text, which is that of the whole process."""
+        del task
+        return Text(str(self._usage), style="dim")
 
 
 class _BarPhase:
@@ -98,6 +145,9 @@ class _BarProgress:
         finally:
             self._display.remove_task(task)
 
+    def note(self, text: str) -> None:
+        self._display.console.print(text, soft_wrap=True, highlight=False, markup=False)
+
 
 class _LinePhase:
     def __init__(self, owner: LineProgress, name: str, total: int | None, unit: str) -> None:
@@ -116,13 +166,32 @@ class _LinePhase:
             if now - self._reported < self._owner.interval_seconds:
                 return
             self._reported = now
-        share = f" ({self._done / self._total:.0%})" if self._total else ""
-        self._owner.print(f"{self._line()}{share}, {now - self._started:.0f} s")
+        elapsed = now - self._started
+        parts = [f"{self._line()}{self._share()}", f"{elapsed:.0f} s", *self._outlook(elapsed)]
+        self._owner.print(", ".join(parts))
 
     def finish(self) -> None:
         elapsed = self._owner.clock() - self._started
         if elapsed >= self._owner.interval_seconds:
-            self._owner.print(f"{self._line()}, done in {elapsed:.0f} s")
+            parts = [self._line(), f"done in {elapsed:.0f} s", *self._rate(elapsed)]
+            self._owner.print(", ".join([*parts, *self._usage()]))
+
+    def _share(self) -> str:
+        return f" ({self._done / self._total:.0%})" if self._total else ""
+
+    def _rate(self, elapsed: float) -> list[str]:
+        return [format_rate(self._done / elapsed, self._unit)] if elapsed > 0 else []
+
+    def _outlook(self, elapsed: float) -> list[str]:
+        """Return rate, time left and usage, as far as they are known."""
+        left = []
+        if self._total and 0 < self._done < self._total:
+            seconds = elapsed * (self._total - self._done) / self._done
+            left = [f"{format_duration(seconds)} left"]
+        return [*self._rate(elapsed), *left, *self._usage()]
+
+    def _usage(self) -> list[str]:
+        return [] if self._owner.usage is None else [str(self._owner.usage)]
 
     def _line(self) -> str:
         return f"{self._name}: {format_amount(self._done, self._total, self._unit)}"
@@ -139,6 +208,8 @@ class LineProgress:
         The least time between two lines of a phase; a shorter phase prints nothing.
     clock : callable
         Returns seconds; replaced in tests.
+    usage : Usage, optional
+        What the process uses, to be shown as well.
     """
 
     def __init__(
@@ -147,10 +218,12 @@ class LineProgress:
         *,
         interval_seconds: float = _LINE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        usage: Usage | None = None,
     ) -> None:
         self.stream = stream
         self.interval_seconds = interval_seconds
         self.clock = clock
+        self.usage = usage
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
@@ -158,6 +231,10 @@ class LineProgress:
         phase = _LinePhase(self, name, total, unit)
         yield phase
         phase.finish()
+
+    def note(self, text: str) -> None:
+        """Write a remark as a line of its own."""
+        self.print(text)
 
     def print(self, line: str) -> None:
         """Write one line at once."""

@@ -63,11 +63,11 @@ class Session:
             click.echo(message, err=True)
 
     @contextmanager
-    def progress(self) -> Iterator[Progress]:
+    def progress(self, *, show_usage: bool = False) -> Iterator[Progress]:
         """Show progress on stderr: bars on a terminal, else a plain line now and then."""
         from gnnstore.tools.progress import open_progress  # noqa: PLC0415 - rich on demand
 
-        with open_progress(quiet=self.quiet) as progress:
+        with open_progress(quiet=self.quiet, show_usage=show_usage) as progress:
             yield progress
 
 

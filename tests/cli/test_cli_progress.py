@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from gnnstore.tools.progress import LineProgress, format_amount, open_progress
+from gnnstore.tools.progress import LineProgress, format_amount, format_rate, open_progress
+from gnnstore.tools.usage import Usage
 
 
 class Clock:
@@ -32,10 +34,42 @@ def test_a_line_now_and_then() -> None:
             clock.now += 1
             phase.advance(40)
     assert stream.getvalue().splitlines() == [
-        "read edges: 400 of 1,000 edges (40%), 10 s",
-        "read edges: 800 of 1,000 edges (80%), 20 s",
-        "read edges: 1,000 of 1,000 edges, done in 25 s",
+        "read edges: 400 of 1,000 edges (40%), 10 s, 40 edges/s, 15 s left",
+        "read edges: 800 of 1,000 edges (80%), 20 s, 40 edges/s, 5 s left",
+        "read edges: 1,000 of 1,000 edges, done in 25 s, 40 edges/s",
     ]
+
+
+def test_lines_of_work_that_writes_show_what_it_uses(tmp_path: Path) -> None:
+    clock, stream = Clock(), io.StringIO()
+    usage = Usage()
+    progress = LineProgress(stream, interval_seconds=10, clock=clock, usage=usage)
+    progress.note("expected: much")
+    with progress.phase("copy", unit="bytes") as phase:
+        (tmp_path / "file").write_bytes(bytes(3_000_000))
+        clock.now += 20
+        phase.advance(5_000_000)
+    first, *lines = stream.getvalue().splitlines()
+    assert first == "expected: much"
+    for line, head in zip(lines, ("copy: 5 MB, 20 s", "copy: 5 MB, done in 20 s"), strict=True):
+        assert re.fullmatch(
+            rf"{head}, 250 kB/s, 3(\.\d+)? MB written, [\d.]+ [MG]B memory at the peak", line
+        )
+
+
+def test_usage_without_the_kernels_counters(tmp_path: Path) -> None:
+    usage = Usage(tmp_path / "none")
+    assert usage.written_bytes() is None
+    assert re.fullmatch(r"[\d.]+ [MG]B memory at the peak", str(usage))
+    assert usage.peak_memory_bytes() > 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("per_second", "unit", "text"),
+    [(1234.5, "edges", "1,234 edges/s"), (0.25, "rows", "0.25 rows/s"), (5e6, "bytes", "5 MB/s")],
+)
+def test_rates(per_second: float, unit: str, text: str) -> None:
+    assert format_rate(per_second, unit) == text
 
 
 def test_a_short_phase_prints_nothing() -> None:

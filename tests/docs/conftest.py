@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnnstore.testing import published
+from gnnstore.testing.graphs import random_graph
+
 
 @pytest.fixture
 def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -34,8 +37,22 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         y=np.load(tmp_path / "y.npy"),
         **splits,
     )
+    _published(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def _published(root: Path) -> None:
+    """Write the data sets that are not OGB's or SNAP's, and features in several files."""
+    graph = random_graph(200, 900, feature_dim=16, num_classes=4, edge_feature_dim=2)
+    published.write_graphbolt(root / "datasets" / "small", graph)
+    graph.attributes["year"] = np.arange(200)
+    published.write_mag240m(root / "dataset", graph)
+    graph.attributes["x"] = np.zeros((200, 1024), np.float32)
+    published.write_igb(root / "igb" / "small", graph)
+    (root / "parts").mkdir()
+    for number, rows in enumerate(np.array_split(np.load(root / "x.npy"), 3)):
+        rows.tofile(root / "parts" / f"x-{number}.bin")
 
 
 def _ogb(root: Path, rng: np.random.Generator, num_classes: int) -> None:

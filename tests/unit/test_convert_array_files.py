@@ -19,7 +19,7 @@ from gnnstore.converters.array_files import (
     open_npy_directory,
     open_npz,
 )
-from gnnstore.errors import InputError, NotFoundError
+from gnnstore.errors import BudgetError, InputError, NotFoundError
 
 Opener = Callable[[Path, npt.NDArray[Any]], ArraySource]
 
@@ -72,12 +72,12 @@ def test_a_single_value_is_read(tmp_path: Path) -> None:
         assert int(source.read()) == 42
 
 
-def test_npy_files_are_mapped_and_other_files_left_alone(tmp_path: Path) -> None:
+def test_npy_files_of_a_directory_are_opened_and_other_files_left_alone(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(6.0))
     (tmp_path / "README").write_text("about")
     arrays = open_npy_directory(tmp_path)
     assert list(arrays) == ["x"]
-    assert isinstance(next(iter(arrays["x"].rows(3))), np.memmap)
+    assert next(iter(arrays["x"].rows(3))).tolist() == [0, 1, 2]
 
 
 def refused(folder: Path, data: bytes, name: str = "a.npy") -> str:
@@ -168,6 +168,65 @@ def test_a_flipped_byte_in_an_archive_is_noticed(tmp_path: Path, compress: bool)
         source.read()
     with pytest.raises(InputError, match=r"a\.npz: a: the archive is damaged"):
         list(source.columns(100))
+
+
+def zip_with(path: Path, data: bytes, *, method: int = zipfile.ZIP_DEFLATED) -> bytearray:
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("a.npy", data)
+    return bytearray(path.read_bytes())
+
+
+def test_an_archive_that_says_it_expands_beyond_measure_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    # The directory at the end says 1 TiB; the header inside agrees.
+    rows = 2**37
+    header = npy_bytes(np.zeros(0)).replace(b"(0,), }" + b" " * 12, f"({rows},), }}".encode())
+    assert str(rows).encode() in header
+    archive = zip_with(path, header + bytes(1000))
+    entry = archive.rindex(b"PK\x01\x02")
+    archive[entry + 24 : entry + 28] = (2**32 - 2).to_bytes(4, "little")
+    path.write_bytes(archive)
+    with pytest.raises(InputError, match=r"a\.npz: a: says that .* expand to 4\.29 GB, more than"):
+        open_npz(path)
+
+
+def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a.npy", npy_bytes(np.zeros(2**20)))
+        file.writestr("b.npy", npy_bytes(np.zeros(2**20)))
+    archive = bytearray(path.read_bytes())
+    second = archive.rindex(b"PK\x01\x02")
+    archive[second + 42 : second + 46] = bytes(4)  # b's data are those of a
+    path.write_bytes(archive)
+    with pytest.raises(InputError, match=r"a\.npz: b: its \d+ bytes reach into what follows"):
+        open_npz(path)
+
+
+def test_zeros_that_were_compressed_well_are_no_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, a=np.zeros(2**21))
+    assert not open_npz(path)["a"].read().any()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_is_too_large_to_be_read_whole_is_refused_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressed: bool
+) -> None:
+    values = np.zeros(2**20)
+    if compressed:
+        np.savez_compressed(tmp_path / "a.npz", a=values)
+        source = open_npz(tmp_path / "a.npz")["a"]
+    else:
+        np.save(tmp_path / "a.npy", values)
+        source = open_npy(tmp_path / "a.npy")
+    monkeypatch.setattr("gnnstore.converters.array_source._SMALL_BYTES", 0)
+    monkeypatch.setattr("gnnstore.converters.array_source.available_bytes", lambda: 2**22)
+    with pytest.raises(
+        BudgetError, match=r"\[1048576\] of float64 takes 8.39 MB to read, and 4.19"
+    ):
+        source.read()
+    assert sum(map(len, source.rows(1000))) == 2**20
 
 
 def test_members_that_are_no_arrays_are_refused(tmp_path: Path) -> None:

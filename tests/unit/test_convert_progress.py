@@ -18,12 +18,16 @@ class Recorder:
 
     def __init__(self) -> None:
         self.phases: list[tuple[str, str, int | None, int]] = []
+        self.notes: list[str] = []
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
         counter = Counter()
         yield counter
         self.phases.append((name, unit, total, counter.done))
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 class Counter:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters import ConvertOptions, from_rmat, rmat
+from gnnstore.converters import ConvertOptions, from_rmat, opening, rmat
 from gnnstore.converters.planted import PlantedNodes
 from gnnstore.converters.rmat import GRAPH500, level_probabilities
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError, NoSpaceError, UsageError
 from gnnstore.testing.graphs import StoredGraph, read_store
 
 OVERWRITE = ConvertOptions(overwrite=True)
@@ -152,9 +152,18 @@ def test_common_options_apply(tmp_path: Path) -> None:
     assert stored.attributes["x"].dtype == np.float16
 
 
-def test_a_budget_fails_before_anything_is_drawn(tmp_path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"of 17179869184 edges needs 215 GB of memory"):
+def test_what_fits_nowhere_fails_before_anything_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "free_bytes", lambda _: 10**11)
+    with pytest.raises(NoSpaceError, match=r"takes at least \d+ GB: 100 GB are free"):
         from_rmat(tmp_path / "r.gnn", scale=30, options=ConvertOptions(memory_bytes=8 * 10**9))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tiny_budget_fails_before_anything_is_drawn(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match=r"of 1048576 edges needs 13\.1 MB of memory.* takes 16"):
+        from_rmat(tmp_path / "r.gnn", scale=16, options=ConvertOptions(memory_bytes=10**6))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -46,7 +46,7 @@ def test_contiguous_ids_stay_and_need_no_map(tmp_path: Path) -> None:
 def test_scattered_ids_are_numbered_in_ascending_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dense_limit: int
 ) -> None:
-    monkeypatch.setattr(IdCollector.__init__, "__defaults__", (dense_limit,))
+    monkeypatch.setattr(IdCollector.__init__, "__defaults__", (dense_limit, None))
     stored = convert(tmp_path, HEADER + "70 5\n5 1000\n70 1000\n70 70\n")
     assert stored.num_nodes == 3
     assert stored.original_ids is not None

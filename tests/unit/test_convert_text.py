@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +142,8 @@ def test_floats(tmp_path: Path) -> None:
         ("\n1,2\n", "line 1: the line is blank where a row was expected"),
         ("1,2\n3\n", "line 2: found 1 fields, expected 2"),
         ("1,2\n3,4,5\n", "line 2: found 3 fields, expected 2"),
-        ("1,2\n3 4\n", "line 2: found 1 fields, expected 2"),
+        ("1,2\n3 4\n", "line 2: found 1 fields, expected 2, in '3 4'"),
+        ("1,2\n3\t4\n", "it is separated in another way than the lines before it, by spaces inst"),
         ('1,2\n"3",4\n', "line 2: column 1: '\"3\"' is not an integer"),
         ("1,2\n3,4\r5,6\n", "line 2: found 3 fields, expected 2"),
         ("1,2\n3,99999999999999999999\n", "'99999999999999999999' does not fit in 64 bits"),
@@ -245,6 +248,50 @@ def test_the_fast_parser_agrees_with_the_letter(
         for block_bytes in (3, 2**20):
             found = outcome(path, table_format, fast=True, block_bytes=block_bytes)
             assert str(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 2\n3,4\n", "line 2: found 1 fields, expected 2, in '3,4'; it is separated in another"),
+        ("1\t2\n3,4\n", "by commas instead of tabs"),
+        ("1,2\n3 4\n", "by spaces instead of commas"),
+        ("# a b\n1,2\n3;4\n", "line 3: found 1 fields, expected 2, in '3;4'"),
+    ],
+)
+@pytest.mark.parametrize("block_bytes", [4, 2**20])
+def test_mixed_separators_are_said(
+    tmp_path: Path, text: str, message: str, block_bytes: int
+) -> None:
+    with pytest.raises(InputError) as caught:
+        read(write(tmp_path / "edges.txt", text), SNAP, block_bytes)
+    assert message in str(caught.value)
+
+
+def test_a_bomb_without_line_ends_is_refused_before_it_fills_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnnstore.converters.text_blocks.MAX_LINE_BYTES", 2**20)
+    for byte in (b"0", b"\n"):
+        path = tmp_path / "bomb.gz"
+        path.write_bytes(gzip.compress(byte * 2**24))
+        with pytest.raises(InputError, match=r"bomb.gz: line 1 is longer than 1048576 bytes"):
+            read(path, SNAP, 2**18)
+
+
+def test_blocks_are_parsed_in_order_and_threads_end_with_them(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).integers(0, 10**9, (20000, 2))
+    path = write(tmp_path / "t.txt.gz", "".join(f"{a} {b}\n" for a, b in numbers))
+    np.testing.assert_array_equal(read(path, SNAP, 2**10), numbers)
+    blocks = TextTable(path, SNAP, block_bytes=2**10).blocks()
+    next(blocks)
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline and any(
+        thread.name == "gnnstore-convert" for thread in threading.enumerate()
+    ):
+        time.sleep(0.01)  # what was begun is finished, while nobody asks for more
+    assert not [t for t in threading.enumerate() if t.name == "gnnstore-convert"]
+    blocks.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])

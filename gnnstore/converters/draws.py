@@ -1,0 +1,119 @@
+"""Random words that depend on a key and a place, never on the order in which they are drawn.
+
+Synthetic graphs must come out the same for any chunking and on any machine, so whatever is
+random in them is a function of (seed, what is drawn, place), computed with exact arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# The sum of eight random bytes has this mean and standard deviation.
+_BYTES_MEAN = 8 * 127.5
+_BYTES_STD = math.sqrt(8 * (2**16 - 1) / 12)
+
+
+def draw_words(seed: int, purpose: int, first_block: int, num_words: int) -> npt.NDArray[np.uint64]:
+    """Return words of Philox4x64-10 from a block of four on.
+
+    Parameters
+    ----------
+    seed : int
+        In [0, 2**64).
+    purpose : int
+        Says what is drawn, so that streams never meet; in [0, 2**64).
+    first_block : int
+        The counter to begin at.
+    num_words : int
+        How many words to draw.
+    """
+    generator = np.random.Philox(
+        key=np.array([seed, purpose], np.uint64),
+        counter=np.array([first_block, 0, 0, 0], np.uint64),
+    )
+    return generator.random_raw(num_words)
+
+
+def draw_noise(
+    seed: int, purpose: int, first: int, shape: tuple[int, int], deviation: float
+) -> npt.NDArray[np.float32]:
+    """Return noise of mean 0 for rows first, first + 1, ..., float32 of the shape given.
+
+    It is the sum of eight random bytes, standardised. That is normal to within 0.005 of the
+    distribution function, and has the same bits everywhere, which logarithms and cosines
+    have not.
+
+    Parameters
+    ----------
+    seed, purpose : int
+        See `draw_words`.
+    first : int
+        Number of the first row.
+    shape : (int, int)
+        Rows and columns.
+    deviation : float
+        The standard deviation.
+    """
+    num_rows, width = shape
+    # Whole blocks of four words a row, so that a row begins where a counter does.
+    row_words = -(-width // 4) * 4
+    words = draw_words(seed, purpose, first * (row_words // 4), num_rows * row_words)
+    sums = _sum_of_bytes(words).reshape(num_rows, row_words)[:, :width]
+    noise = sums.astype(np.float32)
+    noise -= np.float32(_BYTES_MEAN)
+    noise *= np.float32(deviation / _BYTES_STD)
+    return noise
+
+
+def _sum_of_bytes(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the sum of the eight bytes of each word."""
+    even = np.uint64(0x00FF00FF00FF00FF)
+    pairs = (words & even) + ((words >> np.uint64(8)) & even)  # four sums, 16 bits each
+    return (pairs * np.uint64(0x0001000100010001)) >> np.uint64(48)
+
+
+def hash_pairs(
+    seed: int, low: npt.NDArray[Any], high: npt.NDArray[Any], rank: npt.NDArray[Any] | None
+) -> npt.NDArray[np.uint64]:
+    """Return a random word for each pair of numbers, for places that have no single number.
+
+    Every step scrambles all 64 bits, so that every bit of the result depends on both numbers.
+
+    Parameters
+    ----------
+    seed : int
+        In [0, 2**64).
+    low, high : ndarray of non-negative integers, shape [k]
+        The pairs.
+    rank : ndarray of non-negative integers, shape [k], optional
+        Tells equal pairs apart; None if all are 0.
+
+    Returns
+    -------
+    ndarray of uint64, shape [k]
+    """
+    words = low.astype(np.uint64)
+    words *= np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: SplitMix64's step
+    words ^= np.uint64(seed)
+    _mix(words)
+    words += high.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # odd, unlike the first
+    _mix(words)
+    if rank is not None:
+        repeated = np.flatnonzero(rank)
+        again = words[repeated] + rank[repeated].astype(np.uint64)
+        _mix(again)
+        words[repeated] = again
+    return words
+
+
+def _mix(words: npt.NDArray[np.uint64]) -> None:
+    """Scramble 64-bit words in place, one to one: the finalizer of SplitMix64."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)

@@ -1,0 +1,196 @@
+"""The `metadata.yaml` of DGL GraphBolt's OnDiskDataset, checked into plain values.
+
+Facts from the published specification: `graph.nodes` lists {type, num}, `graph.edges`
+{type, format, path} with format csv or numpy; `feature_data` {domain, type, name, format,
+path}; `tasks` each have train_set, validation_set and test_set, lists of {type, data}, whose
+data are {name, format, path}. Paths are relative to the file. In a homogeneous graph `type`
+is left out or null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gnnstore.converters.inputs import existing_file, read_error
+from gnnstore.errors import InputError, UsageError
+
+FILE_NAME = "metadata.yaml"
+_MAX_BYTES = 2**20  # the largest public ones have a few thousand
+_SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file that the metadata name.
+
+    Attributes
+    ----------
+    place : str
+        Where in the metadata, for messages: "feature_data[2]".
+    name : str
+        What it holds: "feat", "seeds", "labels".
+    format : str
+        "numpy", "csv" or "torch".
+    """
+
+    place: str
+    name: str
+    format: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: the data files of each of its splits."""
+
+    name: str | None
+    splits: Mapping[str, tuple[DataFile, ...]]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a homogeneous data set consists of."""
+
+    path: Path
+    num_nodes: int
+    edges: DataFile
+    node_features: tuple[DataFile, ...]
+    edge_features: tuple[DataFile, ...]
+    tasks: tuple[Task, ...]
+
+    def files(self) -> Iterator[Path]:
+        """Yield every file, the metadata first, each once."""
+        described = [self.edges, *self.node_features, *self.edge_features]
+        described += [file for task in self.tasks for part in task.splits.values() for file in part]
+        yield from dict.fromkeys([self.path, *(file.path for file in described)])
+
+
+def read_metadata(directory: Path) -> Metadata:
+    """Read and check the metadata of a data set.
+
+    Raises
+    ------
+    NotFoundError
+        If there are none.
+    InputError
+        Naming the place in the file, if they are malformed, or of several types.
+    """
+    path = existing_file(directory / FILE_NAME, "the data set's metadata")
+    try:
+        size = path.stat().st_size
+        text = path.read_bytes()
+    except OSError as error:
+        raise read_error(error, "the metadata", path) from error
+    if size > _MAX_BYTES:
+        raise InputError(f"{path}: has {size} bytes, at most {_MAX_BYTES} are read", path=path)
+    return _Reader(path).metadata(_parse(text, path))
+
+
+def _parse(text: bytes, path: Path) -> Any:
+    try:
+        import yaml  # noqa: PLC0415  (only this converter needs it)
+    except ImportError:
+        raise UsageError(
+            f"{path}: PyYAML is needed to read it; install it with: "
+            "pip install 'gnnstore[graphbolt]'"
+        ) from None
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError) as error:
+        raise InputError(f"{path}: is not valid YAML: {error}", path=path) from None
+
+
+class _Reader:
+    """Takes the document apart, and knows where it is when something is wrong."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def metadata(self, document: Any) -> Metadata:
+        top = self._mapping(document, "the document")
+        if "graph" not in top and "graph_topology" in top:
+            self._fail(
+                "graph_topology",
+                "this is what GraphBolt made of a data set; give the directory above, whose "
+                "metadata.yaml has 'graph'",
+            )
+        graph = self._mapping(top.get("graph"), "graph")
+        nodes = self._only(graph.get("nodes"), "graph.nodes")
+        edges = self._only(graph.get("edges"), "graph.edges")
+        num_nodes = nodes.get("num")
+        if not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0:
+            self._fail("graph.nodes[0].num", f"{num_nodes!r} is not a number of nodes")
+        features: dict[str, list[DataFile]] = {"node": [], "edge": []}
+        # Features may also stand below graph, where sampling finds them.
+        for where, found in (("", top), ("graph.", graph)):
+            for place, entry in self._entries(found.get("feature_data"), f"{where}feature_data"):
+                domain = entry.get("domain")
+                if domain not in ("node", "edge"):
+                    self._fail(f"{place}.domain", f"{domain!r} is not 'node' or 'edge'")
+                features[str(domain)].append(self._file(entry, place))
+        return Metadata(
+            self.path,
+            int(num_nodes),
+            self._file({"name": "edges", **edges}, "graph.edges[0]"),
+            tuple(features["node"]),
+            tuple(features["edge"]),
+            tuple(self._task(*found) for found in self._entries(top.get("tasks"), "tasks")),
+        )
+
+    def _task(self, place: str, entry: Mapping[str, Any]) -> Task:
+        splits: dict[str, tuple[DataFile, ...]] = {}
+        for key, split in _SETS.items():
+            parts = list(self._entries(entry.get(key), f"{place}.{key}"))
+            if len(parts) > 1:
+                self._fail(f"{place}.{key}", "has several types; only homogeneous graphs convert")
+            for where, part in parts:
+                data = self._entries(part.get("data"), f"{where}.data")
+                splits[split] = tuple(self._file(found, at) for at, found in data)
+        name = entry.get("name")
+        return Task(None if name is None else str(name), splits)
+
+    def _file(self, entry: Mapping[str, Any], place: str) -> DataFile:
+        texts = {key: entry.get(key) for key in ("name", "format", "path")}
+        if texts["name"] is None:  # older files name no data of sets: seeds come first
+            texts["name"] = ""
+        for key, value in texts.items():
+            if not isinstance(value, str):
+                self._fail(f"{place}.{key}", f"{value!r} is not a text")
+        relative = Path(str(texts["path"]))
+        if relative.is_absolute() or ".." in relative.parts:
+            self._fail(f"{place}.path", f"{str(relative)!r} leaves the directory of the data set")
+        return DataFile(
+            place, str(texts["name"]), str(texts["format"]), self.path.parent / relative
+        )
+
+    def _only(self, value: Any, place: str) -> Mapping[str, Any]:
+        entries = [entry for _, entry in self._entries(value, place)]
+        if len(entries) != 1:
+            self._fail(
+                place,
+                f"lists {len(entries)} types; only homogeneous graphs, with one type of nodes and "
+                "one of edges, can be converted",
+            )
+        return entries[0]
+
+    def _entries(self, value: Any, place: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        if value is None:
+            return
+        if not isinstance(value, list):
+            self._fail(place, f"expected a list, found {type(value).__name__}")
+        for number, entry in enumerate(value):
+            where = f"{place}[{number}]"
+            yield where, self._mapping(entry, where)
+
+    def _mapping(self, value: Any, place: str) -> Mapping[str, Any]:
+        if not isinstance(value, dict):
+            self._fail(place, f"expected a mapping, found {type(value).__name__}")
+        found: dict[str, Any] = value
+        return found
+
+    def _fail(self, place: str, problem: str) -> NoReturn:
+        raise InputError(f"{self.path}: {place}: {problem}", path=self.path)

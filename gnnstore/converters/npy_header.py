@@ -1,0 +1,77 @@
+"""The header of `.npy` data: what follows, checked before a byte of it is used."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.lib.format as npy
+
+from gnnstore.errors import InputError
+
+_KINDS = "biuf"  # booleans, integers, floats: what a store can hold
+
+
+@dataclass(frozen=True)
+class NpyHeader:
+    """Shape, element type and order of an array in `.npy` form.
+
+    Attributes
+    ----------
+    dtype : np.dtype
+        With the byte order of the file.
+    fortran_order : bool
+        Whether the first axis varies fastest.
+    header_bytes : int
+        Where the elements begin.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran_order: bool
+    header_bytes: int
+
+
+def read_npy_header(stream: IO[bytes], label: str, path: Path) -> NpyHeader:
+    """Read the header that a stream is at.
+
+    Raises
+    ------
+    InputError
+        If it is none, or the array is pickled or of a type that no store can hold.
+    """
+    try:
+        version = npy.read_magic(stream)
+        if version == (1, 0):
+            shape, fortran_order, dtype = npy.read_array_header_1_0(stream)
+        elif version == (2, 0):
+            shape, fortran_order, dtype = npy.read_array_header_2_0(stream)
+        else:
+            raise InputError(
+                f"{label}: .npy format {version[0]}.{version[1]} holds structured arrays, which "
+                "a store cannot hold; save plain arrays of numbers",
+                path=path,
+            )
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, InputError):
+        raise
+    except Exception as error:  # on odd bytes NumPy's parser raises anything, TokenError too
+        raise InputError(f"{label}: not a valid .npy array ({error})", path=path) from None
+    if any(extent < 0 for extent in shape):
+        raise InputError(f"{label}: not a valid .npy array (shape {shape})", path=path)
+    if dtype.hasobject:
+        raise InputError(
+            f"{label}: holds pickled Python objects, which are never loaded (unpickling runs "
+            "code); save it as a plain array of numbers",
+            path=path,
+        )
+    if dtype.kind not in _KINDS or dtype.itemsize > 8:
+        raise InputError(
+            f"{label}: has the element type {dtype}, which a store cannot hold; save it as "
+            "integers or floats of at most 64 bits",
+            path=path,
+        )
+    return NpyHeader(shape, dtype, fortran_order, stream.tell())

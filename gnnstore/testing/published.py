@@ -1,0 +1,182 @@
+"""Small graphs in the layouts in which the large public ones are published.
+
+The real files take up to a terabyte. What a converter has to get right is where things lie,
+in which type and order, and that is the same for a hundred nodes. Layouts follow the
+projects' own readers: `ogb.lsc.MAG240MDataset`, `ogb.nodeproppred`, IGB's `dataloader.py`,
+GraphBolt's YAML specification, and the headers of snap.stanford.edu.
+"""
+
+from __future__ import annotations
+
+import gzip
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.testing.graphs import GraphArrays
+
+SNAP_HEADERS = {
+    "com-friendster.ungraph.txt": (
+        "# Undirected graph: ../../data/output/friendster.txt\n# Friendster\n"
+        "# Nodes: {nodes} Edges: {edges}\n# FromNodeId\tToNodeId\n"
+    ),
+    "soc-LiveJournal1.txt": (
+        "# Directed graph (each unordered pair of nodes is saved once): soc-LiveJournal1.txt \n"
+        "# Directed LiveJournal friednship social network\n"
+        "# Nodes: {nodes} Edges: {edges}\n# FromNodeId\tToNodeId\n"
+    ),
+    "twitter-2010.txt": "",
+}
+
+
+def write_snap(path: Path, graph: GraphArrays, *, line_end: str = "\n") -> Path:
+    """Write an edge list as snap.stanford.edu serves the one of this name, gzipped if `.gz`."""
+    name = path.name.removesuffix(".gz")
+    separator = " " if name == "twitter-2010.txt" else "\t"
+    text = SNAP_HEADERS[name].format(nodes=graph.num_nodes, edges=graph.num_edges)
+    text = text.replace("\n", line_end)
+    text += "".join(f"{s}{separator}{t}{line_end}" for s, t in graph.edge_index.T.tolist())
+    data = text.encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def write_csv_gz(path: Path, rows: npt.NDArray[Any]) -> None:
+    """Write an array [N] or [N, F] as OGB's gzipped CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = (rows[:, None] if rows.ndim == 1 else rows).tolist()
+    text = "".join(",".join(map(repr, row)) + "\n" for row in table)
+    path.write_bytes(gzip.compress(text.encode()))
+
+
+def write_papers100m(root: Path, graph: GraphArrays) -> Path:
+    """Write `ogbn_papers100M`: compressed archives, float labels [N, 1] with NaN."""
+    raw = root / "raw"
+    raw.mkdir(parents=True)
+    np.savez_compressed(
+        raw / "data.npz",
+        edge_index=graph.edge_index,
+        num_nodes_list=np.array([graph.num_nodes]),
+        num_edges_list=np.array([graph.num_edges]),
+        node_feat=graph.attributes["x"],
+        node_year=graph.attributes["year"][:, None],
+    )
+    np.savez_compressed(raw / "node-label.npz", node_label=_labels(graph)[:, None])
+    for name, ids in graph.splits.items():
+        write_csv_gz(root / "split" / "time" / f"{name}.csv.gz", ids)
+    return root
+
+
+def write_products(root: Path, graph: GraphArrays) -> Path:
+    """Write `ogbn_products`: gzipped CSV, to be read with inverse edges."""
+    raw = root / "raw"
+    write_csv_gz(raw / "edge.csv.gz", graph.edge_index.T)
+    write_csv_gz(raw / "num-node-list.csv.gz", np.array([graph.num_nodes]))
+    write_csv_gz(raw / "num-edge-list.csv.gz", np.array([graph.num_edges]))
+    write_csv_gz(raw / "node-feat.csv.gz", graph.attributes["x"])
+    write_csv_gz(raw / "node-label.csv.gz", graph.attributes["y"])
+    for name, ids in graph.splits.items():
+        write_csv_gz(root / "split" / "sales_ranking" / f"{name}.csv.gz", ids)
+    return root
+
+
+def write_mag240m(root: Path, graph: GraphArrays) -> Path:
+    """Write `mag240m_kddcup2021` below `root` and return it."""
+    import torch  # noqa: PLC0415  (its pickles are part of the layout)
+
+    folder = root / "mag240m_kddcup2021"
+    papers = folder / "processed" / "paper"
+    citations = folder / "processed" / "paper___cites___paper"
+    writes = folder / "processed" / "author___writes___paper"
+    for directory in (papers, citations, writes):
+        directory.mkdir(parents=True)
+    np.save(papers / "node_feat.npy", graph.attributes["x"].astype(np.float16))
+    np.save(papers / "node_label.npy", _labels(graph))
+    np.save(papers / "node_year.npy", graph.attributes["year"].astype(np.int16))
+    np.save(citations / "edge_index.npy", graph.edge_index)
+    np.save(writes / "edge_index.npy", np.zeros((2, 3), np.int64))
+    counts = {"paper": graph.num_nodes, "author": 4, "institution": 2, "num_classes": 153}
+    torch.save(counts, folder / "meta.pt")
+    torch.save(dict(graph.splits), folder / "split_dict.pt")
+    (folder / "RELEASE_v1.txt").write_text("")
+    return folder
+
+
+def write_igb(root: Path, graph: GraphArrays, *, raw: bool = False) -> Path:
+    """Write a size of IGB; the two largest have features and labels without a header."""
+    papers = root / "processed" / "paper"
+    citations = root / "processed" / "paper__cites__paper"
+    papers.mkdir(parents=True)
+    citations.mkdir()
+    arrays = {
+        "node_feat.npy": graph.attributes["x"],
+        "node_label_19.npy": graph.attributes["y"],
+        "node_label_2K.npy": graph.attributes["y"] + 100,
+    }
+    for name, values in arrays.items():
+        if raw:
+            values.astype("<f4").tofile(papers / name)
+        else:
+            np.save(papers / name, values.astype(np.float32))
+    np.save(citations / "edge_index.npy", np.ascontiguousarray(graph.edge_index.T))
+    return root
+
+
+def write_graphbolt(root: Path, graph: GraphArrays, *, edge_format: str = "numpy") -> Path:
+    """Write an OnDiskDataset with features of nodes and edges and one task."""
+    for folder in ("edges", "data", "set"):
+        (root / folder).mkdir(parents=True)
+    if edge_format == "csv":
+        lines = "".join(f"{s},{t}\n" for s, t in graph.edge_index.T.tolist())
+        (root / "edges" / "bulk.csv").write_text(lines)
+    else:
+        np.save(root / "edges" / "bulk.npy", graph.edge_index)
+    np.save(root / "data" / "node-feat.npy", graph.attributes["x"])
+    np.save(root / "data" / "edge-feat.npy", graph.attributes["edge_attr"])
+    ending = "csv" if edge_format == "csv" else "npy"
+    text = f"""\
+        dataset_name: small
+        graph:
+          nodes:
+            - num: {graph.num_nodes}
+          edges:
+            - format: {edge_format}
+              path: edges/bulk.{ending}
+        feature_data:
+          - domain: node
+            name: feat
+            format: numpy
+            path: data/node-feat.npy
+          - domain: edge
+            name: feat
+            format: numpy
+            in_memory: false
+            path: data/edge-feat.npy
+        tasks:
+          - name: node_classification
+            num_classes: 4
+        """
+    text = textwrap.dedent(text)
+    for name, ids in graph.splits.items():
+        np.save(root / "set" / f"{name}-seeds.npy", ids)
+        np.save(root / "set" / f"{name}-labels.npy", graph.attributes["y"][ids])
+        key = {"valid": "validation"}.get(name, name)
+        text += f"    {key}_set:\n      - data:\n"
+        for what in ("seeds", "labels"):
+            path = f"set/{name}-{what}.npy"
+            text += (
+                f"          - name: {what}\n            format: numpy\n            path: {path}\n"
+            )
+    (root / "metadata.yaml").write_text(text)
+    return root
+
+
+def _labels(graph: GraphArrays) -> npt.NDArray[np.float32]:
+    """Return labels as float32, NaN for nodes in no split."""
+    labels = np.full(graph.num_nodes, np.nan, np.float32)
+    for ids in graph.splits.values():
+        labels[ids] = graph.attributes["y"][ids]
+    return labels

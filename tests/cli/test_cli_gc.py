@@ -1,0 +1,109 @@
+"""`gnnstore gc`: lists what interrupted conversions left, removes it when told, and no more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.converters import from_rmat
+from gnnstore.formats import StoreWriter
+from gnnstore.formats.files import directory_bytes
+from gnnstore.units import format_duration
+
+
+def leave(directory: Path, name: str = "a.gnn") -> Path:
+    """Leave what a conversion leaves that is killed after an array."""
+    writer = StoreWriter(directory / name, fingerprint={"kind": "test"})
+    writer.cold("graph/a", np.arange(5000), name="a")
+    writer.abort(keep=True)
+    return writer.temporary_path
+
+
+def test_nothing_is_left(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("gc")
+    assert (done.status, done.stderr) == (0, "")
+    assert done.stdout == "No interrupted conversion left anything here.\n"
+
+
+def test_it_lists_and_removes_only_when_told(run: Any, tmp_path: Path) -> None:
+    left = leave(tmp_path)
+    size = directory_bytes(left)
+    os.utime(left, (1, 1))
+    done = run("gc", tmp_path, "--json")
+    (found,) = done.document["leftovers"]
+    assert found["path"] == str(left)
+    assert found["store"] == str(tmp_path / "a.gnn")
+    assert (found["state"], found["num_bytes"], found["action"]) == ("resumable", size, "none")
+    assert 0 <= found["age_seconds"] < 60  # the newest file counts
+    assert done.document["removed_bytes"] == 0
+    text = run("gc", tmp_path).stdout
+    assert str(left) in text
+    assert "'gnnstore gc --yes' removes them" in text
+    assert left.exists()
+    done = run("gc", tmp_path, "--yes", "--json")
+    assert done.document["leftovers"][0]["action"] == "removed"
+    assert done.document["removed_bytes"] == size
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_names_its_own_leftovers(run: Any, tmp_path: Path) -> None:
+    output = from_rmat(tmp_path / "a.gnn", scale=4)
+    ours, other = leave_beside(output), leave(tmp_path, "b.gnn")
+    assert run("gc", output, "--yes").status == 0
+    assert not ours.exists()
+    assert other.exists()
+    assert output.exists()
+    assert run("gc", tmp_path / "b.gnn", "--yes").status == 0
+    assert not other.exists()
+    assert run("gc", tmp_path / "b.gnn").status == 3
+    assert run("gc", tmp_path / "none").status == 3
+
+
+def leave_beside(output: Path) -> Path:
+    left = leave(output.parent, "c.gnn")
+    return left.rename(output.parent / f".{output.name}.tmp-0123abcd")
+
+
+def test_a_running_conversion_is_left_alone(run: Any, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        done = run("gc", tmp_path, "--yes", "--json")
+        (found,) = done.document["leftovers"]
+        assert (found["state"], found["action"]) == ("running", "none")
+        assert writer.temporary_path.exists()
+
+
+def test_what_another_program_made_is_no_leftover(run: Any, tmp_path: Path) -> None:
+    foreign = tmp_path / ".thesis.tmp-0123abcd"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years")
+    for name in (".a.gnn.tmp-xyz", ".tmp-0123abcd", "a.gnn.tmp-0123abcd"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".file.tmp-0123abcd").write_text("")
+    (tmp_path / ".link.tmp-0123abcd").symlink_to(tmp_path / "a.gnn.tmp-0123abcd")
+    before = sorted(tmp_path.rglob("*"))
+    assert run("gc", tmp_path, "--yes", "--json").document["leftovers"] == []
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_store_that_was_set_aside_comes_back(run: Any, tmp_path: Path) -> None:
+    output = from_rmat(tmp_path / "a.gnn", scale=4)
+    aside = output.rename(tmp_path / ".a.gnn.old-0123abcd")
+    (found,) = run("gc", tmp_path, "--json").document["leftovers"]
+    assert found["state"] == "set aside"
+    (found,) = run("gc", tmp_path, "--yes", "--json").document["leftovers"]
+    assert found["action"] == "restored"
+    assert output.exists()
+    assert not aside.exists()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h 0 min"), (400_000, "5 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -1,0 +1,292 @@
+"""`gnnstore plan`: batches as a loader has them, caches compared, reads as they would be made."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gnnstore
+from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
+from gnnstore.testing.caches import minimum_misses, run_lru, run_sieve
+from gnnstore.testing.reads import plan_reads
+from gnnstore.testing.stores import write_example_store
+from gnnstore.tools.plan_caches import _Disk
+
+pytest.importorskip("torch_geometric")
+
+QUICK = ("--num-neighbors", "3,2", "--batch-size", "20", "-q")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Find no measurements but those of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("plan")
+    return write_example_store(directory / "g.gnn", num_nodes=400, num_edges=4000).path
+
+
+def batches_of_a_loader(store: Path, num_batches: int, seed: int) -> list[list[int]]:
+    loader = gnnstore.NeighborLoader(
+        str(store), [3, 2], input_nodes="train", batch_size=20, shuffle=True, seed=seed
+    )
+    batches = iter(loader)
+    return [next(batches).n_id.tolist() for _ in range(num_batches)]
+
+
+def test_the_document(run: Any, store: Path) -> None:
+    done = run("plan", store, *QUICK, "--batches", "5", "--cache", "0%,25%,4000", "--json")
+    assert (done.status, done.stderr) == (0, "")
+    document = done.document
+    assert list(document)[:2] == ["schema_version", "command"]
+    assert (document["schema_version"], document["command"]) == (1, "plan")
+    assert document["store"] == str(store)
+    assert (document["input_nodes"], document["num_neighbors"]) == ("train", [3, 2])
+    assert document["num_batches"] == 5 < document["epoch_batches"]
+    assert document["epoch_batches"] == -(-document["num_input_nodes"] // 20)
+    assert document["arrays"] == ["nodes/node/x"]
+    assert document["row_bytes"] == 100
+    assert document["measured_at"] is document["drawn_to"] is None
+    assert document["problems"] == []
+    assert [cache["num_rows"] for cache in document["caches"]] == [0, 100, 40]
+    for cache in document["caches"]:
+        names = [policy["policy"] for policy in cache["policies"]]
+        assert names == ["degree", "frequency", "lru", "sieve", "belady"]
+        for policy in cache["policies"]:
+            assert policy["seconds_per_epoch"] is None
+            if cache["num_rows"] == 0:
+                assert policy["misses"] == document["rows_needed"]
+                assert policy["filled_rows"] == policy["fill_reads"] == 0
+
+
+def test_misses_are_those_of_a_loaders_batches(run: Any, store: Path) -> None:
+    words = ("--batches", "4", "--cache", "20%", "--seed", "7", "--json")
+    document = run("plan", store, *QUICK, *words).document
+    batches = batches_of_a_loader(store, 4, seed=7)
+    assert document["rows_needed"] == sum(len(set(batch)) for batch in batches)
+    (cache,) = document["caches"]
+    misses = {policy["policy"]: policy["misses"] for policy in cache["policies"]}
+    assert misses["lru"] == sum(run_lru(batches, 80)[1])
+    assert misses["sieve"] == sum(run_sieve(batches, 80)[1])
+    assert misses["belady"] < misses["lru"]
+
+
+def test_belady_is_the_least_there_can_be(run: Any, store: Path) -> None:
+    words = ("--num-neighbors", "1", "--batch-size", "2", "--batches", "4", "--cache", "300")
+    document = run("plan", store, *words, "-q", "--json").document
+    loader = gnnstore.NeighborLoader(
+        str(store), [1], input_nodes="train", batch_size=2, shuffle=True, seed=0
+    )
+    batches = [batch.n_id.tolist() for batch, _ in zip(loader, range(4), strict=False)]
+    (cache,) = document["caches"]
+    assert cache["num_rows"] == 3
+    assert cache["policies"][-1]["misses"] == minimum_misses(batches, 3)
+
+
+def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
+    words = ("--batches", "1000", "--cache", "0%", "--json")
+    document = run("plan", store, *QUICK, *words).document
+    assert document["num_batches"] == document["epoch_batches"]
+    opened = gnnstore.open(store)
+    array = opened.reader.paged(opened.schema.node.attributes["x"])
+    disk = _Disk.of(opened)
+    batches = batches_of_a_loader(store, document["num_batches"], seed=0)
+    reads = [
+        read
+        for batch in batches
+        for read in plan_reads(
+            np.array(batch),
+            array.layout,
+            document["alignment_bytes"],
+            document["gap_bytes"],
+            document["max_read_bytes"],
+        )
+    ]
+    for policy in document["caches"][0]["policies"]:
+        assert policy["reads_per_epoch"] == len(reads)
+        assert policy["bytes_per_epoch"] == sum(size for _, size in reads)
+    assert disk.row_bytes == 100
+
+
+def test_the_table(run: Any, store: Path) -> None:
+    done = run("plan", store, *QUICK, "--batches", "3", "--cache", "10%,50%")
+    assert (done.status, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    shown = [(line[0], line[3]) for line in lines if line and line[0] in {"10.0%", "50.0%"}]
+    policies = ("degree", "frequency", "lru", "sieve", "belady")
+    assert shown == [(size, name) for size in ("10.0%", "50.0%") for name in policies]
+    assert "3 of the" in done.stdout
+    assert "raise --batches" in done.stdout
+    assert f"gnnstore bench disk {store}" in done.stdout
+    assert "time an epoch" not in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def profile_of(place: Path, *, is_direct: bool = True) -> DeviceProfile:
+    return DeviceProfile(
+        filesystem_id=filesystem_id(place),
+        mount_point="/",
+        device="disk",
+        filesystem_type="ext4",
+        engine="pread",
+        is_direct=is_direct,
+        measured_at="2026-01-02T00:00:00+00:00",
+        sequential_read_bytes_per_second=1e9,
+        sequential_write_bytes_per_second=1e9,
+        random_reads_per_second={4096: {1: 100_000.0}, 65536: {1: 20_000.0}},
+    )
+
+
+def test_times_come_from_the_measurements(run: Any, store: Path) -> None:
+    profile = profile_of(store)
+    save_profile(profile)
+    words = ("--batches", "1000", "--cache", "10%")
+    document = run("plan", store, *QUICK, *words, "--json").document
+    assert document["measured_at"] == profile.measured_at
+    for policy in document["caches"][0]["policies"]:
+        assert policy["seconds_per_epoch"] == pytest.approx(
+            policy["reads_per_epoch"] * profile.seconds_per_read
+            + policy["bytes_per_epoch"] * profile.seconds_per_byte
+        )
+    text = run("plan", store, *QUICK, *words).stdout
+    assert "time an epoch" in text
+    assert "as measured at 2026-01-02" in text
+    assert "gnnstore bench disk" not in text
+    assert "raise --batches" not in text
+
+
+def test_measurements_of_the_page_cache_say_nothing(run: Any, store: Path) -> None:
+    save_profile(profile_of(store, is_direct=False))
+    document = run("plan", store, *QUICK, "--cache", "10%", "--json").document
+    assert document["measured_at"] is None
+    assert document["caches"][0]["policies"][0]["seconds_per_epoch"] is None
+
+
+def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
+    words = (*QUICK, "--batches", "3", "--cache", "10%", "--json")
+    everything = run("plan", store, *words, "--input-nodes", "all").document
+    assert (everything["input_nodes"], everything["num_input_nodes"]) == ("all", 400)
+    one, other = (run("plan", store, *words, "--seed", seed).document for seed in (1, 2))
+    assert one["rows_needed"] != other["rows_needed"]
+    again = run("plan", store, *words, "--seed", "1", "--threads", "1").document
+    for field in ("rows_needed", "caches"):
+        for document in (one, again):
+            for cache in document["caches"]:
+                for policy in cache["policies"]:
+                    policy.pop("planning_seconds", None)
+        assert again[field] == one[field]
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_the_numbers(
+    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib_figure = pytest.importorskip("matplotlib.figure")
+    figures: list[Any] = []
+    real = matplotlib_figure.Figure
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        figures.append(real(*arguments, **options))
+        return figures[-1]
+
+    monkeypatch.setattr(matplotlib_figure, "Figure", remember)
+    picture = tmp_path / "misses.png"
+    document = run("plan", store, *QUICK, "--batches", "5", "--plot", picture, "--json").document
+    assert document["drawn_to"] == str(picture)
+    data = picture.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack_from(">II", data, 16) == (1050, 690)
+
+    ((axes,),) = [figure.axes for figure in figures]
+    assert len(document["caches"]) == 7
+    for place, line in enumerate(axes.lines):
+        rates = [
+            100 * cache["policies"][place]["misses"] / document["rows_needed"]
+            for cache in document["caches"]
+        ]
+        assert list(line.get_ydata()) == pytest.approx(rates)
+        assert list(line.get_xdata()) == pytest.approx([1, 2, 5, 10, 20, 30, 50])
+    assert len(axes.lines) == 5
+
+
+def test_without_matplotlib_nothing_is_sampled(
+    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = run("plan", store, *QUICK, "--plot", tmp_path / "a.png")
+    assert done.status == 2
+    assert "pip install 'gnnstore[plot]'" in done.stderr
+
+
+def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    done = run("plan", store, *QUICK, "--plot", tmp_path / "missing" / "a.png")
+    assert done.status == 3
+    assert "create it first" in done.stderr
+    # One that fails at the end must not take the table with it.
+    (tmp_path / "full.png").symlink_to("/dev/full")
+    done = run("plan", store, *QUICK, "--cache", "10%", "--plot", tmp_path / "full.png")
+    assert done.status == 5
+    assert "belady" in done.stdout
+    assert "write the picture" in done.stdout
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--num-neighbors", "10,x"), "no list of fan-outs"),
+        (("--num-neighbors", "-2"), "no list of fan-outs"),
+        (("--cache", "101%"), "no list of cache sizes"),
+        (("--cache", "much"), "no list of cache sizes"),
+        (("--cache", "5%,,"), "no list of cache sizes"),
+        (("--cache", "nan%"), "no list of cache sizes"),
+        (("--batch-size", "0"), "0 is not in the range"),
+    ],
+)
+def test_options_that_mean_nothing(
+    run: Any, store: Path, words: tuple[str, str], message: str
+) -> None:
+    done = run("plan", store, *words)
+    assert done.status == 2
+    assert message in done.stderr
+
+
+def test_what_is_not_there(run: Any, store: Path, tmp_path: Path) -> None:
+    assert run("plan", tmp_path / "none.gnn").status == 3
+    done = run("plan", store, *QUICK, "--input-nodes", "nothing")
+    assert done.status == 3
+    assert "there is no split 'nothing'" in done.stderr
+
+
+def test_a_store_with_nothing_to_cache(run: Any, tmp_path: Path) -> None:
+    empty = write_example_store(tmp_path / "e.gnn", num_nodes=0, num_edges=0).path
+    done = run("plan", empty, *QUICK)
+    assert done.status == 2
+    assert "nothing to cache" in done.stderr
+
+
+def test_help_is_there_without_the_kernels() -> None:
+    code = (
+        "import sys; from gnnstore.tools.cli import main; main(['plan', '--help']); "
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'matplotlib', 'torch')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )
+    assert "--plot FILE.png" in done.stdout

@@ -1,0 +1,271 @@
+"""Conversions that are killed and resumed: the same store, byte for byte, as without."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.errors import NoSpaceError
+from gnnstore.formats import pages
+from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.testing.stores import assert_same_files
+
+NUM_KILLS = 30
+MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
+NUM_NODES, NUM_EDGES = 6000, 40_000
+SHARD_BYTES = 2**16
+
+# Converts in a forked child for each line that is read: kills it at its k-th touch of the
+# file system, or after so many seconds; prints how it ended.
+_SERVER = """
+    import json, os, signal, sys
+
+    import zarr
+    from gnnstore.converters import ConvertOptions, from_numpy, spill
+    from gnnstore.formats import paged_writer, pages
+
+    source, output = sys.argv[1:]
+    folder = os.path.dirname(output)
+    pages.MIN_DEFAULT_SHARD_BYTES = %(shard_bytes)d  # several shards of arrays of test size
+    paged_writer._BUFFER_BYTES = 2**13
+    spill.MIN_SPILL_BYTES = 2**12
+
+    def convert(task):
+        touches = 0
+
+        def hook(event, arguments):
+            nonlocal touches
+            if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
+                touches += 1
+                if touches == task["touch"]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
+        signal.setitimer(signal.ITIMER_REAL, task["seconds"])
+        options = ConvertOptions(undirected=True, **task["options"])
+        from_numpy(source, output, options=options)
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                convert(json.loads(line))
+                status = 0
+            finally:
+                os._exit(status)
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+"""
+
+Attempt = Callable[..., int]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Write a graph with features and edge attributes of several shards."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "graph.npz"
+    np.savez(
+        path,
+        edge_index=rng.integers(0, NUM_NODES, (2, NUM_EDGES)),
+        edge_weight=rng.random(NUM_EDGES, dtype=np.float32),
+        x=rng.standard_normal((NUM_NODES, 40), dtype=np.float32),
+        y=rng.integers(0, 5, NUM_NODES),
+        train=np.arange(0, NUM_NODES, 3),
+    )
+    return path
+
+
+@contextmanager
+def server(folder: Path, source: Path, output: Path) -> Iterator[Attempt]:
+    """Yield a function that converts in a process of its own, and returns how that ended."""
+    script = folder / "server.py"
+    script.write_text(textwrap.dedent(_SERVER % {"shard_bytes": SHARD_BYTES}))
+    command = [sys.executable, str(script), str(source), str(output)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def attempt(*, touch: int = 0, seconds: float = 0, **options: Any) -> int:
+            task = {"touch": touch, "seconds": seconds, "options": options}
+            process.stdin.write(json.dumps(task) + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            return int(json.loads(process.stdout.readline()))  # type: ignore[union-attr]
+
+        yield attempt
+        process.stdin.close()
+
+
+def convert_whole(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Convert as the server does, in one go."""
+    monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
+    return from_numpy(source, output, options=ConvertOptions(undirected=True))
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_random_points(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
+    folder, spill = tmp_path / "out", tmp_path / "spill"
+    folder.mkdir()
+    spill.mkdir()
+    output = folder / "g.gnn"
+    draw = random.Random(1)
+    kills = resumed = 0
+    with server(tmp_path, source, output) as attempt:
+        began = time.monotonic()
+        assert attempt(resume=False) == 0
+        seconds = time.monotonic() - began
+        shutil.rmtree(output)
+
+        def draw_attempt() -> dict[str, Any]:
+            # In memory or not, with runs here or there: none of it makes a difference.
+            drawn: dict[str, Any] = {"memory_bytes": draw.choice([None, 700_000, 1_200_000])}
+            drawn["spill_directory"] = draw.choice([None, str(spill)])
+            if draw.random() < 0.5:
+                return {**drawn, "touch": draw.randrange(1, MAX_TOUCH)}
+            return {**drawn, "seconds": draw.uniform(0.01, 0.9) * seconds}
+
+        while kills < NUM_KILLS:
+            # The life of a store: killed, and resumed, until it is there.
+            while not output.exists():
+                resumed += any(item.state == "resumable" for item in find_leftovers(folder))
+                status = attempt(resume=True, **draw_attempt())
+                assert status in (0, -signal.SIGKILL, -signal.SIGALRM)
+                kills += status != 0
+                assert status != 0 or output.exists()
+                assert len([item for item in folder.iterdir() if item != output]) <= 1
+            assert_same_files(output, whole)
+            assert gnnstore.verify(output, level="full").ok
+            shutil.rmtree(output)
+            # Without --resume the next one starts clean on what a kill leaves.
+            while not output.exists():
+                kills += attempt(resume=False, **draw_attempt()) != 0
+                assert output.exists() or attempt(resume=False) == 0
+            assert_same_files(output, whole)
+            attempt(resume=False)  # refused, but it sweeps what a kill after the commit left
+            assert list(folder.iterdir()) == [output]
+            assert list(spill.iterdir()) == []
+            shutil.rmtree(output)
+    assert resumed >= NUM_KILLS // 5  # it did go on, rather than start again each time
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 600 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount(8) here")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("is_known_before", [True, False])
+def test_a_disk_that_is_too_small_is_refused_with_a_number(
+    tmp_path: Path,
+    source: Path,
+    small_disk: Path,
+    is_known_before: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
+    options = ConvertOptions(undirected=True, resume=True)
+    expected = r"takes at least .*: .* are free, .* are missing\."
+    with monkeypatch.context() as patch:
+        if not is_known_before:  # as with text: found out when the first array begins
+            patch.setattr("gnnstore.converters.opening.free_bytes", lambda _: 2**40)
+            expected = r"'x': no space left .* more are needed and .* are free: .* are missing\."
+        with pytest.raises(NoSpaceError, match=expected):
+            from_numpy(source, small_disk / "g.gnn", options=options)
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    from_numpy(source, small_disk / "g.gnn", options=options)
+    assert_same_files(small_disk / "g.gnn", whole)
+
+
+def test_a_disk_that_fills_up_meanwhile_stops_what_can_be_resumed(
+    tmp_path: Path, source: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fill the disk behind the back of a conversion that had looked for space."""
+    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    (small_disk / "other").write_bytes(bytes(2 * 2**20))
+    monkeypatch.setattr("gnnstore.formats.writer.free_bytes", lambda _: 2**40)
+    options = ConvertOptions(undirected=True, resume=True)
+    with pytest.raises(NoSpaceError) as caught:
+        from_numpy(source, small_disk / "g.gnn", options=options)
+    (left,) = find_leftovers(small_disk)
+    assert left.state == "resumable"
+    assert left.num_bytes > SHARD_BYTES
+    for expected in ("no space left for", "are missing", f"is kept in {left.path}", "--resume"):
+        assert expected in str(caught.value)
+    (small_disk / "other").unlink()
+    from_numpy(source, small_disk / "g.gnn", options=options)
+    assert_same_files(small_disk / "g.gnn", whole)
+    assert [path.name for path in small_disk.iterdir()] == ["g.gnn"]
+
+
+_LIMITED = """
+    import resource, sys
+    from gnnstore.converters import ConvertOptions, from_numpy
+    from gnnstore.errors import StorageError
+    from gnnstore.formats import pages
+    from gnnstore.progress import NullProgress
+
+    class Limit(NullProgress):
+        def phase(self, name, *arguments, **options):
+            if name == "write edges":
+                resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+            return super().phase(name, *arguments, **options)
+
+    pages.MIN_DEFAULT_SHARD_BYTES = %(shard_bytes)d
+    try:
+        from_numpy(*sys.argv[1:], options=ConvertOptions(undirected=True), progress=Limit())
+    except StorageError as error:
+        print(error)
+"""
+
+
+def test_a_file_that_may_not_grow_stops_what_can_be_resumed(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "g.gnn"
+    script = tmp_path / "limited.py"
+    script.write_text(textwrap.dedent(_LIMITED % {"shard_bytes": SHARD_BYTES}))
+    done = subprocess.run(
+        [sys.executable, str(script), str(source), str(output)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "File too large" in done.stdout
+    (left,) = find_leftovers(output.parent)
+    assert f"is kept in {left.path}" in done.stdout
+    from_numpy(source, output, options=ConvertOptions(undirected=True, resume=True))
+    assert_same_files(output, whole)

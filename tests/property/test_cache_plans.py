@@ -1,0 +1,295 @@
+"""Plans of caches: kernels equal their twins, no cache misses less, plans can be followed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gnnstore import _core
+from gnnstore.errors import UsageError
+from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.testing import caches as twin
+
+Batches = list[list[int]]
+
+index_dtypes = st.sampled_from([np.int32, np.int64])
+# Far apart, ids go to the hash table; close to each other, they are places.
+strides = st.sampled_from([1, 1_000_003])
+
+
+def batches_of(num_rows: int, max_batches: int, max_rows: int) -> st.SearchStrategy[Batches]:
+    batch = st.lists(st.integers(0, num_rows - 1), max_size=max_rows)
+    return st.lists(batch, max_size=max_batches)
+
+
+def distinct_batches(num_rows: int, max_batches: int, max_rows: int) -> st.SearchStrategy[Batches]:
+    batch = st.lists(st.integers(0, num_rows - 1), max_size=max_rows, unique=True)
+    return st.lists(batch, max_size=max_batches)
+
+
+small = batches_of(12, 12, 8) | distinct_batches(30, 25, 12)
+
+
+def trace_of(batches: Batches, dtype: type = np.int64, stride: int = 1) -> Trace:
+    return Trace.of([np.array(batch, dtype) * dtype(stride) for batch in batches])
+
+
+def scaled(batches: Batches, stride: int) -> Batches:
+    return [[row * stride for row in batch] for batch in batches]
+
+
+def random_batches(seed: int, num_rows: int, num_batches: int, batch_rows: int) -> Batches:
+    """Batches of skewed rows, some of them repeated."""
+    rng = np.random.default_rng(seed)
+    rows = (num_rows * rng.random((num_batches, batch_rows)) ** 3).astype(int)
+    return [row.tolist() for row in rows]
+
+
+def assert_equals_twin(
+    found: tuple[npt.NDArray[Any], ...], expected: twin.TwinPlan, dtypes: tuple[type, ...]
+) -> None:
+    for array, values, dtype in zip(found, vars(expected).values(), dtypes, strict=True):
+        assert array.dtype == dtype
+        assert array.tolist() == values
+
+
+PLAN_DTYPES = (np.int32, np.int64, np.int64, np.int32, np.int32, np.int64, np.int32)
+
+
+@given(small, st.integers(0, 40), index_dtypes, strides, st.integers(0, 12))
+@example([], 3, np.int64, 1, 0)
+@example([[], []], 3, np.int32, 1, 0)
+@example([[5, 5, 5]], 1, np.int64, 1, 0)
+def test_plan_equals_its_twin(
+    batches: Batches, num_slots: int, dtype: type, stride: int, num_first: int
+) -> None:
+    """Over two superbatches, so that the second begins with a cache that holds something."""
+    rows = scaled(batches, stride)
+    nodes, frequencies = [-1] * num_slots, [0] * num_slots
+    state = (np.full(num_slots, -1), np.zeros(num_slots, np.int32))
+    for part in (rows[:num_first], rows[num_first:]):
+        expected = twin.belady_plan(part, nodes, frequencies)
+        trace = trace_of(part, dtype)
+        found = _core.plan_belady(trace.ids, trace.offsets, *state)
+        assert_equals_twin(found, expected, PLAN_DTYPES)
+        nodes, frequencies = expected.nodes, expected.frequencies
+        state = found[5:]
+
+
+@pytest.mark.parametrize("num_slots", [0, 1, 40, 120, 300, 999, 1000, 5000])
+@pytest.mark.parametrize("stride", [1, 2**33 + 1])
+def test_plan_equals_its_twin_on_a_longer_trace(num_slots: int, stride: int) -> None:
+    batches = random_batches(num_slots, num_rows=1000, num_batches=40, batch_rows=120)
+    rows = scaled(batches, stride)
+    trace = trace_of(batches, stride=stride)
+    state = (np.full(num_slots, -1), np.zeros(num_slots, np.int32))
+    expected = twin.belady_plan(rows, *(array.tolist() for array in state))
+    found = _core.plan_belady(trace.ids, trace.offsets, *state)
+    assert_equals_twin(found, expected, PLAN_DTYPES)
+
+
+@given(batches_of(6, 8, 4), st.integers(0, 7), st.integers(0, 8))
+def test_no_cache_misses_less(batches: Batches, num_slots: int, num_first: int) -> None:
+    planner = BeladyPlanner(num_slots)
+    planner.plan(trace_of(batches[:num_first]))
+    held = [row for row in planner.nodes.tolist() if row >= 0]
+    plan = planner.plan(trace_of(batches[num_first:]))
+    assert plan.num_misses == twin.minimum_misses(batches[num_first:], num_slots, held)
+
+
+@given(small, st.integers(0, 40))
+def test_misses_are_those_of_beladys_rule(batches: Batches, num_slots: int) -> None:
+    plan = BeladyPlanner(num_slots).plan(trace_of(batches))
+    assert plan.num_misses == sum(twin.belady_misses(batches, num_slots))
+
+
+# --- following a plan ----------------------------------------------------------------------------
+
+
+def follow(plan: SuperbatchPlan, trace: Trace, cache: npt.NDArray[np.int64]) -> int:
+    """Assemble every batch by a plan, with node ids in the place of rows; return the reads."""
+    reads = 0
+    for i in range(plan.num_batches):
+        ids, slots = trace.batch(i), plan.batch_slots(i)
+        is_hit = slots >= 0
+        assert (cache[slots[is_hit]] == ids[is_hit]).all()
+        missed = np.unique(ids[~is_hit])
+        assert not np.isin(missed, ids[is_hit]).any()  # repeated rows are all hits or all misses
+        assert len(missed) == plan.misses[i]
+        reads += len(missed)
+        positions, targets = plan.batch_changes(i)
+        assert len(np.unique(targets)) == len(targets)
+        assert np.isin(ids[positions], missed).all()  # what is in the cache is not written again
+        cache[targets] = ids[positions]
+    return reads
+
+
+@given(
+    st.integers(0, 2**16),
+    st.integers(0, 400),
+    st.lists(st.integers(0, 12), min_size=1, max_size=4),
+)
+def test_plans_can_be_followed(seed: int, num_slots: int, sizes: list[int]) -> None:
+    batches = random_batches(seed, num_rows=300, num_batches=sum(sizes), batch_rows=50)
+    planner = BeladyPlanner(num_slots)
+    cache = np.full(num_slots, -1)
+    for size in sizes:
+        part, batches = batches[:size], batches[size:]
+        trace = trace_of(part)
+        plan = planner.plan(trace)
+        assert follow(plan, trace, cache) == plan.num_misses
+        held = planner.nodes
+        assert (cache[held >= 0] == held[held >= 0]).all()
+
+
+def test_every_kept_row_is_needed_again() -> None:
+    """Rows enter to be hits, or to stay to the end: nothing is copied in vain."""
+    trace = trace_of(random_batches(3, num_rows=500, num_batches=60, batch_rows=80))
+    planner = BeladyPlanner(100)
+    plan = planner.plan(trace)
+    is_read = np.zeros(len(plan.change_slots), bool)
+    last_change = np.full(100, -1)
+    for i in range(plan.num_batches):
+        slots = plan.batch_slots(i)
+        is_read[last_change[slots[slots >= 0]]] = True
+        begin, end = plan.change_offsets[i : i + 2]
+        last_change[plan.change_slots[begin:end]] = np.arange(begin, end)
+    is_read[last_change[planner.nodes >= 0]] = True
+    assert is_read.all()
+
+
+def test_the_cache_is_carried_over() -> None:
+    """Batches that are planned in two superbatches find in the second what the first left."""
+    batches = random_batches(1, num_rows=400, num_batches=40, batch_rows=60)
+    planner = BeladyPlanner(80)
+    planner.plan(trace_of(batches[:20]))
+    assert (planner.nodes >= 0).all()
+    warm = planner.plan(trace_of(batches[20:]))
+    planner.clear()
+    cold = planner.plan(trace_of(batches[20:]))
+    assert warm.misses[0] < cold.misses[0]
+    assert warm.num_misses < cold.num_misses
+    whole = BeladyPlanner(80).plan(trace_of(batches))
+    assert whole.misses[20:].sum() <= warm.num_misses
+
+
+def test_what_is_left_goes_to_the_most_needed_rows() -> None:
+    planner = BeladyPlanner(2)
+    planner.plan(trace_of([[1, 2, 3], [1, 2, 3], [1, 3, 4]]))
+    assert sorted(planner.nodes.tolist()) == [1, 3]
+    assert planner.frequencies.tolist() == [3, 3]
+    planner.plan(trace_of([[9]]))
+    assert sorted(planner.nodes.tolist()) == [1, 3]
+    planner.plan(trace_of([[5]] * 4 + [[3]]))
+    assert dict(zip(planner.nodes.tolist(), planner.frequencies.tolist(), strict=True)) == {
+        3: 4,
+        5: 4,
+    }
+
+
+def test_frequencies_stop_at_their_largest() -> None:
+    state = (np.array([7, 8]), np.array([65534, 65535], np.int32))
+    trace = trace_of([[7, 8]] * 3)
+    *_, nodes, frequencies = _core.plan_belady(trace.ids, trace.offsets, *state)
+    assert nodes.tolist() == [7, 8]
+    assert frequencies.tolist() == [twin.MAX_FREQUENCY] * 2
+
+
+def test_many_batches_with_few_rows() -> None:
+    """One pass: a hundred thousand batches must not be looked through for each of them."""
+    rng = np.random.default_rng(0)
+    batches = [[row] if row < 500 else [] for row in rng.integers(0, 1000, 100_000).tolist()]
+    plan = BeladyPlanner(100).plan(trace_of(batches))
+    cache = np.full(100, -1)
+    assert follow(plan, trace_of(batches), cache) == plan.num_misses
+    assert plan.num_misses < sum(twin.run_lru(batches, 100)[1])
+
+
+def test_ids_of_more_than_32_bits() -> None:
+    big = 2**62 - 1
+    batches = [[big, 2**31], [2**31, big - 1], [big, 2**31]]
+    plan = BeladyPlanner(2).plan(trace_of(batches))
+    assert plan.misses.tolist() == [2, 1, 0]
+
+
+def test_a_cache_for_everything() -> None:
+    batches = random_batches(5, num_rows=200, num_batches=20, batch_rows=50)
+    planner = BeladyPlanner(1000)
+    plan = planner.plan(trace_of(batches))
+    touched = set().union(*batches)
+    assert plan.num_misses == len(touched) == len(plan.change_slots)
+    assert set(planner.nodes[planner.nodes >= 0].tolist()) == touched
+    assert planner.plan(trace_of(batches)).num_misses == 0
+
+
+# --- caches that do not know the future ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run_lru", "run_sieve"])
+@given(batches=small, num_slots=st.integers(0, 40), dtype=index_dtypes, stride=strides)
+def test_online_caches_equal_their_twins(
+    name: str, batches: Batches, num_slots: int, dtype: type, stride: int
+) -> None:
+    trace = trace_of(batches, dtype, stride)
+    is_hit, misses = getattr(_core, name)(trace.ids, trace.offsets, num_slots)
+    expected = getattr(twin, name)(scaled(batches, stride), num_slots)
+    assert (is_hit.dtype, misses.dtype) == (np.uint8, np.int64)
+    assert (is_hit.tolist(), misses.tolist()) == expected
+    assert sum(expected[1]) >= BeladyPlanner(num_slots).plan(trace).num_misses
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def call(ids: Any = (1, 2), offsets: Any = (0, 2), nodes: Any = (-1,), counts: Any = (0,)) -> None:
+    _core.plan_belady(
+        np.array(ids, np.int64),
+        np.array(offsets, np.int64),
+        np.array(nodes, np.int64),
+        np.array(counts, np.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"ids": (1, -2)}, IndexError, "row id -2 at position 1 is negative"),
+        ({"offsets": ()}, ValueError, "offsets must not be empty"),
+        ({"offsets": (0, 1)}, ValueError, "offsets must go from 0 to the 2 ids, .* 0 to 1"),
+        ({"offsets": (1, 2)}, ValueError, "offsets must go from 0"),
+        ({"offsets": (0, 2, 1, 2)}, ValueError, "1 at position 2 follows 2"),
+        ({"nodes": (1, 3, 1), "counts": (1, 1, 1)}, ValueError, "1 stands there twice, .* slot 2"),
+        ({"nodes": (9, 9), "counts": (1, 1)}, ValueError, "9 stands there twice, .* slot 1"),
+        ({"nodes": (4,)}, ValueError, "slot 0 must have a frequency of at least 1, got 0"),
+        ({"nodes": ()}, ValueError, "nodes and frequencies must have the same length"),
+    ],
+)
+def test_bad_arguments(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    call()
+    with pytest.raises(error, match=message):
+        call(**changed)
+
+
+def test_offsets_of_the_online_caches_are_checked() -> None:
+    ids = np.array([1, 2])
+    for run in (_core.run_lru, _core.run_sieve):
+        with pytest.raises(ValueError, match="offsets must go from 0 to the 2 ids"):
+            run(ids, np.array([0, 3]), 1)
+        with pytest.raises(ValueError, match="num_slots must not be negative"):
+            run(ids, np.array([0, 2]), -1)
+
+
+def test_a_planner_says_what_is_wrong() -> None:
+    with pytest.raises(UsageError, match="0 to 2147483645 slots, got -1"):
+        BeladyPlanner(-1)
+    planner = BeladyPlanner(2)
+    planner.plan(trace_of([[1, 2], [2]]))
+    before = planner.nodes
+    with pytest.raises(UsageError, match="cannot plan a superbatch: row id -1"):
+        planner.plan(trace_of([[-1]]))
+    assert (planner.nodes == before).all()

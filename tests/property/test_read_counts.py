@@ -1,0 +1,61 @@
+"""Reads that are counted are those that are made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gnnstore.formats.pages import PageGeometry, plan_shards
+from gnnstore.planning.device_profile import DeviceProfile
+from gnnstore.planning.read_counts import ReadTotals, count_reads
+from gnnstore.planning.read_tuning import ReadTuning
+from gnnstore.testing.reads import plan_reads
+
+
+@given(
+    row_bytes=st.sampled_from([1, 8, 100, 512, 600, 4096, 5000]),
+    page_bytes=st.sampled_from([512, 4096]),
+    shard_bytes=st.sampled_from([None, 1 << 16]),
+    alignment_bytes=st.sampled_from([1, 512, 4096]),
+    gap_bytes=st.sampled_from([0, 512, 4096, 1 << 16]),
+    max_read_bytes=st.sampled_from([4096, 1 << 14, 1 << 16]),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**16),
+)
+def test_counts_are_those_of_the_plan(
+    *,
+    row_bytes: int,
+    page_bytes: int,
+    shard_bytes: int | None,
+    alignment_bytes: int,
+    gap_bytes: int,
+    max_read_bytes: int,
+    share: float,
+    seed: int,
+) -> None:
+    num_rows = 400
+    layout = plan_shards(PageGeometry(row_bytes, page_bytes), num_rows, shard_bytes)
+    rows = np.flatnonzero(np.random.default_rng(seed).random(num_rows) < share)
+    expected = plan_reads(rows, layout, alignment_bytes, gap_bytes, max_read_bytes)
+    tuning = ReadTuning(gap_bytes, 1, max_read_bytes, "a test")
+    found = count_reads(rows.astype(np.int32), layout, alignment_bytes, tuning)
+    assert found == ReadTotals(len(expected), sum(size for _, size in expected))
+
+
+def test_seconds_of_a_profile() -> None:
+    profile = DeviceProfile(
+        filesystem_id="x",
+        mount_point="/",
+        device="d",
+        filesystem_type="t",
+        engine="pread",
+        is_direct=True,
+        measured_at="now",
+        sequential_read_bytes_per_second=1e9,
+        sequential_write_bytes_per_second=1e9,
+        random_reads_per_second={4096: {1: 100_000.0}, 65536: {1: 20_000.0}},
+    )
+    totals = ReadTotals(1000, 1000 * 4096) + ReadTotals()
+    assert totals.seconds_on(profile) == pytest.approx(1000 / 100_000)

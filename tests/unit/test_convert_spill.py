@@ -1,0 +1,590 @@
+"""Edges sorted on disk: the kernels, the budget, resuming, and what can go wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gnnstore import _core
+from gnnstore.converters import spill, spill_merge
+from gnnstore.converters.edge_buffer import EdgeBuffer
+from gnnstore.converters.edge_rules import EdgeRules
+from gnnstore.converters.edges import BuiltEdges, InMemoryEdgeBuilder, estimate_peak_bytes
+from gnnstore.converters.spill import MIN_SPILL_BYTES, SpillingEdgeBuilder, make_edge_builder
+from gnnstore.converters.spill_merge import SpilledEdges
+from gnnstore.converters.spill_ranges import plan_ranges
+from gnnstore.converters.spill_runs import record_dtype, write_part
+from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
+from gnnstore.formats.journal import Journal
+from gnnstore.testing.graphs import random_graph
+
+CHUNK = 10_000
+
+
+def columns(built: BuiltEdges) -> dict[str, npt.NDArray[Any]]:
+    """Read everything that a finished adjacency says into arrays."""
+    chunks = list(built.chunks())
+    found = {
+        "indptr": np.concatenate([c.indptr for c in chunks]),
+        "indices": np.concatenate([c.indices for c in chunks]),
+        "edge_id": np.concatenate(
+            [np.empty(0)] + [c.edge_id for c in chunks if c.edge_id is not None]
+        ),
+    }
+    for name in chunks[0].attributes:
+        found[name] = np.concatenate([c.attributes[name] for c in chunks])
+    assert len(found["indices"]) == built.num_edges
+    return found
+
+
+def feed(builder: Any, edges: npt.NDArray[Any], *, attributes: bool = True) -> None:
+    weights = np.arange(edges.shape[1], dtype=np.float32)
+    for begin in range(0, edges.shape[1], CHUNK):
+        part = slice(begin, begin + CHUNK)
+        rows = {"w": weights[part]} if attributes else {}
+        builder.add(edges[0, part], edges[1, part], rows, "test")
+
+
+def in_memory(
+    edges: npt.NDArray[Any], rules: EdgeRules, num_nodes: int, *, attributes: bool = True
+) -> dict[str, npt.NDArray[Any]]:
+    builder = InMemoryEdgeBuilder(rules, num_nodes=num_nodes)
+    feed(builder, edges, attributes=attributes)
+    return columns(builder.finish(num_nodes))
+
+
+def check_equal(found: dict[str, npt.NDArray[Any]], expected: dict[str, npt.NDArray[Any]]) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+@pytest.fixture
+def small_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let budgets of a few kilobytes be sorted with."""
+    monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 2**12)
+    monkeypatch.setattr(spill, "_MIN_PIECE_EDGES", 1000)
+
+
+# ---- kernels
+
+
+@pytest.mark.parametrize("record_bytes", [12, 24])
+@pytest.mark.parametrize("skew", [1, 6])
+@pytest.mark.parametrize("num_edges", [0, 1, 150, 1000, 200_000])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_sorting_equals_lexsort(
+    record_bytes: int, skew: int, num_edges: int, num_threads: int
+) -> None:
+    rng = np.random.default_rng(num_edges)
+    top = 2**31 if record_bytes == 12 else 2**47
+    ends = (rng.random((2, num_edges)) ** skew * (top if skew == 1 else 3000)).astype(np.int64)
+    records, scratch = (_core.pool_empty(num_edges * record_bytes) for _ in range(2))
+    middle = num_edges // 2
+    for part in (slice(0, middle), slice(middle, None)):
+        sources, targets = ends[:, part]
+        count = _core.pack_edges(sources, targets, records, record_bytes, part.start, part.start)
+        assert count == len(sources)
+    assert (
+        _core.sort_edges(records, scratch, record_bytes, num_edges, num_threads=num_threads)
+        == num_edges
+    )
+    found = records.view(record_dtype(record_bytes))
+    order = np.lexsort(ends)
+    np.testing.assert_array_equal(found["position"], order)
+    np.testing.assert_array_equal(found["source"], ends[0, order])
+    np.testing.assert_array_equal(found["target"], ends[1, order])
+    # In order already: nothing moves.
+    again = records.copy()
+    _core.sort_edges(records, scratch, record_bytes, num_edges)
+    np.testing.assert_array_equal(records, again)
+
+
+def test_repeated_edges_and_self_loops_go() -> None:
+    sources = np.array([3, 1, 3, 2, 1], np.int32)
+    targets = np.array([0, 1, 0, 0, 2], np.int32)
+    records, scratch = _core.pool_empty(60), _core.pool_empty(60)
+    count = _core.pack_edges(sources, targets, records, 12, 0, 0, drop_self_loops=True)
+    count = _core.sort_edges(records, scratch, 12, count, unique=True)
+    found = records.view(record_dtype(12))[:count]
+    assert found.tolist() == [(0, 2, 3), (0, 3, 0), (2, 1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"sources": np.array([-1, 1])}, IndexError, r"an id outside \[0, 2\^32\)"),
+        ({"targets": np.array([2**32, 1])}, IndexError, r"an id outside \[0, 2\^32\)"),
+        ({"record_bytes": 16}, ValueError, "record_bytes must be 12 or 24, got 16"),
+        ({"first_record": 1}, ValueError, "out holds 2 records, but 3 are asked for"),
+        ({"first_record": -1}, ValueError, "a run has positions from 0"),
+        ({"first_position": 2**32}, ValueError, r"a run has positions from 0 to 2\^32 - 1"),
+        ({"targets": np.array([1])}, ValueError, "must have the same length"),
+        ({"targets": np.array([1, 1], np.int32)}, TypeError, "of the dtype of sources"),
+        ({"out": np.zeros(26, np.uint8)[1:25]}, ValueError, "out is not aligned to 4 bytes"),
+    ],
+)
+def test_bad_arguments_of_packing(
+    change: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments = {
+        "sources": np.array([0, 1]),
+        "targets": np.array([0, 1]),
+        "out": np.zeros(24, np.uint8),
+        "record_bytes": 12,
+        "first_record": 0,
+        "first_position": 0,
+    }
+    with pytest.raises(error, match=message):
+        _core.pack_edges(**{**arguments, **change})
+
+
+def merge(records: list[tuple[int, int, int]], **change: Any) -> Any:
+    where = {"first_column": 0, "num_columns": 9, "num_nodes": 9} | change
+    packed = np.array(records, record_dtype(12)).view(np.uint8)
+    return _core.merge_edge_runs(
+        packed, np.array([len(records)]), np.array([12]), np.array([0]), **where
+    )
+
+
+def test_a_damaged_run_is_an_error() -> None:
+    with pytest.raises(ValueError, match="a run is not sorted"):
+        merge([(2, 0, 0), (1, 0, 1)])
+    with pytest.raises(ValueError, match="an edge from 0 to 9 in a wrong place"):
+        merge([(9, 0, 0)])
+    with pytest.raises(ValueError, match="an edge from 9 to 0 in a wrong place"):
+        merge([(0, 9, 0)])
+    with pytest.raises(ValueError, match="an edge from 0 to 1 in a wrong place"):
+        merge([(1, 0, 0)], first_column=2, num_columns=3)
+    with pytest.raises(ValueError, match="records must hold all slices, got 12 bytes"):
+        _core.count_edge_runs(
+            np.zeros(12, np.uint8),
+            np.array([2]),
+            np.array([12]),
+            np.array([0]),
+            first_column=0,
+            num_columns=1,
+            num_nodes=1,
+        )
+
+
+def test_columns_and_ids_beyond_32_bits() -> None:
+    far = 2**40
+    slices = [
+        np.array([(far, 7, 0), (far + 1, far, 4)], record_dtype(24)),
+        np.array([(far, 7, 2), (far + 1, 5, 1)], record_dtype(24)),
+    ]
+    sources, ids, origins, counts, num_edges, num_added = _core.merge_edge_runs(
+        np.concatenate(slices).view(np.uint8),
+        np.array([2, 2]),
+        np.array([24, 24]),
+        np.array([2**35, 2**36]),
+        first_column=far,
+        num_columns=2,
+        num_nodes=far + 2,
+        with_origin=True,
+        first_loop=far,
+        end_loop=far + 2,
+        first_loop_id=2**50,
+    )
+    assert (num_edges, num_added) == (6, 2)
+    assert sources[:6].tolist() == [7, 7, far, 5, far, far + 1]
+    assert ids is not None
+    assert ids[:6].tolist() == [
+        *(2**35, 2**36 + 2, 2**50),
+        *(2**36 + 1, 2**35 + 4, 2**50 + 1),
+    ]
+    assert origins is not None
+    assert origins[:6].tolist() == [0, 2, -1, 3, 1, -1]
+    assert counts.tolist() == [3, 3]
+
+
+# ---- the builder
+
+
+@pytest.mark.usefixtures("small_floor")
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("self_loops", ["keep", "drop", "add"])
+def test_what_memory_cannot_hold_goes_to_the_disk(
+    tmp_path: Path, undirected: bool, self_loops: Any
+) -> None:
+    graph = random_graph(3000, 60_000, seed=2, skew=2)
+    rules = EdgeRules(undirected, self_loops)
+    need = estimate_peak_bytes(rules, graph.num_edges, 3000, 4)
+    builder = SpillingEdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 5)
+    feed(builder, graph.edge_index)
+    assert builder.is_spilling
+    built = builder.finish(3000)
+    assert isinstance(built, SpilledEdges)
+    check_equal(columns(built), in_memory(graph.edge_index, rules, 3000))
+    built.close()
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+def test_what_memory_can_hold_stays_there(tmp_path: Path) -> None:
+    graph = random_graph(300, 6000, seed=2)
+    builder = make_edge_builder(
+        EdgeRules(), num_nodes=300, memory_bytes=10**8, spill_directory=tmp_path / "s"
+    )
+    feed(builder, graph.edge_index)
+    built = builder.finish(300)
+    assert not (tmp_path / "s").exists()
+    check_equal(columns(built), in_memory(graph.edge_index, EdgeRules(), 300))
+
+
+@pytest.mark.usefixtures("small_floor")
+def test_a_column_longer_than_the_budget(tmp_path: Path) -> None:
+    """A star: all edges have one target, many also one source."""
+    rng = np.random.default_rng(0)
+    edges = np.zeros((2, 50_000), np.int64)
+    edges[0] = rng.integers(0, 5000, edges.shape[1]) ** 2 // 5000
+    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=40_000)
+    feed(builder, edges)
+    built = builder.finish(5000)
+    check_equal(columns(built), in_memory(edges, EdgeRules(), 5000))
+    built.close()
+
+
+def test_a_long_column_sends_the_last_step_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edges that fit, but for what sorting their longest column takes."""
+    monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 2**12)
+    others = np.arange(5000)
+    edges = np.stack([others, np.zeros_like(others)])
+    budget = estimate_peak_bytes(EdgeRules(), 5000, 5000, 4)
+    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=budget)
+    feed(builder, edges)
+    assert not builder.is_spilling
+    built = builder.finish(5000)
+    assert builder.is_spilling
+    check_equal(columns(built), in_memory(edges, EdgeRules(), 5000))
+
+
+def spilled(directory: Path, edges: npt.NDArray[Any], num_parts: int) -> list[Any]:
+    parts = []
+    buffer = EdgeBuffer()
+    for number, part in enumerate(np.array_split(edges, num_parts, axis=1)):
+        buffer.append(part[0], part[1], {}, "test")
+        parts.append(write_part(directory / str(number), buffer, part.shape[1], EdgeRules(), 2))
+        buffer.drop(part.shape[1])
+    return parts
+
+
+def test_ids_of_edges_beyond_32_bits(tmp_path: Path) -> None:
+    """Positions past 2^32 without as many edges: the runs say where they begin."""
+    edges = random_graph(100, 3000, seed=1).edge_index
+    parts = spilled(tmp_path, edges, 3)
+    far = 2**33
+    parts = [
+        replace(
+            part,
+            num_edges=part.num_edges + (far if number == 0 else 0),
+            runs=tuple(replace(r, first_position=r.first_position + far) for r in part.runs),
+        )
+        for number, part in enumerate(parts)
+    ]
+    rules = EdgeRules(self_loops="add")
+    built = SpilledEdges(
+        parts,
+        rules,
+        101,
+        memory_bytes=10**7,
+        num_threads=2,
+        directory=tmp_path,
+        journal=None,
+    )
+    assert built.edge_id_dtype == np.int64
+    found = columns(built)
+    expected = in_memory(edges, rules, 101, attributes=False)
+    added = expected["edge_id"] >= 3000
+    assert added.any()
+    np.testing.assert_array_equal(found["indices"], expected["indices"])
+    np.testing.assert_array_equal(found["edge_id"], expected["edge_id"] + far)
+
+
+def test_ranges_keep_their_limits(tmp_path: Path) -> None:
+    edges = random_graph(50_000, 100_000, seed=1, skew=3).edge_index
+    runs = [run for part in spilled(tmp_path, edges, 4) for run in part.runs]
+    ranges = list(plan_ranges(runs, 50_000, 5000, 2000))
+    assert len(ranges) > 40
+    assert max(piece.num_records for piece in ranges) <= 5000
+    assert max(piece.end.target - piece.begin.target for piece in ranges) <= 2000
+    assert sum(piece.num_records for piece in ranges) == 100_000
+    assert ranges[0].begin.target == 0
+    assert ranges[-1].end.target == 50_000
+    for before, after in pairwise(ranges):
+        assert before.end == after.begin
+    # Few are small: a range costs reads in every run.
+    large = Counter(piece.num_records > 1000 for piece in ranges)
+    assert large[True] > len(ranges) / 2
+
+
+# ---- budgets and space
+
+
+def test_expecting_what_fits_nowhere_fails_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "free_bytes", lambda _: 10**9)
+    builder = SpillingEdgeBuilder(
+        EdgeRules(undirected=True), tmp_path / "s", num_nodes=1000, memory_bytes=2 * 10**7
+    )
+    builder.expect(10**7)
+    with pytest.raises(
+        NoSpaceError,
+        match=r"cannot sort 1000000000 edges on disk, which takes 24 GB of temporary space: 1 GB "
+        r"are free for .*/s\. Free 23 GB, choose a directory on another disk \(--spill-dir, ",
+    ):
+        builder.expect(10**9)
+    assert not (tmp_path / "s").exists()
+
+
+def test_space_is_checked_before_a_run_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "free_bytes", lambda _: 10**5)
+    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
+    with pytest.raises(NoSpaceError, match=r"100 kB are free for .*/s\. Free"):
+        feed(builder, np.zeros((2, 2_000_000), np.int64), attributes=False)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_budget_too_small_for_either(tmp_path: Path) -> None:
+    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=100_000)
+    message = r"of 1000000 edges needs 16 MB .*\(--memory\).*Sorting on disk instead takes 16.8 MB"
+    with pytest.raises(BudgetError, match=message):
+        builder.expect(1_000_000)
+    with pytest.raises(BudgetError, match=r"of \d+ edges needs 1\d\d kB.* takes 16.8 MB of mem"):
+        feed(builder, np.zeros((2, 20_000), np.int64), attributes=False)
+
+
+@pytest.mark.usefixtures("small_floor")
+def test_memory_may_be_left_to_others(tmp_path: Path) -> None:
+    edges = np.zeros((2, 5000), np.int64)
+    for reserved, is_spilling in ((0, False), (150_000, True)):
+        builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=200_000)
+        builder.reserve(reserved)
+        feed(builder, edges, attributes=False)
+        assert builder.is_spilling == is_spilling
+
+
+_MEASURE = """
+    import sys
+    from pathlib import Path
+    import numpy as np
+    from gnnstore.converters.edge_rules import EdgeRules
+    from gnnstore.converters.spill import SpillingEdgeBuilder
+
+    def resident(field):
+        for line in open("/proc/self/status"):
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+
+    budget, num_nodes, num_edges, chunk = 50_000_000, 200_000, 6_000_000, 100_000
+    rules = EdgeRules(undirected=sys.argv[2] == "undirected")
+    rng = np.random.default_rng(0)
+    def build(count, memory):
+        builder = SpillingEdgeBuilder(
+            rules, Path(sys.argv[1]), num_nodes=num_nodes, memory_bytes=memory
+        )
+        for _ in range(count // chunk):
+            ends = rng.integers(0, num_nodes, (2, chunk))
+            builder.add(ends[0], ends[1], {"w": np.zeros((chunk, 2), np.float32)}, "test")
+        built = builder.finish(num_nodes)
+        for piece in built.chunks():
+            pass
+        built.close()
+        assert builder.is_spilling
+
+    build(1_000_000, 2**24)  # what is loaded and started once is not counted
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    build(num_edges, budget)
+    print(resident("VmHWM") - before, budget)
+"""
+
+
+@pytest.mark.parametrize("direction", ["directed", "undirected"])
+def test_the_budget_is_kept(tmp_path: Path, direction: str) -> None:
+    script = tmp_path / "measure.py"
+    script.write_text(textwrap.dedent(_MEASURE))
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "spill", direction],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    grown, budget = map(int, done.stdout.split())
+    # In memory it would be 150 or 290 MB.
+    # Buffers come in steps of 2 MiB, and chunks on their way are not counted.
+    assert grown <= budget + 12e6
+    assert list((tmp_path / "spill").iterdir()) == []
+
+
+# ---- resuming, and files that are not what they were
+
+
+def journal_of(directory: Path) -> Journal:
+    found = Journal.reopen(directory)
+    if found is None:
+        found = Journal.create(directory, {"test": 1})
+    return found
+
+
+@pytest.mark.usefixtures("small_floor")
+@pytest.mark.parametrize("undirected", [False, True])
+def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> None:
+    graph = random_graph(2000, 60_000, seed=4)
+    rules = EdgeRules(undirected=undirected)
+
+    def begin(memory_bytes: int) -> SpillingEdgeBuilder:
+        journal = journal_of(tmp_path)
+        return SpillingEdgeBuilder(
+            rules,
+            journal.spill_directory,
+            num_nodes=2000,
+            memory_bytes=memory_bytes,
+            journal=journal,
+        )
+
+    feed(begin(150_000), graph.edge_index[:, :35_000])
+    first = {
+        name: Path(name).stat().st_mtime_ns
+        for run in journal_of(tmp_path).runs()
+        for name in run["files"]
+    }
+    assert first
+    # Another budget, another chunking: nothing that is there is written again.
+    builder = begin(120_000)
+    assert builder.is_spilling
+    feed(builder, graph.edge_index)
+    assert {name: Path(name).stat().st_mtime_ns for name in first} == first
+    runs = [name for run in journal_of(tmp_path).runs() for name in run["files"]]
+    assert set(runs) > set(first)
+    built = builder.finish(2000)
+    check_equal(columns(built), in_memory(graph.edge_index, rules, 2000))
+    # Interrupted while it was written: the runs are there still.
+    again = begin(10**9)
+    feed(again, graph.edge_index)
+    built = again.finish(2000)
+    check_equal(columns(built), in_memory(graph.edge_index, rules, 2000))
+    built.close()
+    assert journal_of(tmp_path).runs() == []
+    assert list(journal_of(tmp_path).spill_directory.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small_floor")
+@pytest.mark.parametrize("ending", ["edges", "index", "attr0"])
+def test_a_run_that_changed_is_written_again(tmp_path: Path, ending: str) -> None:
+    edges = random_graph(200, 20_000).edge_index
+
+    def begin() -> SpillingEdgeBuilder:
+        journal = journal_of(tmp_path)
+        return SpillingEdgeBuilder(
+            EdgeRules(), journal.spill_directory, memory_bytes=50_000, journal=journal
+        )
+
+    feed(begin(), edges)
+    (name,) = [f for f in journal_of(tmp_path).runs()[2]["files"] if f.endswith(ending)]
+    data = bytearray(Path(name).read_bytes())
+    data[-3] ^= 1
+    Path(name).write_bytes(data)
+    builder = begin()
+    feed(builder, edges)
+    built = builder.finish(200)
+    check_equal(columns(built), in_memory(edges, EdgeRules(), 200))
+
+
+@pytest.mark.usefixtures("small_floor")
+def test_an_input_that_lost_edges_since(tmp_path: Path) -> None:
+    edges = random_graph(200, 20_000).edge_index
+    journal = journal_of(tmp_path)
+
+    def begin() -> SpillingEdgeBuilder:
+        return SpillingEdgeBuilder(
+            EdgeRules(), journal.spill_directory, memory_bytes=50_000, journal=journal
+        )
+
+    feed(begin(), edges)
+    builder = begin()
+    feed(builder, edges[:, :100])
+    with pytest.raises(InputError, match=r"has 100 edges, but had at least .* without --resume"):
+        builder.finish(200)
+
+
+def test_an_id_that_no_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 0)
+    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=1)
+    builder.add(np.array([1, 7]), np.array([2, 0]), {}, "test")
+    assert builder.is_spilling
+    with pytest.raises(InputError, match=r"node id 7 is outside \[0, 5\): there are 5 nodes"):
+        builder.finish(5)
+
+
+@pytest.mark.parametrize("damage", ["swapped", "short", "gone"])
+def test_runs_that_were_damaged(tmp_path: Path, damage: str) -> None:
+    parts = spilled(tmp_path, random_graph(100, 3000).edge_index, 2)
+    path = Path(parts[1].runs[0].records_path)
+    data = path.read_bytes()
+    if damage == "swapped":
+        path.write_bytes(data[1200:2400] + data[:1200] + data[2400:])
+    elif damage == "short":
+        path.write_bytes(data[:-12])
+    else:
+        path.unlink()
+    error = CorruptStoreError if damage == "swapped" else StorageError
+    message = {
+        "swapped": "a sorted run of edges is damaged .*without --resume",
+        "short": "cannot read a sorted run of edges: .*: the file ends at byte 17988",
+        "gone": "cannot read a sorted run of edges: .*: No such file",
+    }[damage]
+    with pytest.raises(error, match=message):
+        columns(
+            SpilledEdges(
+                parts,
+                EdgeRules(),
+                100,
+                memory_bytes=10**6,
+                num_threads=1,
+                directory=tmp_path,
+                journal=None,
+            )
+        )
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s").write_text("in the way")
+    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
+    with pytest.raises(StorageError, match="cannot create the spill directory"):
+        feed(builder, np.zeros((2, 2_000_000), np.int64), attributes=False)
+
+
+def test_an_abandoned_merge_leaves_no_thread(tmp_path: Path) -> None:
+    parts = spilled(tmp_path, random_graph(5000, 100_000).edge_index, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill_merge, "MAX_RANGE_RECORDS", 2000)
+        built = SpilledEdges(
+            parts,
+            EdgeRules(),
+            5000,
+            memory_bytes=10**7,
+            num_threads=2,
+            directory=tmp_path,
+            journal=None,
+        )
+        chunks = built.chunks()
+        next(chunks)
+        chunks.close()  # type: ignore[attr-defined]

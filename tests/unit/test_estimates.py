@@ -1,0 +1,181 @@
+"""What is said before a conversion begins is what it then takes."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.converters import ConvertOptions, estimates, from_numpy, from_rmat, from_snap, opening
+from gnnstore.converters.edge_rules import EdgeRules
+from gnnstore.converters.estimates import estimate, measure_rates
+from gnnstore.converters.workload import Workload, inspect_inputs
+from gnnstore.errors import NoSpaceError
+from gnnstore.formats.files import directory_bytes
+from gnnstore.progress import NullProgress
+from gnnstore.units import parse_size
+
+KEEP = EdgeRules(undirected=False, self_loops="keep", keep_ids=True)
+
+
+class Notes(NullProgress):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+    def final_bytes(self) -> int:
+        (text,) = self.texts
+        match = re.match(r"expected: ([\d.]+ \w+) in the store, ", text)
+        assert match is not None
+        return parse_size(match[1])
+
+
+def arrays(num_nodes: int = 3000, num_edges: int = 20_000) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {
+        "edge_index": rng.integers(0, num_nodes, (2, num_edges)),
+        "x": rng.standard_normal((num_nodes, 64), dtype=np.float32),
+        "y": rng.integers(0, 5, num_nodes),
+    }
+
+
+# ---- the inputs
+
+
+def test_headers_say_it_exactly(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", **arrays())
+    (tmp_path / "d").mkdir()
+    for name, values in arrays().items():
+        np.save(tmp_path / "d" / f"{name}.npy", values)
+    expected = Workload(
+        num_nodes=3000,
+        num_edges=20_000,
+        node_bytes=3000 * 256,
+        node_items=3000 * 64,
+        binary_bytes=20_000 * 16 + 3000 * 256 + 3000 * 8,
+    )
+    assert inspect_inputs([tmp_path / "g.npz"]) == expected
+    assert inspect_inputs([tmp_path / "d"]) == expected
+
+
+def test_compressed_columns(tmp_path: Path) -> None:
+    np.savez(tmp_path / "g.npz", indptr=np.arange(6), indices=np.zeros(5, np.int32))
+    found = inspect_inputs([tmp_path / "g.npz"])
+    assert (found.num_nodes, found.num_edges, found.is_exact) == (5, 5, True)
+
+
+@pytest.mark.parametrize("ending", ["txt", "txt.gz"])
+def test_text_is_guessed_from_its_beginning(tmp_path: Path, ending: str) -> None:
+    rng = np.random.default_rng(0)
+    lines = [f"{a}\t{b}" for a, b in rng.integers(10**6, 10**7, (200_000, 2))]
+    data = ("# a head\n" + "\n".join(lines) + "\n").encode()
+    path = tmp_path / f"edges.{ending}"
+    path.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    found = inspect_inputs([path])
+    assert found.num_edges == pytest.approx(200_000, rel=0.05)
+    assert found.text_bytes == pytest.approx(len(data), rel=0.05)
+    assert not found.is_exact
+
+
+def test_tables_of_features(tmp_path: Path) -> None:
+    row = ",".join(["0.123"] * 50) + "\n"
+    (tmp_path / "node-feat.csv").write_text(row * 1000)
+    (tmp_path / "edge-feat.csv").write_text("1.5,2.5,3.5\n" * 10)
+    (tmp_path / "node-label.csv").write_text("3\n" * 1000)
+    found = inspect_inputs(sorted(tmp_path.iterdir()))
+    assert (found.num_nodes, found.node_bytes) == (1000, 1000 * 200)
+    assert (found.num_edges, found.edge_row_bytes) == (0, 12)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.csv.gz", "a.bin", "a.txt"])
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08nonsense", b"PK\x03\x04", b"\x93NUMPY"])
+def test_damaged_inputs_are_left_for_the_converter(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert not inspect_inputs([tmp_path / name]).is_exact
+
+
+# ---- the estimate
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ConvertOptions(),
+        ConvertOptions(edge_ids=False),
+        ConvertOptions(feature_dtype="float16"),
+        ConvertOptions(self_loops="add"),
+    ],
+)
+def test_the_store_takes_what_was_said(tmp_path: Path, options: ConvertOptions) -> None:
+    np.savez(tmp_path / "g.npz", **arrays(30_000, 300_000))
+    notes = Notes()
+    path = from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
+    assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.03)
+
+
+def test_a_random_graph_takes_what_was_said(tmp_path: Path) -> None:
+    notes = Notes()
+    path = from_rmat(tmp_path / "r.gnn", scale=14, progress=notes)
+    assert notes.final_bytes() == pytest.approx(directory_bytes(path), rel=0.03)
+    assert "sizes as the input states them" in notes.texts[0]
+
+
+def test_text_says_that_it_is_a_guess(tmp_path: Path) -> None:
+    (tmp_path / "e.txt").write_text("0 1\n" * 1000)
+    notes = Notes()
+    from_snap(tmp_path / "e.txt", tmp_path / "g.gnn", progress=notes)
+    assert "guessed from the beginning of each file" in notes.texts[0]
+
+
+def test_memory_that_does_not_suffice_means_temporary_space(tmp_path: Path) -> None:
+    work = Workload(num_nodes=1000, num_edges=10_000_000)
+    ample = estimate(work, KEEP, directory=tmp_path, memory_bytes=2**40)
+    scarce = estimate(work, KEEP, directory=tmp_path, memory_bytes=10**7)
+    assert (ample.spill_bytes, "no temporary space" in str(ample)) == (0, True)
+    assert scarce.spill_bytes >= 10_000_000 * 12
+    assert "of temporary space" in str(scarce)
+    assert scarce.memory_bytes < ample.memory_bytes
+    assert scarce.seconds > ample.seconds
+    assert scarce.final_bytes == ample.final_bytes
+
+
+def test_large_work_is_timed_by_a_trial(tmp_path: Path) -> None:
+    rates = measure_rates(tmp_path, Workload())
+    assert 1e5 < rates.edges < 1e10
+    assert 1e5 < rates.write_bytes < 1e12
+    assert list(tmp_path.iterdir()) == []
+    work = Workload(num_edges=estimates._TRIAL_FROM_EDGES + 1)
+    assert "from a trial: " in str(estimate(work, KEEP, directory=tmp_path))
+    assert "ordinary laptop" in str(estimate(Workload(), KEEP, directory=tmp_path))
+
+
+def test_large_text_is_tried(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt.gz"
+    path.write_bytes(gzip.compress(b"123456 234567\n" * 400_000, 1))
+    rates = measure_rates(tmp_path, inspect_inputs([path]))
+    assert 1e5 < rates.text_bytes < 1e11
+    assert "/s of text read" in rates.basis
+    path.write_bytes(b"no numbers at all\n" * 1000)
+    assert "of text read" not in measure_rates(tmp_path, inspect_inputs([path])).basis
+
+
+def test_what_the_disk_cannot_hold_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "free_bytes", lambda _: 500_000)
+    (tmp_path / "out").mkdir()
+    np.savez(tmp_path / "g.npz", **arrays())
+    expected = r"takes at least 872 kB: 500 kB are free, 37\d kB are missing\. Free some space"
+    with pytest.raises(NoSpaceError, match=expected):
+        from_numpy(tmp_path / "g.npz", tmp_path / "out" / "g.gnn")
+    assert list((tmp_path / "out").iterdir()) == []
