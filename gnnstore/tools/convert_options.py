@@ -15,6 +15,7 @@ from gnnstore.formats.dtypes import STORAGE_DTYPES
 from gnnstore.formats.pages import DEFAULT_PAGE_BYTES
 from gnnstore.formats.reader import StoreReader
 from gnnstore.tools.describe_store import describe_store
+from gnnstore.tools.heap import return_large_blocks
 from gnnstore.tools.options import SIZE
 from gnnstore.tools.render_store import next_commands, render_summary
 from gnnstore.tools.session import Session
@@ -139,6 +140,8 @@ def convert(
         The options of the command: those of `ConvertOptions`, and the converter's own.
     """
     options = ConvertOptions(**{name: arguments.pop(name) for name in _COMMON})
+    if options.memory_bytes is not None:
+        return_large_blocks()
     started = time.perf_counter()
     with session.progress(show_usage=True) as progress:
         run = getattr(converters, converter)
