@@ -967,7 +967,8 @@ def plan_belady(
     Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
     enter after the batch that brings them, and only to stay until they are needed again, or
     to the end. `gnnstore.testing.caches.belady_plan` defines the result. Work is linear in
-    the accesses; memory is 8 to 24 bytes for each, and 8 to 64 for each row touched.
+    the accesses. Memory is 4 bytes an access and 16 a slot beside the results, and a table:
+    at most 16 bytes an access, or, where ids lie far apart, 32 to 96 for each row touched.
 
     Parameters
     ----------

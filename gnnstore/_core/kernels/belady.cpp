@@ -7,8 +7,8 @@
 //
 // The backward pass meets each access with a single look at a table of rows, and decides for a
 // whole batch by counts alone: which slot it will be does not matter yet. A forward pass then
-// hands slots on from access to access. On 163 batches of 135,000 rows the look at the table
-// takes half of the time: 100 MB of it are in use, and the rows that a batch needs lie anywhere.
+// hands slots on from access to access. Both wait for memory: on 163 batches of 135,000 rows they
+// take 10 and 9 of the 24 ns an access, where a bare loop over such a table takes 7.
 #include "kernels/belady.h"
 
 #include <algorithm>
@@ -29,14 +29,6 @@ constexpr int64_t table_distance = 32;
 constexpr int64_t slots_distance = 32;
 
 constexpr int32_t not_kept = -1;
-
-template <class Id>
-int64_t longest_batch(const Trace<Id> &trace) {
-    int64_t longest = 0;
-    for (int64_t i = 0; i < trace.num_batches; ++i)
-        longest = std::max(longest, trace.offsets[i + 1] - trace.offsets[i]);
-    return longest;
-}
 
 template <class Id, class Table>
 class Planner {
@@ -178,14 +170,11 @@ private:
 
     void drop(int32_t *next, int64_t size, int64_t kept_end, int64_t partly_end,
               int64_t partly_left) const {
-        if (partly_left > 0) {
-            for (int64_t k = 0; k < size && partly_left > 0; ++k)
-                if (next[k] >= kept_end && next[k] < partly_end) {
-                    --partly_left;
-                    // Marked by its complement until the others are dropped.
-                    next[k] = -2 - next[k];
-                }
-        }
+        for (int64_t k = 0; k < size && partly_left > 0; ++k)
+            if (next[k] >= kept_end && next[k] < partly_end) {
+                --partly_left;
+                next[k] = -2 - next[k];  // marked until the others are dropped
+            }
         const auto end = static_cast<int32_t>(kept_end);
         const int32_t never = never_;
         for (int64_t k = 0; k < size; ++k) {
@@ -294,7 +283,7 @@ private:
 
     // Hands on the slots of a batch's hits, frees those of rows that are not kept, and lists the
     // rows that enter. Which of these an access is cannot be predicted, so each is written to
-    // each list, and counts only where it belongs: that takes two thirds of the time of branches.
+    // each list, and counts only where it belongs: a tenth faster than branches.
     void sort_out(int64_t batch) {
         const int64_t begin = offsets_[batch], end = offsets_[batch + 1];
         const int32_t never = never_;

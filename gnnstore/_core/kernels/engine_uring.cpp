@@ -146,10 +146,12 @@ private:
             patience_.reset();
             return;
         }
-        if (code == EINTR) return;  // a signal; its handler runs when the call is over
+        // A signal ended the wait; its handler runs when the call is over. A wait may be as long
+        // as the disk takes, but reads that are never taken would be waited for in vain.
+        if (code == EINTR && num_before == 0) return;
         if (num_before != ring_.num_unsubmitted()) patience_.reset();
         // EAGAIN: no memory for requests just now. EBUSY: too many results not taken yet.
-        if ((code != EAGAIN && code != EBUSY) || !patience_.is_left())
+        if ((code != EINTR && code != EAGAIN && code != EBUSY) || !patience_.is_left())
             throw IoError(code, std::string("io_uring_enter: ") + std::strerror(code), {});
         std::this_thread::sleep_for(patience_.next_pause());
     }

@@ -13,7 +13,7 @@ namespace gnnstore {
 
 // In 64 bits: where the row's next use is, and above that how many batches have needed it. 0 is a
 // row that was never met, with its next use after the last batch. Twice as many bits made the
-// look at the table, which is half of a plan, slower by a third.
+// look at the table slower by a third.
 class RowState {
 public:
     RowState(int64_t num_batches, int64_t longest_batch)

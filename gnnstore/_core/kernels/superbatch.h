@@ -1,6 +1,7 @@
 // The trace of a superbatch: which rows each of its batches needs, one batch behind the other.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <stdexcept>
@@ -41,6 +42,14 @@ void check_offsets(const Trace<Id> &trace) {
             throw std::invalid_argument("offsets must not descend, but " +
                                         to_string(offsets[i + 1]) + " at position " +
                                         to_string(i + 1) + " follows " + to_string(offsets[i]));
+}
+
+template <class Id>
+int64_t longest_batch(const Trace<Id> &trace) {
+    int64_t longest = 0;
+    for (int64_t i = 0; i < trace.num_batches; ++i)
+        longest = std::max(longest, trace.offsets[i + 1] - trace.offsets[i]);
+    return longest;
 }
 
 }  // namespace gnnstore

@@ -1,0 +1,182 @@
+"""Which rows a cache should hold while batches that are known in advance are assembled (Ginex).
+
+Sampling runs ahead of training, so the rows that the next hundreds of batches need are known,
+and with them the best cache there can be: after each batch, of the rows at hand, it holds those
+that are needed again soonest (Belady; Ginex, section 3.3). The plan of a superbatch says for
+each row of each batch where it comes from, and which rows of a batch are written to which slots
+once it has been assembled, so that nothing is looked up by node id at run time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import UsageError
+
+__all__ = ["BeladyPlanner", "SuperbatchPlan", "Trace"]
+
+# Positions in a trace and slots of a cache have 31 bits in the kernel.
+MAX_SLOTS = 2**31 - 3
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The rows that the batches of a superbatch need, one batch behind the other.
+
+    Attributes
+    ----------
+    ids : ndarray of int32 or int64 [n]
+        Node ids, in the order of each batch's `n_id`; a batch may repeat them.
+    offsets : ndarray of int64 [S + 1]
+        Batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
+    """
+
+    ids: npt.NDArray[Any]
+    offsets: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: list[npt.NDArray[Any]]) -> Self:
+        """Join the ids of some batches, int32 or int64 all of them; copies them."""
+        offsets = np.zeros(len(batches) + 1, np.int64)
+        np.cumsum([len(batch) for batch in batches], out=offsets[1:])
+        return cls(np.concatenate(batches) if batches else np.empty(0, np.int64), offsets)
+
+    @property
+    def num_batches(self) -> int:
+        """S."""
+        return len(self.offsets) - 1
+
+    @property
+    def num_accesses(self) -> int:
+        """Rows of all batches, repeated ones included."""
+        return len(self.ids)
+
+    def batch(self, i: int) -> npt.NDArray[Any]:
+        """Return the ids of a batch, as a view."""
+        return self.ids[self.offsets[i] : self.offsets[i + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class SuperbatchPlan:
+    """What a cache of C slots does while S batches of n rows in all are assembled.
+
+    Attributes
+    ----------
+    offsets : ndarray of int64 [S + 1]
+        Those of the trace.
+    slots : ndarray of int32 [n]
+        The slot that a row is read from, beside the trace's ids; -1: it is read from disk.
+    misses : ndarray of int64 [S]
+        Distinct rows of each batch that are read from disk.
+    change_offsets : ndarray of int64 [S + 1]
+    change_positions, change_slots : ndarray of int32 [changes]
+        Once batch i has been assembled, rows at ``change_positions[j]`` of it are written to
+        slots ``change_slots[j]``, for j from ``change_offsets[i]`` to
+        ``change_offsets[i + 1] - 1``. No slot is written that a later batch still reads.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int32]
+    misses: npt.NDArray[np.int64]
+    change_offsets: npt.NDArray[np.int64]
+    change_positions: npt.NDArray[np.int32]
+    change_slots: npt.NDArray[np.int32]
+
+    @property
+    def num_batches(self) -> int:
+        """S."""
+        return len(self.misses)
+
+    @property
+    def num_misses(self) -> int:
+        """Rows that are read from disk, counted once for each batch."""
+        return int(self.misses.sum())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the plan, the trace not included."""
+        arrays = (self.slots, self.misses, self.change_offsets)
+        return sum(a.nbytes for a in (*arrays, self.change_positions, self.change_slots))
+
+    def batch_slots(self, i: int) -> npt.NDArray[np.int32]:
+        """Return the slot of each row of a batch, or -1: a view, int32 [rows of the batch]."""
+        return self.slots[self.offsets[i] : self.offsets[i + 1]]
+
+    def batch_changes(self, i: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Return (positions, slots) of the rows that enter after a batch: views, int32 each."""
+        begin, end = self.change_offsets[i], self.change_offsets[i + 1]
+        return self.change_positions[begin:end], self.change_slots[begin:end]
+
+
+class BeladyPlanner:
+    """Plans superbatch after superbatch for one cache, which it leaves filled between them.
+
+    A cache is empty at first. At the end of a superbatch nothing is known of the batches that
+    follow, so it is left with the rows that the most batches have needed so far. Plans must be
+    followed in the order in which they were made. Not to be used by two threads at once.
+
+    Parameters
+    ----------
+    num_slots : int
+        C, the rows that the cache holds; may be 0, or more than there are rows.
+
+    Raises
+    ------
+    UsageError
+        If the number is out of range.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        if not 0 <= num_slots <= MAX_SLOTS:
+            raise UsageError(
+                f"a planned cache has 0 to {MAX_SLOTS} slots, got {num_slots}; "
+                "give it as many as there are rows at most"
+            )
+        self._nodes = np.full(num_slots, -1, np.int64)
+        self._frequencies = np.zeros(num_slots, np.int32)
+
+    @property
+    def num_slots(self) -> int:
+        """C."""
+        return len(self._nodes)
+
+    @property
+    def nodes(self) -> npt.NDArray[np.int64]:
+        """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
+        return self._nodes.copy()
+
+    @property
+    def frequencies(self) -> npt.NDArray[np.int32]:
+        """How many batches have needed these rows so far, int32 [C]; 0 if there is none."""
+        return self._frequencies.copy()
+
+    def plan(self, trace: Trace) -> SuperbatchPlan:
+        """Plan the next superbatch.
+
+        Parameters
+        ----------
+        trace : Trace
+            Must not be changed while the plan is used.
+
+        Raises
+        ------
+        UsageError
+            If the trace is not well-formed, or too large: 2^31 rows, or batches beyond
+            2^48 / (longest batch).
+        """
+        try:
+            planned = _core.plan_belady(trace.ids, trace.offsets, self._nodes, self._frequencies)
+        except (ValueError, IndexError) as error:
+            raise UsageError(f"cannot plan a superbatch: {error}") from error
+        slots, misses, offsets, positions, change_slots, self._nodes, self._frequencies = planned
+        return SuperbatchPlan(trace.offsets, slots, misses, offsets, positions, change_slots)
+
+    def clear(self) -> None:
+        """Forget the cache, so that the next superbatch finds it empty."""
+        self._nodes.fill(-1)
+        self._frequencies.fill(0)

@@ -1,0 +1,135 @@
+"""`gnnstore plan`: how well caches of several sizes and kinds would do on a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gnnstore.errors import UsageError
+from gnnstore.tools.options import session_options
+from gnnstore.tools.session import Session
+from gnnstore.units import parse_size
+
+_HELP = """Compare caches for training on STORE, before training.
+
+Samples the first batches of an epoch, as a loader would, and runs five caches over them: static
+ones by out-degree and by frequency in sampled batches, LRU and SIEVE, and Belady's, which knows
+the batches and has the fewest misses there can be. Prints the misses of each, what an epoch
+would read from disk, and how long that takes, if the disk was measured.
+
+\b
+Examples:
+  gnnstore plan papers100M.gnn
+  gnnstore plan papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
+  gnnstore plan papers100M.gnn --plot misses.png
+"""
+
+
+class FanoutsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """Fan-outs as in "10,10,10"."""
+
+    name = "fanouts"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        """Return the fan-outs, or fail as click does for a bad option."""
+        try:
+            fanouts = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            fanouts = (-2,)
+        if min(fanouts) < -1:
+            self.fail(
+                f"{value!r} is no list of fan-outs; write one number a hop, -1 for all "
+                "neighbours, as in 10,10,10",
+                param,
+                ctx,
+            )
+        return fanouts
+
+
+class CachesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """Cache sizes as in "5%,10%,2GiB": shares of the rows as text, else bytes."""
+
+    name = "caches"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float | int, ...]:
+        """Return shares (float, of 1) and bytes (int), or fail as click does."""
+        try:
+            return tuple(_cache_size(text.strip()) for text in value.split(","))
+        except (UsageError, ValueError):
+            self.fail(
+                f"{value!r} is no list of cache sizes; write shares of the rows from 0% to 100%, "
+                "or bytes, as in 5%,10%,512MiB",
+                param,
+                ctx,
+            )
+
+
+def _cache_size(text: str) -> float | int:
+    if not text.endswith("%"):
+        return parse_size(text, name="--cache")
+    share = float(text[:-1]) / 100
+    if not 0 <= share <= 1:
+        raise ValueError
+    return share
+
+
+@click.command(name="plan", help=_HELP)
+@click.argument("store", type=click.Path())
+@click.option(
+    "--num-neighbors",
+    "fanouts",
+    type=FanoutsType(),
+    metavar="N,N,...",
+    default="10,10,10",
+    show_default=True,
+    help="Fan-out of each hop; -1 takes all neighbours.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Seed nodes of a batch.",
+)
+@click.option(
+    "--input-nodes",
+    metavar="SPLIT",
+    help='Where batches start; "all" for all nodes. Default: the split "train", if there is one.',
+)
+@click.option(
+    "--batches",
+    "num_batches",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Batches to sample: an epoch at most.",
+)
+@click.option(
+    "--cache",
+    "caches",
+    type=CachesType(),
+    metavar="SIZE,SIZE,...",
+    help="Cache sizes: shares of the rows, or bytes. Default: 5%,10%,20%; more with --plot.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the batches."
+)
+@click.option(
+    "--threads", type=click.IntRange(min=1), help="Threads that sample; default: all processors."
+)
+@click.option(
+    "--plot", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw the misses as well."
+)
+@session_options
+def command(session: Session, store: str, plot: str | None, **options: Any) -> int:
+    """Sample, compare, draw, print, and return the exit status."""
+    # On demand: torch and the kernels take longer to load than --help may.
+    from gnnstore.tools.plan_caches import plan_caches  # noqa: PLC0415
+
+    return plan_caches(session, store, plot_file=None if plot is None else Path(plot), **options)
