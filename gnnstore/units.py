@@ -51,6 +51,12 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     return int(match[1]) * factor if "." not in match[1] else int(float(match[1]) * factor)
 
 
+def format_at_least(num_bytes: int) -> str:
+    """Return a size for people that is not below `num_bytes`: what to raise a budget by."""
+    unit = 10 ** max(0, len(str(num_bytes)) - 3)  # of the third digit
+    return format_size(-(-num_bytes // unit) * unit)
+
+
 def format_size(num_bytes: int | float) -> str:
     """Return a size for people, such as '8.6 GB' (powers of 1000, as disks are sold)."""
     value = float(num_bytes)

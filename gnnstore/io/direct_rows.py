@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import storage_error
+from gnnstore.errors import StorageError, storage_error
 from gnnstore.formats.paged_array import PagedArray
 from gnnstore.io.buffers import empty
 from gnnstore.io.counts import NO_READS, ReadCounts
-from gnnstore.io.engines import Engine
+from gnnstore.io.engines import Engine, remedy_for
 from gnnstore.io.rows import Gathered
 
 
@@ -39,7 +39,9 @@ class DirectRows:
             If a file cannot be opened, or is shorter than its part of the array.
         """
         try:
-            files = _core.FileSet([str(path) for path in array.file_paths], array.body_bytes)
+            files = _core.FileSet(
+                array.file_paths, array.body_bytes, direct=engine.choice.is_direct
+            )
         except OSError as error:
             raise _storage_error(array, error) from error
         return cls(array, engine, files)
@@ -106,10 +108,21 @@ class DirectRows:
                 slots=slots,
             )
         except OSError as error:
+            if not error.filename:
+                raise self._engine_error(error) from error
             raise _storage_error(self.array, error) from error
         return ReadCounts.of(counts)
 
+    def _engine_error(self, error: OSError) -> StorageError:
+        """Return that no engine could be made for another thread, though the first worked."""
+        name = self.engine.name
+        where = str(self.array.file_paths[0])
+        return StorageError(
+            f"cannot read rows of the array {self.array.spec.path!r}: {where}: the engine {name!r} "
+            f"failed: {error.strerror}. {remedy_for(name, error)}",
+            path=where,
+        )
 
-def _storage_error(array: PagedArray, error: OSError) -> OSError:
-    where = error.filename or (array.file_paths[0] if array.file_paths else array.spec.path)
-    return storage_error(error, f"read rows of the array {array.spec.path!r}", where)
+
+def _storage_error(array: PagedArray, error: OSError) -> StorageError:
+    return storage_error(error, f"read rows of the array {array.spec.path!r}", error.filename)

@@ -44,20 +44,27 @@ class EngineProbe:
         How it works here ("io_uring, 128 deep, registered buffers"), or why it does not.
     remedy : str
         What helps; empty if it works.
+    is_direct : bool
+        Whether it reads around the page cache, where the file system allows that.
     """
 
     name: str
     is_available: bool
     detail: str
     remedy: str = ""
+    is_direct: bool = True
 
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine and why it was chosen, as in "pread because it was asked for"."""
+    """An engine and why it was chosen, as in "pread because it was asked for".
+
+    `is_direct` is false where direct reads were tried and refused.
+    """
 
     name: str
     reason: str
+    is_direct: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +144,7 @@ def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
         if probe.is_available:
             missing = " nor ".join(f"{one.name} ({one.detail})" for one in refused)
             why = f" because there is no {missing}" if refused else ", the fastest that works here"
-            return EngineChoice(name, name + why)
+            return EngineChoice(name, name + why, probe.is_direct)
         refused.append(probe)
     reasons = "; ".join(f"{one.name}: {one.detail}. {one.remedy}" for one in refused)
     raise UsageError(f"no engine can read {path}: {reasons}")
@@ -149,17 +156,23 @@ def _choose_forced(path: Path, name: str, what: str, because: str) -> EngineChoi
     probe = _probe(name, path)
     if not probe.is_available:
         raise UsageError(f"{what} is not available here: {probe.detail}. {probe.remedy}")
-    return EngineChoice(name, f"{name} because {because}")
+    return EngineChoice(name, f"{name} because {because}", probe.is_direct)
 
 
 def _probe(name: str, path: Path) -> EngineProbe:
-    try:
-        return EngineProbe(name, True, _core.probe_engine(name, path))
-    except OSError as error:
-        _check_readable(path)
-        return EngineProbe(name, False, error.strerror or str(error), _remedy(name, error))
-    except MemoryError:
-        return EngineProbe(name, False, "no memory for its reads", _OTHER_ENGINES)
+    # Some file systems open a file for direct reads and then refuse to read it.
+    for is_direct in (True, False):
+        try:
+            detail = _core.probe_engine(name, path, is_direct)
+        except OSError as error:
+            if is_direct and error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                continue
+            _check_readable(path)
+            return EngineProbe(name, False, error.strerror or str(error), remedy_for(name, error))
+        except MemoryError:
+            return EngineProbe(name, False, "no memory for its reads", _OTHER_ENGINES)
+        return EngineProbe(name, True, detail, is_direct=is_direct)
+    raise AssertionError("the last try neither worked nor failed")
 
 
 def _check_readable(path: Path) -> None:
@@ -175,7 +188,8 @@ def _check_readable(path: Path) -> None:
 _OTHER_ENGINES = f"Ask for another one (io_engine=, {ENVIRONMENT_VARIABLE}), or for none by name"
 
 
-def _remedy(name: str, error: OSError) -> str:
+def remedy_for(name: str, error: OSError) -> str:
+    """Return what helps where an engine itself fails, not a file that it reads."""
     if name == "io_uring" and (remedy := _IO_URING_REMEDIES.get(error.errno or 0)):
         return remedy()
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -263,7 +277,10 @@ def open_engine(path: Path, forced: str | None = None) -> Engine:
             _readers[choice.name, tuning] = reader
     engine = Engine(choice, tuning, reader)
     _say_once(logging.INFO, f"rows are read by {engine.reason}")
-    if choice.name != "mmap" and (because := _core.FileSet([path], [1]).buffered_because):
+    because = _core.FileSet([path], [1], direct=choice.is_direct).buffered_because
+    if not choice.is_direct:
+        because = "it takes no direct reads, although it opens files for them"
+    if choice.name != "mmap" and because:
         _say_once(
             logging.WARNING,
             f"reads on the file system {filesystem_id(path)} go through the page cache: {because}",

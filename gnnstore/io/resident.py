@@ -97,8 +97,12 @@ class Residents:
     def resident_bytes(self) -> int:
         """Bytes of memory that everything opened so far occupies."""
         tables = sum(rows.resident_bytes for rows in self._rows.values())
-        caches = sum(cache.num_bytes for cache in self._caches.values())
-        return self._topology_bytes + tables + caches
+        return self._topology_bytes + tables + self.cached_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of these that caches hold."""
+        return sum(cache.num_bytes for cache in self._caches.values())
 
 
 # By the store's reader: PyG's base classes make the store itself unhashable.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.io.buffers import trim
 from gnnstore.io.resident import residents_of
 from gnnstore.io.shared_cache import SharedCache, cache_cost
 from gnnstore.planning.in_flight import cache_rows, check_two_batches, expected_bytes
@@ -140,6 +141,10 @@ def divide_rest(
         If a row cannot be read.
     """
     existing = None if maker is None else maker.find()
+    if maker is not None and existing is None and not placement.budget_is_promise:
+        # Memory of other caches, which stay.
+        held = residents_of(maker.store).cached_bytes
+        placement = replace(placement, budget_bytes=placement.budget_bytes - held)
     counted: list[npt.NDArray[Any]] = []
     note = ""
     if maker is not None and existing is None:
@@ -149,8 +154,14 @@ def divide_rest(
 
     batch_bytes = 0
     if placement.budget_is_promise or counted:
-        presampled = presampler.run(csc, num_threads, *counted)
+        spare = placement.spare_bytes
+        if spare is not None:
+            spare = max(0, spare - sum(scores.nbytes for scores in counted))
+        presampled = presampler.run(
+            csc, num_threads, counted[0] if counted else None, spare_bytes=spare
+        )
         if placement.budget_is_promise:
+            trim(0)  # the samples' buffers: nothing gives them back before the first batch
             batch_bytes = expected_bytes(presampled.largest_bytes)
             check_two_batches(placement, batch_bytes)
     if maker is None:

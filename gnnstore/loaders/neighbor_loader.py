@@ -23,10 +23,12 @@ from gnnstore.errors import UsageError
 from gnnstore.loaders.batch import BatchBuilder, PreparedBatch
 from gnnstore.loaders.options import read_options, refuse_unsupported, sampling_config
 from gnnstore.loaders.presampling import Presampler, batch_shape
+from gnnstore.loaders.resumable import shuffles
 from gnnstore.loaders.seeds import resolve_input_nodes
+from gnnstore.loaders.state import sampling_fingerprint
 from gnnstore.loaders.stats import LoaderStats
 from gnnstore.loaders.tables import ReadRequest, open_tables
-from gnnstore.loaders.threaded import ThreadedLoader, shuffles
+from gnnstore.loaders.threaded import ThreadedLoader
 from gnnstore.store import GraphStore
 from gnnstore.store import open as open_store
 
@@ -312,6 +314,9 @@ class NeighborLoader(ThreadedLoader):
 
     def _join(self, sampled: PreparedBatch) -> PreparedBatch:
         return self._builder.join(sampled)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return sampling_fingerprint(self.data, self._config, self._seeds)
 
     def _use_seed(self, seed: int) -> None:
         self._config = replace_fields(self._config, seed=seed)

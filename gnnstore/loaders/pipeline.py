@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from gnnstore.errors import BudgetError
-from gnnstore.units import format_size
+from gnnstore.units import format_at_least
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -71,7 +71,7 @@ class Lookahead:
             raise BudgetError(
                 f"memory= leaves {self._spare_bytes} bytes for batches, but a batch of "
                 f"{batch_bytes} bytes and the one before it need {2 * batch_bytes}: "
-                f"{missing} bytes too few; raise memory= by at least {format_size(missing)}, "
+                f"{missing} bytes too few; raise memory= by at least {format_at_least(missing)}, "
                 "or choose a smaller batch_size or fan-out"
             )
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.loaders.pipeline import ordered_map
+from gnnstore.loaders.pipeline import Lookahead, ordered_map
 from gnnstore.loaders.seeds import InputNodes, epoch_permutation
 from gnnstore.planning.static_cache import MAX_COUNTED_BATCHES
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
@@ -116,6 +116,7 @@ class Presampler:
         csc: Csc,
         num_threads: int,
         counts: npt.NDArray[np.uint8] | None = None,
+        spare_bytes: int | None = None,
     ) -> Presampled:
         """Sample some batches.
 
@@ -123,6 +124,8 @@ class Presampler:
         ----------
         counts : ndarray of uint8 [N], optional
             Counts the batches that need each node; takes more batches than their size does.
+        spare_bytes : int, optional
+            Memory for batches: as in a run, no more are sampled ahead than it holds.
         """
         num_batches = _MEASURED_BATCHES
         if counts is not None:
@@ -135,12 +138,14 @@ class Presampler:
             seeds, _ = self.seeds.select(positions)
             return sampler.sample(seeds, epoch=_EPOCH, batch=batch)
 
+        # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
+        lookahead = Lookahead(2 * num_threads, spare_bytes)
         done, largest, visits = 0, 0, 0
         subgraphs = ordered_map(
             sample,
             enumerate(self._positions(num_batches)),
             num_threads=num_threads,
-            lookahead=lambda: 2 * num_threads,
+            lookahead=lookahead,
             describe=lambda k: f"while sampling batch {k} beforehand",
         )
         with closing(subgraphs):
@@ -148,6 +153,10 @@ class Presampler:
                 done += 1
                 largest = max(largest, self._bytes_of(subgraph))
                 visits += len(subgraph.n_id)
+                ids_bytes = _ids_bytes(subgraph)
+                # Else it stays at one at a time; the caller says how much two batches need.
+                if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
+                    lookahead.observe(ids_bytes)
                 if counts is not None:
                     _core.count_ids(subgraph.n_id, counts)
                 if visits >= _ENOUGH_VISITS * csc.num_nodes and done >= _MEASURED_BATCHES:
@@ -180,11 +189,16 @@ class Presampler:
 
     def _bytes_of(self, subgraph: SampledSubgraph) -> int:
         num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
-        arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos]
-        arrays += [] if subgraph.batch is None else [subgraph.batch]
-        ids_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
+        more_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
         values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
-        return sum(array.nbytes for array in arrays) + ids_bytes + values_bytes
+        return _ids_bytes(subgraph) + more_bytes + values_bytes
+
+
+def _ids_bytes(subgraph: SampledSubgraph) -> int:
+    """Return what a sample takes by itself."""
+    arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos]
+    arrays += [] if subgraph.batch is None else [subgraph.batch]
+    return sum(array.nbytes for array in arrays)
 
 
 def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import RandomSampler
 
+from gnnstore import _core
 from gnnstore.errors import InputError, NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ Int64Array = npt.NDArray[np.int64]
 # a shuffle never shares a draw with a sample.
 _SHUFFLE_COUNTER = np.array([0, 0, 0, 2**64 - 1], dtype=np.uint64)
 _INT_CHUNK = 65536
+_CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +49,18 @@ class InputNodes:
     num_seeds: int
     nodes: Int64Array | None
     ids: Int64Array | None
+
+    @cached_property
+    def nodes_crc(self) -> int:
+        """Checksum of the node ids, those that are no array included."""
+        return _crc_of_ids(self.nodes, self.num_seeds)
+
+    @cached_property
+    def ids_crc(self) -> int:
+        """Checksum of what `input_id` shows."""
+        if self.ids is self.nodes:
+            return self.nodes_crc
+        return _crc_of_ids(self.ids, self.num_seeds)
 
     def select(self, index: Any) -> tuple[Int64Array, Int64Array]:
         """Return (seeds, input_id) of some positions: int64 [B] each.
@@ -154,6 +169,34 @@ def _to_numpy(values: Any) -> npt.NDArray[Any]:
     if isinstance(values, range):  # which NumPy would walk
         return np.arange(values.start, values.stop, values.step, dtype=np.int64)
     return np.asarray(values)
+
+
+def crc_of_positions(index: Any, crc: int = 0) -> int:
+    """Return the crc32c of a batch's positions after those before it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If these are not integers.
+    """
+    positions = np.atleast_1d(_to_numpy(index))
+    if positions.dtype.kind not in "iu":
+        raise TypeError(f"positions of type {positions.dtype}")
+    return _crc(positions, _crc(np.array([positions.size]), crc))
+
+
+def _crc_of_ids(ids: Int64Array | None, num_seeds: int) -> int:
+    if ids is not None:
+        return _crc(ids, 0)
+    crc = 0
+    for first in range(0, num_seeds, _CRC_CHUNK):
+        crc = _crc(np.arange(first, min(first + _CRC_CHUNK, num_seeds)), crc)
+    return crc
+
+
+def _crc(values: npt.NDArray[Any], crc: int) -> int:
+    contiguous = np.ascontiguousarray(values, dtype="<i8")
+    return _core.crc32c(contiguous.reshape(-1).view(np.uint8), crc)
 
 
 def _check_range(values: npt.NDArray[Any], bound: int, what: str, where: str, unit: str) -> None:

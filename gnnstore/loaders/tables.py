@@ -188,7 +188,8 @@ def _placed(request: ReadRequest, instead_of_static: str = "") -> Placement:
         topology=options.topology,
         memory=options.memory,
         seeds_bytes=request.seeds_bytes,
-        shared_bytes=shared.resident_bytes,
+        shared_bytes=shared.resident_bytes - shared.cached_bytes,
+        cached_bytes=shared.cached_bytes,
         staging_bytes=request.staging_bytes,
         instead_of_static=instead_of_static,
     )

@@ -1,8 +1,8 @@
 """A torch `DataLoader` whose batches are prepared ahead by threads, in a seeded order.
 
-What all loaders share, whatever they sample: epochs, shuffling, the pipeline, transforms,
-pinning and statistics. A loader says how it samples a batch and how it joins the sample
-with its attributes; everything else is here.
+What all loaders share, whatever they sample: the pipeline, transforms, pinning and statistics.
+A loader says how it samples a batch and how it joins the sample with its attributes; which
+batch is the next is decided in `resumable`, everything else is here.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError
 from gnnstore.io.buffers import trim
 from gnnstore.loaders.batch import PreparedBatch
+from gnnstore.loaders.bookmark import Reading
 from gnnstore.loaders.pipeline import Lookahead, ordered_map
-from gnnstore.loaders.seeds import SeededShuffle, batches_in_order, epoch_permutation
+from gnnstore.loaders.resumable import ResumableLoader
 from gnnstore.loaders.stats import LoaderStats, peak_rss_bytes
 
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 
 
-class ThreadedLoader(DataLoader[Any]):
+class ThreadedLoader(ResumableLoader):
     """Base of the loaders. Subclasses set `_stats`, and give `_sample` and `_join`.
 
     What can be prepared ahead depends on where data lies, which a subclass may find out
@@ -65,20 +65,13 @@ class ThreadedLoader(DataLoader[Any]):
         prefetch_batches: int | None,
         options: dict[str, Any],
     ) -> None:
-        # Frameworks that build a loader anew pass these two, which are ours to choose.
-        options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
-        if shuffles(options):
-            options |= {"shuffle": False, "sampler": SeededShuffle(num_seeds)}
-        positions: Any = range(num_seeds)
-        super().__init__(positions, collate_fn=self.collate_fn, **options)
-        self.seed = seed
+        super().__init__(num_seeds, seed=seed, options=options)
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
         self._num_threads_given = _threads_given(num_threads, self.num_workers)
         if prefetch_batches is not None and prefetch_batches < 1:
             raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
         self._prefetch_given = prefetch_batches
-        self.epoch = 0
         self._loader_cores: list[Any] | None = None
         self._stats: LoaderStats
         self._prepare_ahead(waits_for_disk=False)
@@ -116,10 +109,6 @@ class ThreadedLoader(DataLoader[Any]):
         return len(os.sched_getaffinity(0)) + (1 if waits_for_disk else 0)
 
     @abstractmethod
-    def collate_fn(self, index: Any) -> Any:
-        """Prepare a batch on demand."""
-
-    @abstractmethod
     def _sample(self, index: Any, *, epoch: int, batch: int) -> PreparedBatch:
         """Sample the batch of some positions; in any thread."""
 
@@ -127,18 +116,8 @@ class ThreadedLoader(DataLoader[Any]):
     def _join(self, sampled: PreparedBatch) -> PreparedBatch:
         """Join a sample with its attributes; in any thread."""
 
-    @abstractmethod
-    def _use_seed(self, seed: int) -> None:
-        """Sample under the seed that has been drawn."""
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the number of the epoch that the next iteration will be."""
-        if epoch < 0:
-            raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
-        self.epoch = epoch
 
     def stats(self) -> LoaderStats:
         """Return what the loader has done since it was made; `since` subtracts a reading."""
@@ -173,17 +152,13 @@ class ThreadedLoader(DataLoader[Any]):
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
         self._draw_seed()
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._batches(epoch)
+        reading = self._bookmark.begin(self.epoch)
+        self.epoch += 1
+        return self._batches(reading)
 
-    def _draw_seed(self) -> None:
-        """Draw the seed that nobody gave: late, so that `torch.manual_seed` may come late."""
-        if self.seed is None:
-            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
-            self.seed = int(drawn)
-            self._use_seed(self.seed)
+    def _batches(self, reading: Reading) -> Generator[Any, None, None]:
+        epoch, first = reading.start.epoch, reading.start.batches
 
-    def _batches(self, epoch: int) -> Generator[Any, None, None]:
         def prepare(item: tuple[int, Any]) -> PreparedBatch:
             batch, index = item
             prepared = self._sample(index, epoch=epoch, batch=batch)
@@ -195,12 +170,12 @@ class ThreadedLoader(DataLoader[Any]):
         lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
         batches = ordered_map(
             prepare,
-            enumerate(self._positions(epoch)),
+            reading.number(self._positions(reading.start)),
             num_threads=self.num_threads,
             lookahead=lookahead,
             timeout_seconds=self.timeout or None,
             initializer=self._thread_initializer(),
-            describe=lambda k: f"while preparing batch {k} of epoch {epoch}",
+            describe=lambda k: f"while preparing batch {first + k} of epoch {epoch}",
         )
         with closing(batches):
             start = time.perf_counter()
@@ -209,23 +184,13 @@ class ThreadedLoader(DataLoader[Any]):
                 lookahead.observe(prepared.num_bytes)
                 if lookahead.recycled_bytes is not None:
                     trim(lookahead.recycled_bytes)
-                yield self._finish(prepared, waited)
+                output = self._finish(prepared, waited)
+                reading.hand_out()
+                yield output
                 # Let go of it before the next is waited for: its buffers are recycled.
-                del prepared
+                del prepared, output
                 start = time.perf_counter()
-
-    def _positions(self, epoch: int) -> Iterator[Any]:
-        """Return the positions in `input_nodes` of each batch."""
-        order: Any = self.sampler
-        if isinstance(order, SeededShuffle):
-            order = epoch_permutation(len(order), self.seed or 0, epoch)
-        elif type(order) is SequentialSampler:
-            order = range(len(order))
-        if self.batch_sampler is None:  # batch_size=None: what the sampler gives are batches
-            return iter(order)
-        if self.batch_size is None or order is self.sampler:  # the user's own sampler
-            return iter(self.batch_sampler)
-        return batches_in_order(order, self.batch_size, drop_last=self.drop_last)
+        reading.end()
 
     def _finish(self, prepared: PreparedBatch, waited: float) -> Any:
         """Do in the consumer's thread what must happen in the order of the batches."""
@@ -292,12 +257,6 @@ class ThreadedLoader(DataLoader[Any]):
                 UserWarning,
                 stacklevel=4,
             )
-
-
-def shuffles(options: dict[str, Any]) -> bool:
-    """Whether a `DataLoader` with these options would shuffle by itself."""
-    own_order = options.get("sampler") is None and options.get("batch_sampler") is None
-    return own_order and bool(options.get("shuffle"))
 
 
 def _threads_given(num_threads: int | None, num_workers: int) -> int | None:

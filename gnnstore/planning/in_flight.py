@@ -5,7 +5,7 @@ from __future__ import annotations
 from gnnstore.errors import BudgetError
 from gnnstore.planning.placement import Placement
 from gnnstore.planning.static_cache import CacheCost, CacheSettings
-from gnnstore.units import format_size
+from gnnstore.units import format_at_least, format_size
 
 # A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
 # largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
@@ -40,7 +40,7 @@ def check_two_batches(placement: Placement, batch_bytes: int) -> None:
             f"strategy {placement.strategy!r} needs {needed} bytes: {needed - 2 * batch_bytes} "
             f"that it holds{_besides(placement)}, and 2 batches of up to {batch_bytes} bytes; "
             f"memory={placement.budget_bytes} is {missing} bytes too few; raise memory= by at "
-            f"least {format_size(missing)}, or choose a smaller batch_size or fan-out"
+            f"least {format_at_least(missing)}, or choose a smaller batch_size or fan-out"
         )
 
 
@@ -75,7 +75,7 @@ def cache_rows(
                 f"cache_bytes={settings.num_bytes} does not fit{batches}: of "
                 f"{placement.budget_bytes} bytes in all, {left} are left after what strategy "
                 f"'static' holds{_besides(placement)}; {missing} bytes too few: lower "
-                f"cache_bytes= or raise memory= by at least {format_size(missing)}"
+                f"cache_bytes= or raise memory= by at least {format_at_least(missing)}"
             )
         return num_rows
     if not placement.budget_is_promise:

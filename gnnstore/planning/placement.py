@@ -14,7 +14,7 @@ from gnnstore.available import available_bytes
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.planning.sizes import StoreSizes
 from gnnstore.planning.static_cache import CachePlan
-from gnnstore.units import format_size, parse_size
+from gnnstore.units import format_at_least, format_size, parse_size
 
 Strategy = Literal["memory", "mmap", "direct", "static"]
 Topology = Literal["memory", "mmap"]
@@ -35,8 +35,8 @@ _ALTERNATIVES = {
     ("memory", "memory"): " or choose strategy='mmap'",
     ("mmap", "memory"): " or choose topology='mmap'",
     ("mmap", "mmap"): "",
-    ("direct", "memory"): " or choose topology='mmap' or strategy='mmap'",
-    ("direct", "mmap"): " or choose strategy='mmap'",
+    ("direct", "memory"): ", lower num_threads=, or choose topology='mmap' or strategy='mmap'",
+    ("direct", "mmap"): ", lower num_threads=, or choose strategy='mmap'",
 }
 
 
@@ -110,6 +110,7 @@ def place(
     memory: int | str | None = None,
     seeds_bytes: int = 0,
     shared_bytes: int = 0,
+    cached_bytes: int = 0,
     staging_bytes: Callable[[int], int] = lambda _: 0,
     instead_of_static: str = "",
 ) -> Placement:
@@ -129,6 +130,9 @@ def place(
         What the loader holds besides: its seed nodes and their order.
     shared_bytes : int
         What other loaders on the same store already hold, which costs nothing to share.
+    cached_bytes : int
+        What their caches hold besides: memory that a loader with such a cache shares, and one
+        of another strategy does not have.
     staging_bytes : callable
         Returns what the engines' staging takes under a budget; called only if rows are read
         by them.
@@ -153,6 +157,7 @@ def place(
         budget, source = available_bytes() + shared_bytes, "of available memory"
     else:
         budget, source = parse_size(memory, name="memory"), "of the memory= budget"
+        cached_bytes = 0
     have = f"{format_size(budget)} {source}"
     usable = budget - budget // _BATCH_SHARE
 
@@ -170,6 +175,9 @@ def place(
             why += f", and {instead_of_static}"
 
     mode: Mode = "direct" if strategy in {"direct", "static"} else cast(Mode, strategy)
+    if mode == "direct":
+        budget += cached_bytes
+        usable = budget - budget // _BATCH_SHARE
     staging = staging_bytes(budget) if mode == "direct" else 0
     base = seeds_bytes + sizes.cold_bytes + (sizes.rows_bytes if mode == "memory" else 0)
     if topology == "auto":
@@ -190,7 +198,7 @@ def place(
             f"strategy {strategy!r} with the topology {_WHERE[topology]} needs "
             f"{resident + staging} bytes ({parts}) and room for batches, but has "
             f"{budget} bytes {source}: {missing} bytes too few; raise memory= by at least "
-            f"{format_size(missing)}{_ALTERNATIVES[mode, topology]}"
+            f"{format_at_least(missing)}{_ALTERNATIVES[mode, topology]}"
         )
     return Placement(
         strategy=cast(Strategy, strategy),

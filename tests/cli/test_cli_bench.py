@@ -108,8 +108,8 @@ def test_progress_goes_to_stderr(run: Any, place: Path, monkeypatch: pytest.Monk
     from gnnstore.tools import progress  # noqa: PLC0415
 
     class EveryLine(progress.LineProgress):
-        def __init__(self, stream: Any) -> None:
-            super().__init__(stream, interval_seconds=0.0)
+        def __init__(self, stream: Any, **options: Any) -> None:
+            super().__init__(stream, **options | {"interval_seconds": 0.0})
 
     monkeypatch.setattr(progress, "LineProgress", EveryLine)
     done = run("bench", "disk", place, *QUICK[:-1], "--no-save", "--json")

@@ -260,3 +260,22 @@ def test_a_disk_that_fails_while_the_cache_is_filled(path: Path, engine: str, ca
     loader = NeighborLoader(store, [4], "train", cache="degree", **options)
     assert loader.stats().cache_rows > 0
     assert len(batches(loader)) == 12
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"), [(errno.ENOMEM, "memlock"), (errno.EMFILE, "ulimit -n")]
+)
+def test_a_ring_that_cannot_be_made_says_what_helps(
+    path: Path, code: int, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine worked when the loader was made; a thread that needs one more gets none."""
+    if "io_uring" in UNAVAILABLE:
+        pytest.skip(UNAVAILABLE["io_uring"])
+    monkeypatch.setattr("gnnstore.io.engines._readers", {})  # those of other loaders have rings
+    loader = NeighborLoader(path, [4], strategy="direct", io_engine="io_uring", **OPTIONS)
+    with (
+        inject("io_uring_setup", errno=code, times=-1),
+        pytest.raises(StorageError, match=rf"engine 'io_uring' failed: io_uring_setup.*{remedy}"),
+    ):
+        batches(loader)
+    assert len(batches(loader)) == N // 50

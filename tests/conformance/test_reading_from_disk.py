@@ -372,6 +372,31 @@ def test_loaders_share_a_cache(path: Path, expected: list[dict[str, Any]]) -> No
     assert same(batches(train, 2), expected)
 
 
+def test_memory_that_a_cache_holds_is_not_given_twice(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody sets a budget, the machine's memory is one."""
+    machine_bytes = 2_000_000
+    store = gnnstore.open(path)
+    held = residents_of(store)
+    monkeypatch.setattr(
+        "gnnstore.planning.placement.available_bytes", lambda: machine_bytes - held.resident_bytes
+    )
+    # Buffers of reads alone would be more than this machine has.
+    monkeypatch.setattr("gnnstore.io.engines.Engine.staging_bytes", 100_000)
+    options: dict[str, Any] = {**OPTIONS, "num_threads": 1}
+    for score in ("frequency", "degree"):
+        NeighborLoader(store, [4, 4], "train", strategy="static", cache=score, **options)
+        assert held.cached_bytes > 100_000
+        assert held.resident_bytes < machine_bytes
+    # 400 kB of features would still fit if it were not for the caches.
+    machine_bytes = held.resident_bytes + 300_000
+    with pytest.raises(BudgetError, match="available memory"):
+        NeighborLoader(store, [4, 4], "train", strategy="memory", **options)
+    sharing = NeighborLoader(store, [4, 4], "train", strategy="static", cache="degree", **options)
+    assert sharing.stats().cache_rows > 0
+
+
 def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
     """One budget for all loaders: that of the later one counts too."""
     store = gnnstore.open(path)

@@ -519,3 +519,16 @@ def test_a_mapped_file_that_is_truncated_is_no_crash(file: Path) -> None:
         check=False,
     )
     assert (finished.returncode, finished.stdout) == (0, "no crash\n"), finished.stderr
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "pread"])
+def test_a_file_system_that_opens_for_direct_reads_and_refuses_them(
+    tmp_path: Path, engine: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(8192))
+    call: SystemCall = "io_uring_read" if engine == "io_uring" else "pread"
+    with inject(call, errno=errno.EINVAL):
+        choice = choose_engine(path, engine)
+    assert (choice.name, choice.is_direct) == (engine, False)
+    assert choose_engine(path, engine).is_direct

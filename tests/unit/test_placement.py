@@ -105,6 +105,12 @@ def test_without_a_budget_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -
     assert chosen.spare_bytes is None, "only memory= is a promise"
     # What another loader on the same store holds already costs nothing.
     assert place(SIZES, shared_bytes=8 * GB).strategy == "memory"
+    # Its cache is in the way of everything but a loader that shares it.
+    chosen = place(SIZES, cached_bytes=8 * GB)
+    assert (chosen.strategy, chosen.budget_bytes) == ("static", 13 * GB)
+    with pytest.raises(BudgetError, match="has 5000000000 bytes of available memory"):
+        place(SIZES, strategy="memory", cached_bytes=8 * GB)
+    assert place(SIZES, memory=5 * GB, cached_bytes=8 * GB).budget_bytes == 5 * GB
 
 
 def test_a_budget_too_small_says_need_have_and_missing() -> None:
@@ -113,7 +119,7 @@ def test_a_budget_too_small_says_need_have_and_missing() -> None:
     message = str(caught.value)
     assert "needs 10100000000 bytes (8 GB of attributes + 2 GB of topology + 100 MB" in message
     assert "has 10000000000 bytes of the memory= budget: 100000001 bytes too few" in message
-    assert "raise memory= by at least 100 MB or choose strategy='mmap'" in message
+    assert "raise memory= by at least 101 MB or choose strategy='mmap'" in message
 
     with pytest.raises(BudgetError, match=r"topology \+ 100 MB of compressed attributes \+ 8 B of"):
         place(SIZES, strategy="memory", memory="10GB", seeds_bytes=8)
@@ -121,7 +127,9 @@ def test_a_budget_too_small_says_need_have_and_missing() -> None:
         place(SIZES, strategy="mmap", topology="memory", memory="2GB")
     with pytest.raises(BudgetError, match="needs 100000000 bytes") as caught:
         place(SIZES, memory=1)
-    assert str(caught.value).endswith("raise memory= by at least 100 MB or choose strategy='mmap'")
+    assert str(caught.value).endswith(
+        "raise memory= by at least 100 MB, lower num_threads=, or choose strategy='mmap'"
+    )
     with pytest.raises(BudgetError) as caught:
         place(SIZES, strategy="mmap", memory=1)
     assert str(caught.value).endswith("too few; raise memory= by at least 100 MB")
@@ -167,7 +175,10 @@ def test_staging_is_part_of_the_budget(strategy: str) -> None:
     message = str(caught.value)
     assert "needs 400000000 bytes (100 MB of compressed attributes + 0 B of seeds" in message
     assert "300 MB of staging for reads) and room for batches, but has 350000000" in message
-    assert "50000001 bytes too few; raise memory= by at least 50 MB or choose" in message
+    assert (
+        "50000001 bytes too few; raise memory= by at least 50.1 MB, lower num_threads=, or choose"
+        in message
+    )
 
 
 def test_where_nothing_is_read_no_engine_is_asked_for() -> None:

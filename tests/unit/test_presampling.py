@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.loaders import presampling
+from gnnstore.loaders.pipeline import Lookahead
 from gnnstore.loaders.presampling import Presampler, batch_shape
 from gnnstore.loaders.seeds import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -90,6 +91,31 @@ def test_threads_change_nothing(store: gnnstore.GraphStore) -> None:
         found.append((result, counts.tolist()))
     assert found[0] == found[1] == found[2]
     assert 4 < found[0][0].num_batches < 255
+
+
+def test_samples_stay_within_the_memory_for_batches(
+    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many threads draw them; which are drawn does not depend on it."""
+    ahead: list[int] = []
+
+    class Watched(Lookahead):
+        def __call__(self) -> int:
+            ahead.append(super().__call__())
+            return ahead[-1]
+
+    monkeypatch.setattr(presampling, "Lookahead", Watched)
+    csc, one = store.topology(), presampler(store, (-1,), batch_size=N)
+    sampled = one.run(csc, 1)
+    ids_bytes = sampled.largest_bytes - N * (108 + 8) - E * (12 + 8)
+    most: dict[int | None, int] = {}
+    for spare_bytes in (None, 5 * ids_bytes, 2 * ids_bytes, 1):
+        ahead.clear()
+        counts = np.zeros(N, np.uint8)
+        assert one.run(csc, 8, counts, spare_bytes) == sampled
+        assert counts.max() == counts.min() == sampled.num_batches
+        most[spare_bytes] = max(ahead)
+    assert list(most.values()) == [16, 3, 1, 1]
 
 
 def test_the_seed_of_the_run_does_not_matter(store: gnnstore.GraphStore) -> None:

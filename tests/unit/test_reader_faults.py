@@ -354,10 +354,13 @@ def test_the_ring_is_busy(tmp_path: Path, ring: str, code: int, skip: int, times
     table.is_right_with(Fault("io_uring_enter", errno=code, skip=skip, times=times))
 
 
-@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.EBADF])
-def test_the_ring_fails_for_ever(tmp_path: Path, ring: str, code: int) -> None:
+@pytest.mark.parametrize(
+    "code", [errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.EBADF]
+)
+@pytest.mark.parametrize("skip", [0, 2])
+def test_the_ring_fails_for_ever(tmp_path: Path, ring: str, code: int, skip: int) -> None:
     table = Table(tmp_path, ring)
-    error = table.error_with(Fault("io_uring_enter", errno=code, skip=2, times=-1))
+    error = table.error_with(Fault("io_uring_enter", errno=code, skip=skip, times=-1))
     assert error.errno == code
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore.errors import UsageError
-from gnnstore.units import format_size, parse_size
+from gnnstore.units import format_at_least, format_size, parse_size
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,8 @@ def test_format_size(num_bytes: float, text: str) -> None:
 @given(st.integers(min_value=0, max_value=999 * 10**12))
 def test_a_formatted_size_reads_back_to_three_digits(num_bytes: int) -> None:
     assert parse_size(format_size(num_bytes)) == pytest.approx(num_bytes, rel=0.006)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 7, 999, 1_034_433, 10**9 + 1, 999_999])
+def test_what_is_missing_is_never_rounded_down(num_bytes: int) -> None:
+    assert num_bytes <= parse_size(format_at_least(num_bytes)) <= 1.02 * num_bytes + 1

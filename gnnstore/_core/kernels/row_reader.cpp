@@ -123,12 +123,13 @@ private:
 namespace {
 
 // Keeps an engine busy: `next` says what to read into which place, `done` takes what came.
-// Between reads, `meanwhile` does a bit of other work and says whether there is more.
+// Between reads, while there is other work, `meanwhile` does a bit of it and says whether
+// there is more.
 template <class Lane, class Next, class Done, class Meanwhile>
 void run_reads(Lane &lane, ReadCounts &counts, const Next &next, const Done &done,
-               const Meanwhile &meanwhile) {
+               bool has_work, const Meanwhile &meanwhile) {
     ReadEngine &engine = *lane.engine;
-    bool has_reads = true, has_work = true;
+    bool has_reads = true;
     for (;;) {
         lane.reads.clear();
         while (has_reads && !lane.places.empty()) {
@@ -298,7 +299,7 @@ ReadCounts Reader::gather(const FileSet &files, const RowLayout &layout, const I
         cached.advance(cached_ids_per_look);
         return !cached.is_done();
     };
-    run_reads(lane, counts, next, done, meanwhile);
+    run_reads(lane, counts, next, done, !cached.is_done(), meanwhile);
     counts.rows_read = plan.num_distinct_rows();
     counts.bytes_useful = counts.rows_read * row_bytes;
     counts.rows_cached = cached.num_copied();
@@ -391,7 +392,7 @@ ReadCounts Reader::read(const FileSet &files, const std::vector<ReadRange> &rang
             std::memcpy(piece.target, place(tag) + piece.begin,
                         static_cast<size_t>(piece.num_bytes));
     };
-    run_reads(lane, counts, next, done, [] { return false; });
+    run_reads(lane, counts, next, done, false, [] { return false; });
     return counts;
 }
 

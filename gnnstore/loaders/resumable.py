@@ -1,0 +1,161 @@
+"""A torch `DataLoader` that knows which batch is the next, and goes on there in another process.
+
+Epochs, the order of the seeds, and the state that a checkpoint holds. What is in a batch and how
+it is prepared is the business of the classes derived from it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, SequentialSampler
+
+from gnnstore.errors import UsageError
+from gnnstore.loaders.bookmark import Bookmark
+from gnnstore.loaders.seeds import SeededShuffle, batches_in_order, epoch_permutation
+from gnnstore.loaders.state import LoaderState, Position
+from gnnstore.loaders.user_order import UserOrder
+
+
+class ResumableLoader(DataLoader[Any]):
+    """Base of the loaders: epochs, order, and state.
+
+    Parameters
+    ----------
+    num_seeds : int
+        Samplers give positions from 0 to num_seeds - 1.
+    seed : int or None
+        Key of shuffling and sampling; None: drawn at the first use.
+    options : dict
+        Keyword arguments of torch's `DataLoader`.
+    """
+
+    def __init__(self, num_seeds: int, *, seed: int | None, options: dict[str, Any]) -> None:
+        # Frameworks that build a loader anew pass these two, which are ours to choose.
+        options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
+        if shuffles(options):
+            options |= {"shuffle": False, "sampler": SeededShuffle(num_seeds)}
+        positions: Any = range(num_seeds)
+        super().__init__(positions, collate_fn=self.collate_fn, **options)
+        self.seed = seed
+        self._num_seeds = num_seeds
+        self._seed_is_given = seed is not None
+        self.epoch = 0
+        self._user_order = self._order_of_the_user()
+        self._bookmark = Bookmark(self._user_order)
+
+    @abstractmethod
+    def collate_fn(self, index: Any) -> Any:
+        """Prepare a batch on demand."""
+
+    @abstractmethod
+    def _use_seed(self, seed: int) -> None:
+        """Sample under the seed that has been drawn."""
+
+    @abstractmethod
+    def _fingerprint(self) -> dict[str, Any]:
+        """Return what batches depend on besides seed and order, as plain values by name."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next iteration will be."""
+        if epoch < 0:
+            raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
+        self.epoch = epoch
+        self._bookmark.leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: after the batch that was last handed out.
+
+        The convention is that of torchdata's `StatefulDataLoader`. The state is that of the
+        newest iterator; before the first one and after the end of an epoch, that of the start
+        of the next epoch. Batches that are prepared but not handed out do not count.
+
+        Returns
+        -------
+        dict
+            A small one, of values that JSON and `torch.load(weights_only=True)` know. If the
+            loader has a user's sampler with `state_dict`, what that returned is in it.
+        """
+        self._draw_seed()
+        position = self._bookmark.position(self.epoch)
+        return LoaderState(position, self.seed or 0, self._all_fingerprints()).as_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration begin where a loader stood when its state was taken.
+
+        It may have stood in another process, and read, cached or prepared its batches in
+        another way: those that remain are the same. To be called before the iteration starts;
+        nothing is sampled for the batches before it. `epoch` becomes that of the state, and
+        iterations after the next are whole epochs.
+
+        Raises
+        ------
+        UsageError
+            If the state is malformed or of another version, or of a loader that gives other
+            batches: every difference is named. The loader is left as it was.
+        """
+        found = LoaderState.from_dict(state)
+        given = self.seed if self._seed_is_given else None
+        found.refuse_unless_of(self._all_fingerprints(), given)
+        if self._user_order is not None:
+            self._user_order.check(found.position.sampler)
+        elif found.position.batches > len(self):
+            raise UsageError(
+                f"the state's 'batches' is {found.position.batches}; expected at most {len(self)}, "
+                "which is an epoch"
+            )
+        if self.seed != found.seed:
+            self.seed = found.seed
+            self._use_seed(found.seed)
+        self.epoch = found.position.epoch
+        self._bookmark.load(found.position)
+
+    def _all_fingerprints(self) -> dict[str, Any]:
+        return {
+            **self._fingerprint(),
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "shuffle": isinstance(self.sampler, SeededShuffle),
+            "sampler": None if self._user_order is None else self._user_order.name,
+        }
+
+    def _draw_seed(self) -> None:
+        """Draw the seed that nobody gave: late, so that `torch.manual_seed` may come late."""
+        if self.seed is None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self.seed = int(drawn)
+            self._use_seed(self.seed)
+
+    def _positions(self, start: Position) -> Iterator[tuple[Any, dict[str, Any] | None]]:
+        """Yield the positions in `input_nodes` of each batch, and what the user's sampler says."""
+        if self._user_order is not None:
+            yield from self._user_order.batches(start)
+            return
+        order: Any = range(self._num_seeds)
+        if isinstance(self.sampler, SeededShuffle):
+            order = epoch_permutation(self._num_seeds, self.seed or 0, start.epoch)
+        left = order[start.batches * (self.batch_size or 1) :]
+        batches = left
+        if self.batch_size is not None:  # else what the sampler gives are batches
+            batches = batches_in_order(left, self.batch_size, drop_last=self.drop_last)
+        for index in batches:
+            yield index, None
+
+    def _order_of_the_user(self) -> UserOrder | None:
+        sampler: Any = self.sampler
+        is_in_order = type(sampler) is SequentialSampler and len(sampler) == self._num_seeds
+        is_ours = is_in_order or isinstance(sampler, SeededShuffle)
+        if self.batch_sampler is None:
+            return None if is_ours else UserOrder(sampler)
+        if self.batch_size is None or not is_ours:
+            return UserOrder(self.batch_sampler)
+        return None
+
+
+def shuffles(options: dict[str, Any]) -> bool:
+    """Whether a `DataLoader` with these options would shuffle by itself."""
+    own_order = options.get("sampler") is None and options.get("batch_sampler") is None
+    return own_order and bool(options.get("shuffle"))

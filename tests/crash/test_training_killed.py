@@ -1,0 +1,81 @@
+"""Training that is killed in the middle of an epoch goes on with the same losses, bit for bit."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gnnstore.converters import from_rmat
+
+pytest.importorskip("torch_geometric")
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_with_checkpoints.py"
+NUM_EPOCHS = 2
+EVERY = 3
+# Lines of output after which a run is killed: between two checkpoints, at one, soon after
+# resuming, and in the second epoch.
+KILLS = (5, 4, 2, 9)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return from_rmat(tmp_path / "s.gnn", scale=10, feature_dim=8, seed=1)
+
+
+def command(store: Path, checkpoint: Path, *options: str) -> list[str]:
+    words = f"--epochs {NUM_EPOCHS} --every {EVERY} --fanouts 4 4 --hidden 8 --batch-size 40"
+    arguments = [str(store), "--checkpoint", str(checkpoint), *words.split(), *options]
+    return [sys.executable, str(SCRIPT), *arguments]
+
+
+def results_of(lines: list[str]) -> dict[str, str]:
+    """Return each loss and accuracy, as printed, by the batch or epoch it is of."""
+    found = [re.fullmatch(r"(epoch \d+(?: batch \d+)?): (.*)\n", line) for line in lines]
+    return {match[1]: match[2] for match in found if match}
+
+
+@pytest.mark.timeout(400)
+def test_killed_and_resumed(store: Path, tmp_path: Path) -> None:
+    uninterrupted = subprocess.run(
+        command(store, tmp_path / "whole.pt"), capture_output=True, text=True, check=True
+    )
+    whole = results_of(uninterrupted.stdout.splitlines(keepends=True))
+    batches = [name for name in whole if "batch" in name]
+    assert len(batches) > 6 * NUM_EPOCHS
+    assert len(whole) == len(batches) + NUM_EPOCHS
+
+    checkpoint = tmp_path / "killed.pt"
+    strategies = ("memory", "direct", "mmap", "static")
+    seen: set[str] = set()
+    starts: list[str] = []
+    for num_lines, strategy in zip((*KILLS, None), (*strategies, "memory"), strict=True):
+        threads = "0" if strategy == "mmap" else "2"
+        options = ("--strategy", strategy, "--threads", threads)
+        with subprocess.Popen(
+            command(store, checkpoint, *options), stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            lines: list[str] = []
+            for line in process.stdout:
+                if line.startswith("epoch"):
+                    lines.append(line)
+                if len(lines) == num_lines:
+                    process.send_signal(signal.SIGKILL)
+                    break
+            process.stdout.read()
+        assert process.returncode == (0 if num_lines is None else -signal.SIGKILL)
+        results = results_of(lines)
+        starts.append(next(iter(results)))
+        assert results == {name: whole[name] for name in results}
+        seen |= results.keys()
+        # What is there is a whole checkpoint, whenever the kill came.
+        torch.load(checkpoint, weights_only=True)
+    assert seen == whole.keys()
+    middle = [name for name in starts if "batch" in name and not name.endswith("batch 1")]
+    assert len(middle) >= 2, f"runs began at {starts}; some in the middle of an epoch"
