@@ -14,7 +14,8 @@ from gnnstore.io.measure_disk import DiskMeasurement, measure_disk
 from gnnstore.planning.device_profile import DeviceProfile, save_profile
 from gnnstore.planning.read_tuning import ReadTuning, tune_reads
 from gnnstore.tools import exits
-from gnnstore.tools.plot_disk import block_name, draw_profile, require_matplotlib
+from gnnstore.tools.pictures import require_matplotlib
+from gnnstore.tools.plot_disk import block_name, draw_profile
 from gnnstore.tools.session import Session
 from gnnstore.tools.tables import print_facts, print_table, print_title
 from gnnstore.units import format_size

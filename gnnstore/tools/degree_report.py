@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.converters.degrees import DegreeComparison, compare_degrees
 from gnnstore.errors import NotFoundError
-from gnnstore.tools.plot_disk import require_matplotlib
+from gnnstore.tools.pictures import require_matplotlib
 from gnnstore.tools.tables import print_table, print_title
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from gnnstore.planning.read_tuning import ReadTuning, tune_reads
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.store import open as open_store
 from gnnstore.tools import exits
+from gnnstore.tools.pictures import require_matplotlib
 from gnnstore.tools.plan_trace import SampledEpoch, sample_epoch
-from gnnstore.tools.plot_disk import require_matplotlib
 from gnnstore.tools.plot_plan import draw_misses
 from gnnstore.tools.render_plan import render_plan
 from gnnstore.tools.session import Session

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.converters.degrees import DegreeComparison, DegreeDistribution
-from gnnstore.errors import storage_error
+from gnnstore.tools.pictures import make_plain, new_figure, save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,11 +29,8 @@ def draw_degrees(comparison: DegreeComparison, file: Path) -> Path:
     StorageError
         If the file cannot be written.
     """
-    # No pyplot: it would look for a display, and keep the figure.
-    from matplotlib.figure import Figure  # noqa: PLC0415 - optional, and slow to import
-
     before, after = comparison.before, comparison.after
-    figure = Figure(figsize=(10, 4.6), dpi=150, layout="constrained")
+    figure = new_figure(10)
     plain, scaled = figure.subplots(1, 2)
     for distribution, look, name in ((before, _BEFORE, "seed"), (after, _AFTER, "expanded")):
         _draw(plain, distribution, 1.0, look, name)
@@ -49,9 +45,7 @@ def draw_degrees(comparison: DegreeComparison, file: Path) -> Path:
         fontsize=9,
     )
     for axes in (plain, scaled):
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        make_plain(axes)
     handles, labels = plain.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(
@@ -59,13 +53,7 @@ def draw_degrees(comparison: DegreeComparison, file: Path) -> Path:
         f"{after.num_nodes:,} and {after.num_edges:,}",
         fontsize=11,
     )
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    try:
-        file.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise storage_error(error, "write the picture", file) from error
-    return file
+    return save_png(figure, file)
 
 
 def _draw(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnstore.errors import UsageError, storage_error
 from gnnstore.planning.device_profile import DeviceProfile
+from gnnstore.tools.pictures import make_plain, new_figure, save_png
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -23,23 +22,6 @@ def block_name(block_bytes: int) -> str:
     return f"{block_bytes} B" if block_bytes < 1024 else f"{block_bytes // 1024} KiB"
 
 
-def require_matplotlib() -> None:
-    """Import matplotlib, so that it is not missed only after the measurement.
-
-    Raises
-    ------
-    UsageError
-        If it is not installed.
-    """
-    try:
-        import matplotlib.figure  # noqa: F401, PLC0415 - optional, and slow to import
-    except ImportError as error:
-        raise UsageError(
-            f"--plot draws with matplotlib, which cannot be imported ({error}); install it with: "
-            "pip install 'gnnstore[plot]'"
-        ) from error
-
-
 def draw_profile(profile: DeviceProfile, file: Path) -> Path:
     """Draw reads per second and bandwidth over the queue depth, as a PNG.
 
@@ -48,10 +30,7 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
     StorageError
         If the file cannot be written.
     """
-    # No pyplot: it would look for a display, and keep the figure.
-    from matplotlib.figure import Figure  # noqa: PLC0415 - optional, and slow to import
-
-    figure = Figure(figsize=(10, 4.6), dpi=150, layout="constrained")
+    figure = new_figure(10)
     reads, bandwidth = figure.subplots(1, 2)
     for (block, rates), (colour, marker) in zip(
         sorted(profile.random_reads_per_second.items()), _LINES, strict=False
@@ -81,13 +60,7 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
         f"{profile.engine}{cached}, {profile.measured_at[:10]}",
         fontsize=11,
     )
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    try:
-        file.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise storage_error(error, "write the picture", file) from error
-    return file
+    return save_png(figure, file)
 
 
 def _draw_reference(axes: Axes, profile: DeviceProfile) -> None:
@@ -116,6 +89,4 @@ def _dress(axes: Axes, profile: DeviceProfile) -> None:
     axes.minorticks_off()
     axes.set_xlabel("reads in flight")
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # room for the text above the highest line
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    make_plain(axes)

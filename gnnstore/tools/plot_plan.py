@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import storage_error
 from gnnstore.planning.policies import POLICIES
+from gnnstore.tools.pictures import make_plain, new_figure, save_png
 from gnnstore.tools.render_plan import miss_rate
 
 # Told apart by everyone, the colour-blind included, and in grey by their markers.
@@ -41,10 +40,7 @@ def draw_misses(document: Mapping[str, Any], file: Path) -> Path:
     StorageError
         If the file cannot be written.
     """
-    # No pyplot: it would look for a display, and keep the figure.
-    from matplotlib.figure import Figure  # noqa: PLC0415 - optional, and slow to import
-
-    figure = Figure(figsize=(7, 4.6), dpi=150, layout="constrained")
+    figure = new_figure(7)
     axes = figure.subplots()
     caches = sorted(document["caches"], key=lambda cache: cache["num_rows"])
     shares = [100 * cache["share"] for cache in caches]
@@ -60,19 +56,11 @@ def draw_misses(document: Mapping[str, Any], file: Path) -> Path:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows in the cache (% of all nodes)")
     axes.set_ylabel("misses (% of the rows that batches need)")
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    make_plain(axes)
     axes.legend(frameon=False)
     figure.suptitle(
         f"{Path(document['store']).name}: {document['num_batches']} batches of "
         f"{document['batch_size']} seeds",
         fontsize=11,
     )
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    try:
-        file.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise storage_error(error, "write the picture", file) from error
-    return file
+    return save_png(figure, file)
