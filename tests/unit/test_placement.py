@@ -233,8 +233,9 @@ def test_batches_in_flight_come_before_the_cache() -> None:
     assert rows(10_000_000, 2) == (1_000_000_000 - 4 * 10_000_000) // 1000, "one more than threads"
     # A quarter of 1,002 MB is 250.5 MB: not four batches of 70 MB.
     assert rows(70_000_000, 2) == (1_000_000_000 - 250_500_000) // 1000
-    assert rows(200_000_000, 2) == 400_000, "never less than three batches"
-    assert rows(334_000_000, 2) == 0
+    assert rows(200_000_000, 2) == 500_000, "never less than two batches and a half"
+    assert rows(334_000_000, 2) == (1_000_000_000 - 835_000_000) // 1000
+    assert rows(400_000_000, 2) == 0
 
 
 def test_two_batches_are_the_least() -> None:
