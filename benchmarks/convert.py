@@ -4,7 +4,11 @@ An R-MAT graph (Graph500's parameters, edges in no order) is converted end to en
 `edge_index.npy` in turns: with all the memory there is, and with a budget of a fraction of what
 that takes, so that edges go to the disk and back. In between, a file is written and
 synchronised, and read with an empty page cache: what the disk gives in the same minute. The
-bars: 15 million edges a second in memory on two cores, and a third of that on disk.
+bars: 15 million edges a second in memory on two cores, and a third of those on disk.
+
+`--features` converts float32 features of 128 columns, and copies the same file, in turns: both
+read from an empty page cache and end with everything on the disk, so that the ratio says what
+converting costs beside moving the bytes. The bar: 0.7 of the copy's speed.
 
 `--large` converts 2^27 nodes and 600 million edges with `--memory 1GB`, in a cgroup of 1.5 GB
 that counts the page cache as well (needs root). It takes 25 GB on the disk of `--dir`, and says
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import tempfile
 import time
 from dataclasses import asdict
@@ -25,16 +30,25 @@ import numpy as np
 
 from benchmarks.harness import drop_from_cache, parser, report, spread
 from benchmarks.parts.cgroup import memory_group
-from benchmarks.parts.conversion import Conversion, convert, write_edges
+from benchmarks.parts.conversion import (
+    Conversion,
+    convert,
+    copy_file,
+    write_edges,
+    write_features,
+)
 from gnnstore.converters.edge_rules import EdgeRules
 from gnnstore.converters.edges import estimate_peak_bytes, num_build_threads
 from gnnstore.units import format_size
 
-BAR_MEMORY, BAR_SHARE = 15e6, 1 / 3
+BAR_MEMORY = 15e6
+BAR_DISK = BAR_MEMORY / 3
+BAR_FEATURES = 0.7
 # Of what building in memory takes: about a dozen sorted runs.
 BUDGET_SHARE = 0.15
 LARGE_SCALE, LARGE_EDGES = 27, 600_000_000
 LARGE_MEMORY, LARGE_LIMIT = 10**9, 1_500_000_000
+FEATURE_WIDTH = 128
 _BLOCK = 2**23
 
 
@@ -91,6 +105,49 @@ def large(directory: Path, *, as_json: bool) -> None:
     report(title, rows, as_json=as_json, conversion=asdict(found), cgroup_peak_bytes=peak)
 
 
+def features(directory: Path, arguments: argparse.Namespace) -> None:
+    """Convert features and copy their file in turns."""
+    source = directory / "features"
+    path = write_features(source, arguments.feature_bytes, FEATURE_WIDTH)
+    size = path.stat().st_size
+    copies: list[float] = []
+    conversions: list[Conversion] = []
+    for turn in range(arguments.repeats + 1):
+        seconds = 0.0
+        # Who goes first changes, as what one leaves to the disk may slow the other.
+        for what in ("copy", "convert") if turn % 2 else ("convert", "copy"):
+            drop_from_cache([path])
+            if what == "copy":
+                seconds = copy_file(path, directory / "copy")
+                (directory / "copy").unlink()
+            else:
+                found = done(convert(source, directory / "out.gnn", memory_bytes=None))
+                shutil.rmtree(directory / "out.gnn")
+        if turn:  # the first one warms up
+            copies.append(seconds)
+            conversions.append(found)
+    copied = [size / seconds for seconds in copies]
+    converted = [size / turn.seconds for turn in conversions]
+    ratio = median(converted) / median(copied)
+    rows = [
+        ("copied and synchronised, MB/s", spread((r / 1e6 for r in copied), ".0f")),
+        ("converted, MB/s", spread((r / 1e6 for r in converted), ".0f")),
+        ("converted / copied, medians", f"{ratio:.2f}"),
+        (f"  the bar {BAR_FEATURES} is met", str(ratio >= BAR_FEATURES)),
+        ("  turn by turn", spread(b / a for a, b in zip(copied, converted, strict=True))),
+        ("CPU seconds of a conversion", spread(turn.cpu_seconds for turn in conversions)),
+        ("peak resident", format_size(max(turn.peak_bytes for turn in conversions))),
+    ]
+    report(
+        f"convert {format_size(size)} of features",
+        rows,
+        as_json=arguments.json,
+        copy_seconds=copies,
+        conversions=[asdict(turn) for turn in conversions],
+        ratio=ratio,
+    )
+
+
 def compare(directory: Path, arguments: argparse.Namespace) -> None:
     """Convert in memory and on disk in turns."""
     scale, num_edges = arguments.scale, arguments.edges
@@ -131,8 +188,8 @@ def compare(directory: Path, arguments: argparse.Namespace) -> None:
         ("in memory, M edges/s", spread(million * rate for rate in in_memory)),
         (f"  the bar {million * BAR_MEMORY:.0f} is met", str(median(in_memory) >= BAR_MEMORY)),
         (f"on disk with {format_size(budget)}, M edges/s", spread(million * r for r in on_disk)),
+        (f"  the bar {million * BAR_DISK:.0f} is met", str(median(on_disk) >= BAR_DISK)),
         ("on disk / in memory", spread(ratios)),
-        (f"  the bar {BAR_SHARE:.2f} is met", str(median(ratios) >= BAR_SHARE)),
         ("spilled", format_size(disk[0].spilled_bytes)),
         ("the disk, MB/s written and synchronised", spread((w / 1e6 for w, _ in rates), ".0f")),
         ("the disk, MB/s read", spread((r / 1e6 for _, r in rates), ".0f")),
@@ -159,14 +216,21 @@ def main() -> None:
     options.add_argument("--edges", type=int, default=100_000_000, help="edges (100 million)")
     options.add_argument("--undirected", action="store_true", help="add reverse edges")
     options.add_argument("--large", action="store_true", help="600 million edges within 1 GB")
+    options.add_argument("--features", action="store_true", help="features beside a copy")
+    options.add_argument(
+        "--feature-bytes", type=int, default=4 * 10**9, help="size of the features (4 GB)"
+    )
     options.add_argument("--dir", type=Path, help="where to work (a temporary directory)")
     arguments = options.parse_args()
     if arguments.quick:
         arguments.scale, arguments.edges = 18, 4_000_000
+        arguments.feature_bytes = 2 * 10**8
         arguments.repeats = min(arguments.repeats, 2)
     with tempfile.TemporaryDirectory(dir=arguments.dir) as directory:
         if arguments.large:
             large(Path(directory), as_json=arguments.json)
+        elif arguments.features:
+            features(Path(directory), arguments)
         else:
             compare(Path(directory), arguments)
 

@@ -6,9 +6,9 @@ line draws bars, a notebook may draw its own, and by default nothing is shown at
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Phase(Protocol):
@@ -36,8 +36,16 @@ class Progress(Protocol):
             What is counted: "edges", "rows", or "bytes", which is shown as a size.
         """
 
-    def note(self, text: str) -> None:
-        """Say something once, such as how long the work is expected to take."""
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Say something once, such as how long the work is expected to take.
+
+        Parameters
+        ----------
+        text : str
+            For people.
+        facts : Mapping, optional
+            The same for programs: JSON values, such as the fields of an estimate.
+        """
 
 
 class NullPhase:
@@ -60,5 +68,5 @@ class NullProgress:
         """Return a phase that ignores its counts."""
         yield NullPhase()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
         """Say nothing."""

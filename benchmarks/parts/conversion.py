@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
 
 _CHUNK_EDGES = 2**22
+_COPY_BYTES = 2**23
 # Graph500's.
 _PROBABILITIES = (0.57, 0.19, 0.19, 0.05)
 # Into its group before anything is loaded, so that all of the process is counted.
@@ -58,6 +61,40 @@ def write_edges(directory: Path, scale: int, num_edges: int, threads: int) -> No
         ):
             row[first : first + count] = _core.permute_ids(ids, scale, 0, num_threads=threads)
     out.flush()
+
+
+def write_features(directory: Path, num_bytes: int, width: int) -> Path:
+    """Write random float32 features `x.npy` [N, width] beside two edges; return the file."""
+    num_nodes = num_bytes // (4 * width)
+    directory.mkdir(parents=True, exist_ok=True)
+    np.save(directory / "edge_index.npy", np.zeros((2, 2), np.int32))
+    path = directory / "x.npy"
+    out = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_nodes, width))
+    rng = np.random.default_rng(0)
+    step = max(1, _COPY_BYTES // (4 * width))
+    for first in range(0, num_nodes, step):
+        rng.random(dtype=np.float32, out=out[first : first + step])
+    out.flush()
+    return path
+
+
+def copy_file(source: Path, output: Path) -> float:
+    """Copy a file, durably, as fast as a plain loop can; return the seconds it took.
+
+    Like the converter it has the disk begin early: a copy that leaves all of its writing to the
+    last moment would be a yardstick that is too short.
+    """
+    buffer = memoryview(bytearray(_COPY_BYTES))
+    start = time.perf_counter()
+    done = 0
+    with source.open("rb", buffering=0) as reader, output.open("xb", buffering=0) as writer:
+        while count := reader.readinto(buffer):
+            if writer.write(buffer[:count]) != count:
+                raise SystemExit(f"{output}: a write came short")
+            os.posix_fadvise(writer.fileno(), done, count, os.POSIX_FADV_DONTNEED)
+            done += count
+        os.fsync(writer.fileno())
+    return time.perf_counter() - start
 
 
 def convert(

@@ -30,7 +30,11 @@ from gnnstore.units import format_size
 
 # Chunks in which finished edges are handed over: large enough for sequential writes.
 CHUNK_EDGES = 2**21
-_SCRATCH_BYTES_PER_EDGE = 24  # of the longest column, for each thread that sorts columns
+# What `csc_from_coo` takes beside its outputs: the low bits of each edge's target, and for each
+# thread the keys and ids of the longest column, or of a few columns that it sorts at once.
+_SHORT_TARGETS, _SHORT_TARGET_BYTES, _LONG_TARGET_BYTES = 2**27, 2, 4
+_NARROW_KEYS, _NARROW_SCRATCH_BYTES, _WIDE_SCRATCH_BYTES = 2**32 - 1, 24, 40
+_GROUP_EDGES, _GROUP_SHARE = 2**16, 256
 _REMEDIES = {
     "allowed": "raise memory_bytes (--memory) or convert on a larger machine",
     "available": "free some, leave out edge ids (--no-edge-ids) or convert on a larger machine",
@@ -124,7 +128,7 @@ class InMemoryEdgeBuilder:
     """Keeps all edges in memory.
 
     Peak memory is that of the input's ids, the finished columns and the attributes, side by
-    side: with 32-bit ids 16 bytes per edge and its attributes (twice the edges, if reverse
+    side: with 32-bit ids 18 bytes per edge and its attributes (twice the edges, if reverse
     ones are added).
 
     Parameters
@@ -199,9 +203,11 @@ class InMemoryEdgeBuilder:
         self.buffer.append(sources, targets, attributes, where)
         self._check_budget(self.num_edges, self.buffer.max_id + 1)
 
-    def _check_budget(self, num_edges: int, num_nodes: int, longest_column: int = 0) -> None:
+    def _check_budget(self, num_edges: int, num_nodes: int, sorted_at_once: int = 0) -> None:
         row_bytes = self.buffer.attribute_bytes
-        scratch = _SCRATCH_BYTES_PER_EDGE * longest_column * num_build_threads()
+        is_narrow = max(num_nodes, sorted_at_once) <= _NARROW_KEYS
+        scratch_bytes = _NARROW_SCRATCH_BYTES if is_narrow else _WIDE_SCRATCH_BYTES
+        scratch = scratch_bytes * sorted_at_once * num_build_threads()
         need = estimate_peak_bytes(self._rules, num_edges, num_nodes, row_bytes) + scratch
         if need > self._memory_bytes:
             raise BudgetError(
@@ -240,6 +246,7 @@ class InMemoryEdgeBuilder:
             with_edge_id=bool(self._rules.keep_ids or attributes),
         )
         del sources, targets
+        _core.pool_trim()  # what it took beside its outputs
         indices, edge_id = compact_columns(indptr, indices, edge_id, self._rules)
         return InMemoryEdges(
             indptr, indices, edge_id, self._rules, attributes, num_input_edges=num_edges
@@ -266,7 +273,8 @@ class InMemoryEdgeBuilder:
                 for ids in blocks:
                     for begin in range(0, len(ids), CHUNK_EDGES):
                         np.add.at(counts, ids[begin : begin + CHUNK_EDGES].astype(np.intp), 1)
-            self._check_budget(self.num_edges, num_nodes, int(counts.max(initial=0)))
+            group = min(most, max(_GROUP_EDGES, most // _GROUP_SHARE))
+            self._check_budget(self.num_edges, num_nodes, max(group, int(counts.max(initial=0))))
 
     def _loop_nodes(self) -> Iterator[npt.NDArray[Any]]:
         """Yield the nodes with a self-loop, block by block."""
@@ -349,11 +357,13 @@ def estimate_peak_bytes(
     """Return the memory that `InMemoryEdgeBuilder` needs at its peak, short of sort scratch.
 
     At that moment the edges as pairs of ids (2 per edge), the columns (1 id, and 1 edge id
-    if there are any) and `indptr` exist side by side, and the attributes as they came.
+    if there are any), the low bits of targets and `indptr` exist side by side, and the
+    attributes as they came.
     """
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
     has_ids = rules.keep_ids or attribute_bytes_per_edge > 0
     edge_id_bytes = id_dtype(total).itemsize if has_ids else 0
-    columns = (3 * id_bytes + edge_id_bytes) * total + 8 * (num_nodes + 1)
+    low_bytes = _SHORT_TARGET_BYTES if num_nodes <= _SHORT_TARGETS else _LONG_TARGET_BYTES
+    columns = (3 * id_bytes + edge_id_bytes + low_bytes) * total + 8 * (num_nodes + 1)
     return columns + attribute_bytes_per_edge * num_edges

@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.converters.array_source import check_fits
 from gnnstore.converters.inputs import read_error
 from gnnstore.errors import InputError
+
+# Pieces of up to this size are read into memory that was used before: the pages that the kernel
+# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
+# stay behind in the pool.
+_MAX_POOLED_BYTES = 2**24
 
 
 class FileArray:
@@ -94,14 +100,14 @@ class FileArray:
         self, reader: _Reader, height: int, width: int, first: int, count: int
     ) -> npt.NDArray[Any]:
         """Return some columns of the elements seen as [height, width] in C order."""
-        block = np.empty((height, count), self._stored_dtype)
+        block = _empty(height * count, self._stored_dtype).reshape(height, count)
         for row in range(height):
             self._fill(reader, row * width + first, block[row])
         return block.astype(self.dtype, copy=False)
 
     def _items(self, reader: _Reader, first: int, count: int) -> npt.NDArray[Any]:
         """Return elements as they lie in the file."""
-        items = np.empty(count, self._stored_dtype)
+        items = _empty(count, self._stored_dtype)
         self._fill(reader, first, items)
         return items.astype(self.dtype, copy=False)
 
@@ -116,6 +122,12 @@ class FileArray:
                 path=self.path,
                 offset=offset,
             )
+
+
+def _empty(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if count * dtype.itemsize > _MAX_POOLED_BYTES:
+        return np.empty(count, dtype)
+    return _core.pool_empty(count * dtype.itemsize).view(dtype)
 
 
 class _Reader:

@@ -221,10 +221,14 @@ def _read_set(
 def _read_edges(
     writer: GraphWriter, metadata: Metadata, attributes: Mapping[str, ArraySource]
 ) -> None:
+    if writer.has_edges:
+        return
     file = metadata.edges
     takers = {name: RowTaker(source) for name, source in attributes.items()}
     if file.format == "csv":
-        num_edges, edges = None, _pairs_in_text(file, metadata.num_nodes)
+        table = _edge_table(file, metadata.num_nodes, writer.options.memory_bytes)
+        writer.reserve_memory(table.memory_bytes)
+        num_edges, edges = None, _pairs_in_text(table)
     else:
         source = _open(file)
         check_edge_index(source)
@@ -243,9 +247,11 @@ def _read_edges(
         taker.check(edges_read)
 
 
-def _pairs_in_text(
-    file: DataFile, num_nodes: int
-) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+def _edge_table(file: DataFile, num_nodes: int, memory_bytes: int | None) -> TextTable:
     lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
-    for rows in TextTable(file.path, lines).blocks():
+    return TextTable(file.path, lines, memory_bytes=memory_bytes)
+
+
+def _pairs_in_text(table: TextTable) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    for rows in table.blocks():
         yield rows[:, 0], rows[:, 1]

@@ -97,12 +97,18 @@ def from_igb(
         workload=sum(map(node_workload, arrays.values()), workload),
     ) as writer:
         _set_nodes(writer, arrays, classes)
-        writer.expect_edges(num_edges)
-        with writer.progress.phase("read edges", num_edges, "edges") as phase:
-            for sources, targets in edge_pairs(edges, by_row=by_row):
-                writer.add_edges(sources, targets, where=edges.label)
-                phase.advance(len(sources))
+        if not writer.has_edges:
+            _read_edges(writer, edges, by_row)
         return writer.commit()
+
+
+def _read_edges(writer: GraphWriter, edges: ArraySource, by_row: bool) -> None:
+    num_edges = edges.shape[0 if by_row else 1]
+    writer.expect_edges(num_edges)
+    with writer.progress.phase("read edges", num_edges, "edges") as phase:
+        for sources, targets in edge_pairs(edges, by_row=by_row):
+            writer.add_edges(sources, targets, where=edges.label)
+            phase.advance(len(sources))
 
 
 def _find(directory: Path) -> Path:

@@ -138,8 +138,9 @@ def from_kronecker(
         progress=progress,
         workload=_workload(graph, factor, wanted, features),
     ) as writer:
-        block = derive_factor(graph, factor, wanted, seed, writer.progress)
-        _write_edges(writer, graph, EdgeExpander(graph.num_nodes, block, seed))
+        if not writer.has_edges:
+            block = derive_factor(graph, factor, wanted, seed, writer.progress)
+            _write_edges(writer, graph, EdgeExpander(graph.num_nodes, block, seed))
         write_nodes(writer, graph, factor, feature_noise if features else None, seed)
         _write_graph_attributes(writer, graph, features)
         return writer.commit()

@@ -127,6 +127,8 @@ class Noise:
     def __init__(self, graph: SeedGraph, spec: AttributeSpec, share: float, seed: int) -> None:
         self._dtype = spec.dtype
         self._seed = seed
+        # Multiples of a scale lie in -127, ..., 127, so that negating one never overflows.
+        self._is_scaled = f"{spec.name}_scale" in graph.reader.schema.graph_arrays
         kind, size = STORAGE_DTYPES[spec.dtype].kind, STORAGE_DTYPES[spec.dtype].itemsize
         self._is_exact = kind == "b" or (
             kind in "iu" and size > _MAX_NOISY_INTEGER_BYTES and spec.dtype != "bfloat16"
@@ -200,7 +202,8 @@ class Noise:
         dtype = STORAGE_DTYPES[self._dtype]
         if self._dtype != "bfloat16" and dtype.kind in "iu":
             limits = np.iinfo(dtype)
-            whole: npt.NDArray[Any] = np.clip(np.rint(noisy), limits.min, limits.max)
+            lowest = -limits.max if self._is_scaled else limits.min
+            whole: npt.NDArray[Any] = np.clip(np.rint(noisy), lowest, limits.max)
             return whole.astype(dtype)
         # bfloat16's largest value is float32's, with the lower half of its bits cut off.
         largest = 3.3895313892515355e38 if self._dtype == "bfloat16" else np.finfo(dtype).max

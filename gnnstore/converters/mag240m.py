@@ -71,6 +71,8 @@ def convert_mag240m(writer: GraphWriter, root: Path) -> None:
         set_splits(writer, splits)
     for name, array in arrays.items():
         writer.set_node_attribute(name, _checked(name, array))
+    if writer.has_edges:
+        return
     num_edges = edges.shape[1]
     writer.expect_edges(num_edges)
     with writer.progress.phase("read edges", num_edges, "edges") as phase:

@@ -145,6 +145,8 @@ def _copy(
 def _read_edges(
     writer: GraphWriter, edges: _EdgeIndex | _Compressed, edge_attributes: Sources
 ) -> None:
+    if writer.has_edges:
+        return
     num_edges = edges.num_edges
     writer.expect_edges(num_edges)
     if num_edges == 0:  # the attributes' types still have to be said

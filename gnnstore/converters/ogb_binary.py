@@ -57,7 +57,8 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
                 path=path,
             )
     _read_labels(writer, raw / "node-label.npz", num_nodes)
-    _read_edges(writer, edge_index, attributes, add_inverse_edge)
+    if not writer.has_edges:
+        _read_edges(writer, edge_index, attributes, add_inverse_edge)
 
 
 def _member(members: Mapping[str, ArraySource], path: Path, name: str) -> ArraySource:

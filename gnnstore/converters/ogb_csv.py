@@ -32,7 +32,8 @@ def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> No
     writer.expect_edges(num_edges * (2 if add_inverse_edge else 1))
     for path in sorted(raw.glob(f"node[-_]*{_ENDING}")):
         _read_node_attribute(writer, path, num_nodes)
-    _read_edges(writer, raw, num_nodes, num_edges, add_inverse_edge)
+    if not writer.has_edges:
+        _read_edges(writer, raw, num_nodes, num_edges, add_inverse_edge)
 
 
 def read_ids(path: Path) -> npt.NDArray[np.int64]:
@@ -84,10 +85,12 @@ def _read_edges(
     writer: GraphWriter, raw: Path, num_nodes: int, num_edges: int, add_inverse_edge: bool
 ) -> None:
     path = raw / "edge.csv.gz"
-    edges = TextTable(
-        path, TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
-    )
-    attributes = {name: _Lockstep(file) for name, file in _edge_attribute_files(raw)}
+    budget = writer.options.memory_bytes
+    lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
+    edges = TextTable(path, lines, memory_bytes=budget)
+    attributes = {name: _Lockstep(file, budget) for name, file in _edge_attribute_files(raw)}
+    readers = (edges, *(source.table for source in attributes.values()))
+    writer.reserve_memory(sum(table.memory_bytes for table in readers))
     edges_read = 0
     with writer.progress.phase("read edges", path.stat().st_size, "bytes") as phase:
         for pairs in edges.blocks(phase):
@@ -111,10 +114,11 @@ def _edge_attribute_files(raw: Path) -> Iterator[tuple[str, Path]]:
 class _Lockstep:
     """Reads a table in the pieces that another one came in."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, memory_bytes: int | None) -> None:
         self._path = path
-        self._table = TextTable(path, TableFormat("float32", what="edge feature"))
-        self._blocks = self._table.blocks()
+        lines = TableFormat("float32", what="edge feature")
+        self.table = TextTable(path, lines, memory_bytes=memory_bytes)
+        self._blocks = self.table.blocks()
         self._held: list[npt.NDArray[Any]] = []
         self._num_held = 0
         self._rows_read = 0

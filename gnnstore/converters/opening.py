@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def announce(
         memory_bytes=options.memory_bytes,
         feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,
     )
-    progress.note(str(expected))
+    progress.note(str(expected), asdict(expected))
     done, free = directory_bytes(store.temporary_path), free_bytes(store.temporary_path)
     missing = expected.least_bytes - done - free
     if missing > 0:

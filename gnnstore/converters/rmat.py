@@ -125,7 +125,8 @@ def from_rmat(
         ),
     ) as writer:
         levels = level_probabilities(scale, nodes.community_bits, homophily, probabilities)
-        _add_edges(writer, scale, edge_factor << scale, levels, seed)
+        if not writer.has_edges:
+            _add_edges(writer, scale, edge_factor << scale, levels, seed)
         degrees_seen: list[npt.NDArray[np.bool_]] = []
         writer.finish_edges(lambda degrees: degrees_seen.append(degrees > 0))
         connected = np.flatnonzero(np.concatenate(degrees_seen))

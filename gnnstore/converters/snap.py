@@ -110,7 +110,8 @@ def from_snap(
     with GraphWriter(
         output, kind="snap", source=source, options=options, num_nodes=num_nodes, progress=progress
     ) as writer:
-        reader = _EdgeList(path, num_nodes, extra_columns == "ignore")
+        reader = _EdgeList(path, num_nodes, extra_columns == "ignore", writer.options.memory_bytes)
+        writer.reserve_memory(reader.memory_bytes)
         ids = None
         if num_nodes is None:
             ids = _collect_ids(writer, reader)
@@ -129,18 +130,19 @@ def from_snap(
             writer.set_node_attribute("y", y.source, dtype=y.dtype)
         for name, split in split_arrays.items():
             writer.set_split(name, split.read(), where=split.label)
-        with writer.progress.phase("read edges", path.stat().st_size, "bytes") as phase:
-            for pairs in reader.blocks(phase):
-                sources, targets = pairs.T if ids is None else ids.to_nodes(pairs).T
-                writer.add_edges(sources, targets, where=str(path))
+        if not writer.has_edges:
+            _read_edges(writer, reader, ids)
         return writer.commit()
 
 
 class _EdgeList:
     """The edge list as id pairs [k, 2], which can be read from the start any number of times."""
 
-    def __init__(self, path: Path, num_nodes: int | None, ignore_extra: bool) -> None:
+    def __init__(
+        self, path: Path, num_nodes: int | None, ignore_extra: bool, memory_bytes: int | None
+    ) -> None:
         self.path = path
+        self._memory_bytes = memory_bytes
         self._format = TableFormat(
             "int64",
             num_columns=2,
@@ -152,8 +154,16 @@ class _EdgeList:
             ignore_extra=ignore_extra,
         )
 
+    @property
+    def memory_bytes(self) -> int:
+        """The most memory that reading it takes."""
+        return self._table().memory_bytes
+
     def blocks(self, phase: Phase) -> Iterator[npt.NDArray[Any]]:
-        return TextTable(self.path, self._format).blocks(phase)
+        return self._table().blocks(phase)
+
+    def _table(self) -> TextTable:
+        return TextTable(self.path, self._format, memory_bytes=self._memory_bytes)
 
 
 class _NumberedIds:
@@ -191,6 +201,13 @@ def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:
     ids = collector.finish()
     writer.reserve_memory(ids.num_bytes)
     return ids
+
+
+def _read_edges(writer: GraphWriter, reader: _EdgeList, ids: IdMap | None) -> None:
+    with writer.progress.phase("read edges", reader.path.stat().st_size, "bytes") as phase:
+        for pairs in reader.blocks(phase):
+            sources, targets = pairs.T if ids is None else ids.to_nodes(pairs).T
+            writer.add_edges(sources, targets, where=str(reader.path))
 
 
 def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:

@@ -18,10 +18,18 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.available import available_bytes
 from gnnstore.converters.pipeline import map_in_order, num_threads, read_ahead
-from gnnstore.converters.text_blocks import BLOCK_BYTES, TextBlock, read_blocks
+from gnnstore.converters.text_blocks import (
+    BLOCK_BYTES,
+    TextBlock,
+    block_bytes_for,
+    blocks_memory_bytes,
+    read_blocks,
+)
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase, Phase
+from gnnstore.units import format_size
 
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
@@ -82,15 +90,37 @@ class _Count(NullPhase):
         self.total += n
 
 
+def _num_in_flight() -> int:
+    """Return how many blocks exist at a time: read ahead, being parsed or done, being used."""
+    return num_threads() + 3
+
+
 class TextTable:
-    """A text file of numbers, read as arrays [rows, columns] one block at a time."""
+    """A text file of numbers, read as arrays [rows, columns] one block at a time.
+
+    Parameters
+    ----------
+    path : Path
+        The file, plain or gzipped.
+    table_format : TableFormat
+        What its lines look like.
+    block_bytes : int
+        Size of a block of text.
+    memory_bytes : int, optional
+        The most memory that the conversion may use: makes blocks smaller.
+    """
 
     def __init__(
-        self, path: Path, table_format: TableFormat, *, block_bytes: int = BLOCK_BYTES
+        self,
+        path: Path,
+        table_format: TableFormat,
+        *,
+        block_bytes: int = BLOCK_BYTES,
+        memory_bytes: int | None = None,
     ) -> None:
         self.path = path
         self.format = table_format
-        self._block_bytes = block_bytes
+        self._block_bytes = min(block_bytes, block_bytes_for(memory_bytes, _num_in_flight()))
         self._delimiter = table_format.delimiter
         self._num_columns = table_format.num_columns
 
@@ -99,9 +129,31 @@ class TextTable:
         """Fields in a line; None until the first line was read, if they were not given."""
         return self._num_columns
 
+    @property
+    def memory_bytes(self) -> int:
+        """The most memory that reading takes at a time."""
+        return blocks_memory_bytes(self._block_bytes, _num_in_flight())
+
     def read(self, phase: Phase | None = None) -> npt.NDArray[Any]:
-        """Return the whole table, [rows, columns]."""
-        blocks = list(self.blocks(phase))
+        """Return the whole table, [rows, columns].
+
+        Raises
+        ------
+        InputError
+            See `blocks`; or if it takes half of the memory that is available: what is read
+            whole (labels, splits, counts) is small, and 10 MB of gzip may hold 10 GB of zeros.
+        """
+        blocks, num_bytes, limit = [], 0, available_bytes() // 2
+        for block in self.blocks(phase):
+            blocks.append(block)
+            num_bytes += block.nbytes
+            if num_bytes > limit:
+                raise InputError(
+                    f"{self.path}: holds at least {format_size(num_bytes)} of numbers, and would "
+                    f"be read whole: more than half of the {format_size(2 * limit)} of memory "
+                    "that are available. Check that it is the right file",
+                    path=self.path,
+                )
         empty = np.empty((0, self._num_columns or 0), self.format.dtype)
         return np.concatenate(blocks) if blocks else empty
 
@@ -216,6 +268,13 @@ class TextTable:
 
         if b"\r" in data or (self.format.is_integer and (b"x" in data or b"X" in data)):
             return None
+        # What Arrow's own pool gets it keeps for a while: twice as much as is in use.
+        pool = pa.system_memory_pool()
+        # A copy that is Arrow's own: its reading thread lets go of the text some time after the
+        # call, and if that were memory of Python's while the interpreter ends, the process would
+        # be aborted ("terminate called without an active exception", one run in 30).
+        text = pa.allocate_buffer(len(data), memory_pool=pool)
+        memoryview(text).cast("B")[:] = data
         names = [str(column) for column in range(self._num_columns or 0)]
         extra: dict[str, Any] = {}
         if self.format.ignore_extra:
@@ -226,8 +285,10 @@ class TextTable:
         kind = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64()}
         try:
             table = csv.read_csv(
-                pa.BufferReader(data),
-                read_options=csv.ReadOptions(column_names=names, block_size=len(data)),
+                pa.BufferReader(text),
+                read_options=csv.ReadOptions(
+                    column_names=names, block_size=len(data), use_threads=False
+                ),
                 parse_options=csv.ParseOptions(
                     delimiter=self._delimiter,
                     quote_char=False,
@@ -239,6 +300,7 @@ class TextTable:
                     strings_can_be_null=False,
                     **extra,
                 ),
+                memory_pool=pool,
             )
         except pa.ArrowInvalid:
             return None

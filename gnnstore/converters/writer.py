@@ -6,7 +6,6 @@ in range, splits that name nodes) and checks it in one place, whatever the input
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,23 +17,21 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.adjacency import write_adjacency
-from gnnstore.converters.array_files import ArraySource, MemoryArray
-from gnnstore.converters.casting import Caster
+from gnnstore.converters.array_files import ArraySource
 from gnnstore.converters.edge_rules import EdgeRules
 from gnnstore.converters.edges import EdgeBuilder
+from gnnstore.converters.finished_edges import record_edges, take_up_edges
 from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.node_arrays import NodeArrays, check_rows
 from gnnstore.converters.opening import announce, open_store, place_spill
 from gnnstore.converters.options import ConvertOptions, IndexDtype
-from gnnstore.converters.pipeline import read_ahead
 from gnnstore.converters.provenance import provenance
 from gnnstore.converters.row_sink import RowSink
-from gnnstore.converters.scaling import ScalingCaster, column_scales
 from gnnstore.converters.spill import make_edge_builder
 from gnnstore.converters.splits import split_ids, split_name
 from gnnstore.converters.workload import Workload
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats import names
-from gnnstore.formats.dtypes import dtype_name
 from gnnstore.formats.schema import (
     NODE_TYPE,
     AttributeSpec,
@@ -43,13 +40,6 @@ from gnnstore.formats.schema import (
     Schema,
 )
 from gnnstore.progress import NullProgress, Progress
-
-# Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
-# and read whole; wider ones are read by row, so they are laid out in pages.
-_MAX_COLD_ROW_BYTES = 8
-# Compressing an array takes it whole, so that one of many rows is laid out in pages as well.
-_MAX_COLD_BYTES = 2**26
-_COPY_BYTES = 2**23  # pieces in which attributes are copied
 
 
 class GraphWriter:
@@ -101,7 +91,6 @@ class GraphWriter:
         self.explicit_num_nodes = False
         self._provenance = provenance(kind, source or {}, self.options)
         self._index_dtype: IndexDtype = self.options.index_dtype or index_dtype
-        self._num_nodes = num_nodes
         keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
         rules = EdgeRules(self.options.undirected, self.options.self_loops, keep_ids)
         graph = {"num_nodes": num_nodes, "index_dtype": self._index_dtype, "edge_ids": keep_ids}
@@ -109,6 +98,7 @@ class GraphWriter:
         self.journal = self._store.journal
         try:
             self.spill_directory = place_spill(self._store, self.options)
+            self._finished = take_up_edges(self._store)
             announce(
                 self._store,
                 self.options,
@@ -129,7 +119,8 @@ class GraphWriter:
             raise
         self._edges: EdgeTypeSpec | None = None
         self._edge_types: dict[str, tuple[str, int]] = {}
-        self._nodes: dict[str, AttributeSpec] = {}
+        self._nodes = NodeArrays(self._store, self.options, self.progress)
+        self._nodes.num_nodes = num_nodes
         self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
         self._original_ids: AttributeSpec | None = None
         self._graph_values: dict[str, Any] = {}
@@ -138,24 +129,30 @@ class GraphWriter:
     @property
     def num_nodes(self) -> int | None:
         """N, as far as it is known."""
-        return self._num_nodes
+        return self._nodes.num_nodes
 
     def set_num_nodes(self, num_nodes: int) -> None:
         """Say how many nodes there are, before the edges are finished."""
-        if self._num_nodes is not None and self._num_nodes != num_nodes:
+        if self.num_nodes is not None and self.num_nodes != num_nodes:
             raise InputError(
-                f"the input says {self._num_nodes} nodes in one place and {num_nodes} in another"
+                f"the input says {self.num_nodes} nodes in one place and {num_nodes} in another"
             )
-        self._num_nodes = num_nodes
+        self._nodes.num_nodes = num_nodes
         self._builder.set_num_nodes(num_nodes)
         for where, values in self._splits.values():
             split_ids(values, num_nodes, where)
 
     # ---- edges
 
+    @property
+    def has_edges(self) -> bool:
+        """Whether an interrupted conversion had finished the edges: none need be read."""
+        return self._finished is not None
+
     def expect_edges(self, num_edges: int) -> None:
         """Say how many edges will come, so that a budget that is too small fails at once."""
-        self._builder.expect(num_edges)
+        if not self.has_edges:
+            self._builder.expect(num_edges)
 
     def reserve_memory(self, num_bytes: int) -> None:
         """Leave memory to the caller: that much less of the budget goes to the edges."""
@@ -173,7 +170,7 @@ class GraphWriter:
         *,
         where: str = "the edges",
     ) -> None:
-        """Add a chunk of edges.
+        """Add a chunk of edges; they are passed over if `has_edges`.
 
         Parameters
         ----------
@@ -189,7 +186,8 @@ class GraphWriter:
         InputError, NoSpaceError, StorageError, BudgetError
             See `SpillingEdgeBuilder.add`.
         """
-        self._builder.add(sources, targets, attributes or {}, where)
+        if not self.has_edges:
+            self._builder.add(sources, targets, attributes or {}, where)
 
     def finish_edges(
         self, on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None
@@ -203,12 +201,19 @@ class GraphWriter:
         """
         if self._edges is not None:
             return
+        if self._finished is not None:
+            if on_degrees is not None:
+                for degrees in self._finished.degrees():
+                    on_degrees(degrees)
+            self._edges, self._nodes.num_nodes = self._finished.spec, self._finished.num_nodes
+            return
         with self.progress.phase("sort edges", unit="edges"):
-            built = self._builder.finish(self._num_nodes)
-        self._num_nodes = built.num_nodes
+            built = self._builder.finish(self.num_nodes)
+        self._nodes.num_nodes = built.num_nodes
         self._edges = write_adjacency(
             self._store, built, self._edge_types, self.progress, on_degrees
         )
+        record_edges(self._store, self._edges, built.num_nodes)
         built.close()
 
     # ---- nodes
@@ -223,14 +228,14 @@ class GraphWriter:
         dtype: str,
         cat_dim: int = 0,
         where: str | None = None,
-        scales: npt.NDArray[np.float32] | None = None,
     ) -> Iterator[RowSink]:
         """Write a node attribute row by row: the way in for features of any size.
 
         Parameters
         ----------
         name : str
-            "x" is the features: `options.feature_dtype` applies to it.
+            "x" is the features: `options.feature_dtype` applies to it. (`feature_scale` needs
+            rows that can be read twice, as `set_node_attribute` does.)
         num_rows : int
             N.
         row_shape : tuple of int
@@ -239,38 +244,20 @@ class GraphWriter:
             Element type of the rows that will come.
         where : str, optional
             The input's name, for messages.
-        scales : ndarray of float32, shape of a row, optional
-            Store int8, as multiples of these. `set_node_attribute` finds them as
-            `options.feature_scale` says, which needs rows that can be read twice.
 
         Yields
         ------
         RowSink
         """
-        self._check_rows(where or repr(name), num_rows)
-        stored = self.options.feature_dtype if name == "x" else None
-        if name == "x" and self.options.feature_scale and scales is None:
-            raise UsageError(
-                "feature_scale needs features that can be read twice, which these cannot; "
-                "convert without it first"
-            )
-        caster: Caster | ScalingCaster = Caster(name, dtype, stored or dtype)
-        if scales is not None:
-            caster = ScalingCaster(dtype, scales)
-            self.set_graph_array(f"{name}_scale", scales)
-        array = self._store.paged(
-            names.node_array(NODE_TYPE, name),
-            name=name,
-            row_shape=row_shape,
-            dtype=caster.target,
+        with self._nodes.rows(
+            name,
             num_rows=num_rows,
+            row_shape=row_shape,
+            dtype=dtype,
             cat_dim=cat_dim,
-        )
-        with self.progress.phase(f"write {name}", num_rows, "rows") as phase:
-            yield RowSink(array, caster, phase)
-        if array.is_complete:  # close now: what comes before the commit may be interrupted
-            array.close()
-        self._nodes[name] = array.spec
+            where=where,
+        ) as sink:
+            yield sink
 
     def set_node_attribute(
         self,
@@ -294,51 +281,9 @@ class GraphWriter:
         InputError
             If there are not N rows, or a store cannot hold the values.
         """
-        source = MemoryArray(repr(name), values) if isinstance(values, np.ndarray) else values
-        dtype = dtype or dtype_name(source.dtype)
-        if not source.shape:
-            raise InputError(
-                f"{source.label}: a single value is no node attribute, which has a row per node"
-            )
-        row_shape = source.shape[1:]
-        row_bytes = source.dtype.itemsize * math.prod(row_shape)
-        num_bytes = source.shape[0] * row_bytes
-        is_wide = name == "x" or row_bytes > _MAX_COLD_ROW_BYTES or num_bytes > _MAX_COLD_BYTES
-        if row_bytes and is_wide:
-            step = max(1, _COPY_BYTES // row_bytes)
-            with self.node_rows(
-                name,
-                num_rows=source.shape[0],
-                row_shape=row_shape,
-                dtype=dtype,
-                cat_dim=cat_dim,
-                where=source.label,
-                scales=self._scales(name, source, dtype, step),
-            ) as sink:
-                start = sink.skip(sink.num_committed_rows)
-                for rows in read_ahead(source.rows(step, start)):
-                    sink.append(rows)
-            return
-        self._check_rows(source.label, source.shape[0])
-        path = names.node_array(NODE_TYPE, name)
-        array = source.read()
-        self._nodes[name] = self._store.cold(path, array, name=name, dtype=dtype, cat_dim=cat_dim)
-
-    def _scales(
-        self, name: str, source: ArraySource, dtype: str, step: int
-    ) -> npt.NDArray[np.float32] | None:
-        if name != "x" or self.options.feature_scale is None:
-            return None
-        self._check_rows(source.label, source.shape[0])
-        with self.progress.phase(f"find scales of {name}", source.shape[0], "rows") as phase:
-            return column_scales(source, dtype, step, phase)
-
-    def _check_rows(self, where: str, num_rows: int) -> None:
-        if self._num_nodes is not None and num_rows != self._num_nodes:
-            raise InputError(
-                f"{where}: has {num_rows} rows, but the graph has {self._num_nodes} nodes; "
-                "every node needs exactly one row"
-            )
+        self._nodes.write(name, values, dtype=dtype, cat_dim=cat_dim)
+        if name in self._nodes.scales:
+            self.set_graph_array(f"{name}_scale", self._nodes.scales[name])
 
     def set_split(self, name: str, values: npt.NDArray[Any], *, where: str | None = None) -> None:
         """Name a set of nodes.
@@ -362,13 +307,13 @@ class GraphWriter:
         where = where or f"the split {name!r}"
         if name in self._splits:
             raise InputError(f"{where}: the split {name!r} was given already")
-        if self._num_nodes is not None:
-            split_ids(values, self._num_nodes, where)
+        if self.num_nodes is not None:
+            split_ids(values, self.num_nodes, where)
         self._splits[name] = (where, values)
 
     def set_original_ids(self, ids: npt.NDArray[np.int64]) -> None:
         """Record the input's own id [N] of every node."""
-        self._check_rows("the original ids", len(ids))
+        check_rows("the original ids", len(ids), self.num_nodes)
         path = names.original_id_array(NODE_TYPE)
         self._original_ids = self._store.cold(path, ids, name="original_id")
 
@@ -396,24 +341,25 @@ class GraphWriter:
             If the operating system refuses.
         """
         self.finish_edges()
-        edges, num_nodes = self._edges, self._num_nodes
+        edges, num_nodes = self._edges, self.num_nodes
         if edges is None or num_nodes is None:  # both are set by finish_edges
             raise AssertionError("edges are not finished")
         if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
             raise UsageError(
                 f"index_dtype='int32' cannot number {num_nodes} nodes; use index_dtype='int64'"
             )
-        for name, spec in self._nodes.items():
-            self._check_rows(repr(name), spec.num_rows)
+        for name, spec in self._nodes.attributes.items():
+            check_rows(repr(name), spec.num_rows, num_nodes)
         if self._original_ids is not None:
-            self._check_rows("the original ids", self._original_ids.num_rows)
+            check_rows("the original ids", self._original_ids.num_rows, num_nodes)
         splits = {}
         for name, (where, values) in self._splits.items():
             ids = split_ids(values, num_nodes, where)
             splits[name] = self._store.cold(names.split_array(NODE_TYPE, name), ids, name=name)
+        attributes = self._nodes.attributes
         schema = Schema(
             node_types=(
-                NodeTypeSpec(NODE_TYPE, num_nodes, self._nodes, splits, self._original_ids),
+                NodeTypeSpec(NODE_TYPE, num_nodes, attributes, splits, self._original_ids),
             ),
             edge_types=(edges,),
             graph_attributes=self._graph_values,

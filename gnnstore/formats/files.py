@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,22 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.manifest import BLOCK_BYTES
 
+# The disk is told to begin with every piece of this size, rather than with all of them when the
+# file is closed: 600 MB written and synchronised take a quarter to three quarters of the time.
+_WRITE_BACK_BYTES = 4 * 2**20
+
 
 class ChecksummedFile:
     """A new file that is written once, from start to end, with a crc32c of each block.
 
     The file is created exclusively, with the mode that the umask allows. `close` makes it
-    durable; nothing is synchronised before.
+    durable; nothing is before.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size_bytes = 0
+        self._begun_bytes = 0
         self._crcs: list[npt.NDArray[np.uint32]] = []
         self._partial_crc = 0
         try:
@@ -48,6 +54,16 @@ class ChecksummedFile:
             raise storage_error(error, "write", self.path) from error
         self._checksum(data)
         self.size_bytes += len(data)
+        if self.size_bytes - self._begun_bytes >= _WRITE_BACK_BYTES:
+            self._begin_write_back()
+
+    def _begin_write_back(self) -> None:
+        # Linux begins to write dirty pages that it is asked to forget, and keeps them. It is
+        # but a hint, so that a file system that knows none is no error.
+        begin, length = self._begun_bytes, self.size_bytes - self._begun_bytes
+        with suppress(OSError):
+            os.posix_fadvise(self._file.fileno(), begin, length, os.POSIX_FADV_DONTNEED)
+        self._begun_bytes = self.size_bytes
 
     def _checksum(self, data: npt.NDArray[np.uint8]) -> None:
         into_block = self.size_bytes % BLOCK_BYTES

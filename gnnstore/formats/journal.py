@@ -2,9 +2,9 @@
 
 A conversion of hours must survive a full disk, Ctrl-C and a crash. The journal lies in the
 temporary directory and grows by one line whenever something is complete: a shard, a cold
-array, a sorted run of edges. The data are synchronised before their line is written and the
-line before work goes on, so a line that can be read speaks of bytes that are there.
-Everything without a line is done again.
+array, a sorted run of edges, the adjacency. The data are synchronised before their line is
+written and the line before work goes on, so a line that can be read speaks of bytes that are
+there. Everything without a line is done again.
 
 A line that a crash tore is not read, and cut off before the file grows again.
 """
@@ -61,6 +61,9 @@ class Journal:
         self._shards: dict[tuple[str, int], Record] = {}
         self._cold: dict[str, Record] = {}
         self._runs: list[Record] = []
+        self._edges: Record | None = None
+        # Shards that were compared already: an array may be asked for more than once.
+        self._compared: dict[tuple[str, int], BlockCrcs] = {}
         self.spill_directories = [self.spill_directory]
         for record in records[1:]:
             self._take(record)
@@ -111,6 +114,8 @@ class Journal:
             self._runs.append(record)
         elif kind == "forget_runs":
             self._runs.clear()
+        elif kind == "edges":
+            self._edges = record["edges"]
         elif kind == "spill_directory":
             self._take_spill_directory(Path(record["path"]))
 
@@ -140,9 +145,12 @@ class Journal:
             if record is None or record["layout"] != _describe(spec, layout):
                 break
             name, size = shard_name(number, len(spec.shape) - 1), layout.shard_file_bytes(number)
-            crcs = _checked_blocks(self.directory / spec.path / name, size, record["crc"])
+            crcs = self._compared.get((spec.path, number))
+            if crcs is None:
+                crcs = _checked_blocks(self.directory / spec.path / name, size, record["crc"])
             if crcs is None:
                 break
+            self._compared[spec.path, number] = crcs
             found.append((name, size, crcs))
         for path, number in list(self._shards):
             if path == spec.path and number >= len(found):  # to be written again
@@ -244,6 +252,22 @@ class Journal:
         """Write down that the runs are gone, before the first of them is deleted or changed."""
         if self._runs:
             self._record({"kind": "forget_runs"})
+
+    # ---- the adjacency
+
+    def edges(self) -> Record | None:
+        """Return what an earlier attempt said of the adjacency when it was whole, if one did."""
+        return self._edges
+
+    def record_edges(self, edges: Mapping[str, Any]) -> None:
+        """Write down that every shard of the adjacency is recorded.
+
+        Parameters
+        ----------
+        edges : Mapping
+            JSON values: what the adjacency is.
+        """
+        self._record({"kind": "edges", "edges": dict(edges)})
 
     # ---- the directory
 

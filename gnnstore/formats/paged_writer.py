@@ -20,6 +20,9 @@ from gnnstore.formats.zarr_metadata import METADATA_FILE, paged_metadata, shard_
 
 # Rows are gathered into runs of pages and written in pieces of about this size.
 _BUFFER_BYTES = 4 * 2**20
+# From here on rows that fill their pages are written from where they are: gathering them first
+# is a sixth of the CPU time of a conversion.
+_DIRECT_BYTES = 2**20
 
 
 class PagedArrayWriter:
@@ -147,8 +150,15 @@ class PagedArrayWriter:
         slots = self._pages[:, : per_run * geometry.row_bytes].reshape(
             len(self._pages), per_run, geometry.row_bytes
         )
+        fills_pages = per_run * geometry.row_bytes == geometry.page_stride_bytes
         while len(as_bytes):
             run, rank = divmod(self._buffer_rows, per_run)
+            take = len(as_bytes) // per_run * per_run
+            if fills_pages and not rank and take * geometry.row_bytes >= _DIRECT_BYTES:
+                self._flush()
+                self._write_runs(as_bytes[:take].reshape(-1))
+                as_bytes = as_bytes[take:]
+                continue
             if rank or len(as_bytes) < per_run:  # complete a run, or begin the last one
                 take = min(per_run - rank, len(as_bytes))
                 slots[run, rank : rank + take] = as_bytes[:take]
@@ -167,8 +177,12 @@ class PagedArrayWriter:
         if last_rank:  # only at the end: clear what an earlier flush left behind the last row
             self._pages[runs, last_rank * geometry.row_bytes :] = 0
             runs += 1
-        pages = self._pages[:runs].reshape(-1)
         self._buffer_rows = 0
+        self._write_runs(self._pages[:runs].reshape(-1))
+
+    def _write_runs(self, pages: npt.NDArray[np.uint8]) -> None:
+        """Write whole runs of pages to their shards."""
+        geometry = self.layout.geometry
         while len(pages):
             if self._shard is None:
                 name = shard_name(len(self.files), len(self.row_shape))

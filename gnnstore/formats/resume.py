@@ -34,11 +34,11 @@ def can_continue(fingerprint: Mapping[str, Any], directory: Path) -> bool:
     records, _ = read_records(directory / JOURNAL_FILE)
     if not records or not Journal(directory, records).has_work:
         return False
-    differences = list(_differences(records[0]["fingerprint"], fingerprint))
-    if not differences:
+    found = list(differences(records[0]["fingerprint"], fingerprint))
+    if not found:
         return True
-    shown = "; ".join(differences[:_MAX_DIFFERENCES])
-    more = len(differences) - _MAX_DIFFERENCES
+    shown = "; ".join(found[:_MAX_DIFFERENCES])
+    more = len(found) - _MAX_DIFFERENCES
     raise UsageError(
         f"{directory}: the interrupted conversion there cannot be continued, since it is another "
         f"one: {shown}{f'; and {more} more' if more > 0 else ''}. Repeat the command that was "
@@ -47,15 +47,15 @@ def can_continue(fingerprint: Mapping[str, Any], directory: Path) -> bool:
     )
 
 
-def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
+def differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
     """Yield in words where two JSON values differ."""
     if isinstance(before, dict) and isinstance(now, Mapping):
         for key in sorted(before.keys() | now.keys()):
             place = f"{name}.{key}" if name else str(key)
-            yield from _differences(before.get(key), now.get(key), place)
+            yield from differences(before.get(key), now.get(key), place)
     elif isinstance(before, list) and isinstance(now, list | tuple) and len(before) == len(now):
         for number, values in enumerate(zip(before, now, strict=True)):
-            yield from _differences(*values, f"{name}[{number}]")
+            yield from differences(*values, f"{name}[{number}]")
     elif before != (list(now) if isinstance(now, tuple) else now):
         yield f"{name} was {before!r} and is {now!r} now"
 

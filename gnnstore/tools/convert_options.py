@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import click
 
@@ -16,9 +18,10 @@ from gnnstore.formats.pages import DEFAULT_PAGE_BYTES
 from gnnstore.formats.reader import StoreReader
 from gnnstore.tools.describe_store import describe_store
 from gnnstore.tools.heap import return_large_blocks
+from gnnstore.tools.interrupts import interrupts_wait
 from gnnstore.tools.options import SIZE
 from gnnstore.tools.render_store import next_commands, render_summary
-from gnnstore.tools.session import Session
+from gnnstore.tools.session import Session, Style
 from gnnstore.tools.tables import print_next
 from gnnstore.units import format_size
 
@@ -103,6 +106,14 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
             metavar="DIR",
             help="Where edges that memory cannot hold are sorted; default: beside the output.",
         ),
+        click.option(
+            "--progress",
+            "style",
+            type=click.Choice(get_args(Style)),
+            default="auto",
+            show_default=True,
+            help="How progress is shown on stderr; json: one object a line.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -123,6 +134,7 @@ def convert(
     converter: str,
     output: str,
     *,
+    style: Style,
     report: Callable[[Path], Report] | None = None,
     **arguments: Any,
 ) -> None:
@@ -134,6 +146,8 @@ def convert(
         Name of the function in `gnnstore.converters`.
     output : str
         The store to be.
+    style : str
+        How to show progress; "auto" with `--json`: as JSON too, unless a person looks on.
     report : callable, optional
         Is given the store when it is there, and says more about it.
     **arguments
@@ -142,8 +156,12 @@ def convert(
     options = ConvertOptions(**{name: arguments.pop(name) for name in _COMMON})
     if options.memory_bytes is not None:
         return_large_blocks()
+    if style == "auto" and session.as_json and not sys.stderr.isatty():
+        style = "json"
+    with interrupts_wait():
+        importlib.import_module("zarr.codecs")  # else in the middle of the work
     started = time.perf_counter()
-    with session.progress(show_usage=True) as progress:
+    with session.progress(show_usage=True, style=style) as progress:
         run = getattr(converters, converter)
         path = run(output=output, options=options, progress=progress, **arguments)
     seconds = time.perf_counter() - started

@@ -11,15 +11,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 import rich.progress as bars
 from rich.console import Console
 from rich.text import Text
 
 from gnnstore.progress import NullProgress, Phase, Progress
+from gnnstore.tools.json_progress import JsonProgress
+from gnnstore.tools.session import Style
 from gnnstore.tools.usage import Usage
 from gnnstore.units import format_duration, format_size
 
@@ -28,7 +30,7 @@ _LINE_SECONDS = 10.0
 
 
 def open_progress(
-    *, quiet: bool = False, show_usage: bool = False
+    *, quiet: bool = False, show_usage: bool = False, style: Style = "auto"
 ) -> AbstractContextManager[Progress]:
     """Return the progress display that suits stderr, as a context manager.
 
@@ -38,11 +40,17 @@ def open_progress(
         Show nothing.
     show_usage : bool
         Show the bytes written and the peak memory, too.
+    style : str
+        How to show it; "auto": as bars on a terminal, else as lines.
     """
-    if quiet:
+    if quiet or style == "none":
         return _quiet()
     usage = Usage() if show_usage else None
-    return _bars(usage) if sys.stderr.isatty() else _lines(sys.stderr, usage)
+    if style == "auto":
+        style = "bar" if sys.stderr.isatty() else "lines"
+    if style == "json":
+        return _events(sys.stderr, usage)
+    return _bars(usage) if style == "bar" else _lines(sys.stderr, usage)
 
 
 @contextmanager
@@ -70,6 +78,17 @@ def _bars(usage: Usage | None) -> Iterator[Progress]:
 @contextmanager
 def _lines(stream: TextIO, usage: Usage | None) -> Iterator[Progress]:
     yield LineProgress(stream, usage=usage)
+
+
+@contextmanager
+def _events(stream: TextIO, usage: Usage | None) -> Iterator[Progress]:
+    progress = JsonProgress(stream, usage=usage)
+    try:
+        yield progress
+    except BaseException as error:
+        progress.end(error)
+        raise
+    progress.end(None)
 
 
 def format_amount(done: int, total: int | None, unit: str) -> str:
@@ -145,7 +164,8 @@ class _BarProgress:
         finally:
             self._display.remove_task(task)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
+        del facts
         self._display.console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -232,8 +252,9 @@ class LineProgress:
         yield phase
         phase.finish()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
         """Write a remark as a line of its own."""
+        del facts
         self.print(text)
 
     def print(self, line: str) -> None:

@@ -15,9 +15,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+from gnnstore.tools.interrupts import interrupts_wait
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 # Raised by one whenever a field of a --json document changes its name or meaning;
 # new fields may appear without that.
 SCHEMA_VERSION = 1
+
+# How progress is shown; "auto": as suits what stderr is.
+Style = Literal["auto", "bar", "lines", "json", "none"]
 
 # A pipe has no width. Wide enough that no table of ours wraps, so that grep sees whole rows.
 _PIPE_WIDTH = 240
@@ -63,11 +68,12 @@ class Session:
             click.echo(message, err=True)
 
     @contextmanager
-    def progress(self, *, show_usage: bool = False) -> Iterator[Progress]:
+    def progress(self, *, show_usage: bool = False, style: Style = "auto") -> Iterator[Progress]:
         """Show progress on stderr: bars on a terminal, else a plain line now and then."""
-        from gnnstore.tools.progress import open_progress  # noqa: PLC0415 - rich on demand
+        with interrupts_wait():
+            from gnnstore.tools.progress import open_progress  # noqa: PLC0415 - rich on demand
 
-        with open_progress(quiet=self.quiet, show_usage=show_usage) as progress:
+        with open_progress(quiet=self.quiet, show_usage=show_usage, style=style) as progress:
             yield progress
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pty
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gnnstore.tools.json_progress import JsonProgress
 from gnnstore.tools.progress import LineProgress, format_amount, format_rate, open_progress
 from gnnstore.tools.usage import Usage
 
@@ -90,6 +94,84 @@ def test_a_short_phase_prints_nothing() -> None:
 )
 def test_amounts(done: int, total: int | None, unit: str, text: str) -> None:
     assert format_amount(done, total, unit) == text
+
+
+# ---- for machines
+
+COMMON = {"event", "bytes_written", "peak_memory_bytes", "elapsed_seconds"}
+OF_A_PHASE = {"phase", "done", "total", "unit", "rate", "eta_seconds", "phase_seconds"}
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_an_event_now_and_then(tmp_path: Path) -> None:
+    clock, stream = Clock(), io.StringIO()
+    progress = JsonProgress(stream, interval_seconds=10, clock=clock, usage=Usage())
+    clock.now = 5
+    progress.note("expected: much", {"seconds": 25.0})
+    progress.note("a remark")
+    with progress.phase("read edges", total=1000, unit="edges") as phase:
+        (tmp_path / "file").write_bytes(bytes(3_000_000))
+        for _ in range(25):
+            clock.now += 1
+            phase.advance(40)
+    with progress.phase("sort"):
+        pass
+    progress.end(None)
+    found = events(stream.getvalue())
+    kinds = ["start", "note", *["progress"] * 3, "phase", "progress", "phase", "end"]
+    assert [event["event"] for event in found] == kinds
+    assert found[0]["estimate"] == {"seconds": 25.0}
+    assert found[1]["text"] == "a remark"
+    expected = {"phase": "read edges", "done": 800, "total": 1000, "unit": "edges", "rate": 40}
+    assert found[4].items() >= {**expected, "eta_seconds": 5, "elapsed_seconds": 25}.items()
+    assert found[4]["bytes_written"] >= 3_000_000
+    assert found[4]["peak_memory_bytes"] > 10_000_000
+    first, last = found[2], found[5]
+    assert (first["done"], first["rate"], first["eta_seconds"]) == (0, None, None)
+    assert (last["done"], last["phase_seconds"], last["eta_seconds"]) == (1000, 25, 0)
+    assert (found[7]["phase"], found[7]["total"], found[7]["eta_seconds"]) == ("sort", None, None)
+    assert (found[8]["ok"], found[8]["error"]) == (True, None)
+    for event in found:
+        assert event.keys() >= COMMON
+        assert ("phase" in event) == (event.keys() >= OF_A_PHASE)
+
+
+def test_several_threads_may_advance_a_phase_that_is_told_as_events() -> None:
+    stream = io.StringIO()
+    progress = JsonProgress(stream, interval_seconds=0)
+    with progress.phase("copy", 4000, "rows") as phase:
+
+        def work() -> None:
+            for _ in range(1000):
+                phase.advance()
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = events(stream.getvalue())  # every line is whole
+    assert len(found) == 4000 + 3
+    assert found[-1]["done"] == 4000
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("bad luck")])
+def test_an_error_is_the_last_event(
+    capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    with (
+        pytest.raises(type(error)),
+        open_progress(style="json") as progress,
+        progress.phase("work", 10),
+    ):
+        raise error
+    start, begun, end = events(capsys.readouterr().err)
+    assert (start["event"], start["estimate"]) == ("start", None)
+    assert (begun["event"], end["event"], end["ok"]) == ("progress", "end", False)
+    assert end["error"] == {"kind": type(error).__name__, "message": str(error)}
 
 
 def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:

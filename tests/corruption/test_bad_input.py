@@ -290,6 +290,56 @@ def test_arrays_beside_an_edge_list_are_checked(tmp_path: Path, output: Path) ->
     assert f"does not exist: {tmp_path / 'none.npy'}" in said
 
 
+def test_a_bomb_in_what_is_read_whole_is_refused(
+    ogb: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file of labels that holds more numbers than memory could."""
+    monkeypatch.setattr("gnnstore.converters.text_tables.available_bytes", lambda: 20_000_000)
+    pack(ogb / "raw" / "node-label.csv.gz", "0\n" * 5_000_000)
+    assert (ogb / "raw" / "node-label.csv.gz").stat().st_size < 20_000
+    said = refused(InputError, output, lambda: from_ogb(ogb, output))
+    assert said.startswith(f"{ogb / 'raw' / 'node-label.csv.gz'}: holds at least 1")
+    assert "more than half of the 20 MB of memory that are available" in said
+
+
+def test_a_file_that_may_not_be_read_is_named() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="gnnstore-secret-", dir="/tmp"))
+    try:
+        (folder / "out").mkdir()
+        (folder / "in").mkdir()
+        (folder / "e.txt").write_text("0 1\n")
+        np.savez(folder / "e.npz", edge_index=np.array([[0], [1]]))
+        np.save(folder / "in" / "edge_index.npy", np.array([[0], [1]]))
+        for path in (folder / "e.txt", folder / "e.npz", folder / "in" / "edge_index.npy"):
+            path.chmod(0)
+        folder.chmod(0o755)
+        (folder / "out").chmod(0o777)
+        output = folder / "out" / "g.gnn"
+        for convert, source, named in (
+            (from_snap, "e.txt", "the text file: .*e.txt"),
+            (from_numpy, "e.npz", "the archive: .*e.npz"),
+            (from_numpy, "in", "the array: .*edge_index.npy"),
+        ):
+            with (
+                unprivileged(),
+                pytest.raises(StorageError, match=f"cannot read {named}: Permission denied"),
+            ):
+                convert(folder / source, output)
+            assert list(output.parent.iterdir()) == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_an_error_of_the_disk_is_named(output: Path) -> None:
+    """A file that can be opened and not be read."""
+    source = Path("/proc/self/mem")
+    if not source.exists():
+        pytest.skip("there is no /proc here")
+    with pytest.raises(StorageError, match=r"cannot read the text file: /proc/self/mem: Input/o"):
+        from_snap(source, output)
+    assert list(output.parent.iterdir()) == []
+
+
 # ---- the output
 
 

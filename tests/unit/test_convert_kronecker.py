@@ -13,11 +13,12 @@ import pytest
 
 from gnnstore.converters import (
     ConvertOptions,
+    GraphWriter,
     from_kronecker,
     kronecker,
     kronecker_nodes,
+    node_arrays,
     seed_graph,
-    writer,
 )
 from gnnstore.converters.edge_rules import EdgeRules
 from gnnstore.converters.edges import estimate_peak_bytes
@@ -95,7 +96,7 @@ def test_the_store_is_a_function_of_its_parameters(
         (seed_graph, "_BLOCK_COLUMNS", 11),
         (seed_graph, "_READ_EDGES", 13),
         (kronecker_nodes, "_CHUNK_VALUES", 17),
-        (writer, "_COPY_BYTES", 100),
+        (node_arrays, "_COPY_BYTES", 100),
     ):
         monkeypatch.setattr(module, name, value)
     assert same(first, expand(seed, tmp_path, factor=3, edge_factor=4.7))
@@ -228,7 +229,7 @@ def test_nodes_carry_what_the_seeds_carry(seed: Path, tmp_path: Path) -> None:
 
 
 def noisy_store(tmp_path: Path, x: npt.NDArray[Any], dtype: str | None = None) -> Path:
-    with writer.GraphWriter(tmp_path / "noisy.gnn", kind="test", num_nodes=len(x)) as out:
+    with GraphWriter(tmp_path / "noisy.gnn", kind="test", num_nodes=len(x)) as out:
         out.set_node_attribute("x", x, dtype=dtype)
         out.add_edges(np.array([0]), np.array([1]))
         return out.commit()
@@ -291,6 +292,29 @@ def test_noise_is_cut_off_at_the_ends_of_an_integer_type(tmp_path: Path) -> None
         assert len(np.unique(found[:, column])) > 50
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_scaled_features_keep_their_scales(tmp_path: Path, noise: float) -> None:
+    """Features of int8 in multiples of a scale: copied with it, and noisy in its steps."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2000, 3)).astype(np.float32) * [0.01, 1, 300]
+    options = ConvertOptions(feature_dtype="int8", feature_scale="column")
+    with GraphWriter(tmp_path / "s.gnn", kind="test", num_nodes=len(x), options=options) as out:
+        out.set_node_attribute("x", x)
+        path = out.commit()
+    before = read_store(path)
+    after = expand(path, tmp_path, factor=3, feature_noise=noise)
+    scales = before.graph_arrays["x_scale"]
+    assert np.array_equal(after.graph_arrays["x_scale"], scales)
+    copies, stored = np.tile(before.attributes["x"], (3, 1)), after.attributes["x"]
+    assert stored.dtype == np.int8
+    assert stored.min() >= -127  # the scale's own range: negating never overflows
+    if not noise:
+        assert np.array_equal(stored, copies)
+        return
+    added = (stored.astype(np.float64) - copies) * scales
+    np.testing.assert_allclose(added.std(axis=0), noise * x.std(axis=0), rtol=0.05)
+
+
 def test_constant_columns_stay_constant(tmp_path: Path) -> None:
     x = np.ones((20, 3), np.float32)
     expanded = expand(noisy_store(tmp_path, x), tmp_path, factor=2)
@@ -299,7 +323,7 @@ def test_constant_columns_stay_constant(tmp_path: Path) -> None:
 
 def test_graph_attributes_and_types_are_carried(tmp_path: Path) -> None:
     path = tmp_path / "seed.gnn"
-    with writer.GraphWriter(path, kind="test", num_nodes=3, index_dtype="int32") as out:
+    with GraphWriter(path, kind="test", num_nodes=3, index_dtype="int32") as out:
         out.explicit_num_nodes = True
         out.set_graph_attribute("title", "small")
         out.set_graph_array("x_scale", np.array([2.0], np.float32))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,8 @@ class Recorder:
         yield counter
         self.phases.append((name, unit, total, counter.done))
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
+        del facts
         self.notes.append(text)
 
 

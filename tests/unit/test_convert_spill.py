@@ -362,7 +362,7 @@ def test_space_is_checked_before_a_run_is_written(
 
 def test_a_budget_too_small_for_either(tmp_path: Path) -> None:
     builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=100_000)
-    message = r"of 1000000 edges needs 16 MB .*\(--memory\).*Sorting on disk instead takes 16.8 MB"
+    message = r"of 1000000 edges needs 18 MB .*\(--memory\).*Sorting on disk instead takes 16.8 MB"
     with pytest.raises(BudgetError, match=message):
         builder.expect(1_000_000)
     with pytest.raises(BudgetError, match=r"of \d+ edges needs 1\d\d kB.* takes 16.8 MB of mem"):

@@ -168,6 +168,46 @@ def test_csc_of_sources_beyond_32_bits() -> None:
         _core.csc_from_coo(src, dst, 7)
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("num_nodes", [2**20, 2**27 + 8])
+def test_csc_of_targets_that_crowd_together(num_nodes: int, num_threads: int) -> None:
+    """More edges than are sorted at once, of targets that no bin of 2^14 tells apart.
+
+    Half of them have one target; what little is left is spread over all nodes.
+    """
+    rng = np.random.default_rng(num_nodes)
+    dst = rng.integers(num_nodes // 2, num_nodes // 2 + 30, 400_000)
+    dst[::2] = num_nodes // 2 + 7
+    dst[::100] = rng.integers(0, num_nodes, len(dst[::100]))
+    src = rng.integers(0, 300, len(dst))  # so that positions have to decide
+    order = np.lexsort((src, dst))
+    indptr, indices, edge_id = _core.csc_from_coo(src, dst, num_nodes, num_threads)
+    assert edge_id is not None
+    assert np.array_equal(edge_id, order)
+    assert np.array_equal(indices, src[order])
+    assert (int(indptr[0]), int(indptr[-1])) == (0, len(dst))
+    nodes, degrees = np.unique(dst, return_counts=True)
+    assert np.array_equal(indptr[nodes + 1] - indptr[nodes], degrees)
+    assert np.all(indptr[1:] >= indptr[:-1])
+    without_ids = _core.csc_from_coo(src, dst, num_nodes, num_threads, with_edge_id=False)
+    assert np.array_equal(without_ids[0], indptr)
+    assert np.array_equal(without_ids[1], indices)
+
+
+@pytest.mark.parametrize("sorted_by", ["source", "target", "both"])
+def test_csc_of_edges_in_order(sorted_by: str) -> None:
+    rng = np.random.default_rng(5)
+    src, dst = rng.integers(0, 50_000, (2, 300_000), np.int32)
+    keys = {"source": (src,), "target": (dst,), "both": (src, dst)}
+    order = np.lexsort(keys[sorted_by])
+    src, dst = src[order], dst[order]
+    expected = np.lexsort((src, dst))
+    _, indices, edge_id = _core.csc_from_coo(src, dst, 50_000, 2)
+    assert edge_id is not None
+    assert np.array_equal(edge_id, expected)
+    assert np.array_equal(indices, src[expected])
+
+
 def test_csc_of_nothing() -> None:
     none = np.zeros(0, dtype=np.int32)
     indptr, indices, edge_id = _core.csc_from_coo(none, none, 0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, estimates, from_numpy, from_rmat, from_snap, opening
 from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.estimates import estimate, measure_rates
+from gnnstore.converters.estimates import Rates, estimate, measure_rates
 from gnnstore.converters.workload import Workload, inspect_inputs
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.files import directory_bytes
@@ -27,9 +29,11 @@ class Notes(NullProgress):
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.facts: list[Mapping[str, Any]] = []
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
         self.texts.append(text)
+        self.facts.append(facts or {})
 
     def final_bytes(self) -> int:
         (text,) = self.texts
@@ -147,6 +151,47 @@ def test_memory_that_does_not_suffice_means_temporary_space(tmp_path: Path) -> N
     assert scarce.memory_bytes < ample.memory_bytes
     assert scarce.seconds > ample.seconds
     assert scarce.final_bytes == ample.final_bytes
+
+
+@pytest.mark.parametrize(
+    ("rules", "low", "high"),
+    [
+        (KEEP, 1.05, 1.9),  # 1.2 and 1.4 were measured, of 100 and 25 million edges
+        (EdgeRules(undirected=True), 1.8, 3.2),  # merged twice; 2.7 was measured
+        (EdgeRules(self_loops="add"), 1.8, 3.2),
+    ],
+)
+def test_sorting_on_disk_takes_somewhat_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: EdgeRules, low: float, high: float
+) -> None:
+    """At the rates of one machine: what is said of time is what was measured, within a factor."""
+    rates = Rates(edges=43e6, write_bytes=1e9)
+    monkeypatch.setattr(estimates, "measure_rates", lambda *_: rates)
+    work = Workload(num_nodes=2**21, num_edges=25_000_000, binary_bytes=200_000_000)
+    said = [
+        estimate(work, rules, directory=tmp_path, memory_bytes=num_bytes)
+        for num_bytes in (2**40, 2**26)
+    ]
+    assert [found.spill_bytes > 0 for found in said] == [False, True]
+    assert low < said[1].seconds / said[0].seconds < high
+
+
+@pytest.mark.timeout(120)
+def test_what_is_said_of_time_is_no_fantasy(tmp_path: Path) -> None:
+    """Within a factor of ten, in memory and on disk, on a machine that does other things too."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "g.npz", edge_index=rng.integers(0, 2**18, (2, 3_000_000), np.int32))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(estimates, "_TRIAL_FROM_EDGES", 10**6)  # measured, as large work is
+        for memory_bytes in (None, 2**25):
+            notes = Notes()
+            options = ConvertOptions(memory_bytes=memory_bytes, overwrite=True)
+            began = time.perf_counter()
+            from_numpy(tmp_path / "g.npz", tmp_path / "g.gnn", options=options, progress=notes)
+            took = time.perf_counter() - began
+            (facts,) = notes.facts
+            assert (facts["spill_bytes"] > 0) == (memory_bytes is not None)
+            assert took / 10 < facts["seconds"] < took * 10
 
 
 def test_large_work_is_timed_by_a_trial(tmp_path: Path) -> None:

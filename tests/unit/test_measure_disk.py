@@ -6,7 +6,7 @@ import errno
 import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -338,7 +338,7 @@ class Interrupting:
         self._name = name
         yield self
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
         """Say nothing."""
 
     def advance(self, n: int = 1) -> None:  # noqa: ARG002
