@@ -257,8 +257,8 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
         Parameters
         ----------
-        mode : "memory" or "mmap"
-            Read into RAM, or a view of the files.
+        mode : "memory", "mmap" or "disk"
+            Read into RAM; a view of the files; or that with `indptr` in RAM.
         """
         with self._lock:
             if mode not in self._csc:

@@ -160,17 +160,18 @@ def set_faults(faults: Sequence[tuple[str, int, int, int, int]]) -> None:
         In place of those before; empty: none.
 
         call : str
-            "open", "fstat", "statx", "pread", "mmap", "madvise", "fadvise", "renameat2",
-            "thread" (starting one), "io_uring_setup", "io_uring_register",
-            "io_uring_enter" or "io_uring_read" (the result of a read that has finished).
+            "open", "fstat", "statx", "pread", "pwrite", "fallocate", "mmap", "madvise",
+            "fadvise", "renameat2", "thread" (starting one), "io_uring_setup",
+            "io_uring_register", "io_uring_enter" or "io_uring_read" (the result of a read that
+            has finished).
         skip : int
             Calls that are let through first.
         times : int
             Calls that fail after that; -1: all.
         errno : int
-            What they fail with; 0: a read ("pread" or "io_uring_read") is cut short instead.
+            What they fail with; 0: a "pread", "pwrite" or "io_uring_read" is cut short instead.
         short_bytes : int
-            Bytes of a short read, or fewer if there are not as many; 0: none, as at the end
+            Bytes of a short one, or fewer if there are not as many; 0: none, as at the end
             of the file.
 
     Raises
@@ -351,7 +352,8 @@ class Reader:
             Rows that lie no further apart are fetched by one read.
         cache : ndarray of uint8, shape [C * row_bytes], optional
         slots : ndarray of int32, shape [n], optional
-            Row k is copied from slot `slots[k]` of the cache; a negative one is read.
+            Row k is copied from slot `slots[k]` of the cache; a negative one is read. Without a
+            cache, rows that have a slot are left as they are.
 
         Returns
         -------
@@ -399,6 +401,253 @@ class Reader:
         OSError
             As in `gather_rows`.
         """
+
+def check_cached(nodes: NDArray[np.int64], slots: NDArray[np.int32], ids: _Ids) -> None:
+    """Make sure that slots of a cache hold the rows that a plan expects in them.
+
+    Parameters
+    ----------
+    nodes : ndarray of int64, shape [C]
+        The row in each slot; -1: none.
+    slots : ndarray of int32, shape [n]
+        Where each row should be; negative: nowhere.
+    ids : ndarray of int32 or int64, shape [n]
+
+    Raises
+    ------
+    ValueError
+        A slot holds another row, or none.
+    IndexError
+        A slot is outside the cache.
+    """
+
+def copy_from_slots(
+    cache: NDArray[np.uint8], slots: NDArray[np.int32], out: NDArray[np.uint8], *, row_bytes: int
+) -> int:
+    """Copy rows out of a cache's slots, and leave the others as they are.
+
+    Parameters
+    ----------
+    cache : ndarray of uint8, shape [C * row_bytes]
+    slots : ndarray of int32, shape [n]
+        Where row k of `out` lies; negative: nowhere.
+    out : ndarray of uint8, shape [n * row_bytes], writable
+
+    Returns
+    -------
+    int
+        Rows copied.
+
+    Raises
+    ------
+    IndexError
+        A slot is outside the cache; nothing was written.
+    ValueError
+        Lengths that do not fit `row_bytes`.
+    """
+
+def copy_to_slots(
+    rows: NDArray[np.uint8],
+    positions: NDArray[np.int32],
+    cache: NDArray[np.uint8],
+    slots: NDArray[np.int32],
+    *,
+    row_bytes: int,
+) -> None:
+    """Copy rows of a batch into slots of a cache.
+
+    Parameters
+    ----------
+    rows : ndarray of uint8, shape [n * row_bytes]
+    positions, slots : ndarray of int32, shape [c]
+        Row `positions[j]` goes to slot `slots[j]`.
+    cache : ndarray of uint8, shape [C * row_bytes], writable
+
+    Raises
+    ------
+    IndexError
+        A position or a slot is out of range; nothing was written.
+    ValueError
+        Lengths that do not fit `row_bytes` or each other.
+    """
+
+def index_misses(
+    ids: _Ids,
+    offsets: NDArray[np.int64],
+    slots: NDArray[np.int32],
+    *,
+    num_rows: int,
+    num_threads: int = 1,
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Sort the missed accesses of each batch of a trace by row.
+
+    `gnnstore.testing.packing.index_misses` is the definition. Each thread takes 16 bytes for
+    each miss of a batch.
+
+    Parameters
+    ----------
+    ids : ndarray of int32 or int64, shape [n]
+    offsets : ndarray of int64, shape [S + 1]
+        Batch i has ``ids[offsets[i]:offsets[i + 1]]``.
+    slots : ndarray of int32, shape [n]
+        Negative: missed.
+    num_rows : int
+        Of the table.
+
+    Returns
+    -------
+    positions : ndarray of int32 [misses]
+        From ``begins[i]`` on: where in batch i each of its ``num_rows_of[i]`` distinct missed
+        rows comes first, in the order of the table; then where they come again, in that order.
+    begins : ndarray of int64 [S + 1]
+    num_rows_of : ndarray of int64 [S]
+    repeat_sources : ndarray of int32
+        For those that come again, batch by batch: where in the batch the row comes first.
+
+    Raises
+    ------
+    IndexError
+        An id is outside [0, num_rows).
+    ValueError
+        Arrays do not fit together, or a batch has 2^31 rows.
+    """
+
+def min_pack_window_bytes(
+    files: FileSet,
+    *,
+    num_rows: int,
+    row_bytes: int,
+    rows_per_page: int,
+    page_stride_bytes: int,
+    gap_bytes: int,
+) -> int:
+    """Return the least `window_bytes` of `pack_rows` for a table."""
+
+def pack_rows(
+    files: FileSet,
+    ids: _Ids,
+    offsets: NDArray[np.int64],
+    positions: NDArray[np.int32],
+    begins: NDArray[np.int64],
+    num_rows_of: NDArray[np.int64],
+    paths: Iterable[_Path],
+    file_bytes: Sequence[int],
+    run_files: NDArray[np.int64],
+    run_offsets: NDArray[np.int64],
+    progress: NDArray[np.int64],
+    *,
+    engine: str,
+    num_rows: int,
+    row_bytes: int,
+    rows_per_page: int,
+    page_stride_bytes: int,
+    gap_bytes: int,
+    num_windows: int,
+    window_bytes: int,
+    buffer_bytes: int,
+    num_spare_buffers: int,
+    max_indexed_rows: int,
+    num_threads: int = 1,
+    grows: bool = False,
+) -> dict[str, int]:
+    """Write the rows that batches miss to files, batch by batch, reading a table once in order.
+
+    Besides its arguments it takes ``num_windows * window_bytes + (S + num_spare_buffers) *
+    buffer_bytes + max_indexed_rows * ids.itemsize`` bytes of memory.
+
+    Parameters
+    ----------
+    files : FileSet
+        The table.
+    ids, offsets : ndarray
+        The trace, as in `index_misses`.
+    positions, begins, num_rows_of : ndarray
+        What `index_misses` has made of it.
+    paths : iterable of path-like
+        Files to make; none may exist. After an error they may.
+    file_bytes : sequence of int
+        Their sizes.
+    grows : bool
+        The files exist, and are made longer; runs must lie behind what they hold.
+    run_files, run_offsets : ndarray of int64, shape [S]
+        Where the rows of each batch go, one behind the other: a file, and a multiple of 4096
+        in it. The last block of 4096 bytes is filled up with zeros.
+    progress : ndarray of int64, shape [2], writable
+        The first counts bytes read and written meanwhile; once another thread makes the second
+        anything but 0, the call ends with ECANCELED.
+    engine : {"io_uring", "pread", "mmap"}
+        What reads the table.
+    num_rows, row_bytes, rows_per_page, page_stride_bytes : int
+        The table's geometry, as in `gather_rows`.
+    gap_bytes : int
+        Rows that lie no further apart are fetched by one read.
+    num_windows, window_bytes : int
+        Parts of the table that are being read or copied, and how much is read of each at most:
+        a multiple of 4096, at least what `min_pack_window_bytes` says.
+    buffer_bytes : int
+        What is collected of a batch before it is written; a multiple of 4096.
+    num_spare_buffers : int
+        Buffers that can be full while every batch has one to fill; at least 1.
+    max_indexed_rows : int
+        Rows of all batches that are sorted out at a time, at least S; where there are more,
+        ranges of ids are worked through one by one.
+    num_threads : int
+        Threads that copy rows, each for batches of its own. Others read and write.
+
+    Returns
+    -------
+    dict
+        The fields of `gnnstore.io.packed_rows.PackCounts`, less the seconds.
+
+    Raises
+    ------
+    OSError
+        A file cannot be made, read or written: ENOSPC before anything is written where the
+        file system can set room aside. Nothing is in flight any more.
+    IndexError, ValueError
+        Arrays, geometry and files do not fit together.
+    """
+
+def read_packed_rows(
+    reader: Reader,
+    files: FileSet,
+    file: int,
+    offset: int,
+    positions: NDArray[np.int32],
+    repeat_targets: NDArray[np.int32],
+    repeat_sources: NDArray[np.int32],
+    out: NDArray[np.uint8],
+    *,
+    row_bytes: int,
+) -> dict[str, int]:
+    """Read packed rows in order and write each to its place in a batch.
+
+    Parameters
+    ----------
+    reader : Reader
+        Reads of its `max_read_bytes`, in order.
+    files : FileSet
+    file, offset : int
+        Where the rows begin: a multiple of 4096.
+    positions : ndarray of int32, shape [k]
+        Packed row j goes to ``out[positions[j] * row_bytes:]``.
+    repeat_targets, repeat_sources : ndarray of int32, shape [r]
+        Afterwards row `repeat_targets[j]` of `out` becomes a copy of row `repeat_sources[j]`.
+    out : ndarray of uint8, writable
+        Whole rows; those that no position names stay as they are.
+
+    Returns
+    -------
+    dict
+        As `Reader.gather_rows`.
+
+    Raises
+    ------
+    IndexError
+        A position is outside of `out`, or the rows outside of the file; nothing was written.
+    OSError
+        As in `Reader.gather_rows`.
+    """
 
 def probe_engine(engine: str, path: _Path, direct: bool = True) -> str:
     """Make an engine as it is really used, and read the beginning of a file with it.
@@ -518,11 +767,12 @@ def csc_from_coo(
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any] | None]:
     """Build the in-neighbour lists of a graph from its edges, in any order.
 
-    Counts the edges of each target, scatters them to their columns and sorts each column.
-    Everything is done in the outputs: besides them and the inputs, a thread needs at most
-    24 bytes per edge of the longest column that it sorts. The peak is thus
-    ``2 * E * id_bytes`` of inputs plus ``8 * (N + 1) + E * (id_bytes + edge_id_bytes)``
-    of outputs, with id_bytes of 4 or 8 and edge_id_bytes of 0, 4 or 8.
+    Partitions the edges by ranges of targets, and sorts each range in the cache. The peak is
+    ``2 * E * id_bytes`` of inputs, ``8 * (N + 1) + E * (id_bytes + edge_id_bytes)`` of outputs,
+    with id_bytes of 4 or 8 and edge_id_bytes of 0, 4 or 8, and ``2 * E`` besides (``4 * E``, if
+    there are more than 2**27 targets). Each thread takes at most 24 bytes (40, if there are
+    more than 2**32 sources) per edge of the longest column, or for ``max(2**16, E // 256)``
+    edges, if those are more.
 
     Parameters
     ----------
@@ -809,6 +1059,11 @@ def bitmap_rank(
 # --- sampling ------------------------------------------------------------------------------
 # Symbols: B seeds, n nodes and m edges of a batch, L hops.
 
+# n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges
+_Sampled: TypeAlias = tuple[
+    _Ids, _Ids, NDArray[np.int64], NDArray[np.int64] | None, list[int], list[int]
+]
+
 def sample_neighbors(
     indptr: NDArray[np.int64],
     indices: _Ids,
@@ -823,7 +1078,7 @@ def sample_neighbors(
     disjoint: bool = False,
     induced: bool = False,
     index_dtype: Literal["int64", "int32"] = "int64",
-) -> tuple[_Ids, _Ids, NDArray[np.int64], NDArray[np.int64] | None, list[int], list[int]]:
+) -> _Sampled:
     """Sample the in-neighbourhood of seed nodes, hop by hop.
 
     `gnnstore.testing.sampling.sample_neighbors` defines the result. A hop expands the nodes
@@ -878,6 +1133,68 @@ def sample_neighbors(
     OverflowError
         The batch may have too many nodes: 2^32 - 1 or more, or 2^31 or more for "int32".
     """
+
+class StagedBatch:
+    """A batch of `sample_neighbors` that is told the in-neighbours it asks for.
+
+    `draw` and `take` in turns until `draw` returns None, then `result`. For one thread at a
+    time; a batch that raised is of no further use. The result is that of `sample_neighbors`,
+    bit for bit; "induced" takes the in-neighbour lists of all nodes besides.
+
+    Parameters
+    ----------
+    indptr : ndarray of int64, shape [N + 1]
+    seeds : ndarray of int64, shape [B]
+    fanouts : sequence of int, length L
+    num_edges : int
+        E: length of the `indices` that are not here.
+    indices_dtype : "int64" or "int32"
+        Their dtype.
+    seed, epoch, batch, num_src_nodes, replace, disjoint, induced, index_dtype
+        As in `sample_neighbors`.
+    cache : tuple of ndarray, optional
+        In-neighbour lists of some nodes, which are not asked for: `bits`, uint64
+        [ceil(N / 64)], one for each cached node; `neighbors`, indices_dtype, their lists one
+        behind the other; `starts`, int64 [ceil(N / 64)], how many neighbours stand before
+        those of the nodes of each word of `bits`. What is wrong with them is noticed at the
+        latest when it would be used.
+    max_column_positions : int
+        The most positions of whole lists that are asked for at once.
+
+    Raises
+    ------
+    IndexError, ValueError, OverflowError
+        As `sample_neighbors`, at the first call that notices.
+    """
+
+    def __init__(
+        self,
+        indptr: NDArray[np.int64],
+        seeds: NDArray[np.int64],
+        fanouts: Sequence[int],
+        *,
+        num_edges: int,
+        indices_dtype: str,
+        seed: int,
+        epoch: int,
+        batch: int,
+        num_src_nodes: int | None = None,
+        replace: bool = False,
+        disjoint: bool = False,
+        induced: bool = False,
+        index_dtype: Literal["int64", "int32"] = "int64",
+        cache: tuple[NDArray[np.uint64], NDArray[np.int64], _Ids] | None = None,
+        max_column_positions: int = 1 << 20,
+    ) -> None: ...
+    def draw(self) -> NDArray[np.int64] | None:
+        """Return the positions in `indices` that are needed next, maybe none; None at the end."""
+    def take(self, neighbors: _Ids) -> None:
+        """Take the ids at these positions (of indices_dtype), in their order."""
+    def result(self) -> _Sampled:
+        """Return what `sample_neighbors` returns, once."""
+    @property
+    def num_cached(self) -> int:
+        """In-neighbours that the cache has served so far."""
 
 def choose_positions(
     degree: int,
@@ -967,8 +1284,8 @@ def plan_belady(
     Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
     enter after the batch that brings them, and only to stay until they are needed again, or
     to the end. `gnnstore.testing.caches.belady_plan` defines the result. Work is linear in
-    the accesses. Memory is 4 bytes an access and 16 a slot beside the results, and a table:
-    at most 16 bytes an access, or, where ids lie far apart, 32 to 96 for each row touched.
+    the accesses. What memory it takes beside the results, whatever the ids are, is told by
+    `gnnstore.planning.belady.transient_bytes`.
 
     Parameters
     ----------
@@ -1006,35 +1323,61 @@ def plan_belady(
         An id is negative.
     ValueError
         Offsets that do not cut the ids into batches, nodes that are not distinct, a
-        frequency below 1, or more batches than 2^48 / (longest batch).
+        frequency below 1.
     """
 
-def run_lru(
-    ids: _Ids, offsets: NDArray[np.int64], num_slots: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Run a cache that keeps the rows used last; `gnnstore.testing.caches.run_lru` defines it.
+def plan_online(
+    policy: Literal["lru", "sieve"],
+    ids: _Ids,
+    offsets: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    order: NDArray[np.int32],
+    visited: NDArray[np.uint8],
+    hand: int,
+) -> tuple[
+    NDArray[np.int32],
+    NDArray[np.int64],
+    NDArray[np.int64],
+    NDArray[np.int32],
+    NDArray[np.int32],
+    NDArray[np.int64],
+    NDArray[np.int32],
+    NDArray[np.uint8],
+    int,
+]:
+    """Plan a cache of C slots that does not know the future: LRU or SIEVE.
+
+    The hits of a batch are the rows that were cached before it; then its rows are used one by
+    one. `gnnstore.testing.caches.online_plan` defines the result. Memory is 4 bytes an access,
+    20 for each row touched or cached, and a table as in `plan_belady`.
 
     Parameters
     ----------
+    policy : {"lru", "sieve"}
     ids, offsets : ndarray
         As in `plan_belady`.
-    num_slots : int
-        Rows in the cache, which is empty at the start.
+    nodes : ndarray of int64, shape [C]
+        Rows that are in the cache before the first batch, by slot; -1: an empty slot.
+    order : ndarray of int32, shape [C]
+        The slots that hold a row, from the oldest to the newest, and -1 behind them.
+    visited : ndarray of uint8, shape [C]
+        1 where SIEVE's hand is to spare the row once.
+    hand : int
+        The slot where the hand of SIEVE begins; -1: at the oldest row.
 
     Returns
     -------
-    is_hit : ndarray of uint8, shape [n]
-        1 if the row was in the cache before its batch, else 0.
-    misses : ndarray of int64, shape [S]
-        Distinct rows of each batch that were not.
-    """
+    slots, misses, change_offsets, change_positions, change_slots : ndarray
+        As in `plan_belady`; a row that is in the cache before and after a batch keeps its slot.
+    nodes, order, visited, hand
+        The cache after the last batch.
 
-def run_sieve(
-    ids: _Ids, offsets: NDArray[np.int64], num_slots: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Run a cache with SIEVE; `gnnstore.testing.caches.run_sieve` defines it.
-
-    Parameters and results are those of `run_lru`.
+    Raises
+    ------
+    IndexError
+        An id is negative.
+    ValueError
+        Offsets that do not cut the ids into batches, or a state that contradicts itself.
     """
 
 # --- this module ---------------------------------------------------------------------------

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.reader import StoreReader
     from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec
 
-TopologyMode = Literal["memory", "mmap"]
+TopologyMode = Literal["memory", "mmap", "disk"]
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,15 @@ def load_csc(
 
     Parameters
     ----------
-    mode : "memory" or "mmap"
-        Whether the arrays are read into RAM (huge pages) or mapped from disk.
+    mode : "memory", "mmap" or "disk"
+        Whether the arrays are read into RAM (huge pages) or mapped from disk; with "disk",
+        `indptr` is read and the others, which samplers then read piece by piece, are mapped.
     """
     mapped: list[PagedArray] = []
 
     def get(spec: AttributeSpec) -> npt.NDArray[Any]:
         array = reader.paged(spec)
-        if mode == "memory":
+        if mode == "memory" or (mode == "disk" and spec is edge.indptr):
             return array.load(num_threads)
         mapped.append(array)
         return array.view("random")

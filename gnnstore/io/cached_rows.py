@@ -54,6 +54,36 @@ class NodeSlots:
         return _core.find_slots(self._bits, self._ranks, ids)
 
 
+def fill_rows(
+    rows: DirectRows,
+    nodes: npt.NDArray[np.int64],
+    table: npt.NDArray[np.uint8],
+    advance: Callable[[int], None] | None = None,
+) -> ReadCounts:
+    """Read the rows of many nodes (int64 [C], ascending) into the beginning of a table.
+
+    Parameters
+    ----------
+    table : ndarray of uint8 [at least C * row_bytes]
+    advance : callable, optional
+        Called with the number of bytes that have been read since the last call.
+
+    Raises
+    ------
+    StorageError
+        As in `DirectRows.gather`.
+    """
+    filling, row_bytes = ReadCounts(), rows.row_bytes
+    step = max(1, FILL_BYTES // max(1, row_bytes))
+    for first in range(0, len(nodes), step):
+        some = nodes[first : first + step]
+        part = table[first * row_bytes : (first + len(some)) * row_bytes]
+        filling += rows.gather_into(some, part)
+        if advance is not None:
+            advance(part.nbytes)
+    return filling
+
+
 class CachedRows:
     """Some rows of a table in memory, the others on disk. Thread-safe.
 
@@ -91,16 +121,8 @@ class CachedRows:
         StorageError
             As in `DirectRows.gather`.
         """
-        nodes, row_bytes = slots.nodes, rows.row_bytes
-        table = empty((len(nodes) * row_bytes,), np.uint8)
-        filling = ReadCounts()
-        step = max(1, FILL_BYTES // row_bytes)
-        for first in range(0, len(nodes), step):
-            some = nodes[first : first + step]
-            part = table[first * row_bytes : (first + len(some)) * row_bytes]
-            filling += rows.gather_into(some, part)
-            if advance is not None:
-                advance(part.nbytes)
+        table = empty((len(slots.nodes) * rows.row_bytes,), np.uint8)
+        filling = fill_rows(rows, slots.nodes, table, advance)
         return cls(rows, slots, table, filling)
 
     @property

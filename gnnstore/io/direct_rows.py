@@ -89,7 +89,8 @@ class DirectRows:
         out : ndarray [n, *row_shape], C-ordered
         cache : ndarray of uint8 [num_slots * row_bytes], optional
         slots : ndarray of int32 [n], optional
-            Where each row lies in the cache; negative: it is read.
+            Where each row lies in the cache; negative: it is read. Without a cache, rows that
+            have a slot are left as they are.
         """
         if math.prod(out.shape) == 0:
             return NO_READS

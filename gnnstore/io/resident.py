@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
@@ -16,12 +16,16 @@ from weakref import WeakKeyDictionary
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
+from gnnstore.io.neighbor_cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
+from gnnstore.io.planned_cache import PlannedCache
 from gnnstore.io.rows import MappedRows, MemoryRows, RowSource
 
 if TYPE_CHECKING:
-    from gnnstore.formats.csc import Csc
+    from gnnstore.formats.csc import Csc, TopologyMode
     from gnnstore.formats.reader import StoreReader
+    from gnnstore.io.index_rows import IndexRows
     from gnnstore.io.shared_cache import SharedCache
+    from gnnstore.sampling.staged import CachedNeighbors
     from gnnstore.store import GraphStore
 
 Mode = Literal["memory", "mmap"]
@@ -36,6 +40,8 @@ class Residents:
         self._direct: dict[tuple[str, str], DirectRows] = {}
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._caches: dict[Hashable, SharedCache] = {}
+        self._planned: dict[Hashable, PlannedCache] = {}
+        self._neighbors: CachedNeighbors | None = None
         self._topology_bytes = 0
 
     def rows(
@@ -85,24 +91,70 @@ class Residents:
                 self._caches[key] = make()
             return self._caches[key]
 
-    def csc(self, store: GraphStore, mode: Mode, num_threads: int) -> Csc:
+    def planned_cache(
+        self, store: GraphStore, specs: Sequence[AttributeSpec], engine: Engine, num_slots: int
+    ) -> PlannedCache:
+        """Return the slots that loaders over the same attributes share, taking turns.
+
+        A loader whose budget has room for fewer replaces them by fewer; one with room for
+        more does with what there is.
+        """
+        key = (engine.name, tuple(spec.path for spec in specs))
+        with self._lock:
+            known = self._planned.get(key)
+            if known is not None and known.num_slots <= num_slots:
+                return known
+            tables = {spec.path: self.direct_rows(store, spec, engine) for spec in specs}
+            if known is not None:
+                del self._planned[key]
+                known.begin().close()  # whoever goes on with it reads every row
+            self._planned[key] = PlannedCache(tables, num_slots)
+            return self._planned[key]
+
+    def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
         """Return the graph's structure, in memory or mapped."""
         with self._lock:
             csc = store.topology(mode, num_threads)
-            if mode == "memory":
-                self._topology_bytes = csc.num_bytes
+            held = csc.indptr.nbytes if mode == "disk" else csc.num_bytes
+            self._topology_bytes = max(self._topology_bytes, held if mode != "mmap" else 0)
             return csc
+
+    def neighbors(
+        self, store: GraphStore, csc: Csc, rows: IndexRows, num_bytes: int, spare_bytes: int
+    ) -> CachedNeighbors | None:
+        """Return in-neighbour lists in memory, for loaders that read the others.
+
+        A loader with room for more than there are does with them; one with less replaces them.
+
+        Parameters
+        ----------
+        num_bytes : int
+            For the lists.
+        spare_bytes : int
+            That may be used while they are chosen; none are where it does not suffice.
+        """
+        with self._lock:
+            known = self._neighbors
+            if known is not None and known.num_bytes <= num_bytes:
+                return known
+            self._neighbors = None
+            if num_bytes >= bytes_for_all(csc) or bytes_to_choose(csc) <= spare_bytes:
+                uuid = store.reader.manifest.uuid
+                self._neighbors = open_neighbor_cache(csc, rows, num_bytes, uuid)
+            return self._neighbors
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that everything opened so far occupies."""
         tables = sum(rows.resident_bytes for rows in self._rows.values())
-        return self._topology_bytes + tables + self.cached_bytes
+        neighbors = 0 if self._neighbors is None else self._neighbors.num_bytes
+        return self._topology_bytes + neighbors + tables + self.cached_bytes
 
     @property
     def cached_bytes(self) -> int:
         """Bytes of these that caches hold."""
-        return sum(cache.num_bytes for cache in self._caches.values())
+        planned = sum(cache.num_bytes for cache in self._planned.values())
+        return planned + sum(cache.num_bytes for cache in self._caches.values())
 
 
 # By the store's reader: PyG's base classes make the store itself unhashable.

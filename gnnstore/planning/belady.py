@@ -18,10 +18,19 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import UsageError
 
-__all__ = ["BeladyPlanner", "SuperbatchPlan", "Trace"]
+__all__ = ["BeladyPlanner", "SuperbatchPlan", "Trace", "transient_bytes"]
 
 # Positions in a trace and slots of a cache have 31 bits in the kernel.
 MAX_SLOTS = 2**31 - 3
+
+# What the kernel takes while it plans: for each access where it is used next, 4 bytes, and in turn
+# the slots of one batch, or what tells rows in groups of ids apart.
+_ACCESS_BYTES = 6
+# For each slot: where its row is used next, twice, and the place and slot of a row that waits;
+# and what links those that wait for the same batch.
+_SLOT_BYTES = 18
+# Tables of one group and of batches, lists that are partly filled, the end of a huge page.
+_TABLES_BYTES = 3 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +122,63 @@ class SuperbatchPlan:
         return self.change_positions[begin:end], self.change_slots[begin:end]
 
 
+def transient_bytes(num_accesses: int, num_slots: int) -> int:
+    """Return the memory that planning takes at most, beside the trace and the plan.
+
+    It is given back when the plan is made. It does not depend on which rows are needed, or on how
+    many there are: neither on the graph's size, nor on how far ids lie apart.
+
+    Parameters
+    ----------
+    num_accesses : int
+        n, rows of all batches. Where one batch has more than half of them, as with a superbatch
+        of one batch, its rows beyond half take 4 bytes more each.
+    num_slots : int
+        C. Beside the state of a planner, which takes 12 bytes a slot, and 12 again for that
+        after the plan.
+
+    Notes
+    -----
+    Holds for up to ten thousand batches; beyond, 100 bytes a batch come on top.
+    """
+    return _ACCESS_BYTES * num_accesses + _SLOT_BYTES * num_slots + _TABLES_BYTES
+
+
+def check_num_slots(num_slots: int) -> None:
+    """Refuse a cache that no plan can be made for.
+
+    Raises
+    ------
+    UsageError
+        If the number of slots is out of range.
+    """
+    if not 0 <= num_slots <= MAX_SLOTS:
+        raise UsageError(
+            f"a planned cache has 0 to {MAX_SLOTS} slots, got {num_slots}; "
+            "give it as many as there are rows at most"
+        )
+
+
+def distinct_nodes(nodes: npt.NDArray[Any], num_slots: int) -> npt.NDArray[np.int64]:
+    """Return what each slot holds, int64 [C], a row in several slots named for the first only.
+
+    A row that left a cache and entered it again may still lie where it was before.
+
+    Raises
+    ------
+    UsageError
+        If there is not one entry per slot.
+    """
+    if nodes.shape != (num_slots,):
+        raise UsageError(
+            f"expected the rows in {num_slots} slots, got an array of shape {nodes.shape}"
+        )
+    distinct = np.full(num_slots, -1, np.int64)
+    _, first = np.unique(nodes, return_index=True)
+    distinct[first] = nodes[first]
+    return np.maximum(distinct, -1, out=distinct)
+
+
 class BeladyPlanner:
     """Plans superbatch after superbatch for one cache, which it leaves filled between them.
 
@@ -132,11 +198,7 @@ class BeladyPlanner:
     """
 
     def __init__(self, num_slots: int) -> None:
-        if not 0 <= num_slots <= MAX_SLOTS:
-            raise UsageError(
-                f"a planned cache has 0 to {MAX_SLOTS} slots, got {num_slots}; "
-                "give it as many as there are rows at most"
-            )
+        check_num_slots(num_slots)
         self._nodes = np.full(num_slots, -1, np.int64)
         self._frequencies = np.zeros(num_slots, np.int32)
 
@@ -166,8 +228,7 @@ class BeladyPlanner:
         Raises
         ------
         UsageError
-            If the trace is not well-formed, or too large: 2^31 rows, or batches beyond
-            2^48 / (longest batch).
+            If the trace is not well-formed, or has 2^31 rows or more.
         """
         try:
             planned = _core.plan_belady(trace.ids, trace.offsets, self._nodes, self._frequencies)
@@ -175,6 +236,22 @@ class BeladyPlanner:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
         slots, misses, offsets, positions, change_slots, self._nodes, self._frequencies = planned
         return SuperbatchPlan(trace.offsets, slots, misses, offsets, positions, change_slots)
+
+    def restart(self, nodes: npt.NDArray[Any]) -> None:
+        """Go on from a cache that holds these rows, each needed once so far.
+
+        Parameters
+        ----------
+        nodes : ndarray of int64 [C]
+            The row in each slot; -1: none. Of slots with the same row, the first counts.
+
+        Raises
+        ------
+        UsageError
+            If there is not one entry per slot.
+        """
+        self._nodes = distinct_nodes(nodes, self.num_slots)
+        self._frequencies = (self._nodes >= 0).astype(np.int32)
 
     def clear(self) -> None:
         """Forget the cache, so that the next superbatch finds it empty."""

@@ -11,15 +11,15 @@ import json
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import CorruptStoreError, StorageError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.strict_json import Fields, parse_object
 from gnnstore.planning.filesystems import filesystem_id
+from gnnstore.planning.user_cache import user_cache_directory, write_whole
 
 __all__ = ["DeviceProfile", "filesystem_id", "load_profile", "profile_path", "save_profile"]
 
@@ -219,15 +219,7 @@ def profile_path(filesystem: str) -> Path:
     StorageError
         If the user has no home directory.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not cache.is_absolute():
-        try:
-            cache = Path.home() / ".cache"
-        except RuntimeError:
-            cache = Path()
-    if not cache.is_absolute():
-        raise StorageError("there is no home directory to keep measurements in; set XDG_CACHE_HOME")
-    return cache / "gnnstore" / "devices" / f"{filesystem}.json"
+    return user_cache_directory("devices") / f"{filesystem}.json"
 
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
@@ -285,15 +277,7 @@ def save_profile(profile: DeviceProfile) -> Path:
     document = {"format_version": _FORMAT_VERSION, "profile": profile.to_document()}
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        try:
-            with open(descriptor, "w") as opened:  # noqa: PTH123 - a descriptor
-                opened.write(text)
-            Path(temporary).replace(file)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(file, [text.encode()])
     except OSError as error:
         raise storage_error(error, "keep the measurements", file) from error
     return file

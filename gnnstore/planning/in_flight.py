@@ -81,9 +81,14 @@ def cache_rows(
         return num_rows
     if not placement.budget_is_promise:
         return cost.rows_in(left // _CACHE_SHARE)
+    return cost.rows_in(left - in_flight_bytes(placement, batch_bytes, num_threads))
+
+
+def in_flight_bytes(placement: Placement, batch_bytes: int, num_threads: int) -> int:
+    """Return what is left to batches in flight where a cache is to have the rest."""
     wanted = (num_threads + 2) * batch_bytes
-    in_flight = min(wanted, max(_LEAST_HALF_BATCHES * batch_bytes // 2, left // _BATCH_SHARE))
-    return cost.rows_in(left - in_flight)
+    least = _LEAST_HALF_BATCHES * batch_bytes // 2
+    return min(wanted, max(least, placement.left_bytes // _BATCH_SHARE))
 
 
 def _besides(placement: Placement) -> str:

@@ -14,13 +14,16 @@ from gnnstore.available import available_bytes
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.planning.sizes import StoreSizes
 from gnnstore.planning.static_cache import CachePlan
+from gnnstore.planning.superbatch_size import PLANNED, SuperbatchSize
 from gnnstore.units import format_at_least, format_size, parse_size
 
-Strategy = Literal["memory", "mmap", "direct", "static"]
-Topology = Literal["memory", "mmap"]
+Strategy = Literal["memory", "mmap", "direct", "static", "belady", "lru", "sieve", "packed"]
+Topology = Literal["memory", "mmap", "disk"]
+TOPOLOGIES = ("auto", "memory", "mmap", "disk")
 Mode = Literal["memory", "mmap", "direct"]
 
-STRATEGIES = ("auto", "memory", "mmap", "direct", "static")
+READ_BY_ENGINES = ("direct", "static", *PLANNED)
+STRATEGIES = ("auto", "memory", "mmap", *READ_BY_ENGINES)
 
 # "auto" leaves an eighth of the budget to the batches that are being prepared.
 _BATCH_SHARE = 8
@@ -30,13 +33,19 @@ _BATCH_SHARE = 8
 HELD_ROW_BYTES = 64
 _HELD_SHARE = 4
 
-_WHERE = {"memory": "in memory", "mmap": "mapped"}
+# memory="auto" leaves a quarter of what is free to the model, its optimiser and other programs.
+_FREE_SHARE = 4
+
+_WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
+# Of what is left, for the in-neighbour lists that sampling needs most often.
+_NEIGHBORS_SHARE = 4
 _ALTERNATIVES = {
     ("memory", "memory"): " or choose strategy='mmap'",
     ("mmap", "memory"): " or choose topology='mmap'",
     ("mmap", "mmap"): "",
     ("direct", "memory"): ", lower num_threads=, or choose topology='mmap' or strategy='mmap'",
     ("direct", "mmap"): ", lower num_threads=, or choose strategy='mmap'",
+    ("direct", "disk"): ", lower num_threads=, or choose topology='mmap'",
 }
 
 
@@ -46,13 +55,13 @@ class Placement:
 
     Attributes
     ----------
-    strategy : "memory", "mmap", "direct" or "static"
+    strategy : "memory", "mmap", "direct", "static", "belady", "lru", "sieve" or "packed"
         How the rows of paged attributes are reached.
-    topology : "memory" or "mmap"
-        Where the graph's structure lies.
+    topology : "memory", "mmap" or "disk"
+        Where the graph's structure lies. On disk, in-neighbours are read by an engine.
     modes : Mapping of str to "memory", "mmap" or "direct"
-        Where the rows of each paged attribute lie, by its path. Under "direct" and "static",
-        narrow ones are in memory as far as the budget allows.
+        Where the rows of each paged attribute lie, by its path. Under strategies that read
+        them, narrow ones are in memory as far as the budget allows.
     resident_bytes : int
         Memory that is held as long as the loader lives, but for staging and cache.
     staging_bytes : int
@@ -63,8 +72,12 @@ class Placement:
         Whether the user set the budget, so that batches in flight must stay within it too.
     reason : str
         Why, in one sentence.
+    neighbors_bytes : int
+        Memory for in-neighbour lists where the others are on disk; part of `resident_bytes`.
     cache : CachePlan, optional
         Rows that are held besides; set by `with_cache`.
+    superbatch : SuperbatchSize, optional
+        What a planned strategy holds besides; set by `with_superbatch`.
     """
 
     strategy: Strategy
@@ -75,18 +88,22 @@ class Placement:
     budget_bytes: int
     budget_is_promise: bool
     reason: str
+    neighbors_bytes: int = 0
     cache: CachePlan | None = None
+    superbatch: SuperbatchSize | None = None
 
     @property
     def reads_disk(self) -> bool:
         """Whether rows are read by an engine, so that threads wait for the disk."""
-        return self.strategy in {"direct", "static"}
+        return self.strategy in READ_BY_ENGINES
 
     @property
     def left_bytes(self) -> int:
         """Bytes of the budget for batches in flight."""
-        cached = 0 if self.cache is None else self.cache.num_bytes
-        return self.budget_bytes - self.resident_bytes - self.staging_bytes - cached
+        held = self.resident_bytes + self.staging_bytes
+        held += 0 if self.cache is None else self.cache.num_bytes
+        held += 0 if self.superbatch is None else self.superbatch.num_bytes
+        return self.budget_bytes - held
 
     @property
     def spare_bytes(self) -> int | None:
@@ -96,6 +113,12 @@ class Placement:
     def with_cache(self, cache: CachePlan) -> Self:
         """Return the decision with the cache that was made for it."""
         return replace(self, cache=cache, reason=f"{self.reason}; {cache.describe()}")
+
+    def with_superbatch(self, size: SuperbatchSize) -> Self:
+        """Return the decision with the size of superbatches that was found for it."""
+        return replace(
+            self, superbatch=size, reason=f"{self.reason}; {size.describe(self.strategy)}"
+        )
 
     def because(self, more: str) -> Self:
         """Return the decision with more to its reason."""
@@ -120,12 +143,14 @@ def place(
     ----------
     sizes : StoreSizes
         What there is to place.
-    strategy : "auto", "memory", "mmap", "direct" or "static"
-        "auto": "memory" where everything fits the budget, else "static".
-    topology : "auto", "memory" or "mmap"
-        "auto": in memory where it fits the budget beside the rest.
+    strategy : str
+        One of `STRATEGIES`. "auto": "memory" where everything fits the budget, else "static".
+    topology : "auto", "memory", "mmap" or "disk"
+        "auto": in memory where it fits the budget beside the rest; else on disk where rows are
+        read from disk too, and mapped where they are mapped.
     memory : int or str, optional
-        The budget. By default what this process may still allocate.
+        The budget; "auto": three quarters of what this process may still allocate. By default
+        all of that, without a promise to stay within it.
     seeds_bytes : int
         What the loader holds besides: its seed nodes and their order.
     shared_bytes : int
@@ -142,22 +167,16 @@ def place(
     Raises
     ------
     UsageError
-        If a choice is unknown, or strategy "memory" is to leave the topology out.
+        If a choice is unknown, strategy "memory" is to leave the topology out, or "mmap" is to
+        read it.
     BudgetError
         If what must lie in memory does not fit.
     """
     _check_choice("strategy", strategy, STRATEGIES)
-    _check_choice("topology", topology, ("auto", "memory", "mmap"))
-    if strategy == "memory" and topology == "mmap":
-        raise UsageError(
-            "strategy='memory' holds everything in memory, the topology included; "
-            "leave out topology='mmap', or choose strategy='mmap'"
-        )
-    if memory is None:
-        budget, source = available_bytes() + shared_bytes, "of available memory"
-    else:
-        budget, source = parse_size(memory, name="memory"), "of the memory= budget"
-        cached_bytes = 0
+    _check_topology(strategy, topology)
+    budget, source = _budget(memory, shared_bytes)
+    if memory not in {None, "auto"}:
+        cached_bytes = 0  # what is free is known without the caches of others, and a promise is not
     have = f"{format_size(budget)} {source}"
     usable = budget - budget // _BATCH_SHARE
 
@@ -167,52 +186,95 @@ def place(
         strategy = "mmap" if instead_of_static else "static"
         if seeds_bytes + sizes.total_bytes > usable:
             why = f"the {total} of the store do not fit {have}"
-        elif topology == "mmap":
-            why = "the topology is to stay mapped"
+        elif topology in {"mmap", "disk"}:
+            why = f"the topology is to stay {_WHERE[topology]}"
         else:
             strategy, why = "memory", f"all {total} of the store fit {have}"
         if strategy == "mmap":
             why += f", and {instead_of_static}"
+            topology = "mmap" if topology == "disk" else topology
 
-    mode: Mode = "direct" if strategy in {"direct", "static"} else cast(Mode, strategy)
+    mode: Mode = "direct" if strategy in READ_BY_ENGINES else cast(Mode, strategy)
     if mode == "direct":
         budget += cached_bytes
         usable = budget - budget // _BATCH_SHARE
     staging = staging_bytes(budget) if mode == "direct" else 0
     base = seeds_bytes + sizes.cold_bytes + (sizes.rows_bytes if mode == "memory" else 0)
-    if topology == "auto":
-        fits = mode == "memory" or base + staging + sizes.topology_bytes <= usable
-        topology = "memory" if fits else "mmap"
-    resident = base + (sizes.topology_bytes if topology == "memory" else 0)
+    where = _place_topology(topology, mode, sizes, usable - base - staging)
+    held_topology = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
+    resident = base + held_topology[where]
 
     modes = dict.fromkeys((table.path for table in sizes.tables), mode)
     if mode == "direct":
         held = _held_tables(sizes, budget - resident - staging)
         modes |= dict.fromkeys(held, "memory")
         resident += sum(held.values())
+    neighbors = 0
+    if where == "disk":
+        left = budget - resident - staging
+        neighbors = max(0, min(sizes.indices_bytes, left // _NEIGHBORS_SHARE))
+        resident += neighbors
 
     if resident + staging >= budget:
         missing = resident + staging - budget + 1
-        parts = _parts(sizes, mode, topology, seeds_bytes, staging)
+        parts = _parts(sizes, mode, where, seeds_bytes, staging)
         raise BudgetError(
-            f"strategy {strategy!r} with the topology {_WHERE[topology]} needs "
+            f"strategy {strategy!r} with the topology {_WHERE[where]} needs "
             f"{resident + staging} bytes ({parts}) and room for batches, but has "
             f"{budget} bytes {source}: {missing} bytes too few; raise memory= by at least "
-            f"{format_at_least(missing)}{_ALTERNATIVES[mode, topology]}"
+            f"{format_at_least(missing)}{_ALTERNATIVES[mode, where]}"
         )
     return Placement(
         strategy=cast(Strategy, strategy),
-        topology=cast(Topology, topology),
+        topology=where,
         modes=modes,
         resident_bytes=resident,
         staging_bytes=staging,
         budget_bytes=budget,
         budget_is_promise=memory is not None,
         reason=(
-            f"strategy {strategy!r} because {why}; topology {_WHERE[topology]} "
+            f"strategy {strategy!r} because {why}; topology {_WHERE[where]} "
             f"({format_size(sizes.topology_bytes)}); {format_size(resident)} held in memory"
         ),
+        neighbors_bytes=neighbors,
     )
+
+
+def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: int) -> Topology:
+    if topology == "auto":
+        if mode == "memory" or sizes.topology_bytes <= usable_bytes:
+            topology = "memory"
+        else:
+            on_disk = mode == "direct" and sizes.indptr_bytes <= usable_bytes
+            topology = "disk" if on_disk else "mmap"
+    if topology == "disk" and sizes.indices_bytes == 0:
+        topology = "memory"  # a graph without edges has no file that could be read
+    return cast(Topology, topology)
+
+
+def _check_topology(strategy: str, topology: str) -> None:
+    _check_choice("topology", topology, TOPOLOGIES)
+    if strategy == "memory" and topology in {"mmap", "disk"}:
+        raise UsageError(
+            "strategy='memory' holds everything in memory, the topology included; "
+            f"leave out topology={topology!r}, or choose strategy='mmap'"
+        )
+    if strategy == "mmap" and topology == "disk":
+        raise UsageError(
+            "strategy='mmap' reads nothing by itself, the topology included; choose "
+            "topology='mmap', or strategy='direct'"
+        )
+
+
+def _budget(memory: int | str | None, shared_bytes: int) -> tuple[int, str]:
+    """Return the budget, and whose it is."""
+    if memory is None:
+        return available_bytes() + shared_bytes, "of available memory"
+    if memory == "auto":
+        free = available_bytes()
+        whose = f"of the budget, three quarters of the {format_size(free)} that are free"
+        return free - free // _FREE_SHARE + shared_bytes, whose
+    return parse_size(memory, name="memory"), "of the memory= budget"
 
 
 def _held_tables(sizes: StoreSizes, left_bytes: int) -> dict[str, int]:
@@ -235,6 +297,8 @@ def _parts(sizes: StoreSizes, mode: Mode, topology: str, seeds_bytes: int, stagi
     parts = [(sizes.cold_bytes, "compressed attributes"), (seeds_bytes, "seeds and their order")]
     if topology == "memory":
         parts.insert(0, (sizes.topology_bytes, "topology"))
+    if topology == "disk":
+        parts.insert(0, (sizes.indptr_bytes, "the topology's indptr"))
     if mode == "memory":
         parts.insert(0, (sizes.rows_bytes, "attributes"))
     if staging:

@@ -17,9 +17,15 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.planning.belady import BeladyPlanner, Trace
+from gnnstore.planning.online import LruPlanner, SievePlanner
 from gnnstore.planning.static_cache import SCORES, Score, select_nodes
 
 Policy = Literal["degree", "frequency", "lru", "sieve", "belady"]
+_PLANNERS: dict[str, type[BeladyPlanner | LruPlanner | SievePlanner]] = {
+    "lru": LruPlanner,
+    "sieve": SievePlanner,
+    "belady": BeladyPlanner,
+}
 POLICIES: tuple[Policy, ...] = (*SCORES, "lru", "sieve", "belady")
 
 
@@ -71,14 +77,10 @@ def run_policy(
     scores : mapping of str to ndarray of uint8 or uint32 [N]
         What "degree" and "frequency" go by.
     """
-    nothing = np.empty(0, np.int64)
-    if policy == "belady":
-        plan = BeladyPlanner(num_slots).plan(trace)
-        return PolicyRun(policy, plan.slots >= 0, plan.misses, nothing)
-    if policy in {"lru", "sieve"}:
-        run = _core.run_lru if policy == "lru" else _core.run_sieve
-        flags, misses = run(trace.ids, trace.offsets, num_slots)
-        return PolicyRun(policy, flags.view(np.bool_), misses, nothing)
+    planner = _PLANNERS.get(policy)
+    if planner is not None:
+        plan = planner(num_slots).plan(trace)
+        return PolicyRun(policy, plan.slots >= 0, plan.misses, np.empty(0, np.int64))
     values = scores[cast(Score, policy)]
     nodes = select_nodes(values, num_slots)
     is_hit = _core.find_slots(*_core.index_nodes(nodes, len(values)), trace.ids) >= 0

@@ -41,6 +41,8 @@ class StoreSizes:
     ----------
     topology_bytes : int
         `indptr`, `indices` and `edge_id`.
+    indptr_bytes, indices_bytes : int
+        Of these, `indptr` and `indices`.
     tables : tuple of TableSize
         Paged attributes of nodes and edges.
     cold_bytes : int
@@ -50,6 +52,8 @@ class StoreSizes:
     topology_bytes: int
     tables: tuple[TableSize, ...]
     cold_bytes: int
+    indptr_bytes: int
+    indices_bytes: int
 
     @property
     def rows_bytes(self) -> int:
@@ -78,6 +82,8 @@ class StoreSizes:
                 *_tables(edge.attributes.values(), of_nodes=False),
             ),
             cold_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
+            indptr_bytes=edge.indptr.num_bytes,
+            indices_bytes=edge.indices.num_bytes,
         )
 
 

@@ -9,7 +9,8 @@ kernel does the work; this module checks what goes in and says what went wrong.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -22,6 +23,16 @@ from gnnstore.formats.csc import Csc
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]
+
+# What the kernels return: n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges.
+SampledArrays = tuple[
+    npt.NDArray[Any],
+    npt.NDArray[Any],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64] | None,
+    list[int],
+    list[int],
+]
 
 _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
@@ -70,7 +81,7 @@ class SamplingConfig:
                 "disjoint=True and subgraph_type='induced' exclude each other: edges between "
                 "all sampled nodes would join the trees; choose one of the two"
             )
-        _check_word("seed", self.seed)
+        check_word("seed", self.seed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,13 +175,13 @@ class NeighborSampler:
         StorageError
             A file of a mapped graph has been truncated.
         """
-        _check_word("epoch", epoch)
-        _check_word("batch", batch)
-        seed_ids = _seed_ids(seeds)
+        check_word("epoch", epoch)
+        check_word("batch", batch)
+        seed_ids = as_seeds(seeds)
         csc, config = self.csc, self.config
         csc.check_mapped_files()
-        try:
-            n_id, edge_index, edge_pos, tree, num_nodes, num_edges = _core.sample_neighbors(
+        with sampling_errors(csc.source, csc.num_nodes):
+            arrays = _core.sample_neighbors(
                 csc.indptr,
                 csc.indices,
                 seed_ids,
@@ -184,33 +195,53 @@ class NeighborSampler:
                 induced=config.subgraph_type == "induced",
                 index_dtype=self.index_dtype,
             )
-        except IndexError as error:
-            raise InputError(
-                f"cannot sample from {csc.source}: {error}; "
-                f"seeds must be ids of its {csc.num_nodes} nodes"
-            ) from error
-        except OverflowError as error:
-            raise UsageError(
-                f"cannot sample from {csc.source}: {error}; use fewer seeds or smaller fan-outs"
-            ) from error
-        except ValueError as error:
-            raise CorruptStoreError(
-                f"cannot sample from {csc.source}: {error}. "
-                "Its topology is damaged; run 'gnnstore verify' on it, or convert the graph again",
-                path=csc.source,
-            ) from error
-        if config.subgraph_type == "bidirectional":
-            edge_index, edge_pos = _core.add_reverse_edges(edge_index, edge_pos, len(n_id))
-        is_directional = config.subgraph_type == "directional"
-        return SampledSubgraph(
-            n_id=n_id,
-            edge_index=edge_index,
-            edge_pos=edge_pos,
-            batch=tree,
-            num_sampled_nodes=num_nodes if is_directional else None,
-            num_sampled_edges=num_edges if is_directional else None,
-            num_seeds=len(seed_ids),
-        )
+        return as_subgraph(arrays, config, len(seed_ids))
+
+
+@contextmanager
+def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
+    """Say what went wrong when a kernel that samples refuses to go on.
+
+    Parameters
+    ----------
+    source : str
+        What is sampled from.
+    num_nodes : int
+        Its number of nodes.
+    """
+    try:
+        yield
+    except IndexError as error:
+        raise InputError(
+            f"cannot sample from {source}: {error}; seeds must be ids of its {num_nodes} nodes"
+        ) from error
+    except OverflowError as error:
+        raise UsageError(
+            f"cannot sample from {source}: {error}; use fewer seeds or smaller fan-outs"
+        ) from error
+    except ValueError as error:
+        raise CorruptStoreError(
+            f"cannot sample from {source}: {error}. "
+            "Its topology is damaged; run 'gnnstore verify' on it, or convert the graph again",
+            path=source,
+        ) from error
+
+
+def as_subgraph(arrays: SampledArrays, config: SamplingConfig, num_seeds: int) -> SampledSubgraph:
+    """Return what a kernel has sampled, with reverse edges where they are asked for."""
+    n_id, edge_index, edge_pos, tree, num_nodes, num_edges = arrays
+    if config.subgraph_type == "bidirectional":
+        edge_index, edge_pos = _core.add_reverse_edges(edge_index, edge_pos, len(n_id))
+    is_directional = config.subgraph_type == "directional"
+    return SampledSubgraph(
+        n_id=n_id,
+        edge_index=edge_index,
+        edge_pos=edge_pos,
+        batch=tree,
+        num_sampled_nodes=num_nodes if is_directional else None,
+        num_sampled_edges=num_edges if is_directional else None,
+        num_seeds=num_seeds,
+    )
 
 
 def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
@@ -227,12 +258,14 @@ def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     return checked
 
 
-def _check_word(name: str, value: int) -> None:
+def check_word(name: str, value: int) -> None:
+    """Raise unless a number is a word of the key of draws."""
     if not 0 <= operator.index(value) < _WORD:
         raise UsageError(f"{name} must be in [0, 2^64); got {value}")
 
 
-def _seed_ids(seeds: npt.ArrayLike) -> npt.NDArray[np.int64]:
+def as_seeds(seeds: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Return seeds as the kernels take them: int64 [B], contiguous."""
     array = np.asarray(seeds)
     if array.size == 0:
         array = array.astype(np.int64)  # an empty list arrives as float64

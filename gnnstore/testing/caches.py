@@ -212,3 +212,80 @@ def run_sieve(batches: Sequence[Sequence[int]], num_slots: int) -> tuple[list[in
                 hand = hand if hand < len(queue) else 0
             queue.append(row)
     return is_hit, misses
+
+
+@dataclass
+class TwinOnlineState:
+    """A cache that does not know the future, between two batches.
+
+    Attributes
+    ----------
+    slots : dict of int to int
+        The slot of each row that is cached, from the oldest row to the newest.
+    free : list of int
+        Slots without a row; the last is taken first.
+    visited : set of int
+        Rows that SIEVE's hand spares once.
+    hand : int, optional
+        The row where it begins; None: the oldest.
+    """
+
+    slots: dict[int, int]
+    free: list[int]
+    visited: set[int] = field(default_factory=set)
+    hand: int | None = None
+
+    @classmethod
+    def empty(cls, num_slots: int) -> TwinOnlineState:
+        """Return a cache without rows."""
+        return cls({}, list(reversed(range(num_slots))))
+
+
+def online_plan(policy: str, batches: Sequence[Sequence[int]], state: TwinOnlineState) -> TwinPlan:
+    """Plan a cache by "lru" or "sieve" as `_core.plan_online` does; changes the state.
+
+    Which rows are cached is what `run_lru` and `run_sieve` say. A row that is cached before and
+    after a batch keeps its slot; slots of rows that left, in the order in which they (first)
+    did, are put on top of the free ones, from where rows that entered take theirs in order.
+    Frequencies are not known.
+    """
+    num_slots = len(state.slots) + len(state.free)
+    plan = TwinPlan(slots=[], misses=[])
+    for batch in batches:
+        plan.slots += [state.slots.get(row, -1) for row in batch]
+        plan.misses.append(len(set(batch) - state.slots.keys()))
+        before = dict(state.slots)
+        order = list(before)
+        if policy == "sieve":
+            state.visited |= set(batch) & before.keys()
+        left = []
+        for row in batch if num_slots else ():
+            if policy == "lru" and row in order:
+                order.remove(row)
+            elif row in order:
+                continue
+            elif len(order) == num_slots:
+                left.append(order.pop(0) if policy == "lru" else _sieve_victim(order, state))
+            order.append(row)
+        state.free += [before[row] for row in dict.fromkeys(left) if row in before.keys() - order]
+        state.slots = {row: before.get(row, -1) for row in order}
+        for row in dict.fromkeys(batch):
+            if state.slots.get(row) == -1:
+                state.slots[row] = state.free.pop()
+                plan.change_positions.append(list(batch).index(row))
+                plan.change_slots.append(state.slots[row])
+        plan.change_offsets.append(len(plan.change_slots))
+    plan.nodes = [-1] * num_slots
+    for row, slot in state.slots.items():
+        plan.nodes[slot] = row
+    return plan
+
+
+def _sieve_victim(order: list[int], state: TwinOnlineState) -> int:
+    place = 0 if state.hand is None else order.index(state.hand)
+    while order[place] in state.visited:
+        state.visited.remove(order[place])
+        place = (place + 1) % len(order)
+    victim = order.pop(place)
+    state.hand = order[place] if place < len(order) else None
+    return victim

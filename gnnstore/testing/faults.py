@@ -24,6 +24,8 @@ SystemCall: TypeAlias = Literal[
     "fstat",
     "statx",
     "pread",
+    "pwrite",
+    "fallocate",
     "mmap",
     "madvise",
     "fadvise",
@@ -55,7 +57,8 @@ class Fault:
         What the call fails with, without being made.
     short_bytes : int, optional
         For "pread" and "io_uring_read": the read is made, and brings at most so many bytes;
-        0 is what a read behind the end of the file brings.
+        0 is what a read behind the end of the file brings. For "pwrite": at most so many are
+        written.
     skip : int
         Calls that are let through first.
     times : int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gnnstore import _core
 from gnnstore.errors import UsageError
 from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.planning.online import LruPlanner, SievePlanner
 from gnnstore.testing import caches as twin
 
 Batches = list[list[int]]
@@ -20,6 +21,7 @@ Batches = list[list[int]]
 index_dtypes = st.sampled_from([np.int32, np.int64])
 # Far apart, ids go to the hash table; close to each other, they are places.
 strides = st.sampled_from([1, 1_000_003])
+id_kinds = st.tuples(index_dtypes, strides)
 
 
 def batches_of(num_rows: int, max_batches: int, max_rows: int) -> st.SearchStrategy[Batches]:
@@ -229,18 +231,125 @@ def test_a_cache_for_everything() -> None:
 
 # --- caches that do not know the future ----------------------------------------------------------
 
+PLANNERS: dict[str, type[BeladyPlanner | LruPlanner | SievePlanner]] = {
+    "lru": LruPlanner,
+    "sieve": SievePlanner,
+    "belady": BeladyPlanner,
+}
+online_policies = pytest.mark.parametrize("policy", ["lru", "sieve"])
+ONLINE_DTYPES = (*PLAN_DTYPES[:5], np.int64, np.int32, np.uint8)
 
-@pytest.mark.parametrize("name", ["run_lru", "run_sieve"])
-@given(batches=small, num_slots=st.integers(0, 40), dtype=index_dtypes, stride=strides)
-def test_online_caches_equal_their_twins(
-    name: str, batches: Batches, num_slots: int, dtype: type, stride: int
+State = tuple[Any, ...]
+
+
+def empty_state(num_slots: int) -> State:
+    return (
+        np.full(num_slots, -1),
+        np.full(num_slots, -1, np.int32),
+        np.zeros(num_slots, np.uint8),
+        -1,
+    )
+
+
+def as_arrays(state: twin.TwinOnlineState, nodes: list[int]) -> list[Any]:
+    order = list(state.slots.values())
+    hand = -1 if state.hand is None else state.slots[state.hand]
+    return [order + [-1] * len(state.free), [int(row in state.visited) for row in nodes], hand]
+
+
+@online_policies
+@given(small, st.integers(0, 40), id_kinds, st.integers(0, 12))
+@example([[1, 2, 1], [1, 3, 4, 1, 2], [5, 6, 1]], 2, (np.int32, 1), 1)
+@example([[], [7, 7]], 1, (np.int64, 1), 1)
+def test_online_plans_equal_their_twin(
+    policy: Literal["lru", "sieve"],
+    batches: Batches,
+    num_slots: int,
+    id_kind: tuple[type, int],
+    num_first: int,
 ) -> None:
-    trace = trace_of(batches, dtype, stride)
-    is_hit, misses = getattr(_core, name)(trace.ids, trace.offsets, num_slots)
-    expected = getattr(twin, name)(scaled(batches, stride), num_slots)
-    assert (is_hit.dtype, misses.dtype) == (np.uint8, np.int64)
-    assert (is_hit.tolist(), misses.tolist()) == expected
-    assert sum(expected[1]) >= BeladyPlanner(num_slots).plan(trace).num_misses
+    dtype, stride = id_kind
+    rows = scaled(batches, stride)
+    expected_state = twin.TwinOnlineState.empty(num_slots)
+    state = empty_state(num_slots)
+    for part in (rows[:num_first], rows[num_first:]):
+        # The free slots are those without a row, the lowest first, at the start of each plan.
+        expected_state.free.sort(reverse=True)
+        expected = twin.online_plan(policy, part, expected_state)
+        trace = trace_of(part, dtype)
+        found: list[Any]
+        *found, hand = _core.plan_online(policy, trace.ids, trace.offsets, *state)
+        values = [*list(vars(expected).values())[:6], *as_arrays(expected_state, expected.nodes)]
+        for array, wanted, kind in zip(found, values[:-1], ONLINE_DTYPES, strict=True):
+            assert array.dtype == kind
+            assert array.tolist() == wanted
+        assert hand == values[-1]
+        state = (*found[5:], hand)
+
+
+@online_policies
+@given(small, st.integers(0, 40), id_kinds, st.integers(0, 12))
+def test_online_hits_are_those_of_the_policies(
+    policy: Literal["lru", "sieve"],
+    batches: Batches,
+    num_slots: int,
+    id_kind: tuple[type, int],
+    num_first: int,
+) -> None:
+    """Cut into two superbatches or not: the cache goes on where it was."""
+    dtype, stride = id_kind
+    planner = PLANNERS[policy](num_slots)
+    is_hit: list[int] = []
+    misses: list[int] = []
+    for part in (batches[:num_first], batches[num_first:]):
+        plan = planner.plan(trace_of(part, dtype, stride))
+        is_hit += (plan.slots >= 0).tolist()
+        misses += plan.misses.tolist()
+    run = twin.run_lru if policy == "lru" else twin.run_sieve
+    assert (is_hit, misses) == run(scaled(batches, stride), num_slots)
+    best = BeladyPlanner(num_slots).plan(trace_of(batches, dtype, stride))
+    assert sum(misses) >= best.num_misses
+
+
+# --- a cache of which only its rows are known ----------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", PLANNERS)
+@given(st.integers(0, 2**16), st.integers(0, 120), st.data())
+def test_a_plan_begins_with_any_rows(policy: str, seed: int, num_slots: int, data: Any) -> None:
+    """Whatever an iteration that was left has put there: some slots empty, some rows twice."""
+    rng = np.random.default_rng(seed)
+    nodes = rng.integers(-1, 150, num_slots)
+    planner = PLANNERS[policy](num_slots)
+    if data.draw(st.booleans()):
+        planner.plan(trace_of(random_batches(seed, 150, 5, 40)))
+    planner.restart(nodes)
+    held = planner.nodes
+    assert set(held.tolist()) - {-1} == set(nodes.tolist()) - {-1}
+    assert ((held == -1) | (held == nodes)).all()
+    assert len(np.unique(held[held >= 0])) == (held >= 0).sum()
+    batches = random_batches(seed + 1, num_rows=150, num_batches=8, batch_rows=40)
+    trace = trace_of(batches)
+    plan = planner.plan(trace)
+    assert follow(plan, trace, nodes) == plan.num_misses
+    assert plan.misses[0] == len(set(batches[0]) - set(held.tolist()))
+
+
+@pytest.mark.parametrize("policy", PLANNERS)
+def test_restarting_with_the_wrong_number_of_slots(policy: str) -> None:
+    planner = PLANNERS[policy](3)
+    with pytest.raises(UsageError, match=r"the rows in 3 slots, got an array of shape \(2,\)"):
+        planner.restart(np.array([1, 2]))
+
+
+@pytest.mark.parametrize("policy", PLANNERS)
+def test_plans_are_made_anew_after_clear(policy: str) -> None:
+    trace = trace_of(random_batches(4, num_rows=100, num_batches=10, batch_rows=30))
+    planner = PLANNERS[policy](20)
+    first = planner.plan(trace)
+    planner.clear()
+    assert (planner.nodes == -1).all()
+    assert planner.plan(trace).slots.tolist() == first.slots.tolist()
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -275,19 +384,44 @@ def test_bad_arguments(changed: dict[str, Any], error: type[Exception], message:
         call(**changed)
 
 
-def test_offsets_of_the_online_caches_are_checked() -> None:
-    ids = np.array([1, 2])
-    for run in (_core.run_lru, _core.run_sieve):
-        with pytest.raises(ValueError, match="offsets must go from 0 to the 2 ids"):
-            run(ids, np.array([0, 3]), 1)
-        with pytest.raises(ValueError, match="num_slots must not be negative"):
-            run(ids, np.array([0, 2]), -1)
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"policy": "fifo"}, ValueError, "'lru' or 'sieve', got 'fifo'"),
+        ({"ids": np.array([1, -2])}, IndexError, "row id -2 at position 1 is negative"),
+        ({"offsets": np.array([0, 3])}, ValueError, "offsets must go from 0 to the 2 ids"),
+        ({"nodes": np.array([4, 4])}, ValueError, "4 stands there twice, at last in slot 1"),
+        ({"nodes": np.array([4, -1])}, ValueError, "names slot 1 at position 1"),
+        ({"order": np.array([0, 0], np.int32)}, ValueError, "names slot 0 at position 1"),
+        ({"order": np.array([0, 2], np.int32)}, ValueError, "names slot 2 at position 1"),
+        ({"order": np.array([0, -1], np.int32)}, ValueError, "not name slot 1, which holds row 5"),
+        ({"order": np.array([0], np.int32)}, ValueError, "must have the same length"),
+        ({"hand": 2}, ValueError, "hand must be a slot or -1, got 2"),
+        ({"hand": -2}, ValueError, "hand must be a slot or -1, got -2"),
+    ],
+)
+def test_bad_arguments_of_online_caches(
+    changed: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments: dict[str, Any] = {
+        "policy": "sieve",
+        "ids": np.array([1, 2]),
+        "offsets": np.array([0, 2]),
+        "nodes": np.array([4, 5]),
+        "order": np.array([0, 1], np.int32),
+        "visited": np.zeros(2, np.uint8),
+        "hand": -1,
+    }
+    _core.plan_online(**arguments)
+    with pytest.raises(error, match=message):
+        _core.plan_online(**{**arguments, **changed})
 
 
-def test_a_planner_says_what_is_wrong() -> None:
+@pytest.mark.parametrize("policy", PLANNERS)
+def test_a_planner_says_what_is_wrong(policy: str) -> None:
     with pytest.raises(UsageError, match="0 to 2147483645 slots, got -1"):
-        BeladyPlanner(-1)
-    planner = BeladyPlanner(2)
+        PLANNERS[policy](-1)
+    planner = PLANNERS[policy](2)
     planner.plan(trace_of([[1, 2], [2]]))
     before = planner.nodes
     with pytest.raises(UsageError, match="cannot plan a superbatch: row id -1"):

@@ -447,8 +447,8 @@ def test_every_call_has_a_point() -> None:
         (("open", 0, -2, 5, 0), "times must be at least 1"),
         (("open", 0, 1, -5, 0), "errno must be between 0 and 4095"),
         (("open", 0, 1, 4096, 0), "errno must be between 0 and 4095"),
-        (("open", 0, 1, 0, 0), "only the reads pread and io_uring_read can be cut short"),
-        (("pread", 0, 1, 0, -1), "bytes of a short read must not be negative"),
+        (("open", 0, 1, 0, 0), "only pread, pwrite and io_uring_read can be cut short"),
+        (("pread", 0, 1, 0, -1), "bytes of a short call must not be negative"),
     ],
 )
 def test_faults_that_mean_nothing(

@@ -17,7 +17,13 @@ from gnnstore.planning.static_cache import CacheCost, CachePlan, CacheSettings
 
 GB = 10**9
 X = TableSize("x", num_rows=10**7, row_bytes=800)
-SIZES = StoreSizes(topology_bytes=2 * GB, tables=(X,), cold_bytes=GB // 10)
+SIZES = StoreSizes(
+    topology_bytes=2 * GB,
+    tables=(X,),
+    cold_bytes=GB // 10,
+    indptr_bytes=GB // 5,
+    indices_bytes=18 * GB // 10,
+)
 
 
 def spec(name: str, dtype: str, *shape: int, layout: str = "paged") -> AttributeSpec:
@@ -45,6 +51,8 @@ def test_sizes_come_from_the_schema() -> None:
         topology_bytes=88 + 120 + 120,
         tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, of_nodes=False)),
         cold_bytes=80 + 32,
+        indptr_bytes=88,
+        indices_bytes=120,
     )
     assert sizes.rows_bytes == 2000 + 120
     assert sizes.total_bytes == 328 + 2120 + 112
@@ -58,7 +66,10 @@ def test_sizes_come_from_the_schema() -> None:
         # An eighth is left to the batches: 11.5 GB hold 10.06 GB of data.
         ("11.5GB", "static", "memory", 2_100_000_000),
         ("2.4GB", "static", "memory", 2_100_000_000),
-        ("2.39GB", "static", "mmap", 100_000_000),
+        # A quarter of the rest is for in-neighbours: (2390 - 300) / 4.
+        ("2.39GB", "static", "disk", 300_000_000 + 522_500_000),
+        ("343MB", "static", "disk", 300_000_000 + 10_750_000),
+        ("342MB", "static", "mmap", 100_000_000),
         ("101MB", "static", "mmap", 100_000_000),
     ],
 )
@@ -169,7 +180,8 @@ def test_staging_is_part_of_the_budget(strategy: str) -> None:
     assert chosen.spare_bytes == 600_000_000
     # An eighth is left to the batches: with staging, 2.4 GB do not hold the topology.
     chosen = place(SIZES, strategy=strategy, memory="2.4GB", staging_bytes=lambda _: 10)
-    assert chosen.topology == "mmap"
+    assert chosen.topology == "disk"
+    assert chosen.neighbors_bytes == (2_400_000_000 - 300_000_000 - 10) // 4
     with pytest.raises(BudgetError) as caught:
         place(SIZES, strategy=strategy, memory="350MB", staging_bytes=lambda _: 300_000_000)
     message = str(caught.value)
@@ -197,7 +209,9 @@ def test_narrow_rows_are_held_the_narrowest_first() -> None:
         TableSize("z", 10**7, HELD_ROW_BYTES + 1),
         TableSize("none", 0, 400),
     )
-    sizes = StoreSizes(topology_bytes=0, tables=tables, cold_bytes=0)
+    sizes = StoreSizes(
+        topology_bytes=0, tables=tables, cold_bytes=0, indptr_bytes=0, indices_bytes=0
+    )
 
     def held(memory: int) -> set[str]:
         chosen = place(sizes, strategy="static", memory=memory)

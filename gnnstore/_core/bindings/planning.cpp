@@ -1,4 +1,6 @@
 // Planning: what a cache should hold while the batches of a known trace are assembled.
+#include <nanobind/stl/string.h>
+
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "kernels/belady.h"
@@ -54,26 +56,32 @@ nb::tuple belady(const InputArray &ids, const InputArray &offsets, const InputAr
                           take_vector(std::move(changes.slots)), nodes_after, frequencies_after);
 }
 
-template <class Run>
-nb::tuple run_online(const InputArray &ids, const InputArray &offsets, const Run &run) {
+nb::tuple online(const std::string &policy, const InputArray &ids, const InputArray &offsets,
+                 const InputArray &nodes, const InputArray &order, const InputArray &visited,
+                 int64_t hand) {
+    if (policy != "lru" && policy != "sieve")
+        throw std::invalid_argument("policy must be 'lru' or 'sieve', got '" + policy + "'");
     auto misses = pooled_vector<int64_t>(num_batches_of(offsets));
     check_vector(ids, "ids");
-    auto is_hit = pooled_vector<uint8_t>(length(ids));
-    with_trace(ids, offsets,
-               [&](const auto &trace) { run(trace, is_hit.data(), misses.data()); });
-    return nb::make_tuple(is_hit, misses);
-}
-
-nb::tuple lru(const InputArray &ids, const InputArray &offsets, int64_t num_slots) {
-    return run_online(ids, offsets, [&](const auto &trace, uint8_t *is_hit, int64_t *misses) {
-        run_lru(trace, num_slots, is_hit, misses);
+    auto slots = pooled_vector<int32_t>(length(ids));
+    auto nodes_after = copy_of<int64_t>(nodes, "nodes", "int64");
+    auto order_after = copy_of<int32_t>(order, "order", "int32");
+    auto visited_after = copy_of<uint8_t>(visited, "visited", "uint8");
+    if (length(order) != length(nodes) || length(visited) != length(nodes))
+        throw std::invalid_argument("nodes, order and visited must have the same length");
+    if (hand < -1 || hand >= std::max<int64_t>(length(nodes), 1))
+        throw std::invalid_argument("hand must be a slot or -1, got " + std::to_string(hand));
+    OnlineState state{nodes_after.data(), order_after.data(), visited_after.data(),
+                      static_cast<int32_t>(hand)};
+    CacheChanges changes;
+    with_trace(ids, offsets, [&](const auto &trace) {
+        changes = plan_online(policy == "lru" ? OnlinePolicy::lru : OnlinePolicy::sieve, trace,
+                              length(nodes), state, slots.data(), misses.data());
     });
-}
-
-nb::tuple sieve(const InputArray &ids, const InputArray &offsets, int64_t num_slots) {
-    return run_online(ids, offsets, [&](const auto &trace, uint8_t *is_hit, int64_t *misses) {
-        run_sieve(trace, num_slots, is_hit, misses);
-    });
+    return nb::make_tuple(slots, misses, take_vector(std::move(changes.offsets)),
+                          take_vector(std::move(changes.positions)),
+                          take_vector(std::move(changes.slots)), nodes_after, order_after,
+                          visited_after, state.hand);
 }
 
 }  // namespace
@@ -81,6 +89,6 @@ nb::tuple sieve(const InputArray &ids, const InputArray &offsets, int64_t num_sl
 void bind_planning(nb::module_ &m) {
     m.def("plan_belady", belady, "ids"_a.noconvert(), "offsets"_a.noconvert(),
           "nodes"_a.noconvert(), "frequencies"_a.noconvert());
-    m.def("run_lru", lru, "ids"_a.noconvert(), "offsets"_a.noconvert(), "num_slots"_a);
-    m.def("run_sieve", sieve, "ids"_a.noconvert(), "offsets"_a.noconvert(), "num_slots"_a);
+    m.def("plan_online", online, "policy"_a, "ids"_a.noconvert(), "offsets"_a.noconvert(),
+          "nodes"_a.noconvert(), "order"_a.noconvert(), "visited"_a.noconvert(), "hand"_a);
 }

@@ -14,9 +14,7 @@
 using namespace gnnstore;
 using namespace nb::literals;
 
-namespace {
-
-nb::dict as_dict(const ReadCounts &counts) {
+nb::dict gnnstore::as_dict(const ReadCounts &counts) {
     nb::dict result;
     result["reads"] = counts.reads;
     result["bytes_read"] = counts.bytes_read;
@@ -28,6 +26,8 @@ nb::dict as_dict(const ReadCounts &counts) {
     result["nanoseconds_waiting"] = counts.nanoseconds_waiting;
     return result;
 }
+
+namespace {
 
 void open_files(FileSet *self, nb::handle paths, const std::vector<int64_t> &body_bytes,
                 bool direct) {
@@ -56,13 +56,14 @@ nb::dict gather(Reader &reader, const FileSet &files, const InputArray &ids,
                 const std::optional<InputArray> &cache, const std::optional<InputArray> &slots) {
     const RowLayout layout{num_rows, row_bytes, rows_per_page, page_stride_bytes};
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
-    if (cache.has_value() != slots.has_value())
-        throw std::invalid_argument("cache and slots are given together or not at all");
-    CachedRows cached;
+    if (cache && !slots) throw std::invalid_argument("cache is given without slots");
+    CachedRows cached{.num_slots = any_slot};
     if (cache) {
         cached.table = input_data<uint8_t>(*cache, "cache", "uint8");
-        cached.slots = input_data<int32_t>(*slots, "slots", "int32");
         cached.num_slots = length(*cache) / std::max<int64_t>(row_bytes, 1);
+    }
+    if (slots) {
+        cached.slots = input_data<int32_t>(*slots, "slots", "int32");
         if (length(*slots) != length(ids))
             throw std::invalid_argument("slots must have one entry per id: expected " +
                                         std::to_string(length(ids)) + ", got " +

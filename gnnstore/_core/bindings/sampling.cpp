@@ -3,42 +3,19 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "bindings/sampled_batch.h"
 #include "kernels/sampling.h"
 
 using namespace gnnstore;
 using namespace nb::literals;
 
 namespace {
-
-// A batch's buffer as an array; it goes back to the pool with the array's last view.
-template <class T>
-nb::object take_array(PooledBuffer buffer, std::vector<size_t> shape) {
-    auto owner = std::make_unique<PooledBuffer>(std::move(buffer));
-    void *data = owner->raw();
-    const nb::capsule capsule(owner.get(),
-                              [](void *p) noexcept { delete static_cast<PooledBuffer *>(p); });
-    owner.release();
-    return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), capsule));
-}
-
-template <class Local>
-nb::tuple to_tuple(SampledBatch batch, bool is_disjoint) {
-    const auto num_nodes = static_cast<size_t>(batch.num_nodes);
-    const auto num_edges = static_cast<size_t>(batch.num_edges);
-    return nb::make_tuple(
-        take_array<Local>(std::move(batch.n_id), {num_nodes}),
-        take_array<Local>(std::move(batch.edge_index), {2, num_edges}),
-        take_array<int64_t>(std::move(batch.edge_pos), {num_edges}),
-        is_disjoint ? take_array<int64_t>(std::move(batch.tree), {num_nodes}) : nb::none(),
-        batch.num_sampled_nodes, batch.num_sampled_edges);
-}
 
 template <class Index, class Local>
 nb::tuple sample_into(const CscView<Index> &graph, const InputArray &seeds,
@@ -52,30 +29,15 @@ nb::tuple sample_into(const CscView<Index> &graph, const InputArray &seeds,
     return to_tuple<Local>(std::move(batch), options.disjoint);
 }
 
-// Calls use(Local{}) with the integer type that index_dtype names.
-template <class Use>
-nb::tuple with_index_dtype(const std::string &index_dtype, const Use &use) {
-    if (index_dtype == "int64") return use(int64_t{});
-    if (index_dtype == "int32") return use(int32_t{});
-    throw std::invalid_argument("index_dtype must be 'int64' or 'int32', got '" + index_dtype +
-                                "'");
-}
-
 nb::tuple sample(const InputArray &indptr, const InputArray &indices, const InputArray &seeds,
                  std::vector<int64_t> fanouts, uint64_t seed, uint64_t epoch, uint64_t batch,
                  std::optional<int64_t> num_src_nodes, bool replace, bool disjoint, bool induced,
                  const std::string &index_dtype) {
-    const int64_t *starts = input_data<int64_t>(indptr, "indptr", "int64");
-    if (length(indptr) == 0)
-        throw std::invalid_argument("indptr must have one element more than there are nodes, "
-                                    "got no element");
-    const int64_t num_nodes = length(indptr) - 1;
     const SamplingOptions options{std::move(fanouts), replace, disjoint, induced,
                                   DrawKey{seed, epoch, batch}};
     return with_integers(indices, "indices", [&]<class Index>(const Index *neighbors) {
-        const CscView<Index> graph{starts, neighbors, num_nodes, length(indices),
-                                   num_src_nodes.value_or(num_nodes)};
-        return with_index_dtype(index_dtype, [&]<class Local>(Local) {
+        const CscView<Index> graph{columns_of(indptr, length(indices), num_src_nodes), neighbors};
+        return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
             return sample_into<Index, Local>(graph, seeds, options);
         });
     });
@@ -144,4 +106,5 @@ void bind_sampling(nb::module_ &m) {
     m.def("add_reverse_edges", add_reverse_edges_of, "edge_index"_a.noconvert(),
           "edge_pos"_a.noconvert(), "num_nodes"_a);
     m.def("random_reads", read_randomly, "table"_a.noconvert(), "positions"_a.noconvert());
+    bind_staged_sampling(m);
 }

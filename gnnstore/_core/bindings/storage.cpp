@@ -47,6 +47,8 @@ void bind_storage(nanobind::module_ &m) {
     bind_faults(m);
     bind_rows(m);
     bind_reader(m);
+    bind_pack(m);
+    bind_cache_slots(m);
     bind_pool(m);
     bind_build(m);
     bind_edge_runs(m);

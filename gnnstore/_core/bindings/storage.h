@@ -3,11 +3,18 @@
 
 #include <nanobind/nanobind.h>
 
+namespace gnnstore {
+struct ReadCounts;
+nanobind::dict as_dict(const ReadCounts &counts);  // the fields, by name
+}  // namespace gnnstore
+
 void bind_checksums(nanobind::module_ &m);
 void bind_files(nanobind::module_ &m);
 void bind_faults(nanobind::module_ &m);
 void bind_rows(nanobind::module_ &m);
 void bind_reader(nanobind::module_ &m);
+void bind_pack(nanobind::module_ &m);
+void bind_cache_slots(nanobind::module_ &m);
 void bind_pool(nanobind::module_ &m);
 void bind_build(nanobind::module_ &m);
 void bind_edge_runs(nanobind::module_ &m);

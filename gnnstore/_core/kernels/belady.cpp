@@ -5,125 +5,122 @@
 // Going forward, as Belady's rule is mostly told, gives the same number, but rows would be written
 // to the cache that lose their slot before they are needed.
 //
-// The backward pass meets each access with a single look at a table of rows, and decides for a
-// whole batch by counts alone: which slot it will be does not matter yet. A forward pass then
-// hands slots on from access to access. Both wait for memory: on 163 batches of 135,000 rows they
-// take 10 and 9 of the 24 ns an access, where a bare loop over such a table takes 7.
+// The backward pass decides for a whole batch by counts alone, and leaves of each decision where
+// it cuts the batch: which slot it will be does not matter yet. A forward pass then hands slots on
+// from access to access. Neither looks at rows, or at places all over the trace: next uses are
+// found in groups of rows, and slots wait in lists by batch.
 #include "kernels/belady.h"
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "kernels/free_places.h"
+#include "kernels/next_uses.h"
 #include "kernels/pooled_array.h"
-#include "kernels/row_state.h"
-#include "kernels/row_table.h"
+#include "kernels/trace_positions.h"
+#include "kernels/waiting_slots.h"
 
 namespace gnnstore {
 namespace {
 
-// How many iterations ahead the loops prefetch.
-constexpr int64_t table_distance = 32;
-constexpr int64_t slots_distance = 32;
+// Added to what stands for "not used again" (see NextUses) where a row stays to the end.
+constexpr int32_t stays = std::numeric_limits<int32_t>::min() / 2;
 
-constexpr int32_t not_kept = -1;
+// Accesses that are sorted at a time, in memory that stays in a core's first cache.
+constexpr int32_t block = 512;
 
-template <class Id, class Table>
+constexpr bool is_staying(int32_t use) { return use < -max_frequency; }
+
+template <class Id>
 class Planner {
 public:
     Planner(const Trace<Id> &trace, int64_t num_slots, int64_t *nodes, int32_t *frequencies,
-            int32_t *slots, int64_t *misses, Table &table)
+            int32_t *slots, int64_t *misses)
         : trace_(trace),
           offsets_(trace.offsets),
           num_batches_(trace.num_batches),
           num_slots_(num_slots),
           nodes_(nodes),
           frequencies_(frequencies),
-          slots_(slots),
+          next_(slots),
           misses_(misses),
-          table_(table),
-          longest_batch_(longest_batch(trace)),
-          states_(trace.num_batches, longest_batch_),
-          never_(static_cast<int32_t>(trace.num_ids)),
-          to_the_end_(never_ + 1),
-          next_(trace.num_ids),
-          carried_next_(num_slots),
+          positions_(trace.offsets, trace.num_batches),
+          // One piece, since each piece of the pool ends within a huge page.
+          memory_(memory_size()),
+          scratch_(memory_.data()),
+          carried_next_(scratch_ + num_slots + trace.num_ids + 3),
+          next_uses_(trace, positions_, num_slots, nodes, frequencies, scratch_, misses),
           uses_(static_cast<size_t>(num_batches_) + 1, 0),
           free_until_(num_batches_ + 1),
           kept_from_(static_cast<size_t>(num_batches_) + 1, 0),
-          free_slots_(num_slots + 1),
-          entering_(longest_batch_ + 1),
-          rare_(longest_batch_ + 1) {}
+          cuts_(static_cast<size_t>(num_batches_)) {}
 
     CacheChanges run() {
         free_until_.put(num_batches_, num_slots_);
         for (int64_t batch = num_batches_ - 1; batch >= 0; --batch) {
-            find_next_uses(batch);
-            decide(batch, &next_[offsets_[batch]], offsets_[batch + 1] - offsets_[batch]);
+            take_next_uses(batch);
+            cuts_[static_cast<size_t>(batch)] =
+                decide(batch, next_ + offsets_[batch], offsets_[batch + 1] - offsets_[batch]);
         }
-        find_first_uses();
-        decide(-1, carried_next_.data(), num_slots_);
+        take_first_uses();
+        carried_cut_ = decide(-1, carried_next_, num_slots_);
         keep_to_the_end();
         return hand_on_slots();
     }
 
 private:
-    // next_[k] for the accesses of a batch: where its row is used next; an earlier access to
-    // the same row in the same batch points to the batch's last one, which stands for it.
-    void find_next_uses(int64_t batch) {
-        const int64_t begin = offsets_[batch], end = offsets_[batch + 1];
-        // Copies, which stores to the table cannot change: they stay in registers.
-        const RowState states = states_;
-        const Id *const ids = trace_.ids;
-        const int64_t *const offsets = offsets_;
-        int32_t *const next = next_.data();
+    // Of memory_, in values. In the order in which it is used, so that what is not needed by few
+    // slots or batches is never touched.
+    int64_t memory_size() const {
+        const int64_t before = trace_.num_ids + 2 * num_slots_ + 4 + longest_batch(trace_);
+        return before + before % 2 + waiting_size();
+    }
+    int64_t waiting_size() const {
+        return 2 * WaitingSlots::num_entries(num_batches_, num_slots_);
+    }
+
+    // What is kept of a batch: next uses before `end`, and those before `partly_end` too of the
+    // first accesses, up to position `partly` of the batch.
+    struct Cut {
+        int32_t end, partly_end;
+        int32_t partly;
+    };
+
+    void take_next_uses(int64_t batch) {
+        const int64_t begin = offsets_[batch];
+        int32_t *const next = next_;
         int64_t *const uses = uses_.data();
-        int64_t repeated = 0;
-        for (int64_t k = end - 1; k >= begin; --k) {
-            table_.prefetch(ids[std::max<int64_t>(k - table_distance, 0)]);
-            uint64_t &state = table_.at(ids[k]);
-            const int64_t next_batch = states.batch(state);
-            next[k] = static_cast<int32_t>(offsets[next_batch] + states.position(state));
-            if (next_batch == batch) {
-                ++repeated;
-                continue;
-            }
-            ++uses[next_batch];
-            state = states.pack(states.frequency(state) + 1, batch, k - begin);
-        }
-        misses_[batch] += end - begin - repeated;
+        const auto end_of_trace = positions_.end();
+        next_uses_.take(begin, offsets_[batch + 1], [&](int64_t k, int32_t use) {
+            next[k] = use;
+            ++uses[positions_.batch(use < 0 ? end_of_trace : use)];
+        });
+        // Accesses that are repeated in the batch have their next use there.
+        uses[batch] = 0;
+        misses_[batch] += offsets_[batch + 1] - begin;
     }
 
     // carried_next_[slot]: where the row that is in a slot before the first batch is used first.
-    void find_first_uses() {
-        for (int64_t slot = 0; slot < num_slots_; ++slot) {
-            carried_next_[slot] = not_kept;
+    void take_first_uses() {
+        for (int64_t slot = num_slots_ - 1; slot >= 0; --slot) {
+            carried_next_[slot] = positions_.end();
             if (nodes_[slot] < 0) continue;
-            const int64_t ahead = nodes_[std::min(slot + table_distance, num_slots_ - 1)];
-            if (ahead >= 0) table_.prefetch(ahead);
-            uint64_t &state = table_.at(nodes_[slot]);
-            const int64_t next_batch = states_.batch(state);
-            // A row that was counted, but is nowhere in the trace, was met in another slot.
-            if (state != 0 && next_batch == num_batches_)
-                throw std::invalid_argument("nodes must be distinct, but " +
-                                            std::to_string(nodes_[slot]) +
-                                            " stands there twice, at last in slot " +
-                                            std::to_string(slot));
-            carried_next_[slot] =
-                static_cast<int32_t>(offsets_[next_batch] + states_.position(state));
-            ++uses_[static_cast<size_t>(next_batch)];
-            state = states_.pack(states_.frequency(state) + frequencies_[slot], num_batches_, 0);
+            const int32_t use = next_uses_.take_carried(nodes_[slot]);
+            carried_next_[slot] = use;
+            if (use >= 0) ++uses_[static_cast<size_t>(positions_.batch(use))];
         }
     }
 
     // Keeps the rows of a batch whose next uses are nearest, as far as slots are free until
-    // then; the others' next[k] becomes not_kept. Rows that are not used again wait.
-    void decide(int64_t batch, int32_t *next, int64_t size) {
-        const int64_t begin = batch < 0 ? 0 : offsets_[batch + 1];
-        int64_t kept_end = begin, partly_end = begin;  // next uses before kept_end are kept,
-        int64_t partly_left = 0, num_kept = 0;         // of those up to partly_end, a few
+    // then. Rows that are not used again wait.
+    Cut decide(int64_t batch, const int32_t *next, int64_t size) {
+        int32_t kept_end = positions_.end(), partly_end = kept_end;
+        int64_t partly_left = 0;
+        int64_t num_kept = 0;
         bool is_full = false;
         const auto keep = [&](int64_t use) {
             const int64_t wanted = std::exchange(uses_[static_cast<size_t>(use)], 0);
@@ -132,17 +129,15 @@ private:
             num_kept += taken;
             kept_from_[static_cast<size_t>(use)] -= taken;
             misses_[use] -= taken;
-            if (taken == wanted) {
-                kept_end = offsets_[use + 1];
-            } else {
-                is_full = true;
-                partly_end = offsets_[use + 1];
-                partly_left = taken;
-            }
+            if (taken == wanted) return;
+            is_full = true;
+            kept_end = positions_.begin(use);
+            partly_end = positions_.begin(use + 1);
+            partly_left = taken;
         };
         // Few rows may be used in few of many batches.
         if (num_batches_ - batch > 4 * size + 64) {
-            for (const int64_t use : next_batches(next, size, begin)) keep(use);
+            for (const int64_t use : next_batches(batch, next, size)) keep(use);
         } else {
             for (int64_t use = batch + 1; use < num_batches_; ++use) keep(use);
         }
@@ -153,35 +148,20 @@ private:
         } else {
             num_carried_ = num_kept;
         }
-        if (is_full) drop(next, size, kept_end, partly_end, partly_left);
+        int64_t partly = 0;
+        for (; partly_left > 0; ++partly)
+            partly_left -= next[partly] >= kept_end && next[partly] < partly_end;
+        return {kept_end, partly_end, static_cast<int32_t>(partly)};
     }
 
-    std::vector<int64_t> next_batches(const int32_t *next, int64_t size, int64_t begin) const {
+    std::vector<int64_t> next_batches(int64_t batch, const int32_t *next, int64_t size) const {
+        const int32_t begin = positions_.begin(batch + 1);
         std::vector<int64_t> batches;
         for (int64_t k = 0; k < size; ++k)
-            if (next[k] >= begin && next[k] < never_)
-                batches.push_back(
-                    std::upper_bound(offsets_, offsets_ + num_batches_ + 1, next[k]) - offsets_ -
-                    1);
+            if (next[k] >= begin) batches.push_back(positions_.batch(next[k]));
         std::sort(batches.begin(), batches.end());
         batches.erase(std::unique(batches.begin(), batches.end()), batches.end());
         return batches;
-    }
-
-    void drop(int32_t *next, int64_t size, int64_t kept_end, int64_t partly_end,
-              int64_t partly_left) const {
-        for (int64_t k = 0; k < size && partly_left > 0; ++k)
-            if (next[k] >= kept_end && next[k] < partly_end) {
-                --partly_left;
-                next[k] = -2 - next[k];  // marked until the others are dropped
-            }
-        const auto end = static_cast<int32_t>(kept_end);
-        const int32_t never = never_;
-        for (int64_t k = 0; k < size; ++k) {
-            const int32_t use = next[k];
-            const int32_t kept = use < end || use == never ? use : not_kept;
-            next[k] = use < not_kept ? -2 - use : kept;
-        }
     }
 
     // Fills the slots that are free up to the end with rows whose next use is unknown: those of
@@ -197,146 +177,197 @@ private:
         }
         for (size_t s = size - 1; s > 0; --s) room[s - 1] = std::min(room[s - 1], room[s]);
 
-        std::vector<Candidate> candidates;
         FreePlaces free_from(num_batches_ + 1);  // from the last batch to the first
-        int64_t batch = num_batches_ - 1;
-        for (; batch >= 0 && room[static_cast<size_t>(batch) + 1] > 0; --batch) {
-            const auto s = static_cast<size_t>(batch) + 1;
-            free_from.put(num_batches_ - 1 - batch, room[s] - room[s - 1]);
-            collect(batch, &next_[offsets_[batch]], offsets_[batch + 1] - offsets_[batch],
-                    trace_.ids + offsets_[batch], candidates);
+        int64_t first = num_batches_;
+        for (; first > 0 && room[static_cast<size_t>(first)] > 0; --first) {
+            const auto s = static_cast<size_t>(first);
+            free_from.put(num_batches_ - first, room[s] - room[s - 1]);
         }
-        if (batch < 0 && room[0] > 0) {
-            free_from.put(num_batches_, room[0]);
-            collect(-1, carried_next_.data(), num_slots_, nodes_, candidates);
-        }
-        for (const size_t place : by_frequency(candidates)) {
-            const Candidate &candidate = candidates[place];
-            if (free_from.take(num_batches_ - 1 - candidate.batch, 1) == 0) continue;
-            const bool is_carried = candidate.batch < 0;
-            int32_t *next = is_carried ? carried_next_.data() : &next_[offsets_[candidate.batch]];
-            next[candidate.position] = to_the_end_;
-        }
+        const bool are_carried = first == 0 && room[0] > 0;
+        if (are_carried) free_from.put(num_batches_, room[0]);
+
+        // By frequency, and with equal ones in this order. Accesses count from num_slots.
+        const auto for_candidates = [&](const auto &use) {
+            for (int64_t batch = num_batches_ - 1; batch >= first; --batch)
+                for_not_used_again(next_ + offsets_[batch], offsets_[batch + 1] - offsets_[batch],
+                                   num_slots_ + offsets_[batch], use);
+            if (are_carried) for_not_used_again(carried_next_, num_slots_, 0, use);
+        };
+        std::vector<uint32_t> ends(max_frequency + 1, 0);
+        for_candidates([&](int64_t, int32_t frequency) { ++ends.data()[frequency]; });
+        uint32_t end = 0;
+        for (size_t frequency = ends.size(); frequency-- > 0;)
+            end += std::exchange(ends[frequency], end);
+        for_candidates([&](int64_t candidate, int32_t frequency) {
+            scratch_[ends.data()[frequency]++] = static_cast<int32_t>(candidate);
+        });
+        uint32_t i = 0;
+        int64_t left = room.back();
+        for (size_t frequency = ends.size(); frequency-- > 0 && left > 0;)
+            while (i < ends[frequency]) {
+                // Those of one batch, of which the first stay.
+                const int64_t batch = batch_of_candidate(static_cast<uint32_t>(scratch_[i]));
+                const int64_t begin = batch < 0 ? 0 : num_slots_ + offsets_[batch];
+                const int64_t end_here = num_slots_ + (batch < 0 ? 0 : offsets_[batch + 1]);
+                const uint32_t run = i;
+                while (i < ends[frequency] && static_cast<uint32_t>(scratch_[i]) >= begin &&
+                       static_cast<uint32_t>(scratch_[i]) < end_here)
+                    ++i;
+                const int64_t taken = free_from.take(num_batches_ - 1 - batch, i - run);
+                left -= taken;
+                int32_t *const next = batch < 0 ? carried_next_ : next_ - num_slots_;
+                for (int64_t j = run; j < run + taken; ++j)
+                    next[static_cast<uint32_t>(scratch_[j])] += stays;
+            }
     }
 
-    struct Candidate {
-        int32_t batch;
-        int32_t position;
-        int32_t frequency;
-    };
-
-    template <class Row>
-    void collect(int64_t batch, const int32_t *next, int64_t size, const Row *rows,
-                 std::vector<Candidate> &candidates) {
-        const size_t first = candidates.size();
-        for (int64_t k = 0; k < size; ++k)
-            if (next[k] == never_)
-                candidates.push_back({static_cast<int32_t>(batch), static_cast<int32_t>(k), 0});
-        for (size_t i = first; i < candidates.size(); ++i) {
-            const size_t ahead = std::min(i + table_distance, candidates.size() - 1);
-            table_.prefetch(rows[candidates[ahead].position]);
-            candidates[i].frequency = states_.frequency(table_.at(rows[candidates[i].position]));
-        }
+    int64_t batch_of_candidate(int64_t candidate) const {
+        if (candidate < num_slots_) return -1;
+        return std::upper_bound(offsets_, offsets_ + num_batches_, candidate - num_slots_) -
+               offsets_ - 1;
     }
 
-    // The order of candidates, highest frequency first; equals stay in their order.
-    static std::vector<size_t> by_frequency(const std::vector<Candidate> &candidates) {
-        std::vector<size_t> places(max_frequency + 1, 0);
-        for (const Candidate &c : candidates) ++places[static_cast<size_t>(c.frequency)];
-        size_t place = 0;
-        for (size_t frequency = places.size(); frequency-- > 0;)
-            place += std::exchange(places[frequency], place);
-        std::vector<size_t> order(candidates.size());
-        for (size_t i = 0; i < candidates.size(); ++i)
-            order[places[static_cast<size_t>(candidates[i].frequency)]++] = i;
-        return order;
+    // Calls use(first + i, frequency) for the next uses that are none.
+    template <class Use>
+    static void for_not_used_again(const int32_t *next, int64_t size, int64_t first,
+                                   const Use &use) {
+        int32_t found[block];
+        for (int64_t begin = 0; begin < size; begin += block) {
+            int32_t num_found = 0;
+            for (int64_t i = begin; i < std::min(begin + block, size); ++i) {
+                found[num_found] = static_cast<int32_t>(i);
+                num_found += next[i] < 0;
+            }
+            for (int32_t j = 0; j < num_found; ++j) use(first + found[j], -next[found[j]]);
+        }
     }
 
     // Goes through the batches in their order: who keeps its row hands its slot to the next use.
     CacheChanges hand_on_slots() {
+        int32_t *const slots_here = carried_next_ + num_slots_;
+        WaitingSlots waiting(num_batches_, num_slots_,
+                             reinterpret_cast<WaitingSlots::Entry *>(memory_.data() +
+                                                                     memory_size() -
+                                                                     waiting_size()));
+        start_slots(waiting);
+
+        // A row that enters is read from its slot later, or stays to the end: there are at most
+        // half as many of them as accesses and slots.
+        int32_t *const positions = scratch_;
+        int32_t *const entered_slots = positions + (num_slots_ + trace_.num_ids) / 2 + 1;
+        int64_t num_changes = 0;
         CacheChanges changes;
         changes.offsets.reserve(static_cast<size_t>(num_batches_) + 1);
         changes.offsets.push_back(0);
-        std::fill_n(slots_, trace_.num_ids, -1);
-        start_slots();
         for (int64_t batch = 0; batch < num_batches_; ++batch) {
-            sort_out(batch);
+            const int64_t begin = offsets_[batch], size = offsets_[batch + 1] - begin;
+            std::fill_n(slots_here, size, -1);
+            const int32_t first = positions_.begin(batch);
+            waiting.take_all(batch, [&](int32_t position, int32_t slot) {
+                slots_here[position - first] = slot;
+            });
+            const int64_t num_entering =
+                sort_out(batch, waiting, slots_here, positions + num_changes);
             // Only now: a slot that this batch still reads is written after it was assembled.
-            for (int64_t i = 0; i < num_entering_; ++i) {
-                const int32_t k = entering_[i];
-                if (num_free_ == 0)
-                    throw std::logic_error("the plan keeps more rows than there are slots");
-                const int32_t slot = free_slots_[--num_free_];
-                changes.positions.push_back(static_cast<int32_t>(k - offsets_[batch]));
-                changes.slots.push_back(slot);
-                hand_on(trace_.ids[k], next_[k], slot);
+            if (num_entering > num_slots_ - free_slots_)
+                throw std::logic_error("the plan keeps more rows than there are slots");
+            for (int64_t i = num_changes; i < num_changes + num_entering; ++i) {
+                const int64_t k = begin + positions[i];
+                entered_slots[i] = carried_next_[free_slots_++];
+                hand_on(waiting, trace_.ids[k], next_[k], entered_slots[i]);
             }
-            changes.offsets.push_back(static_cast<int64_t>(changes.positions.size()));
+            num_changes += num_entering;
+            changes.offsets.push_back(num_changes);
+            std::copy_n(slots_here, size, next_ + begin);
         }
-        for (int64_t slot = 0; slot < num_slots_; ++slot) {
-            const int64_t ahead = nodes_[std::min(slot + table_distance, num_slots_ - 1)];
-            if (ahead >= 0) table_.prefetch(ahead);
-            frequencies_[slot] = nodes_[slot] < 0 ? 0 : states_.frequency(table_.at(nodes_[slot]));
-        }
+        changes.positions.assign(positions, positions + num_changes);
+        changes.slots.assign(entered_slots, entered_slots + num_changes);
         return changes;
     }
 
     // Hands on the slots of a batch's hits, frees those of rows that are not kept, and lists the
-    // rows that enter. Which of these an access is cannot be predicted, so each is written to
-    // each list, and counts only where it belongs: a tenth faster than branches.
-    void sort_out(int64_t batch) {
-        const int64_t begin = offsets_[batch], end = offsets_[batch + 1];
-        const int32_t never = never_;
-        const auto last = static_cast<uint32_t>(std::max(never - 1, 0));
-        const int32_t *const next = next_.data();
-        int32_t *const slots = slots_;
-        int32_t *const free_slots = free_slots_.data();
-        int32_t *const entering = entering_.data();
-        int32_t *const rare = rare_.data();
-        int64_t num_free = num_free_, num_entering = 0, num_rare = 0;
-        for (int64_t k = begin; k < end; ++k) {
-            const int32_t ahead = next[std::min<int64_t>(k + slots_distance, last)];
-            __builtin_prefetch(&slots[std::min(static_cast<uint32_t>(ahead), last)], 1);
-            const int32_t use = next[k], slot = slots[k];
-            const bool is_hit = slot >= 0, is_kept = use >= end && use != never;
-            const bool is_used = use >= end && use < never;
-            slots[is_hit && is_used ? use : k] = slot;
-            free_slots[num_free] = slot;
-            num_free += is_hit && !is_kept;
-            entering[num_entering] = static_cast<int32_t>(k);
-            num_entering += !is_hit && is_kept;
-            // Repeated in this batch, or a hit that stays to the end.
-            rare[num_rare] = static_cast<int32_t>(k);
-            num_rare += (use >= 0 && use < end) || (is_hit && use > never);
+    // rows that enter; returns how many.
+    int64_t sort_out(int64_t batch, WaitingSlots &waiting, int32_t *slots_here,
+                     int32_t *entering) {
+        const Cut cut = cuts_[static_cast<size_t>(batch)];
+        const auto size = static_cast<int32_t>(offsets_[batch + 1] - offsets_[batch]);
+        int64_t num_entering = 0;
+        for (int32_t begin = 0; begin < size;) {
+            const bool is_partly = begin < cut.partly;
+            const int32_t end = std::min({begin + block, size, is_partly ? cut.partly : size});
+            sort_out_block(batch, begin, end, is_partly ? cut.partly_end : cut.end, waiting,
+                           slots_here, entering, num_entering);
+            begin = end;
         }
-        num_free_ = num_free;
-        num_entering_ = num_entering;
-        for (int64_t i = 0; i < num_rare; ++i) {
-            const int32_t k = rare[i];
-            if (next[k] < end)
-                slots[k] = slots[next[k]];
-            else
-                hand_on(trace_.ids[k], to_the_end_, slots[k]);
+        return num_entering;
+    }
+
+    // Which of these an access is cannot be predicted, so each is written to each list, and
+    // counts only where it belongs.
+    void sort_out_block(int64_t batch, int32_t begin, int32_t end, int32_t kept_end,
+                        WaitingSlots &waiting, int32_t *slots_here, int32_t *entering,
+                        int64_t &num_entering) {
+        const int32_t *const next = next_ + offsets_[batch];
+        const int32_t here = positions_.begin(batch), later = positions_.begin(batch + 1);
+        int32_t handed_on[block], staying[block];
+        int32_t *const free_slots = carried_next_ - 1;
+        int64_t free = free_slots_, entered = num_entering, num_handed_on = 0, num_staying = 0;
+        for (int32_t i = begin; i < end; ++i) {
+            const int32_t use = next[i], slot = slots_here[i];
+            if (static_cast<uint32_t>(use) < static_cast<uint32_t>(later)) [[unlikely]] {
+                slots_here[use - here] = slot;  // repeated in this batch: the access there goes on
+                continue;
+            }
+            const bool is_hit = slot >= 0, is_used = (use >= later) & (use < kept_end);
+            const bool stays_here = is_staying(use), is_kept = is_used | stays_here;
+            free_slots[free] = slot;
+            entering[entered] = i;
+            handed_on[num_handed_on] = i;
+            staying[num_staying] = i;
+            free -= is_hit & !is_kept;
+            entered += !is_hit & is_kept;
+            num_handed_on += is_hit & is_used;
+            num_staying += is_hit & stays_here;
         }
+        for (int64_t j = 0; j < num_handed_on; ++j) {
+            const int32_t use = next[handed_on[j]];
+            waiting.put(positions_.batch(use), use, slots_here[handed_on[j]]);
+        }
+        for (int64_t j = 0; j < num_staying; ++j) {
+            const int32_t i = staying[j];
+            stay(trace_.ids[offsets_[batch] + i], next[i], slots_here[i]);
+        }
+        free_slots_ = free;
+        num_entering = entered;
     }
 
     // The slots of rows that are carried over and stay; the others are free, the first on top.
-    void start_slots() {
+    // The stack of free slots grows downwards, over next uses that were looked at.
+    void start_slots(WaitingSlots &waiting) {
+        free_slots_ = num_slots_;
         for (int64_t slot = num_slots_ - 1; slot >= 0; --slot) {
             const int64_t node = std::exchange(nodes_[slot], -1);
+            frequencies_[slot] = 0;
             const int32_t use = carried_next_[slot];
-            if (use >= 0 && use != never_)
-                hand_on(node, use, static_cast<int32_t>(slot));
+            const Cut &cut = carried_cut_;
+            const bool is_used = use >= 0 && use < (slot < cut.partly ? cut.partly_end : cut.end);
+            if (node >= 0 && (is_used || is_staying(use)))
+                hand_on(waiting, node, use, static_cast<int32_t>(slot));
             else
-                free_slots_[num_free_++] = static_cast<int32_t>(slot);
+                carried_next_[--free_slots_] = static_cast<int32_t>(slot);
         }
     }
 
-    void hand_on(int64_t node, int32_t use, int32_t slot) {
-        if (use != to_the_end_)
-            slots_[use] = slot;
+    void hand_on(WaitingSlots &waiting, int64_t node, int32_t use, int32_t slot) {
+        if (is_staying(use))
+            stay(node, use, slot);
         else
-            nodes_[slot] = node;
+            waiting.put(positions_.batch(use), use, slot);
+    }
+
+    void stay(int64_t node, int32_t use, int32_t slot) {
+        nodes_[slot] = node;
+        frequencies_[slot] = stays - use;
     }
 
     const Trace<Id> trace_;
@@ -345,27 +376,20 @@ private:
     const int64_t num_slots_;
     int64_t *const nodes_;
     int32_t *const frequencies_;
-    int32_t *const slots_;
+    int32_t *const next_;  // [num_ids]; and the slots that are the result, batch after batch
     int64_t *const misses_;
-    Table &table_;
-    const int64_t longest_batch_;
-    const RowState states_;
-
-    // What next_ holds where it is no position in the trace.
-    const int32_t never_;
-    const int32_t to_the_end_;
-
-    PooledArray<int32_t> next_;          // [num_ids]
-    PooledArray<int32_t> carried_next_;  // [num_slots]
+    const TracePositions positions_;
+    const PooledArray<int32_t> memory_;
+    int32_t *const scratch_;       // [num_slots + num_ids + 2]
+    int32_t *const carried_next_;  // [num_slots], behind one that is written and not counted
+    NextUses<Id> next_uses_;
     std::vector<int64_t> uses_;          // of the rows of one batch, in each later batch
     FreePlaces free_until_;              // batches that slots are free until
     std::vector<int64_t> kept_from_;     // slots in use after each batch, less those before it
     int64_t num_carried_ = 0;
-    PooledArray<int32_t> free_slots_;    // a stack; as each list, with room for one that is
-    PooledArray<int32_t> entering_;      // written and not counted
-    PooledArray<int32_t> rare_;
-    int64_t num_free_ = 0;
-    int64_t num_entering_ = 0;
+    int64_t free_slots_ = 0;             // where in carried_next_ the stack of them ends
+    std::vector<Cut> cuts_;
+    Cut carried_cut_{};
 };
 
 }  // namespace
@@ -374,23 +398,14 @@ template <class Id>
 CacheChanges plan_belady(const Trace<Id> &trace, int64_t num_slots, int64_t *nodes,
                          int32_t *frequencies, int32_t *slots, int64_t *misses) {
     check_offsets(trace);
-    if (num_slots > max_trace_ids)
-        throw std::invalid_argument("a cache holds at most " + std::to_string(max_trace_ids) +
-                                    " rows, got " + std::to_string(num_slots));
-    int64_t largest = largest_id(trace.ids, trace.num_ids);
-    for (int64_t slot = 0; slot < num_slots; ++slot) {
-        largest = std::max(largest, nodes[slot]);
+    check_num_slots(num_slots);
+    for (int64_t slot = 0; slot < num_slots; ++slot)
         if (nodes[slot] >= 0 && frequencies[slot] < 1)
             throw std::invalid_argument("the row in slot " + std::to_string(slot) +
                                         " must have a frequency of at least 1, got " +
                                         std::to_string(frequencies[slot]));
-    }
     std::fill_n(misses, trace.num_batches, 0);
-    return with_row_table<uint64_t>(largest, trace.num_ids + num_slots, [&](auto &table) {
-        using Table = std::remove_reference_t<decltype(table)>;
-        return Planner<Id, Table>(trace, num_slots, nodes, frequencies, slots, misses, table)
-            .run();
-    });
+    return Planner<Id>(trace, num_slots, nodes, frequencies, slots, misses).run();
 }
 
 template CacheChanges plan_belady(const Trace<int32_t> &, int64_t, int64_t *, int32_t *, int32_t *,

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "kernels/superbatch.h"
 
@@ -11,12 +10,6 @@ namespace gnnstore {
 
 // Larger frequencies are not told apart.
 inline constexpr int32_t max_frequency = 65535;
-
-struct CacheChanges {
-    std::vector<int64_t> offsets;     // [num_batches + 1]
-    std::vector<int32_t> positions;   // of the rows that enter after batch i, within that batch
-    std::vector<int32_t> slots;       // that they are written to
-};
 
 // Plans a cache of num_slots rows. nodes and frequencies [num_slots] are the cache before the
 // superbatch, and become the cache after it; -1 and 0: an empty slot. slots [num_ids] receives

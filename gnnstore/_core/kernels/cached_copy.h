@@ -4,30 +4,22 @@
 
 #include <cstdint>
 
-#include "kernels/row_reader.h"
-#include "kernels/stream_copy.h"
+#include "kernels/row_copy.h"
 
 namespace gnnstore {
 
-// Copies whole rows to the batch, around the caches where that is faster (see stream_copy.h).
-class RowCopy {
-public:
-    RowCopy(int64_t row_bytes, const uint8_t *out, int64_t out_bytes);
-    ~RowCopy();
-    RowCopy(const RowCopy &) = delete;
-    RowCopy &operator=(const RowCopy &) = delete;
+inline constexpr int64_t any_slot = int64_t{1} << 31;  // more than there can be
 
-    void operator()(uint8_t *out, const uint8_t *row) const {
-        if (stream_ != nullptr)
-            stream_(out, row, row_bytes_);
-        else
-            __builtin_memcpy(out, row, static_cast<size_t>(row_bytes_));
-    }
-
-private:
-    const int64_t row_bytes_;
-    StreamCopy stream_ = nullptr;
+// Rows that lie in memory: row slots[k] of the table is row ids[k], where slots[k] >= 0. Without
+// a table, and with any_slot in num_slots, rows that have a slot are left to somebody else.
+struct CachedRows {
+    const uint8_t *table = nullptr;
+    int64_t num_slots = 0;
+    const int32_t *slots = nullptr;
 };
+
+// Throws std::out_of_range where a slot is not in the table.
+void check_slots(const CachedRows &cache, int64_t num_ids);
 
 class CachedCopy {
 public:
@@ -40,7 +32,10 @@ public:
     int64_t num_copied() const { return num_copied_; }
 
 private:
-    void prefetch(int64_t k) const;
+    void prefetch(int64_t k) const {
+        const int64_t slot = cache_.slots[k];
+        if (slot >= 0) prefetch_row(cache_.table + slot * row_bytes_, row_bytes_);
+    }
 
     const CachedRows cache_;
     const int64_t num_ids_, row_bytes_, ahead_;

@@ -8,7 +8,6 @@
 #include <exception>
 #include <utility>
 
-#include "kernels/cached_copy.h"
 #include "kernels/check_ids.h"
 #include "kernels/errors.h"
 #include "kernels/pooled_array.h"
@@ -198,14 +197,6 @@ void check_gather(const FileSet &files, const RowLayout &layout, int64_t num_ids
                                     std::to_string(out_bytes));
 }
 
-void check_slots(const CachedRows &cache, int64_t num_ids) {
-    for (int64_t k = 0; cache.slots != nullptr && k < num_ids; ++k)
-        if (cache.slots[k] >= cache.num_slots)
-            throw std::out_of_range("slot " + std::to_string(cache.slots[k]) + " at position " +
-                                    std::to_string(k) + " is outside the cache of " +
-                                    std::to_string(cache.num_slots) + " rows");
-}
-
 }  // namespace
 
 Reader::Reader(const ReaderOptions &options) : options_(options), lanes_(nullptr) {
@@ -391,6 +382,53 @@ ReadCounts Reader::read(const FileSet &files, const std::vector<ReadRange> &rang
         if (piece.target != nullptr)
             std::memcpy(piece.target, place(tag) + piece.begin,
                         static_cast<size_t>(piece.num_bytes));
+    };
+    run_reads(lane, counts, next, done, false, [] { return false; });
+    return counts;
+}
+
+ReadCounts Reader::stream(const FileSet &files, int64_t file, int64_t offset, int64_t num_bytes,
+                          const TakePiece &take) {
+    if (file < 0 || file >= static_cast<int64_t>(files.size()))
+        throw std::out_of_range("file " + std::to_string(file) + " is outside [0, " +
+                                std::to_string(files.size()) + ")");
+    const OpenFile &source = files.file(static_cast<size_t>(file));
+    const int64_t align = source.offset_alignment();
+    const int64_t body_bytes =
+        files.begin(static_cast<size_t>(file) + 1) - files.begin(static_cast<size_t>(file));
+    if (offset < 0 || num_bytes < 0 || offset > body_bytes || num_bytes > body_bytes - offset)
+        throw std::out_of_range(std::to_string(num_bytes) + " bytes at " + std::to_string(offset) +
+                                " of " + source.path() + " are outside its body of " +
+                                std::to_string(body_bytes));
+    if (offset % align != 0 || options_.max_read_bytes % align != 0)
+        throw std::invalid_argument("reads of " + source.path() + " must be aligned to " +
+                                    std::to_string(align) + " bytes; the offset is " +
+                                    std::to_string(offset) + ", max_read_bytes " +
+                                    std::to_string(options_.max_read_bytes));
+    ReadCounts counts;
+    counts.bytes_useful = num_bytes;
+    if (num_bytes == 0) return counts;
+    const Lease lease(*this);
+    Lane &lane = *lease;
+    std::vector<int64_t> begins(lane.tags.size());  // in the range, of each place's read
+    const auto place = [&](uint64_t tag) {
+        return lane.staging.data() + static_cast<int64_t>(tag) * options_.max_read_bytes;
+    };
+    int64_t next_begin = 0;
+    const auto next = [&](Read &read) {
+        if (next_begin == num_bytes) return false;
+        read.file = &source;
+        read.offset = offset + next_begin;
+        read.required = std::min(num_bytes - next_begin, options_.max_read_bytes);
+        read.length = (read.required + align - 1) / align * align;
+        read.out = place(read.tag);
+        begins[read.tag] = next_begin;
+        next_begin += read.required;
+        return true;
+    };
+    const auto done = [&](uint64_t tag) {
+        const int64_t begin = begins[tag];
+        take(begin, place(tag), std::min(num_bytes - begin, options_.max_read_bytes));
     };
     run_reads(lane, counts, next, done, false, [] { return false; });
     return counts;

@@ -3,11 +3,13 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "kernels/cached_copy.h"
 #include "kernels/open_file.h"
 #include "kernels/read_engine.h"
 #include "kernels/rows.h"
@@ -63,13 +65,6 @@ struct ReaderOptions {
     int64_t max_read_bytes = 64 << 10;  // a multiple of 4096; merged reads are split to it
 };
 
-// Rows that lie in memory: row slots[k] of the table is row ids[k], where slots[k] >= 0.
-struct CachedRows {
-    const uint8_t *table = nullptr;
-    int64_t num_slots = 0;
-    const int32_t *slots = nullptr;
-};
-
 // Engines and their staging memory, lent to one call at a time: safe to use from many
 // threads, and after a fork, where the child makes engines of its own.
 class Reader {
@@ -79,9 +74,9 @@ public:
     Reader(const Reader &) = delete;
     Reader &operator=(const Reader &) = delete;
 
-    // Copies row ids[k] to out + k * row_bytes, from the cache or from disk. Nothing is
-    // written when an id or slot is out of range. Rows less than gap_bytes apart are fetched
-    // by one read.
+    // Copies row ids[k] to out + k * row_bytes, from the cache or from disk; one that has a slot
+    // of a cache without a table is left out. Nothing is written when an id or slot is out of
+    // range. Rows less than gap_bytes apart are fetched by one read.
     template <class Id>
     ReadCounts gather(const FileSet &files, const RowLayout &layout, const Id *ids,
                       int64_t num_ids, const CachedRows &cache, int64_t gap_bytes, uint8_t *out,
@@ -91,6 +86,12 @@ public:
     // length and place are aligned, else through staging memory.
     ReadCounts read(const FileSet &files, const std::vector<ReadRange> &ranges, uint8_t *out,
                     int64_t out_bytes);
+
+    // Reads a range, from an aligned offset on, in pieces of at most max_read_bytes; `take` gets
+    // each with its place in the range when it has arrived, in no particular order.
+    using TakePiece = std::function<void(int64_t place, const uint8_t *bytes, int64_t num_bytes)>;
+    ReadCounts stream(const FileSet &files, int64_t file, int64_t offset, int64_t num_bytes,
+                      const TakePiece &take);
 
     // Bytes of staging memory of one engine: a budget counts them once per calling thread.
     int64_t staging_bytes() const;

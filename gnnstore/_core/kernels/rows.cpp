@@ -7,7 +7,7 @@
 #include "kernels/check_ids.h"
 #include "kernels/errors.h"
 #include "kernels/parallel.h"
-#include "kernels/stream_copy.h"
+#include "kernels/row_copy.h"
 
 namespace gnnstore {
 
@@ -29,22 +29,6 @@ void RowLayout::check() const {
 }
 
 namespace {
-
-constexpr int64_t cache_line_bytes = 64;
-
-// A random row costs 100 ns and more of memory latency, so this many bytes are requested
-// ahead: enough to keep all of the second-level cache's misses busy, and few enough to stay
-// in that cache until they are copied.
-constexpr int64_t prefetch_bytes = 32 << 10;
-constexpr int64_t min_prefetch_rows = 2;
-constexpr int64_t max_prefetch_rows = 128;
-// Behind its first lines a long row is found by the hardware's own prefetcher.
-constexpr int64_t max_prefetched_row_bytes = 4096;
-
-// Below this the caches hold the output until it is used; above, stores bypass them.
-constexpr int64_t min_streamed_bytes = 4 << 20;
-// Shorter rows wait for memory whatever their stores do.
-constexpr int64_t min_streamed_row_bytes = 256;
 
 // Finds a row's place. Three kinds, because a 64-bit division per row would cost as much
 // as copying a short row.
@@ -142,24 +126,14 @@ private:
     uint8_t *out_;
     const StreamCopy copy_ = stream_copy();
     int64_t size_ = 0;
-    alignas(cache_line_bytes) uint8_t buffer_[capacity];
+    alignas(stream_line_bytes) uint8_t buffer_[capacity];
 };
-
-inline void prefetch_row(const uint8_t *row, int64_t row_bytes) {
-    // Into the second-level cache (locality 2): it tracks three times as many misses as the
-    // first, and for this loop that is what counts.
-    const int64_t length = std::min(row_bytes, max_prefetched_row_bytes);
-    for (int64_t byte = 0; byte < length; byte += cache_line_bytes)
-        __builtin_prefetch(row + byte, 0, 2);
-    __builtin_prefetch(row + length - 1, 0, 2);  // a row need not start on a line
-}
 
 template <class Place, class Writer, class Id>
 void copy_rows(const uint8_t *table, const Place &place, int64_t row_bytes, const Id *ids,
                int64_t num_ids, uint8_t *out) {
     int64_t offsets[max_prefetch_rows];  // places found once, when prefetched
-    const int64_t ahead =
-        std::clamp(prefetch_bytes / row_bytes, min_prefetch_rows, max_prefetch_rows);
+    const int64_t ahead = rows_ahead(row_bytes);
     for (int64_t k = 0; k < std::min(ahead, num_ids); ++k) {
         offsets[k] = place(ids[k]);
         prefetch_row(table + offsets[k], row_bytes);
@@ -189,9 +163,7 @@ void copy_rows_of(const uint8_t *table, const RowLayout &layout, const Id *ids, 
 
 template <class Place, class Id>
 CopyRows<Id> choose_writer(int64_t row_bytes, const uint8_t *out, int64_t out_bytes) {
-    const bool streams = stream_copy() != nullptr && out_bytes >= min_streamed_bytes &&
-                         row_bytes >= min_streamed_row_bytes &&
-                         reinterpret_cast<uintptr_t>(out) % stream_line_bytes == 0;
+    const bool streams = should_stream(out, out_bytes, row_bytes);
     if (streams && row_bytes % stream_line_bytes == 0) return copy_rows_of<Place, LineWriter>;
     if (streams) return copy_rows_of<Place, JoiningWriter>;
     switch (row_bytes) {
@@ -238,8 +210,8 @@ void gather_rows(const uint8_t *table, int64_t table_bytes, const RowLayout &lay
     // About 1 MiB a task: enough to pay for taking it, little enough to share out evenly.
     // A multiple of 64 rows, so that every task's output begins on a line.
     const int64_t rows_per_task =
-        std::max<int64_t>(1, (int64_t{1} << 20) / layout.row_bytes / cache_line_bytes) *
-        cache_line_bytes;
+        std::max<int64_t>(1, (int64_t{1} << 20) / layout.row_bytes / stream_line_bytes) *
+        stream_line_bytes;
     const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);
     const CopyRows<Id> copy = choose_copy<Id>(layout, out, out_bytes);
     run_workers(num_threads, num_tasks, [&](TaskQueue &queue) {

@@ -9,15 +9,19 @@
 
 namespace gnnstore {
 
-// A graph by columns: the in-neighbours of v are indices[indptr[v]] ... indices[indptr[v + 1] - 1].
+// A graph by columns: the in-neighbours of v stand at positions indptr[v] ... indptr[v + 1] - 1.
 // Nothing in it is trusted; what a batch touches is checked.
-template <class Index>
-struct CscView {
+struct ColumnStarts {
     const int64_t *indptr;  // num_nodes + 1
-    const Index *indices;   // num_edges
     int64_t num_nodes;
     int64_t num_edges;
-    int64_t num_src_nodes;  // the ids in indices lie below it
+    int64_t num_src_nodes;  // in-neighbours are ids below it
+};
+
+// The same with the in-neighbours themselves.
+template <class Index>
+struct CscView : ColumnStarts {
+    const Index *indices;  // num_edges
 };
 
 struct SamplingOptions {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace gnnstore {
 
@@ -19,7 +20,20 @@ struct Trace {
     int64_t num_batches;
 };
 
+// What happens to a cache after each batch.
+struct CacheChanges {
+    std::vector<int64_t> offsets;    // [num_batches + 1]
+    std::vector<int32_t> positions;  // of the rows that enter after batch i, within that batch
+    std::vector<int32_t> slots;      // that they are written to
+};
+
 inline constexpr int64_t max_trace_ids = std::numeric_limits<int32_t>::max() - 2;
+
+inline void check_num_slots(int64_t num_slots) {
+    if (num_slots > max_trace_ids)
+        throw std::invalid_argument("a cache holds at most " + std::to_string(max_trace_ids) +
+                                    " rows, got " + std::to_string(num_slots));
+}
 
 template <class Id>
 void check_offsets(const Trace<Id> &trace) {

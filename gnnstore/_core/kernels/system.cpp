@@ -26,11 +26,13 @@
 namespace gnnstore {
 namespace {
 
-constexpr std::array<std::pair<const char *, SystemCall>, 13> call_names{{
+constexpr std::array<std::pair<const char *, SystemCall>, 15> call_names{{
     {"open", SystemCall::open},
     {"fstat", SystemCall::fstat},
     {"statx", SystemCall::statx},
     {"pread", SystemCall::pread},
+    {"pwrite", SystemCall::pwrite},
+    {"fallocate", SystemCall::fallocate},
     {"mmap", SystemCall::mmap},
     {"madvise", SystemCall::madvise},
     {"fadvise", SystemCall::fadvise},
@@ -42,8 +44,9 @@ constexpr std::array<std::pair<const char *, SystemCall>, 13> call_names{{
     {"io_uring_read", SystemCall::io_uring_read},
 }};
 
-bool is_read(SystemCall call) {
-    return call == SystemCall::pread || call == SystemCall::io_uring_read;
+bool can_be_short(SystemCall call) {
+    return call == SystemCall::pread || call == SystemCall::pwrite ||
+           call == SystemCall::io_uring_read;
 }
 
 void check(const Fault &fault) {
@@ -55,10 +58,10 @@ void check(const Fault &fault) {
         refuse("times must be at least 1, or -1 for all, got " + std::to_string(fault.times));
     if (fault.code < 0 || fault.code > max_errno)
         refuse("errno must be between 0 and 4095, got " + std::to_string(fault.code));
-    if (fault.code == 0 && !is_read(fault.call))
-        refuse("only the reads pread and io_uring_read can be cut short; give an errno");
+    if (fault.code == 0 && !can_be_short(fault.call))
+        refuse("only pread, pwrite and io_uring_read can be cut short; give an errno");
     if (fault.bytes < 0)
-        refuse("bytes of a short read must not be negative, got " + std::to_string(fault.bytes));
+        refuse("bytes of a short call must not be negative, got " + std::to_string(fault.bytes));
 }
 
 std::atomic<bool> armed{false};
@@ -127,8 +130,8 @@ SystemCall parse_system_call(const std::string &name) {
 
 namespace sys {
 
-int open(const char *path, int flags) {
-    return fails(SystemCall::open) ? -1 : ::open(path, flags);
+int open(const char *path, int flags, mode_t mode) {
+    return fails(SystemCall::open) ? -1 : ::open(path, flags, mode);
 }
 
 int fstat(int descriptor, struct stat *status) {
@@ -152,6 +155,26 @@ ssize_t pread(int descriptor, void *out, size_t num_bytes, int64_t offset) {
     // Asked for in full, since a direct read may not ask for less.
     const ssize_t got = ::pread(descriptor, out, num_bytes, offset);
     return got < 0 ? got : static_cast<ssize_t>(cut_short(fault, got, out));
+}
+
+ssize_t pwrite(int descriptor, const void *data, size_t num_bytes, int64_t offset) {
+    Fault fault;
+    if (!is_due(SystemCall::pwrite, fault)) return ::pwrite(descriptor, data, num_bytes, offset);
+    if (fault.code != 0) {
+        errno = fault.code;
+        return -1;
+    }
+    // What is cut off is not written, so that a caller that takes a short write for a whole one
+    // leaves a hole. A direct write may not be cut within a block: less is written then.
+    const auto left = std::min(num_bytes, static_cast<size_t>(fault.bytes));
+    constexpr size_t block_bytes = 4096;
+    for (const size_t part : {left, left / block_bytes * block_bytes})
+        if (part > 0 && ::pwrite(descriptor, data, part, offset) >= 0) break;
+    return static_cast<ssize_t>(left);
+}
+
+int fallocate(int descriptor, int64_t num_bytes) {
+    return fails(SystemCall::fallocate) ? -1 : ::fallocate(descriptor, 0, 0, num_bytes);
 }
 
 void *mmap(void *place, size_t num_bytes, int protection, int flags, int descriptor,

@@ -1,4 +1,4 @@
-// Every system call of the core that reads or maps a file, with a point before it where a
+// Every system call of the core that reads, writes or maps a file, with a point before it where a
 // test can make it fail. An error path that is never taken is an error path that does not
 // work, and a disk that fails on demand is hard to come by.
 //
@@ -23,6 +23,8 @@ enum class SystemCall {
     fstat,
     statx,
     pread,
+    pwrite,
+    fallocate,
     mmap,
     madvise,
     fadvise,
@@ -39,8 +41,8 @@ struct Fault {
     SystemCall call;
     int64_t skip;   // calls that are let through first
     int64_t times;  // calls that fail after that; -1: all
-    int code;       // an errno value; 0: the read is cut short instead
-    int64_t bytes;  // bytes of a short read; 0: as at the end of the file
+    int code;       // an errno value; 0: the read or write is cut short instead
+    int64_t bytes;  // bytes of a short one; 0: as at the end of the file
 };
 
 // Faults that are in force from now on, in place of those before; empty: none. Each counts
@@ -67,10 +69,12 @@ inline constexpr unsigned statx_dioalign = 0x2000;  // STATX_DIOALIGN
 // The calls, with the results of their namesakes: -1 and errno, where those return that.
 namespace sys {
 
-int open(const char *path, int flags);
+int open(const char *path, int flags, mode_t mode = 0);  // of a file that it makes
 int fstat(int descriptor, struct stat *status);
 int statx(int descriptor, unsigned mask, StatxFacts *facts);  // of an open file
 ssize_t pread(int descriptor, void *out, size_t num_bytes, int64_t offset);
+ssize_t pwrite(int descriptor, const void *data, size_t num_bytes, int64_t offset);
+int fallocate(int descriptor, int64_t num_bytes);  // from the file's beginning
 void *mmap(void *place, size_t num_bytes, int protection, int flags, int descriptor,
            int64_t offset);
 int madvise(void *place, size_t num_bytes, int advice);

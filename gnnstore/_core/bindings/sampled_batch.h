@@ -1,0 +1,62 @@
+// What both ways of sampling share: arguments that describe a graph, and the tuple that comes out.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/arrays.h"
+#include "kernels/sampling.h"
+
+void bind_staged_sampling(nanobind::module_ &m);
+
+namespace gnnstore {
+
+// A batch's buffer as an array; it goes back to the pool with the array's last view.
+template <class T>
+nb::object take_array(PooledBuffer buffer, std::vector<size_t> shape) {
+    auto owner = std::make_unique<PooledBuffer>(std::move(buffer));
+    void *data = owner->raw();
+    const nb::capsule capsule(owner.get(),
+                              [](void *p) noexcept { delete static_cast<PooledBuffer *>(p); });
+    owner.release();
+    return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), capsule));
+}
+
+template <class Local>
+nb::tuple to_tuple(SampledBatch batch, bool is_disjoint) {
+    const auto num_nodes = static_cast<size_t>(batch.num_nodes);
+    const auto num_edges = static_cast<size_t>(batch.num_edges);
+    return nb::make_tuple(
+        take_array<Local>(std::move(batch.n_id), {num_nodes}),
+        take_array<Local>(std::move(batch.edge_index), {2, num_edges}),
+        take_array<int64_t>(std::move(batch.edge_pos), {num_edges}),
+        is_disjoint ? take_array<int64_t>(std::move(batch.tree), {num_nodes}) : nb::none(),
+        batch.num_sampled_nodes, batch.num_sampled_edges);
+}
+
+// Calls use(Integer{}) with the type that an argument names.
+template <class Use>
+auto with_integer_dtype(const char *name, const std::string &dtype, const Use &use) {
+    if (dtype == "int64") return use(int64_t{});
+    if (dtype == "int32") return use(int32_t{});
+    throw std::invalid_argument(std::string(name) + " must be 'int64' or 'int32', got '" + dtype +
+                                "'");
+}
+
+inline ColumnStarts columns_of(const InputArray &indptr, int64_t num_edges,
+                               std::optional<int64_t> num_src_nodes) {
+    const int64_t *starts = input_data<int64_t>(indptr, "indptr", "int64");
+    if (length(indptr) == 0)
+        throw std::invalid_argument("indptr must have one element more than there are nodes, "
+                                    "got no element");
+    const int64_t num_nodes = length(indptr) - 1;
+    return {starts, num_nodes, num_edges, num_src_nodes.value_or(num_nodes)};
+}
+
+}  // namespace gnnstore

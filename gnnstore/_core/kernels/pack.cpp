@@ -1,0 +1,519 @@
+#include "kernels/pack.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <system_error>
+#include <thread>
+
+#include "kernels/errors.h"
+#include "kernels/pack_buffers.h"
+#include "kernels/pack_memory.h"
+#include "kernels/pack_windows.h"
+#include "kernels/parallel.h"
+#include "kernels/row_copy.h"
+#include "kernels/stream_copy.h"
+#include "kernels/system.h"
+
+namespace gnnstore {
+namespace {
+
+// Threads that write: a disk needs several writes in flight, and they wait more than they work.
+// 256 KiB each: 1.9 GB/s with 4 threads and with 8, 1.5 with 1.
+constexpr int num_writers = 6;
+constexpr int64_t max_read_bytes = 1 << 20;
+constexpr std::chrono::milliseconds longest_wait{20};
+
+void require(bool good, const std::string &message) {
+    if (!good) throw std::invalid_argument(message);
+}
+
+template <class Id>
+class Packer {
+public:
+    Packer(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+           const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
+           const int64_t *run_offsets, const PackOptions &options, PackProgress *progress);
+
+    PackCounts run();
+
+private:
+    // Where the rows of a batch go: packed so far, and the buffer that is being filled.
+    struct Run {
+        const PackFile *file;
+        int64_t offset;  // of the buffer in the file
+        uint8_t *buffer = nullptr;
+        int64_t num_bytes = 0;  // in the buffer
+    };
+    struct Slot {
+        PackWindow window;
+        int64_t number = -1;     // of the window
+        int64_t reads_left = 0;  // of the reading thread
+        bool is_ready = false;
+        int64_t num_users = 0;  // copying threads that are not done with it
+    };
+
+    int64_t num_batches() const { return index_.num_batches; }
+    int64_t end_of_range(const std::vector<int64_t> &done) const;
+    void sort_out(int64_t end_row, std::vector<int64_t> &done);
+    void pack_range();
+    template <class Work>
+    void guarded(const Work &work);
+    void read_windows();
+    int64_t add_reads(const PackWindow &window, size_t slot, std::deque<Read> &reads) const;
+    void copy_windows(int64_t thread);
+    void copy_window(const Slot &slot, int64_t first_batch, int64_t end_batch);
+    void append(Run &run, const uint8_t *row);
+    void hand_over(Run &run, int64_t num_bytes);
+    void flush();
+    void add_progress(int64_t num_bytes) {
+        std::atomic_ref(progress_->bytes_done).fetch_add(num_bytes, std::memory_order_relaxed);
+    }
+    void check_stop() const {
+        if (std::atomic_ref(progress_->stop).load(std::memory_order_relaxed) != 0)
+            throw IoError(ECANCELED, "packing was stopped", "");
+    }
+    uint8_t *place(size_t slot) const {
+        return windows_.data() + static_cast<int64_t>(slot) * options_.window_bytes;
+    }
+
+    const FileSet &files_;
+    const RowLayout layout_;
+    const PackIndex<Id> &index_;
+    const PackOptions options_;
+    PackProgress *const progress_;
+    const StreamCopy stream_;
+    const int64_t num_rows_;  // to be packed
+    PackCounts counts_;
+    SharedFailure failure_;
+    PackMemory windows_;
+    PackBuffers buffers_;
+    PackArray<Id> rows_;  // of the range that is being packed
+    SortedRows<Id> sorted_;
+    std::vector<int64_t> copied_;  // of each batch, in rows_
+    std::vector<Run> runs_;
+
+    std::mutex mutex_;  // of the following
+    std::condition_variable window_is_ready_, slot_is_free_;
+    std::vector<Slot> slots_;
+    int64_t num_windows_ = -1;  // of the range; -1: not known yet
+    int64_t num_copiers_ = 0;   // threads that copy; 0: not known yet
+    bool is_given_up_ = false;
+    std::unique_ptr<ReadEngine> engine_;  // goes first: reads into windows_
+};
+
+template <class Id>
+Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+                   const std::vector<std::unique_ptr<PackFile>> &outputs,
+                   const int64_t *run_files, const int64_t *run_offsets,
+                   const PackOptions &options, PackProgress *progress)
+    : files_(files),
+      layout_(layout),
+      index_(index),
+      options_(options),
+      progress_(progress),
+      stream_(layout.row_bytes >= min_streamed_row_bytes &&
+                      layout.row_bytes % stream_line_bytes == 0
+                  ? stream_copy()
+                  : nullptr),
+      num_rows_(std::accumulate(index.num_rows, index.num_rows + index.num_batches, int64_t{0})),
+      windows_(checked_multiply(options.num_windows, options.window_bytes, "the windows")),
+      buffers_(checked_add(index.num_batches, options.num_spare_buffers, "the buffers"),
+               options.buffer_bytes, num_writers, failure_),
+      rows_(std::min(num_rows_, options.max_indexed_rows)),
+      copied_(static_cast<size_t>(index.num_batches)),
+      slots_(static_cast<size_t>(options.num_windows)) {
+    for (int64_t i = 0; i < num_batches(); ++i)
+        runs_.push_back({outputs[static_cast<size_t>(run_files[i])].get(), run_offsets[i]});
+    engine_ = make_engine({.kind = options.kind,
+                           .queue_depth = options.queue_depth,
+                           .num_threads = options.num_reading_threads,
+                           .staging = {windows_.data(),
+                                       options.num_windows * options.window_bytes}});
+}
+
+template <class Id>
+PackCounts Packer<Id>::run() {
+    std::vector<int64_t> done(static_cast<size_t>(num_batches()), 0);
+    while (counts_.rows_packed < num_rows_) {
+        check_stop();
+        const int64_t before = counts_.rows_packed;
+        sort_out(end_of_range(done), done);
+        if (counts_.rows_packed == before)
+            throw std::invalid_argument("packed rows do not ascend, or are not below " +
+                                        std::to_string(layout_.num_rows));
+        ++counts_.passes;
+        pack_range();
+    }
+    flush();
+    failure_.rethrow();
+    counts_.writes = buffers_.num_writes();
+    counts_.bytes_written = buffers_.bytes_written();
+    return counts_;
+}
+
+// The largest row such that no more rows lie before it than fit into rows_.
+template <class Id>
+int64_t Packer<Id>::end_of_range(const std::vector<int64_t> &done) const {
+    const auto rows_before = [&](int64_t bound) {
+        int64_t count = 0;
+        for (int64_t i = 0; i < num_batches(); ++i) {
+            const int64_t first = done[static_cast<size_t>(i)];
+            count += bound < layout_.num_rows ? index_.lower_bound(i, first, bound) - first
+                                              : index_.num_rows[i] - first;
+        }
+        return count;
+    };
+    if (rows_before(layout_.num_rows) <= options_.max_indexed_rows) return layout_.num_rows;
+    int64_t low = 0, high = layout_.num_rows;
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        (rows_before(middle) <= options_.max_indexed_rows ? low : high) = middle;
+    }
+    return low;
+}
+
+// Lists the rows below end_row that are not packed yet, batch by batch.
+template <class Id>
+void Packer<Id>::sort_out(int64_t end_row, std::vector<int64_t> &done) {
+    const auto size = static_cast<size_t>(num_batches());
+    sorted_.rows = rows_.data();
+    sorted_.begins.assign(size, 0);
+    sorted_.ends.assign(size, 0);
+    int64_t num_rows = 0;
+    for (int64_t i = 0; i < num_batches(); ++i) {
+        const auto batch = static_cast<size_t>(i);
+        const int64_t last = end_row < layout_.num_rows
+                                 ? index_.lower_bound(i, done[batch], end_row)
+                                 : index_.num_rows[i];
+        sorted_.begins[batch] = num_rows;
+        num_rows += last - done[batch];
+        sorted_.ends[batch] = num_rows;
+    }
+    run_workers(options_.num_threads, num_batches(), [&](TaskQueue &queue) {
+        for (int64_t i; queue.take(i);) {
+            const auto batch = static_cast<size_t>(i);
+            int64_t k = done[batch];
+            int64_t previous = k > 0 ? index_.row(i, k - 1) : -1;
+            for (int64_t at = sorted_.begins[batch]; at < sorted_.ends[batch]; ++at, ++k) {
+                const int64_t row = index_.row(i, k);
+                if (row <= previous || row >= layout_.num_rows)
+                    throw std::invalid_argument(
+                        "the packed rows of batch " + std::to_string(i) +
+                        " do not ascend: the positions are those of another trace");
+                rows_[at] = static_cast<Id>(row);
+                previous = row;
+            }
+            done[batch] = k;
+        }
+    });
+    counts_.rows_packed += num_rows;
+}
+
+// Reads and copies what has been sorted out.
+template <class Id>
+void Packer<Id>::pack_range() {
+    copied_ = sorted_.begins;
+    for (Slot &slot : slots_) slot.number = -1;
+    num_windows_ = -1;
+    num_copiers_ = 0;
+    {
+        std::vector<std::jthread> threads;
+        const int64_t wanted = std::clamp<int64_t>(num_batches(), 1, options_.num_threads);
+        try {
+            for (int64_t i = 0; i < wanted; ++i) {
+                sys::check_thread_start();
+                threads.emplace_back([this, i] { guarded([&] { copy_windows(i); }); });
+            }
+        } catch (const std::system_error &error) {
+            // Fewer threads than asked for change the time, not the result.
+            if (threads.empty())
+                throw IoError(EAGAIN,
+                              std::string("cannot start a thread that copies: ") + error.what(),
+                              "");
+        }
+        {
+            const std::lock_guard lock(mutex_);
+            num_copiers_ = static_cast<int64_t>(threads.size());
+        }
+        window_is_ready_.notify_all();
+        guarded([&] { read_windows(); });
+        engine_->drain();
+    }
+    failure_.rethrow();
+}
+
+// Runs a part of the work. The first part that fails makes the others give up.
+template <class Id>
+template <class Work>
+void Packer<Id>::guarded(const Work &work) {
+    try {
+        work();
+        return;
+    } catch (const GivenUp &) {
+    } catch (...) {
+        failure_.set();
+    }
+    buffers_.give_up();
+    const std::lock_guard lock(mutex_);
+    is_given_up_ = true;
+    window_is_ready_.notify_all();
+    slot_is_free_.notify_all();
+}
+
+template <class Id>
+void Packer<Id>::read_windows() {
+    WindowPlan<Id> plan(files_, layout_, sorted_, options_.gap_bytes, options_.window_bytes);
+    std::deque<Read> waiting;
+    std::vector<Read> reads;
+    std::vector<uint64_t> tags(static_cast<size_t>(options_.queue_depth));
+    int64_t num_planned = 0;
+    bool has_more = true;
+    for (;;) {
+        check_stop();
+        // As far ahead as there are slots; the queue need not be longer than the engine's.
+        while (has_more && static_cast<int64_t>(waiting.size()) < options_.queue_depth) {
+            const size_t number = static_cast<size_t>(num_planned % options_.num_windows);
+            Slot &slot = slots_[number];
+            {
+                std::unique_lock lock(mutex_);
+                const auto is_free = [&] { return slot.num_users == 0 || is_given_up_; };
+                // With nothing to do, waits a while; then looks whether to stop.
+                if (engine_->num_in_flight() == 0 && waiting.empty())
+                    slot_is_free_.wait_for(lock, longest_wait, is_free);
+                if (is_given_up_) throw GivenUp();
+                if (!is_free()) break;
+            }
+            has_more = plan.next(slot.window);
+            if (!has_more) break;
+            slot.reads_left = add_reads(slot.window, number, waiting);
+            const std::lock_guard lock(mutex_);
+            slot.number = num_planned++;
+            slot.is_ready = false;
+            slot.num_users = num_copiers_;
+        }
+        reads.clear();
+        const int64_t room = options_.queue_depth - engine_->num_in_flight();
+        while (!waiting.empty() && static_cast<int64_t>(reads.size()) < room) {
+            counts_.bytes_read += waiting.front().length;
+            ++counts_.reads;
+            reads.push_back(waiting.front());
+            waiting.pop_front();
+        }
+        if (!reads.empty()) engine_->submit(reads);
+        if (engine_->num_in_flight() == 0) {
+            if (has_more) continue;
+            break;
+        }
+        const int num_finished = engine_->finished(tags.data(), 1);
+        for (int i = 0; i < num_finished; ++i) {
+            Slot &slot = slots_[tags[static_cast<size_t>(i)]];
+            if (--slot.reads_left > 0) continue;
+            add_progress(slot.window.num_bytes);
+            const std::lock_guard lock(mutex_);
+            slot.is_ready = true;
+            window_is_ready_.notify_all();
+        }
+    }
+    const std::lock_guard lock(mutex_);
+    num_windows_ = num_planned;
+    window_is_ready_.notify_all();
+}
+
+template <class Id>
+int64_t Packer<Id>::add_reads(const PackWindow &window, size_t slot,
+                              std::deque<Read> &reads) const {
+    const size_t before = reads.size();
+    for (const PackExtent &extent : window.extents) {
+        const auto file = static_cast<size_t>(extent.file);
+        const int64_t body_bytes = files_.begin(file + 1) - files_.begin(file);
+        for (int64_t begin = extent.begin; begin < extent.end; begin += max_read_bytes) {
+            Read read;
+            read.file = &files_.file(file);
+            read.offset = begin - files_.begin(file);
+            read.length = std::min(extent.end - begin, max_read_bytes);
+            // The last unit of a file may reach beyond its body.
+            read.required = std::min(read.length, body_bytes - read.offset);
+            read.out = place(slot) + extent.place + (begin - extent.begin);
+            read.tag = slot;
+            if (read.required > 0) reads.push_back(read);
+        }
+    }
+    return static_cast<int64_t>(reads.size() - before);
+}
+
+// Each thread has batches of its own, so that their buffers need no lock.
+template <class Id>
+void Packer<Id>::copy_windows(int64_t thread) {
+    int64_t first = 0, end = 0;
+    for (int64_t number = 0;; ++number) {
+        Slot &slot = slots_[static_cast<size_t>(number % options_.num_windows)];
+        {
+            std::unique_lock lock(mutex_);
+            window_is_ready_.wait(lock, [&] {
+                return is_given_up_ || number == num_windows_ ||
+                       (slot.number == number && slot.is_ready);
+            });
+            if (is_given_up_) throw GivenUp();
+            if (number == num_windows_) return;
+            first = num_batches() * thread / num_copiers_;
+            end = num_batches() * (thread + 1) / num_copiers_;
+        }
+        copy_window(slot, first, end);
+        const std::lock_guard lock(mutex_);
+        if (--slot.num_users == 0) slot_is_free_.notify_one();
+    }
+}
+
+template <class Id>
+void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_batch) {
+    struct Item {
+        const uint8_t *row;
+        Run *run;
+    };
+    const uint8_t *const bytes = place(static_cast<size_t>(&slot - slots_.data()));
+    const PackWindow &window = slot.window;
+    const int64_t row_bytes = layout_.row_bytes;
+    const int64_t ahead = rows_ahead(row_bytes);
+    Item items[max_prefetch_rows];
+    int64_t num_found = 0, num_copied = 0;
+    const auto copy_next = [&] {
+        const Item &item = items[num_copied++ % ahead];
+        append(*item.run, item.row);
+    };
+    for (int64_t batch = first_batch; batch < end_batch; ++batch) {
+        const auto i = static_cast<size_t>(batch);
+        const PackExtent *extent = window.extents.data();
+        int64_t k = copied_[i];
+        for (const int64_t end = sorted_.ends[i]; k < end; ++k) {
+            const int64_t row = rows_[k];
+            if (row >= window.end_row) break;
+            const int64_t offset = layout_.offset(row);
+            while (extent->end <= offset) ++extent;
+            const uint8_t *const source = bytes + extent->place + (offset - extent->begin);
+            prefetch_row(source, row_bytes);
+            if (num_found - num_copied == ahead) copy_next();
+            items[num_found++ % ahead] = {source, &runs_[i]};
+        }
+        copied_[i] = k;
+    }
+    while (num_copied < num_found) copy_next();
+}
+
+template <class Id>
+void Packer<Id>::append(Run &run, const uint8_t *row) {
+    int64_t left = layout_.row_bytes;
+    while (left > 0) {
+        if (run.buffer == nullptr) run.buffer = buffers_.take();
+        const int64_t part = std::min(left, buffers_.buffer_bytes() - run.num_bytes);
+        // A whole number of lines in every piece: rows and buffers are.
+        if (stream_ != nullptr)
+            stream_(run.buffer + run.num_bytes, row, part);
+        else
+            std::memcpy(run.buffer + run.num_bytes, row, static_cast<size_t>(part));
+        row += part;
+        left -= part;
+        run.num_bytes += part;
+        if (run.num_bytes == buffers_.buffer_bytes()) hand_over(run, run.num_bytes);
+    }
+}
+
+template <class Id>
+void Packer<Id>::hand_over(Run &run, int64_t num_bytes) {
+    if (stream_ != nullptr) stream_fence();
+    buffers_.write(run.buffer, num_bytes, *run.file, run.offset);
+    add_progress(num_bytes);
+    run.offset += num_bytes;
+    run.buffer = nullptr;
+    run.num_bytes = 0;
+}
+
+// What is left in the buffers, filled up to whole blocks.
+template <class Id>
+void Packer<Id>::flush() {
+    for (Run &run : runs_) {
+        if (run.buffer == nullptr) continue;
+        const int64_t unit = PackFile::alignment;
+        const int64_t num_bytes = (run.num_bytes + unit - 1) / unit * unit;
+        std::memset(run.buffer + run.num_bytes, 0, static_cast<size_t>(num_bytes - run.num_bytes));
+        hand_over(run, num_bytes);
+    }
+    buffers_.finish();
+}
+
+// Throws unless everything fits together; the Packer relies on it.
+template <class Id>
+void check(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+           const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
+           const int64_t *run_offsets, const PackOptions &options) {
+    layout.check();
+    check_num_threads(options.num_threads);
+    require(files.begin(files.size()) >= layout.end_offset(),
+            "the bodies add up to " + std::to_string(files.begin(files.size())) +
+                " bytes, but the last row ends at byte " + std::to_string(layout.end_offset()));
+    for (size_t i = 0; i < files.size(); ++i)
+        require(files.begin(i) % layout.page_stride_bytes == 0 ||
+                    files.begin(i) >= layout.end_offset(),
+                "the bodies before " + files.file(i).path() + " do not hold whole pages");
+    require(options.gap_bytes >= 0, "gap_bytes must not be negative");
+    require(options.num_windows >= 1 && options.num_windows <= 1024,
+            "num_windows must be between 1 and 1024, got " + std::to_string(options.num_windows));
+    const int64_t least = min_window_bytes(files, layout, options.gap_bytes);
+    require(options.window_bytes >= least && options.window_bytes % PackFile::alignment == 0,
+            "window_bytes must be a multiple of 4096 and at least " + std::to_string(least) +
+                ", got " + std::to_string(options.window_bytes));
+    require(options.buffer_bytes >= PackFile::alignment &&
+                options.buffer_bytes % PackFile::alignment == 0,
+            "buffer_bytes must be a positive multiple of 4096, got " +
+                std::to_string(options.buffer_bytes));
+    require(options.num_spare_buffers >= 1, "num_spare_buffers must be at least 1");
+    require(options.max_indexed_rows >= std::max<int64_t>(1, index.num_batches),
+            "max_indexed_rows must be at least the number of batches");
+    for (int64_t i = 0; i < index.num_batches; ++i) {
+        const std::string name = "batch " + std::to_string(i);
+        const int64_t num_rows = index.num_rows[i];
+        require(num_rows >= 0 && num_rows <= index.begins[i + 1] - index.begins[i],
+                name + " has fewer positions than " + std::to_string(num_rows));
+        if (run_files[i] < 0 || run_files[i] >= static_cast<int64_t>(outputs.size()))
+            throw std::out_of_range(name + ": file " + std::to_string(run_files[i]) +
+                                    " is outside [0, " + std::to_string(outputs.size()) + ")");
+        const int64_t num_bytes = checked_multiply(num_rows, layout.row_bytes, name.c_str());
+        const int64_t end = checked_add(run_offsets[i], num_bytes, name.c_str());
+        require(run_offsets[i] >= 0 && run_offsets[i] % PackFile::alignment == 0,
+                name + " begins at byte " + std::to_string(run_offsets[i]) +
+                    ", not at a multiple of 4096");
+        require(end <= outputs[static_cast<size_t>(run_files[i])]->num_bytes(),
+                name + " ends behind the end of its file");
+    }
+}
+
+}  // namespace
+
+template <class Id>
+PackCounts pack_rows(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+                     const std::vector<std::unique_ptr<PackFile>> &outputs,
+                     const int64_t *run_files, const int64_t *run_offsets,
+                     const PackOptions &options, PackProgress *progress) {
+    check(files, layout, index, outputs, run_files, run_offsets, options);
+    if (std::all_of(index.num_rows, index.num_rows + index.num_batches,
+                    [](int64_t count) { return count == 0; }))
+        return {};
+    return Packer<Id>(files, layout, index, outputs, run_files, run_offsets, options, progress)
+        .run();
+}
+
+template PackCounts pack_rows(const FileSet &, const RowLayout &, const PackIndex<int32_t> &,
+                              const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
+                              const int64_t *, const PackOptions &, PackProgress *);
+template PackCounts pack_rows(const FileSet &, const RowLayout &, const PackIndex<int64_t> &,
+                              const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
+                              const int64_t *, const PackOptions &, PackProgress *);
+
+}  // namespace gnnstore

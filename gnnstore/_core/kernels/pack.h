@@ -1,0 +1,56 @@
+// Batched packing (DiskGNN, section 5.2): the rows that each batch of a superbatch misses are
+// written one behind the other, while the table is read once, in order.
+//
+// One thread plans windows of the table and keeps reads of them in flight; num_threads threads
+// take the windows in order and append each row to the buffers of the batches that need it, so
+// that a batch's rows come in the order of the table; and some more write full buffers away.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/pack_file.h"
+#include "kernels/pack_index.h"
+#include "kernels/read_engine.h"
+#include "kernels/row_reader.h"
+#include "kernels/rows.h"
+
+namespace gnnstore {
+
+struct PackOptions {
+    EngineKind kind = EngineKind::io_uring;
+    int queue_depth = 128;
+    int num_reading_threads = 32;  // of an engine that has threads
+    int num_threads = 1;           // that copy rows
+    int64_t gap_bytes = 0;         // rows this near are fetched by one read
+    int64_t num_windows = 16;      // being read or copied
+    int64_t window_bytes = 0;      // of each
+    int64_t buffer_bytes = 0;      // of each batch's buffer: whole blocks of PackFile
+    int64_t num_spare_buffers = 0;  // being written; at least 1
+    int64_t max_indexed_rows = 0;   // rows of all batches that are sorted out at a time
+};
+
+// What is shared with whoever waits.
+struct PackProgress {
+    int64_t bytes_done = 0;  // read or handed over to be written
+    int64_t stop = 0;        // not 0: give up
+};
+
+struct PackCounts {
+    int64_t reads = 0, bytes_read = 0;
+    int64_t writes = 0, bytes_written = 0;
+    int64_t rows_packed = 0;
+    int64_t passes = 0;  // ranges of ids that were worked through one by one
+};
+
+// Packs the rows of a table: those of batch i go to file `run_files[i]`, from byte
+// `run_offsets[i]` on, a multiple of PackFile::alignment; the last block is filled up with
+// zeros. Throws IoError (ECANCELED if progress->stop was set). Nothing is in flight afterwards.
+template <class Id>
+PackCounts pack_rows(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+                     const std::vector<std::unique_ptr<PackFile>> &outputs,
+                     const int64_t *run_files, const int64_t *run_offsets,
+                     const PackOptions &options, PackProgress *progress);
+
+}  // namespace gnnstore

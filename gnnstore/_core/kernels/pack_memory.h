@@ -1,0 +1,42 @@
+// Memory for the length of one call of packing. Not from the buffer pool: packing has a budget
+// of its own, the pool rounds up by an eighth, and what it keeps for later is in nobody's budget.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/errors.h"
+
+namespace gnnstore {
+
+// Begins on a page; contents are zeros. Throws std::bad_alloc.
+class PackMemory {
+public:
+    explicit PackMemory(int64_t num_bytes);
+    ~PackMemory();
+    PackMemory(const PackMemory &) = delete;
+    PackMemory &operator=(const PackMemory &) = delete;
+
+    uint8_t *data() const { return data_; }
+
+private:
+    const int64_t num_bytes_;
+    uint8_t *data_ = nullptr;
+};
+
+template <class T>
+class PackArray {
+    static_assert(std::is_trivially_copyable_v<T>);
+
+public:
+    explicit PackArray(int64_t count)
+        : memory_(checked_multiply(count, sizeof(T), "the size of an array")) {}
+
+    T *data() const { return reinterpret_cast<T *>(memory_.data()); }
+    T &operator[](int64_t i) const { return data()[i]; }
+
+private:
+    PackMemory memory_;
+};
+
+}  // namespace gnnstore

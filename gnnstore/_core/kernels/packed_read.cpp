@@ -1,0 +1,97 @@
+#include "kernels/packed_read.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/check_ids.h"
+#include "kernels/errors.h"
+#include "kernels/row_copy.h"
+#include "kernels/stream_copy.h"
+
+namespace gnnstore {
+namespace {
+
+// Packed rows come in order, which the processor sees by itself; where they go it does not.
+constexpr int64_t written_rows_ahead = 8;
+constexpr int64_t max_written_bytes_ahead = 1024;
+
+class Scatter {
+public:
+    Scatter(const PackedRun &run, uint8_t *out, int64_t out_bytes)
+        : run_(run), row_bytes_(run.row_bytes), out_(out) {
+        if (row_bytes_ % stream_line_bytes == 0 && should_stream(out, out_bytes, row_bytes_))
+            stream_ = stream_copy();
+    }
+
+    // Bytes of the run from `place` on; rows at both ends may be in parts.
+    void take(int64_t place, const uint8_t *bytes, int64_t num_bytes) const {
+        const int64_t end = place + num_bytes;
+        int64_t k = place / row_bytes_;
+        if (const int64_t skipped = place - k * row_bytes_; skipped > 0) {
+            const int64_t part = std::min(row_bytes_ - skipped, num_bytes);
+            std::memcpy(target(k) + skipped, bytes, static_cast<size_t>(part));
+            bytes += part;
+            ++k;
+        }
+        const int64_t last = end / row_bytes_;
+        for (; k < last; ++k, bytes += row_bytes_) {
+            if (stream_ != nullptr) {
+                stream_(target(k), bytes, row_bytes_);
+            } else {
+                if (k + written_rows_ahead < last) prefetch(target(k + written_rows_ahead));
+                std::memcpy(target(k), bytes, static_cast<size_t>(row_bytes_));
+            }
+        }
+        if (const int64_t part = end - last * row_bytes_; k == last && part > 0)
+            std::memcpy(target(k), bytes, static_cast<size_t>(part));
+    }
+
+    void repeat() const {
+        if (stream_ != nullptr) stream_fence();
+        for (int64_t i = 0; i < run_.num_repeats; ++i)
+            std::memcpy(out_ + run_.repeat_targets[i] * row_bytes_,
+                        out_ + run_.repeat_sources[i] * row_bytes_,
+                        static_cast<size_t>(row_bytes_));
+    }
+
+private:
+    uint8_t *target(int64_t k) const { return out_ + run_.positions[k] * row_bytes_; }
+    void prefetch(uint8_t *row) const {
+        const int64_t length = std::min(row_bytes_, max_written_bytes_ahead);
+        for (int64_t byte = 0; byte < length; byte += stream_line_bytes)
+            __builtin_prefetch(row + byte, 1, 2);
+    }
+
+    const PackedRun &run_;
+    const int64_t row_bytes_;
+    uint8_t *const out_;
+    StreamCopy stream_ = nullptr;
+};
+
+}  // namespace
+
+ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedRun &run,
+                            uint8_t *out, int64_t out_bytes) {
+    if (run.row_bytes < 1)
+        throw std::invalid_argument("row_bytes must be at least 1, got " +
+                                    std::to_string(run.row_bytes));
+    if (out_bytes % run.row_bytes != 0)
+        throw std::invalid_argument("out must hold whole rows of " +
+                                    std::to_string(run.row_bytes) + " bytes, got " +
+                                    std::to_string(out_bytes) + " bytes");
+    const int64_t num_out = out_bytes / run.row_bytes;
+    check_ids(run.positions, run.num_rows, num_out);
+    check_ids(run.repeat_targets, run.num_repeats, num_out);
+    check_ids(run.repeat_sources, run.num_repeats, num_out);
+    const int64_t num_bytes = checked_multiply(run.num_rows, run.row_bytes, "the packed rows");
+    const Scatter scatter(run, out, out_bytes);
+    ReadCounts counts = reader.stream(files, run.file, run.offset, num_bytes,
+                                      [&](int64_t place, const uint8_t *bytes, int64_t size) {
+                                          scatter.take(place, bytes, size);
+                                      });
+    scatter.repeat();
+    counts.rows_read = run.num_rows;
+    return counts;
+}
+
+}  // namespace gnnstore

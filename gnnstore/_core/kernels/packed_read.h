@@ -1,0 +1,26 @@
+// The rows of a batch, read from where they were packed to where the batch wants them.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/row_reader.h"
+
+namespace gnnstore {
+
+// A batch's run of packed rows, and their positions in the batch (see pack_index.h).
+struct PackedRun {
+    int64_t file, offset;  // a multiple of PackFile::alignment
+    int64_t row_bytes;
+    const int32_t *positions;  // of each packed row
+    int64_t num_rows;
+    const int32_t *repeat_targets;  // positions that get the row of repeat_sources
+    const int32_t *repeat_sources;
+    int64_t num_repeats;
+};
+
+// Writes packed row k to out + positions[k] * row_bytes, then copies what is repeated. Nothing
+// is written when a position lies outside of `out`.
+ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedRun &run,
+                            uint8_t *out, int64_t out_bytes);
+
+}  // namespace gnnstore

@@ -1,0 +1,95 @@
+// Slots that wait for the batch that reads them. Written to where that batch has its accesses,
+// each would be a write to some place in the whole trace; put behind those that wait for the same
+// batch, they are written and read in order, and there are never more of them than slots.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace gnnstore {
+
+// A list for each batch; a list is a chain of chunks.
+class WaitingSlots {
+public:
+    struct Entry {
+        int32_t position, slot;
+    };
+
+    // So many entries are enough for num_slots at a time.
+    static int64_t num_entries(int64_t num_batches, int64_t num_slots) {
+        return num_chunks(num_batches, num_slots) << chunk_bits(num_batches);
+    }
+
+    WaitingSlots(int64_t num_batches, int64_t num_slots, Entry *entries)
+        : chunk_bits_(chunk_bits(num_batches)),
+          entries_(entries),
+          ends_(static_cast<size_t>(num_batches), 0),
+          before_(static_cast<size_t>(num_chunks(num_batches, num_slots))),
+          free_(before_.size()) {
+        // The last is started first; the first, which would end lists at 0, never.
+        for (size_t chunk = 0; chunk < free_.size(); ++chunk)
+            free_[chunk] = static_cast<uint32_t>(free_.size() - chunk);
+        free_.front() = 0;
+    }
+
+    // Adds a slot to the list of a batch.
+    void put(int64_t batch, int32_t position, int32_t slot) {
+        uint32_t &end = ends_.data()[batch];
+        if ((end & ((uint32_t{1} << chunk_bits_) - 1)) == 0) [[unlikely]]
+            end = start_chunk(end);
+        entries_[end++] = {position, slot};
+    }
+
+    // Calls use(position, slot) for all that a batch has, and forgets them.
+    template <class Use>
+    void take_all(int64_t batch, const Use &use) {
+        uint32_t end = std::exchange(ends_[static_cast<size_t>(batch)], 0);
+        while (end != 0) {
+            const uint32_t chunk = (end - 1) >> chunk_bits_;
+            const uint32_t before = before_[chunk];
+            if (before != 0) prefetch((before - 1) >> chunk_bits_);
+            for (uint32_t i = chunk << chunk_bits_; i < end; ++i)
+                use(entries_[i].position, entries_[i].slot);
+            free_.push_back(chunk);
+            end = before;
+        }
+    }
+
+private:
+    // Chunks that are partly filled take 256 KiB at most, up to some thousand batches.
+    static int chunk_bits(int64_t num_batches) {
+        const int64_t size = 32768 / std::max<int64_t>(num_batches, 1);
+        return std::bit_width(static_cast<uint64_t>(std::clamp<int64_t>(size, 4, 128))) - 1;
+    }
+
+    static int64_t num_chunks(int64_t num_batches, int64_t num_slots) {
+        return (num_slots >> chunk_bits(num_batches)) + std::min(num_batches, num_slots) + 1;
+    }
+
+    uint32_t start_chunk(uint32_t end) {
+        const uint32_t chunk = free_.back();
+        free_.pop_back();
+        prefetch(free_.back());  // the one that is started next
+        before_[chunk] = end;
+        return chunk << chunk_bits_;
+    }
+
+    void prefetch(uint32_t chunk) const {
+        const auto *const begin = reinterpret_cast<const char *>(entries_) +
+                                  (uint64_t{chunk} << chunk_bits_) * sizeof(Entry);
+        for (size_t at = 0; at < sizeof(Entry) << chunk_bits_; at += 64)
+            __builtin_prefetch(begin + at, 1);
+    }
+
+    const int chunk_bits_;
+    Entry *const entries_;
+    std::vector<uint32_t> ends_;    // of each list; 0: it is empty
+    std::vector<uint32_t> before_;  // where a chunk's list ended before it
+    std::vector<uint32_t> free_;    // chunks, the last first
+};
+
+}  // namespace gnnstore

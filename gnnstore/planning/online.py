@@ -1,0 +1,123 @@
+"""Plans of caches that do not know the future: LRU, and SIEVE, which GraphBolt uses.
+
+They are made from the same trace as Belady's plan, and followed in the same way, so that a
+comparison compares the choice of rows and nothing else. But what is decided after a batch
+depends on that batch and those before it only, as if the cache had met them one by one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import UsageError
+from gnnstore.planning.belady import (
+    SuperbatchPlan,
+    Trace,
+    check_num_slots,
+    distinct_nodes,
+)
+
+__all__ = ["LruPlanner", "SievePlanner"]
+
+
+class _OnlinePlanner:
+    """Plans superbatch after superbatch for one cache, empty at first.
+
+    Plans must be followed in the order in which they were made. Not to be used by two threads
+    at once.
+
+    Parameters
+    ----------
+    num_slots : int
+        C, the rows that the cache holds; may be 0, or more than there are rows.
+
+    Raises
+    ------
+    UsageError
+        If the number is out of range.
+    """
+
+    _policy: ClassVar[Literal["lru", "sieve"]]
+
+    def __init__(self, num_slots: int) -> None:
+        check_num_slots(num_slots)
+        self._nodes = np.full(num_slots, -1, np.int64)
+        self._order = np.full(num_slots, -1, np.int32)
+        self._visited = np.zeros(num_slots, np.uint8)
+        self._hand = -1
+
+    @property
+    def num_slots(self) -> int:
+        """C."""
+        return len(self._nodes)
+
+    @property
+    def nodes(self) -> npt.NDArray[np.int64]:
+        """The row in each slot after the last plan, int64 [C]; -1: none. A copy."""
+        return self._nodes.copy()
+
+    def plan(self, trace: Trace) -> SuperbatchPlan:
+        """Plan the next superbatch.
+
+        Parameters
+        ----------
+        trace : Trace
+            Must not be changed while the plan is used.
+
+        Raises
+        ------
+        UsageError
+            If the trace is not well-formed, or has 2^31 rows or more.
+        """
+        state = (self._nodes, self._order, self._visited, self._hand)
+        try:
+            planned = _core.plan_online(self._policy, trace.ids, trace.offsets, *state)
+        except (ValueError, IndexError) as error:
+            raise UsageError(f"cannot plan a superbatch: {error}") from error
+        self._nodes, self._order, self._visited, self._hand = planned[5:]
+        return SuperbatchPlan(trace.offsets, *planned[:5])
+
+    def restart(self, nodes: npt.NDArray[Any]) -> None:
+        """Go on from a cache that holds these rows, in any order: their past is not known.
+
+        Parameters
+        ----------
+        nodes : ndarray of int64 [C]
+            The row in each slot; -1: none. Of slots with the same row, the first counts.
+
+        Raises
+        ------
+        UsageError
+            If there is not one entry per slot.
+        """
+        self._nodes = distinct_nodes(nodes, self.num_slots)
+        held = np.flatnonzero(self._nodes >= 0)
+        self._order.fill(-1)
+        self._order[: len(held)] = held
+        self._visited.fill(0)
+        self._hand = -1
+
+    def clear(self) -> None:
+        """Forget the cache, so that the next superbatch finds it empty."""
+        self.restart(np.full(self.num_slots, -1, np.int64))
+
+
+class LruPlanner(_OnlinePlanner):
+    """Keeps the rows that were used last. After a batch its rows are used one by one, in order."""
+
+    _policy = "lru"
+
+
+class SievePlanner(_OnlinePlanner):
+    """Keeps rows by SIEVE (Zhang et al., NSDI '24).
+
+    A batch marks its hits as visited; then its other rows enter in order. To make room, a hand
+    goes from the oldest row to the newest, and around: it takes the first row that is not
+    visited, and on its way makes visited rows unvisited.
+    """
+
+    _policy = "sieve"

@@ -1,0 +1,180 @@
+"""Sampling from a graph whose in-neighbours lie on disk: `indptr` in memory, and little else.
+
+Draws are keyed and not streamed, so a batch is the one that `NeighborSampler` gives, bit for
+bit, whether it fetches its in-neighbours alone or together with other batches. Alone is for
+batches that are wanted one by one; together, each hop of many batches is close to one pass over
+the file (bulk sampling), which is faster where batches are known ahead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+from gnnstore.formats.csc import Csc
+from gnnstore.sampling.bulk import BYTES_PER_COLUMN_POSITION, advance_together
+from gnnstore.sampling.neighbor import (
+    IndexDtype,
+    NeighborSampler,
+    SampledSubgraph,
+    SamplingConfig,
+)
+from gnnstore.sampling.staged import (
+    MAX_COLUMN_POSITIONS,
+    CachedNeighbors,
+    Fetch,
+    NeighborCounts,
+    StagedBatch,
+)
+
+# Seeds, epoch and batch: the arguments of `NeighborSampler.sample`.
+BatchRequest = tuple[npt.ArrayLike, int, int]
+
+
+class DiskNeighborSampler(NeighborSampler):
+    """Samples subgraphs of one graph with one configuration, fetching its in-neighbours.
+
+    Any number of threads may call its methods at once.
+
+    Parameters
+    ----------
+    csc : Csc
+        The graph. Of `indices` only length and dtype matter: it may be a mapping, which is
+        never touched.
+    config : SamplingConfig
+    index_dtype : "int64" or "int32"
+        dtype of `n_id` and `edge_index`.
+    fetch : callable
+        Returns the elements of `indices` at some positions, which come in any order and may be
+        repeated. Called by the threads that sample.
+    cache : CachedNeighbors, optional
+        In-neighbours that need not be fetched.
+
+    Raises
+    ------
+    UsageError
+        The node ids do not fit in `index_dtype`, or the cache belongs to another graph.
+    """
+
+    def __init__(
+        self,
+        csc: Csc,
+        config: SamplingConfig,
+        index_dtype: IndexDtype,
+        fetch: Fetch,
+        cache: CachedNeighbors | None = None,
+    ) -> None:
+        super().__init__(csc, config, index_dtype)
+        num_words = -(-csc.num_nodes // 64)
+        if cache is not None and (
+            cache.neighbors.dtype != csc.indices.dtype
+            or not len(cache.bits) == len(cache.starts) == num_words
+        ):
+            raise UsageError(
+                f"the neighbour cache does not fit {csc.source}: expected {num_words} words of "
+                f"bits and neighbours of {csc.indices.dtype}, found {len(cache.bits)} and "
+                f"{cache.neighbors.dtype}; build it from this graph"
+            )
+        self.cache = cache
+        self._fetch = fetch
+        self._counts = NeighborCounts()
+        self._lock = threading.Lock()
+
+    @property
+    def counts(self) -> NeighborCounts:
+        """The in-neighbours that all batches so far have needed."""
+        return self._counts
+
+    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> SampledSubgraph:
+        """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`.
+
+        Raises
+        ------
+        UsageError, InputError, CorruptStoreError
+            As `NeighborSampler.sample`.
+        StorageError
+            As `fetch`, or a file of a mapped `indptr` has been truncated.
+        """
+        self.csc.check_mapped_files()
+        staged = self._begin((seeds, epoch, batch), MAX_COLUMN_POSITIONS)
+        while (positions := staged.draw()) is not None:
+            staged.take(self._fetched(positions))
+        self._count(staged.counts)
+        return staged.result()
+
+    def sample_many(
+        self, requests: Iterable[BatchRequest], *, memory_bytes: int, num_threads: int = 1
+    ) -> Generator[SampledSubgraph, None, None]:
+        """Sample batches in groups that fetch together, hop by hop.
+
+        Parameters
+        ----------
+        requests : iterable of (seeds, epoch, batch)
+            As the arguments of `sample`; taken group by group.
+        memory_bytes : int
+            What a group may take: its subgraphs, and what sampling them needs besides. Groups
+            grow from a single batch, and are sized by the largest batch so far; a batch that
+            takes more on its own is sampled on its own.
+        num_threads : int
+            Threads that draw and number nodes. The calling one fetches.
+
+        Yields
+        ------
+        SampledSubgraph
+            What `sample` returns, in the order of the requests. A group is given out before
+            the next is begun.
+
+        Raises
+        ------
+        UsageError, InputError, CorruptStoreError, StorageError
+            As `sample`, once a batch's group is reached.
+        """
+        size, each_bytes, table_bytes = 1, 1, 0
+        waiting = iter(requests)
+        while group := list(islice(waiting, size)):
+            self.csc.check_mapped_files()
+            pieces = memory_bytes // (len(group) * BYTES_PER_COLUMN_POSITION)
+            pieces = max(1, min(pieces, MAX_COLUMN_POSITIONS))
+            batches = [self._begin(request, pieces) for request in group]
+            advance_together(batches, self._fetched, num_threads)
+            subgraphs = deque[SampledSubgraph]()
+            while batches:  # from the end: what only sampling needs goes batch by batch
+                staged = batches.pop()
+                self._count(staged.counts)
+                subgraphs.appendleft(staged.result())
+                each_bytes = max(each_bytes, staged.waiting_bytes(subgraphs[0]))
+                table_bytes = max(table_bytes, staged.table_bytes(subgraphs[0]))
+            del staged
+            while subgraphs:  # nothing of a group is kept here when the next one begins
+                yield subgraphs.popleft()
+            left_bytes = memory_bytes - max(1, num_threads) * table_bytes
+            size = max(1, min(2 * size, left_bytes // each_bytes))
+
+    def _begin(self, request: BatchRequest, max_column_positions: int) -> StagedBatch:
+        seeds, epoch, batch = request
+        return StagedBatch(
+            self.csc,
+            self.config,
+            self.index_dtype,
+            seeds,
+            epoch=epoch,
+            batch=batch,
+            cache=self.cache,
+            max_column_positions=max_column_positions,
+        )
+
+    def _fetched(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        if len(positions) == 0:
+            return np.empty(0, self.csc.indices.dtype)
+        return self._fetch(positions)
+
+    def _count(self, counts: NeighborCounts) -> None:
+        with self._lock:
+            self._counts += counts

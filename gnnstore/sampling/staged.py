@@ -1,0 +1,193 @@
+"""A batch that is sampled in steps: it says which in-neighbours it needs, and is told them.
+
+The kernel draws a hop's positions in `indices`, answers what it can from a neighbour cache and
+asks for the rest. Where they come from, and with which other batches they are fetched, is the
+driver's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.formats.csc import Csc
+from gnnstore.sampling.neighbor import (
+    IndexDtype,
+    SampledSubgraph,
+    SamplingConfig,
+    as_seeds,
+    as_subgraph,
+    check_word,
+    sampling_errors,
+)
+
+# Of whole in-neighbour lists: 8 MB of positions, and as many bytes again for fetching them, which
+# is nothing beside such a batch and enough to keep a disk busy.
+MAX_COLUMN_POSITIONS = 1 << 20
+
+# Returns the elements of `indices` (its dtype, [n]) at some positions (int64 [n]).
+Fetch = Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class CachedNeighbors:
+    """In-neighbour lists of some nodes in memory: 2 bits a node of the graph, and the lists.
+
+    Attributes
+    ----------
+    bits : ndarray of uint64 [ceil(N / 64)]
+        Bit v % 64 of element v // 64 is set for each cached node v.
+    starts : ndarray of int64 [ceil(N / 64)]
+        How many elements of `neighbors` stand before the lists of the nodes of each element.
+    neighbors : ndarray of int32 or int64 [M]
+        The lists, one behind the other, in the order of the nodes.
+    num_nodes : int
+        Nodes whose lists are cached.
+    """
+
+    bits: npt.NDArray[np.uint64]
+    starts: npt.NDArray[np.int64]
+    neighbors: npt.NDArray[Any]
+    num_nodes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that the three arrays occupy."""
+        return self.bits.nbytes + self.starts.nbytes + self.neighbors.nbytes
+
+
+@dataclass(frozen=True)
+class NeighborCounts:
+    """In-neighbours that batches needed, by where they came from.
+
+    Attributes
+    ----------
+    cached, fetched : int
+        From the cache, and from `fetch`; of the latter, some were asked for twice.
+    """
+
+    cached: int = 0
+    fetched: int = 0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share that came from the cache; 0 where nothing was needed."""
+        total = self.cached + self.fetched
+        return self.cached / total if total else 0.0
+
+    def __add__(self, other: NeighborCounts) -> NeighborCounts:
+        return NeighborCounts(self.cached + other.cached, self.fetched + other.fetched)
+
+
+class StagedBatch:
+    """One batch on its way. For one thread at a time.
+
+    `draw` and `take` in turns until there is nothing to draw; then `result`, once.
+
+    Parameters
+    ----------
+    csc : Csc
+        Of `indices` only length and dtype matter.
+    config : SamplingConfig
+    index_dtype : "int64" or "int32"
+    seeds, epoch, batch
+        As in `NeighborSampler.sample`.
+    cache : CachedNeighbors, optional
+    max_column_positions : int
+        Of an induced subgraph: the most positions that are asked for at once.
+
+    Raises
+    ------
+    UsageError, InputError, CorruptStoreError
+        As `NeighborSampler.sample`, here or in a later step.
+    """
+
+    def __init__(
+        self,
+        csc: Csc,
+        config: SamplingConfig,
+        index_dtype: IndexDtype,
+        seeds: npt.ArrayLike,
+        *,
+        epoch: int,
+        batch: int,
+        cache: CachedNeighbors | None = None,
+        max_column_positions: int = MAX_COLUMN_POSITIONS,
+    ) -> None:
+        check_word("epoch", epoch)
+        check_word("batch", batch)
+        seed_ids = as_seeds(seeds)
+        self._csc = csc
+        self._config = config
+        self._num_seeds = len(seed_ids)
+        self._num_fetched = 0
+        self._largest_draw = 0
+        with self._errors():
+            self._kernel = _core.StagedBatch(
+                csc.indptr,
+                seed_ids,
+                config.fanouts,
+                num_edges=csc.num_edges,
+                indices_dtype=csc.indices.dtype.name,
+                seed=config.seed,
+                epoch=epoch,
+                batch=batch,
+                num_src_nodes=csc.num_src,
+                replace=config.replace,
+                disjoint=config.disjoint,
+                induced=config.subgraph_type == "induced",
+                index_dtype=index_dtype,
+                cache=None if cache is None else (cache.bits, cache.starts, cache.neighbors),
+                max_column_positions=max_column_positions,
+            )
+
+    def draw(self) -> npt.NDArray[np.int64] | None:
+        """Return the positions in `indices` that are needed next, maybe none; None at the end."""
+        with self._errors():
+            positions = self._kernel.draw()
+        if positions is not None:
+            self._num_fetched += len(positions)
+            self._largest_draw = max(self._largest_draw, len(positions))
+        return positions
+
+    def take(self, neighbors: npt.NDArray[Any]) -> None:
+        """Take the ids at these positions, in their order: [n], of the dtype of `indices`."""
+        with self._errors():
+            self._kernel.take(neighbors)
+
+    def result(self) -> SampledSubgraph:
+        """Return the subgraph."""
+        return as_subgraph(self._kernel.result(), self._config, self._num_seeds)
+
+    @property
+    def counts(self) -> NeighborCounts:
+        """In-neighbours that have been needed so far."""
+        return NeighborCounts(self._kernel.num_cached, self._num_fetched)
+
+    def waiting_bytes(self, subgraph: SampledSubgraph) -> int:
+        """Return about what the batch has taken while its largest hop was fetched.
+
+        Parameters
+        ----------
+        subgraph : SampledSubgraph
+            The result, which is counted too.
+        """
+        arrays = (subgraph.n_id, subgraph.edge_index, subgraph.edge_pos, subgraph.batch)
+        held_bytes = sum(array.nbytes for array in arrays if array is not None)
+        # Positions, the keys that they are sorted by, twice, and ids; then room for new nodes.
+        drawn_bytes = 3 * 8 + self._csc.indices.itemsize + subgraph.n_id.itemsize
+        return held_bytes + drawn_bytes * self._largest_draw
+
+    def table_bytes(self, subgraph: SampledSubgraph) -> int:
+        """Return at most what a thread takes that relabels the batch's largest hop."""
+        slot_bytes = 16 if self._config.disjoint else 8
+        return 4 * slot_bytes * (len(subgraph.n_id) + self._largest_draw)
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return sampling_errors(self._csc.source, self._csc.num_nodes)

@@ -1,0 +1,144 @@
+"""Subgraphs that are kept come back exactly as they were sampled, from memory and from disk."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.csc import Csc
+from gnnstore.io import buffers
+from gnnstore.io.ragged_file import RaggedFile
+from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
+
+# Sizes of the whole graph: its own, and those from which on ids no longer fit in int32.
+SIZES = [0, 2**31, 2**31 + 1, 2**40]
+ARRAYS = ("n_id", "edge_index", "edge_pos", "batch")
+KEPT = ("n_id", "sources", "num_incoming", "edge_pos", "batch")
+
+
+@st.composite
+def sampled(draw: st.DrawFn) -> tuple[SampledSubgraph, Csc]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    num_nodes = draw(st.integers(1, 40))
+    degrees = rng.integers(0, draw(st.sampled_from([1, 5, 30])), num_nodes)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    csc = Csc(indptr, rng.integers(0, num_nodes, indptr[-1]), None, num_nodes)
+    modes = st.sampled_from(["directional", "bidirectional", "induced"])
+    subgraph_type = draw(modes)
+    config = SamplingConfig(
+        fanouts=tuple(draw(st.lists(st.integers(-1, 5), max_size=4))),
+        replace=draw(st.booleans()),
+        subgraph_type=subgraph_type,  # type: ignore[arg-type]
+        disjoint=subgraph_type != "induced" and draw(st.booleans()),
+    )
+    dtype: Any = draw(st.sampled_from(["int32", "int64"]))
+    seeds = draw(st.lists(st.integers(0, num_nodes - 1), max_size=12))
+    return NeighborSampler(csc, config, dtype).sample(seeds, epoch=1, batch=2), csc
+
+
+def assert_same(found: SampledSubgraph, expected: SampledSubgraph) -> None:
+    for name in ARRAYS:
+        one: npt.NDArray[Any] | None = getattr(found, name)
+        other: npt.NDArray[Any] | None = getattr(expected, name)
+        if one is None or other is None:
+            assert one is other
+            continue
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.flags.c_contiguous
+        assert one.flags.writeable
+        np.testing.assert_array_equal(one, other)
+    for name in ("num_sampled_nodes", "num_sampled_edges", "num_seeds"):
+        assert getattr(found, name) == getattr(expected, name)
+        assert type(getattr(found, name)) is type(getattr(expected, name))
+
+
+@settings(max_examples=200, deadline=None)
+@given(drawn=sampled(), size=st.sampled_from(SIZES), pooled=st.booleans())
+def test_a_subgraph_comes_back_exactly(
+    drawn: tuple[SampledSubgraph, Csc], size: int, pooled: bool
+) -> None:
+    subgraph, csc = drawn
+    dtype: Any = subgraph.n_id.dtype.name
+    num_nodes = csc.num_nodes if dtype == "int32" else max(size, csc.num_nodes)
+    num_edges = max(size, csc.num_edges)
+    compact = CompactSubgraph.of(subgraph, num_nodes, num_edges)
+    assert compact.n_id.dtype == ("int64" if num_nodes > 2**31 else "int32")
+    assert compact.edge_pos.dtype == ("int64" if num_edges > 2**31 else "int32")
+    assert compact.num_bytes == sum(
+        getattr(compact, name).nbytes for name in KEPT if getattr(compact, name) is not None
+    )
+    expanded = compact.expand(dtype, buffers.empty if pooled else np.empty)
+    assert_same(expanded, subgraph)
+    # Nothing is shared: a batch may be changed, and expanded again.
+    for name in ARRAYS:
+        array = getattr(expanded, name)
+        if array is not None:
+            array[...] = -1
+    assert_same(compact.expand(dtype), subgraph)
+
+
+@settings(max_examples=100, deadline=None)
+@given(drawn=st.lists(sampled(), max_size=5), size=st.sampled_from(SIZES))
+def test_subgraphs_come_back_exactly_from_disk(
+    drawn: list[tuple[SampledSubgraph, Csc]], size: int
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, RaggedFile(Path(directory) / "kept") as file:
+        for i, (subgraph, csc) in enumerate(drawn):
+            of = CompactSubgraph.of(subgraph, csc.num_nodes, max(size, csc.num_edges))
+            file.append(i, of.arrays())
+        for i, (subgraph, _) in reversed(list(enumerate(drawn))):
+            found = CompactSubgraph.from_arrays(file.read(i))
+            assert_same(found.expand(subgraph.n_id.dtype.name), subgraph)  # type: ignore[arg-type]
+
+
+def test_large_ids_come_back() -> None:
+    n_id = np.array([2**33, 5, 2**31], np.int64)
+    edges = np.array([[1, 2, 2], [0, 0, 1]])
+    positions = np.array([2**40, 0, 2**31], np.int64)
+    subgraph = SampledSubgraph(n_id, edges, positions, None, [1, 2], [3], 1)
+    compact = CompactSubgraph.of(subgraph, 2**33 + 1, 2**40 + 1)
+    assert_same(compact.expand("int64"), subgraph)
+    with pytest.raises(UsageError, match="do not fit in int32"):
+        compact.expand("int32")
+    # As many ids as fit: the largest is 2^31 - 1.
+    at_most = SampledSubgraph(n_id * 0 + 2**31 - 1, edges, positions % 2**31, None, None, None, 1)
+    compact = CompactSubgraph.of(at_most, 2**31, 2**31)
+    assert compact.n_id.dtype == compact.edge_pos.dtype == np.int32
+    assert_same(compact.expand("int64"), at_most)
+
+
+def test_it_takes_a_third_of_the_memory() -> None:
+    rng = np.random.default_rng(0)
+    degrees = rng.integers(0, 40, 5000)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    csc = Csc(indptr, rng.integers(0, 5000, indptr[-1]), None, 5000)
+    subgraph = NeighborSampler(csc, SamplingConfig((10, 10))).sample(range(100), epoch=0, batch=0)
+    num_edges, num_nodes = len(subgraph.edge_pos), len(subgraph.n_id)
+    compact = CompactSubgraph.of(subgraph, csc.num_nodes, csc.num_edges)
+    assert compact.num_bytes <= 8 * num_edges + 8 * num_nodes
+    before = sum(getattr(subgraph, name).nbytes for name in ARRAYS[:3])
+    assert before >= 24 * num_edges
+    assert compact.num_bytes < 0.4 * before
+
+
+def test_targets_that_do_not_ascend_are_refused() -> None:
+    edges = np.array([[0, 1], [1, 0]])
+    wrong = SampledSubgraph(np.arange(2), edges, np.arange(2), None, None, None, 1)
+    with pytest.raises(UsageError, match="must ascend"):
+        CompactSubgraph.of(wrong, 2, 2)
+
+
+@pytest.mark.parametrize("arrays", [[], [np.arange(2)], [np.array([1, 1, 0]), *[np.arange(3)] * 4]])
+def test_other_arrays_are_no_subgraph(arrays: list[npt.NDArray[Any]]) -> None:
+    with pytest.raises(CorruptStoreError, match="are no subgraph"):
+        CompactSubgraph.from_arrays(arrays)

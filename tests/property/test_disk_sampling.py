@@ -1,0 +1,545 @@
+"""Sampling with in-neighbours on disk is sampling in memory, bit for bit, however it fetches.
+
+Whatever the graph and the options, whichever lists a neighbour cache holds, alone or together
+with other batches; and what is damaged on disk is an error that says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError, InputError, StorageError, UsageError
+from gnnstore.formats.csc import Csc
+from gnnstore.io.engines import ENGINES, Engine, open_engine
+from gnnstore.io.index_rows import IndexRows
+from gnnstore.io.neighbor_cache import bytes_for_all, index_bytes, open_neighbor_cache
+from gnnstore.planning.neighbor_importance import all_lists, choose_lists, unpack_bits
+from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
+from gnnstore.testing.faults import inject
+from gnnstore.testing.reads import why_unavailable, write_array
+
+UUID = "7a1e66a8-0000-8000-8000-000000000001"
+FANOUTS = st.lists(st.one_of(st.just(-1), st.integers(0, 12), st.integers(30, 50)), max_size=3).map(
+    tuple
+)
+
+
+def random_csc(num_nodes: int, max_degree: int, dtype: Any, seed: int) -> Csc:
+    """Make a graph with hubs, isolated nodes, loops and repeated edges."""
+    rng = np.random.default_rng(seed)
+    degrees = rng.integers(0, max_degree + 1, num_nodes) * rng.integers(0, 2, num_nodes)
+    if num_nodes > 3:
+        degrees[num_nodes // 3] = 5 * max_degree
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    skewed = (num_nodes * rng.random(indptr[-1]) ** 2).astype(dtype)
+    return Csc(indptr, skewed, None, num_nodes, source="the/store")
+
+
+def cached_lists(csc: Csc, nodes: npt.NDArray[Any]) -> CachedNeighbors:
+    """Build a cache of some nodes' lists, one node at a time."""
+    bits = np.zeros(-(-csc.num_nodes // 64), np.uint64)
+    starts = np.zeros(len(bits), np.int64)
+    lists = [np.empty(0, csc.indices.dtype)]
+    for node in range(csc.num_nodes):
+        if node % 64 == 0:
+            starts[node // 64] = sum(map(len, lists))
+        if node in nodes:
+            bits[node // 64] |= np.uint64(1 << node % 64)
+            lists.append(csc.indices[csc.indptr[node] : csc.indptr[node + 1]])
+    return CachedNeighbors(bits, starts, np.concatenate(lists), len(nodes))
+
+
+def assert_same(got: SampledSubgraph, want: SampledSubgraph) -> None:
+    for name in ("n_id", "edge_index", "edge_pos", "batch"):
+        ours, theirs = getattr(got, name), getattr(want, name)
+        np.testing.assert_array_equal(ours, theirs, err_msg=name, strict=True)
+    assert got.num_sampled_nodes == want.num_sampled_nodes
+    assert got.num_sampled_edges == want.num_sampled_edges
+    assert got.num_seeds == want.num_seeds
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    num_nodes=st.integers(1, 150),
+    max_degree=st.sampled_from([0, 3, 15, 60]),
+    dtype=st.sampled_from([np.int32, np.int64]),
+    graph_seed=st.integers(0, 2**32),
+    data=st.data(),
+    fanouts=FANOUTS,
+    seed=st.integers(0, 2**64 - 1),
+    replace_=st.booleans(),
+    kind=st.sampled_from(["directional", "bidirectional", "induced", "disjoint", "both"]),
+    index_dtype=st.sampled_from(["int32", "int64"]),
+    share_cached=st.sampled_from([None, 0.0, 0.3, 1.0]),
+    column_positions=st.sampled_from([1, 7, 1 << 20]),
+)
+def test_equal_to_sampling_in_memory(
+    *,
+    num_nodes: int,
+    max_degree: int,
+    dtype: Any,
+    graph_seed: int,
+    data: st.DataObject,
+    fanouts: tuple[int, ...],
+    seed: int,
+    replace_: bool,
+    kind: str,
+    index_dtype: Any,
+    share_cached: float | None,
+    column_positions: int,
+) -> None:
+    csc = random_csc(num_nodes, max_degree, dtype, graph_seed)
+    config = SamplingConfig(
+        fanouts,
+        replace=replace_,
+        subgraph_type="directional"
+        if kind == "disjoint"
+        # type: ignore[arg-type]
+        else "bidirectional"
+        if kind == "both"
+        else kind,
+        disjoint=kind in ("disjoint", "both"),
+        seed=seed,
+    )
+    cache = None
+    if share_cached is not None:
+        rng = np.random.default_rng(graph_seed)
+        cache = cached_lists(csc, np.flatnonzero(rng.random(num_nodes) < share_cached))
+    seeds = st.lists(st.integers(0, num_nodes - 1), max_size=12)
+    requests = [
+        (data.draw(seeds, label="seeds"), epoch, batch) for epoch in range(2) for batch in range(3)
+    ]
+    sampler = NeighborSampler(csc, config, index_dtype)
+    want = [sampler.sample(ids, epoch=epoch, batch=batch) for ids, epoch, batch in requests]
+
+    asked = []
+
+    def fetch(positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        asked.append(len(positions))
+        return csc.indices[positions]
+
+    # Only its length and dtype may be looked at.
+    hidden = replace(csc, indices=np.full_like(csc.indices, -1))
+    disk = DiskNeighborSampler(hidden, config, index_dtype, fetch, cache)
+    for (ids, epoch, batch), expected in zip(requests, want, strict=True):
+        assert_same(disk.sample(ids, epoch=epoch, batch=batch), expected)
+    assert disk.counts.fetched == sum(asked)
+    assert disk.counts.fetched == 0 or share_cached != 1.0
+    assert disk.counts.cached == 0 or share_cached
+
+    num_threads = data.draw(st.integers(1, 3), label="threads")
+    memory_bytes = data.draw(st.sampled_from([0, 20_000, 10**9]), label="memory")
+    many = disk.sample_many(requests, memory_bytes=memory_bytes, num_threads=num_threads)
+    for got, expected in zip(many, want, strict=True):
+        assert_same(got, expected)
+
+    # Whole columns in pieces of any size.
+    staged = StagedBatch(
+        hidden,
+        config,
+        index_dtype,
+        requests[0][0],
+        epoch=0,
+        batch=0,
+        cache=cache,
+        max_column_positions=column_positions,
+    )
+    while (positions := staged.draw()) is not None:
+        staged.take(csc.indices[positions])
+    assert_same(staged.result(), want[0])
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    name = str(request.param)
+    directory = tmp_path_factory.mktemp("probe")
+    if reason := why_unavailable(name, directory):
+        pytest.skip(f"{name}: {reason}")
+    (directory / "file").write_bytes(bytes(4096))
+    return open_engine(directory / "file", name)
+
+
+@pytest.fixture(params=[np.int32, np.int64])
+def stored(request: pytest.FixtureRequest, tmp_path: Path, engine: Engine) -> tuple[Csc, IndexRows]:
+    """Return a graph in memory, and its indices on disk: several shards of them."""
+    csc = random_csc(3000, 60, request.param, 5)
+    array = write_array(tmp_path / "indices", csc.indices, shard_bytes=1 << 16)
+    assert array.layout.num_shards > 2
+    return csc, IndexRows.open(array, engine)
+
+
+CONFIGS = [
+    SamplingConfig((10, 5), seed=3),
+    SamplingConfig((-1, 3), replace=True, disjoint=True),
+    SamplingConfig((4, 0, 2), subgraph_type="bidirectional"),
+    SamplingConfig((3,), subgraph_type="induced"),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_from_disk(stored: tuple[Csc, IndexRows], config: SamplingConfig) -> None:
+    csc, rows = stored
+    memory = NeighborSampler(csc, config)
+    requests = [(np.arange(100 * batch, 100 * batch + 64), 1, batch) for batch in range(12)]
+    want = [memory.sample(ids, epoch=epoch, batch=batch) for ids, epoch, batch in requests]
+    largest = bytes_for_all(csc)
+    hidden = replace(csc, indices=np.full_like(csc.indices, -1))
+    read = []
+    for num_bytes in (0, largest // 4, largest):
+        cache = open_neighbor_cache(hidden, rows, num_bytes, UUID)
+        assert (cache is None) == (num_bytes == 0)
+        assert cache is None or cache.num_bytes <= num_bytes
+        disk = DiskNeighborSampler(hidden, config, "int64", rows.fetch, cache)
+        before = rows.counts.reads
+        with ThreadPoolExecutor(3) as pool:
+            alone = pool.map(lambda r, s=disk: s.sample(r[0], epoch=r[1], batch=r[2]), requests)
+            for got, expected in zip(alone, want, strict=True):
+                assert_same(got, expected)
+        read.append(rows.counts.reads - before)
+        together = disk.sample_many(requests, memory_bytes=1 << 22, num_threads=2)
+        for got, expected in zip(together, want, strict=True):
+            assert_same(got, expected)
+    assert read[0] > read[2] == 0
+
+
+def test_together_reads_less(stored: tuple[Csc, IndexRows]) -> None:
+    csc, rows = stored
+    disk = DiskNeighborSampler(csc, CONFIGS[0], "int64", rows.fetch)
+    requests = [(np.arange(10 * batch, 10 * batch + 10), 0, batch) for batch in range(128)]
+    for ids, epoch, batch in requests:
+        disk.sample(ids, epoch=epoch, batch=batch)
+    alone = rows.counts
+    list(disk.sample_many(requests, memory_bytes=1 << 30))
+    # Groups of 1, 2, 4 and so on; two hops each.
+    assert rows.counts.bytes_read - alone.bytes_read < alone.bytes_read / 2
+
+
+def test_groups_stay_within_their_memory() -> None:
+    csc = random_csc(20_000, 30, np.int32, 0)
+    running: list[int] = []
+
+    class Counting(DiskNeighborSampler):
+        def _begin(self, *arguments: Any) -> StagedBatch:
+            running[-1] += 1
+            return super()._begin(*arguments)
+
+    disk = Counting(csc, SamplingConfig((10, 10)), "int32", lambda p: csc.indices[p])
+    requests = [(np.arange(100), 0, batch) for batch in range(64)]
+    sizes = {}
+    for memory_bytes in (0, 1_500_000, 10**9):
+        running[:] = [0]
+        for _ in disk.sample_many(requests, memory_bytes=memory_bytes):
+            if running[-1]:
+                running.append(0)
+        sizes[memory_bytes] = running[:-1]
+    assert sizes[0] == [1] * 64
+    assert sizes[10**9] == [1, 2, 4, 8, 16, 32, 1]
+    limited = sizes[1_500_000]
+    assert sum(limited) == 64
+    assert 1 < max(limited) < 32
+    # A group's requests are not taken before the one before is given out.
+    taken = iter(requests)
+    many = disk.sample_many(taken, memory_bytes=10**9)
+    next(many)
+    many.close()
+    assert next(taken)[2] == 1
+
+
+def importance(csc: Csc) -> npt.NDArray[np.float32]:
+    in_degrees = np.diff(csc.indptr)
+    out_degrees = np.bincount(csc.indices, minlength=csc.num_nodes)
+    ratio = out_degrees.astype(np.float32) / np.maximum(in_degrees, 1).astype(np.float32)
+    return np.where(in_degrees > 0, ratio, 0).astype(np.float32)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    num_nodes=st.integers(0, 300),
+    max_degree=st.sampled_from([0, 1, 4, 40]),
+    seed=st.integers(0, 2**32),
+    share=st.floats(0, 1.1),
+)
+def test_the_most_important_lists_are_chosen(
+    num_nodes: int, max_degree: int, seed: int, share: float
+) -> None:
+    csc = random_csc(num_nodes, max_degree, np.int32, seed)
+    room = int(share * csc.num_edges)
+    out_degrees = np.bincount(csc.indices, minlength=num_nodes).astype(np.uint32)
+    chosen = unpack_bits(choose_lists(csc, out_degrees, room), 0, num_nodes)
+    worth, sizes = importance(csc), np.diff(csc.indptr)
+    # In order of importance, then of ids, until the first list that does not fit.
+    order = np.argsort(-worth, kind="stable")
+    order = order[worth[order] > 0]
+    want = order[np.cumsum(sizes[order]) <= room]
+    np.testing.assert_array_equal(np.flatnonzero(chosen), np.sort(want))
+    np.testing.assert_array_equal(unpack_bits(all_lists(csc), 0, num_nodes), sizes > 0)
+
+
+def test_what_the_cache_holds(stored: tuple[Csc, IndexRows]) -> None:
+    csc, rows = stored
+    for num_bytes in (1, index_bytes(csc.num_nodes) + 4000, bytes_for_all(csc) // 2, 10**9):
+        cache = open_neighbor_cache(csc, rows, num_bytes, UUID)
+        if num_bytes <= index_bytes(csc.num_nodes):
+            assert cache is None
+            continue
+        assert cache is not None
+        nodes = np.flatnonzero(unpack_bits(cache.bits, 0, csc.num_nodes))
+        assert cache.num_nodes == len(nodes)
+        want = cached_lists(csc, nodes)
+        np.testing.assert_array_equal(cache.starts, want.starts)
+        np.testing.assert_array_equal(cache.neighbors, want.neighbors, strict=True)
+        assert cache.neighbors.dtype == csc.indices.dtype
+
+
+def test_the_choice_is_kept(
+    stored: tuple[Csc, IndexRows],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    csc, rows = stored
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kept = tmp_path / "cache" / "gnnstore" / "neighbors"
+    num_bytes = bytes_for_all(csc) // 3
+
+    def opened(size: int = num_bytes) -> tuple[CachedNeighbors, int]:
+        before = rows.counts.bytes_read
+        cache = open_neighbor_cache(csc, rows, size, UUID)
+        assert cache is not None
+        return cache, rows.counts.bytes_read - before
+
+    first, bytes_first = opened()
+    (file,) = kept.iterdir()
+    again, bytes_again = opened(num_bytes + 3)  # a budget that is nearly the same
+    assert bytes_again < bytes_first  # no pass to count out-degrees
+    np.testing.assert_array_equal(again.neighbors, first.neighbors)
+    np.testing.assert_array_equal(again.bits, first.bits)
+
+    whole = file.read_bytes()
+    for damaged in (
+        b"",
+        whole[:-1],
+        whole + b"\0",
+        whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:],
+        whole.replace(b'"num_nodes": 3000', b'"num_nodes": 3001'),
+        whole.replace(b'"format_version": 1', b'"format_version": 2'),
+        b"garbage",
+    ):
+        caplog.clear()
+        file.write_bytes(damaged)
+        remade, num_read = opened()
+        assert num_read == bytes_first
+        assert "is made again" in caplog.text
+        np.testing.assert_array_equal(remade.neighbors, first.neighbors)
+        assert file.read_bytes() == whole
+
+    # A choice that fits nothing: more than there is room for, though its checksum is right.
+    body = np.full(len(first.bits), 2**64 - 1, np.uint64)
+    body[-1] = np.uint64(2 ** (3000 % 64) - 1)
+    header = whole[: whole.index(b"\n") + 1]
+    crc = str(_core.crc32c(np.frombuffer(whole[len(header) :], np.uint8))).encode()
+    wrong = str(_core.crc32c(body.view(np.uint8))).encode()
+    file.write_bytes(header.replace(crc, wrong) + body.tobytes())
+    np.testing.assert_array_equal(opened()[0].neighbors, first.neighbors)
+    assert file.read_bytes() == whole
+
+    for part in range(4, 12):
+        opened(bytes_for_all(csc) * part // 13)
+    assert len(list(kept.iterdir())) == 4
+
+    caplog.clear()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    np.testing.assert_array_equal(opened()[0].neighbors, first.neighbors)
+    assert "is not kept" in caplog.text
+    # An identity out of a damaged file is no file name.
+    caplog.clear()
+    assert open_neighbor_cache(csc, rows, num_bytes, "../../elsewhere") is not None
+    assert "is not kept" in caplog.text
+
+
+@pytest.mark.parametrize("neighbor", [-1, 3000, 2**31 - 1])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_corrupt_indices(
+    tmp_path: Path, engine: Engine, config: SamplingConfig, neighbor: int
+) -> None:
+    csc = random_csc(3000, 60, np.int32, 5)
+    damaged = csc.indices.copy()
+    node = int(np.argmax(np.diff(csc.indptr) == 2))
+    position = int(csc.indptr[node])
+    damaged[position : position + 2] = neighbor
+    rows = IndexRows.open(write_array(tmp_path / "indices", damaged), engine)
+    message = rf"cannot sample from the/store: indices: the node id {neighbor} at position "
+    message += rf"({position}|{position + 1}) is outside \[0, 3000\). Its topology is damaged"
+    cached = cached_lists(replace(csc, indices=damaged), np.arange(3000))
+    for cache in (None, cached):
+        disk = DiskNeighborSampler(csc, config, "int64", rows.fetch, cache)
+        with pytest.raises(CorruptStoreError, match=message) as caught:
+            disk.sample([node], epoch=0, batch=0)
+        assert caught.value.path == "the/store"
+        with pytest.raises(CorruptStoreError, match=message):
+            list(disk.sample_many([([0], 0, 0), ([node], 0, 1)] * 3, memory_bytes=10**9))
+    with pytest.raises(CorruptStoreError, match="cannot count the degrees of the/store"):
+        open_neighbor_cache(csc, rows, bytes_for_all(csc) // 2, str(uuid4()))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_truncated_file(tmp_path: Path, engine: Engine, config: SamplingConfig) -> None:
+    csc = random_csc(3000, 60, np.int32, 5)
+    array = write_array(tmp_path / "indices", csc.indices)
+    rows = IndexRows.open(array, engine)
+    disk = DiskNeighborSampler(csc, config, "int64", rows.fetch)
+    (file,) = array.file_paths
+    with file.open("r+b") as opened:
+        opened.truncate(4096)
+    seeds = np.arange(2000, 2100)
+    for attempt in (
+        lambda: disk.sample(seeds, epoch=0, batch=0),
+        lambda: list(disk.sample_many([(seeds, 0, 0)] * 3, memory_bytes=10**9)),
+        lambda: rows.read(0, rows.num_edges),
+        lambda: open_neighbor_cache(csc, rows, bytes_for_all(csc), UUID),
+    ):
+        with pytest.raises(StorageError, match=str(file)):
+            attempt()
+    with pytest.raises(StorageError, match=str(file)):
+        IndexRows.open(array, engine)
+
+
+def test_a_read_that_fails_once(tmp_path: Path) -> None:
+    csc = random_csc(3000, 60, np.int32, 5)
+    array = write_array(tmp_path / "indices", csc.indices)
+    rows = IndexRows.open(array, open_engine(array.file_paths[0], "pread"))
+    disk = DiskNeighborSampler(csc, CONFIGS[0], "int64", rows.fetch)
+    want = NeighborSampler(csc, CONFIGS[0]).sample(np.arange(50), epoch=0, batch=0)
+    failed = pytest.raises(StorageError, match="cannot read rows of the array")
+    with inject("pread", errno=errno.EIO, skip=2) as fault, failed:
+        disk.sample(np.arange(50), epoch=0, batch=0)
+    assert fault.count == 1
+    assert_same(disk.sample(np.arange(50), epoch=0, batch=0), want)
+
+
+@pytest.mark.parametrize("indptr", [[0, 2, 1, 3], [1, 2, 2, 3], [0, 1, 2, 4], [0, 1, 2, 2]])
+def test_corrupt_indptr(tmp_path: Path, engine: Engine, indptr: list[int]) -> None:
+    csc = Csc(np.array(indptr), np.array([1, 2, 0]), None, 3, source="the/store")
+    rows = IndexRows.open(write_array(tmp_path / "indices", csc.indices), engine)
+    for num_bytes in (index_bytes(3) + 16, 10**6):
+        with pytest.raises(CorruptStoreError, match="indptr does not ascend from 0 to 3"):
+            open_neighbor_cache(csc, rows, num_bytes, UUID)
+
+
+def test_a_cache_of_another_graph() -> None:
+    csc, other = random_csc(100, 15, np.int32, 0), random_csc(100, 15, np.int32, 1)
+    config = SamplingConfig((-1, -1))
+    fetch = csc.indices.__getitem__
+    larger = cached_lists(random_csc(200, 15, np.int32, 0), np.arange(200))
+    with pytest.raises(UsageError, match="does not fit the/store: expected 2 words of bits"):
+        DiskNeighborSampler(csc, config, "int64", fetch, larger)
+    wider = cached_lists(random_csc(100, 15, np.int64, 0), np.arange(100))
+    with pytest.raises(UsageError, match="neighbours of int32, found 2 and int64"):
+        DiskNeighborSampler(csc, config, "int64", fetch, wider)
+    # Of as many nodes: whatever comes out, memory outside the cache is not read.
+    short = cached_lists(other, np.arange(100))
+    short = replace(short, neighbors=short.neighbors[:5])
+    disk = DiskNeighborSampler(csc, config, "int64", fetch, short)
+    with pytest.raises(CorruptStoreError, match="are not where the neighbour cache has them"):
+        disk.sample(np.arange(100), epoch=0, batch=0)
+    for start in (2**62, -1, -(2**63)):
+        wrong = replace(short, starts=np.full(2, start))
+        disk = DiskNeighborSampler(csc, config, "int64", fetch, wrong)
+        with pytest.raises(CorruptStoreError, match="are not where the neighbour cache"):
+            disk.sample(np.arange(100), epoch=0, batch=0)
+
+
+def test_what_is_asked_wrongly() -> None:
+    csc = random_csc(100, 15, np.int32, 0)
+    disk = DiskNeighborSampler(csc, SamplingConfig((2,)), "int64", csc.indices.__getitem__)
+    with pytest.raises(InputError, match="seed 100 at position 1 is outside"):
+        disk.sample([0, 100], epoch=0, batch=0)
+    with pytest.raises(UsageError, match="batch must be in"):
+        disk.sample([0], epoch=0, batch=-1)
+    with pytest.raises(UsageError, match="seeds must be a vector of integer node ids"):
+        next(disk.sample_many([([0.5], 0, 0)], memory_bytes=0))
+    assert list(disk.sample_many([], memory_bytes=0)) == []
+
+
+def test_the_kernel_checks_its_arguments() -> None:
+    csc = random_csc(100, 15, np.int32, 0)
+
+    def staged(**options: Any) -> _core.StagedBatch:
+        arguments: dict[str, Any] = {
+            "indptr": csc.indptr,
+            "seeds": np.arange(10),
+            "fanouts": [3],
+            "num_edges": csc.num_edges,
+            "indices_dtype": "int32",
+            "seed": 0,
+            "epoch": 0,
+            "batch": 0,
+        }
+        return _core.StagedBatch(**(arguments | options))
+
+    bits, starts = np.zeros(2, np.uint64), np.zeros(2, np.int64)
+    for options, error, message in (
+        ({"indices_dtype": "int8"}, ValueError, "indices_dtype must be 'int64' or 'int32', got"),
+        ({"num_edges": -1}, ValueError, "num_edges must not be negative"),
+        ({"indptr": np.zeros(0, np.int64)}, ValueError, "indptr must have one element more"),
+        ({"max_column_positions": 0}, ValueError, "max_column_positions must be at least 1"),
+        ({"fanouts": [-2]}, ValueError, "a fan-out must be -1"),
+        ({"seeds": np.array([100])}, IndexError, "seed 100 at position 0"),
+        ({"cache": (bits[:1], starts, csc.indices)}, ValueError, "must have 2 elements for 100"),
+        ({"cache": (bits, starts, starts)}, TypeError, "neighbors must be int32, as indices are"),
+    ):
+        with pytest.raises(error, match=message):
+            staged(**options)
+    batch = staged()
+    with pytest.raises(RuntimeError, match="take was called out of turn"):
+        batch.take(np.empty(0, np.int32))
+    with pytest.raises(RuntimeError, match="draw was called out of turn, or after a call that"):
+        batch.draw()
+    batch = staged()
+    positions = batch.draw()
+    assert positions is not None
+    with pytest.raises(ValueError, match=f"one id for each of the {len(positions)} positions"):
+        batch.take(np.zeros(len(positions) + 1, np.int32))
+    with pytest.raises(TypeError, match="neighbors must be int32, as indices are, got int64"):
+        batch.take(np.zeros(len(positions), np.int64))
+    batch.take(csc.indices[positions])
+    assert batch.draw() is None
+    batch.result()
+    with pytest.raises(RuntimeError, match="release was called out of turn"):
+        batch.result()
+
+
+def test_ranges_are_read_in_order(stored: tuple[Csc, IndexRows]) -> None:
+    csc, rows = stored
+    rng = np.random.default_rng(0)
+    for start, stop in [(0, csc.num_edges), *np.sort(rng.integers(0, csc.num_edges, (20, 2)))]:
+        got = rows.read(int(start), int(stop))
+        np.testing.assert_array_equal(got, csc.indices[start:stop], strict=True)
+    np.testing.assert_array_equal(np.concatenate(list(rows.scan())), csc.indices)
+    for start, stop in ((-1, 2), (3, 2), (0, csc.num_edges + 1)):
+        with pytest.raises(IndexError, match="is not within"):
+            rows.read(start, stop)
+    with pytest.raises(IndexError):
+        rows.fetch(np.array([csc.num_edges]))
+
+
+def test_a_table_of_rows_is_no_vector_of_ids(engine: Engine) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        array = write_array(Path(directory) / "x", np.zeros((10, 3), np.int32))
+        with pytest.raises(CorruptStoreError, match=r"no vector of node ids: found rows of shape"):
+            IndexRows.open(array, engine)

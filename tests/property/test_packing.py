@@ -1,0 +1,329 @@
+"""Packed rows are NumPy's rows, bit for bit, and a table is read once, where it is needed.
+
+For every width that published systems get wrong, every engine, page and element type; caches of
+any size; however little memory there is; batches that are empty, miss nothing, or repeat rows.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gnnstore import _core
+from gnnstore.formats import PageGeometry, plan_shards
+from gnnstore.formats.dtypes import STORAGE_DTYPES
+from gnnstore.io import packing_memory
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import ENGINES, open_engine
+from gnnstore.io.packed_rows import PackedSuperbatch
+from gnnstore.io.packing import least_memory, pack, packed_bytes
+from gnnstore.io.planned_cache import BatchStep, PlannedCache
+from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.testing.packing import index_misses, needed_pages, packed_file
+from gnnstore.testing.reads import why_unavailable, write_array
+
+# The widths at which published systems compute the wrong page.
+ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    name = str(request.param)
+    if reason := why_unavailable(name, tmp_path_factory.mktemp("probe")):
+        pytest.skip(f"{name}: {reason}")
+    return name
+
+
+def some_rows(num_rows: int, row_bytes: int) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(num_rows * row_bytes)
+    return rng.integers(0, 256, (num_rows, row_bytes), dtype=np.uint8)
+
+
+def open_rows(
+    directory: Path,
+    rows: NDArray[Any],
+    engine: str | None = None,
+    gap_bytes: int | None = None,
+    **options: Any,
+) -> DirectRows:
+    array = write_array(directory, rows, **options)
+    chosen = open_engine(array.file_paths[0], engine)
+    if gap_bytes is not None:
+        chosen = replace(chosen, tuning=replace(chosen.tuning, gap_bytes=gap_bytes))
+    return DirectRows.open(array, chosen)
+
+
+def check(
+    packed: PackedSuperbatch, path: str, rows: NDArray[Any], trace: Trace, slots: NDArray[np.int32]
+) -> None:
+    """Compare the file with the twin's, and what is read of it with the table."""
+    raw = rows.reshape(len(rows), -1).view(np.uint8)
+    assert packed.tables[path].file_path.read_bytes() == packed_file(
+        raw, trace.ids, trace.offsets, slots
+    )
+    for i in range(trace.num_batches):
+        ids = trace.batch(i)
+        own = slots[trace.offsets[i] : trace.offsets[i + 1]]
+        # The neighbours of the output must stay as they are.
+        buffer = np.full((len(ids) + 2, *rows.shape[1:]), 7, rows.dtype)
+        expected = buffer.copy()
+        expected[1:-1][own < 0] = rows[ids[own < 0]]
+        step: Any = SimpleNamespace(ids=ids, slots=own)
+        counts = packed.source(i).read_missed(path, step, buffer[1:-1])
+        assert buffer.tobytes() == expected.tobytes()
+        num_distinct = len(np.unique(ids[own < 0]))
+        assert counts.rows_read == num_distinct
+        assert counts.bytes_useful == num_distinct * raw.shape[1]
+        assert counts.bytes_read - counts.bytes_useful < 4096
+        assert counts.reads == math.ceil(num_distinct * raw.shape[1] / (512 << 10))
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4096, 65536])
+@pytest.mark.parametrize("row_bytes", ROW_BYTES)
+def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: int) -> None:
+    # Three shards, the last with one run only; shards have 64 KiB or more.
+    geometry = PageGeometry(row_bytes, page_bytes)
+    layout = plan_shards(geometry, 10**9, 1)
+    num_rows = 2 * layout.shard_rows + geometry.rows_per_page // 2 + 1
+    rows = some_rows(num_rows, row_bytes)
+    table = open_rows(tmp_path / "x", rows, engine, page_bytes=page_bytes, shard_bytes=1)
+    assert table.array.layout.num_shards == 3
+    rng = np.random.default_rng(page_bytes)
+    batches: list[NDArray[Any]] = [
+        rng.permutation(num_rows)[:500],
+        np.empty(0, np.int64),
+        np.array([num_rows - 1, 0, num_rows - 1]),
+        np.repeat(rng.integers(0, num_rows, 40), 3),
+        np.arange(num_rows)[-3000:],
+    ]
+    for dtype, num_slots in ((np.int32, 0), (np.int64, 100)):
+        trace = Trace.of([batch.astype(dtype) for batch in batches])
+        plan = BeladyPlanner(num_slots).plan(trace)
+        for memory_bytes in (least_memory({"x": table}, plan.misses, 8) + 10_000, 1 << 28):
+            with pack({"x": table}, trace, plan, tmp_path, memory_bytes=memory_bytes) as packed:
+                check(packed, "x", rows, trace, plan.slots)
+                assert packed.num_bytes == packed_bytes({"x": table}, plan.misses)
+                assert packed.counts.bytes_written == packed.num_bytes
+                assert packed.counts.rows_packed == plan.num_misses
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@st.composite
+def superbatches(draw: st.DrawFn, num_rows: int) -> tuple[Trace, NDArray[np.int32]]:
+    """Draw a trace and slots: by a plan, none or all of them missed, or at random."""
+    seed = draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    dtype = draw(st.sampled_from([np.int32, np.int64]))
+    sizes = draw(st.lists(st.integers(0, 5) | st.integers(0, 600), max_size=12))
+    # Ids close together share pages, ids far apart leave gaps.
+    span = draw(st.integers(1, num_rows))
+    first = draw(st.integers(0, num_rows - span))
+    batches = [(first + rng.integers(0, span, size)).astype(dtype) for size in sizes]
+    if draw(st.booleans()):
+        batches = [rng.permutation(np.unique(batch)) for batch in batches]
+    trace = Trace.of(batches) if batches else Trace(np.empty(0, dtype), np.zeros(1, np.int64))
+    kind = draw(st.sampled_from(["plan", "random", "all", "none"]))
+    if kind == "plan":
+        num_slots = draw(st.sampled_from([0, 1, 7, 100, 2 * num_rows]))
+        return trace, BeladyPlanner(num_slots).plan(trace).slots
+    choices = {"random": [-1, -5, 0, 3], "all": [-1], "none": [0]}[kind]
+    return trace, rng.choice(np.array(choices, np.int32), trace.num_accesses)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_superbatch(engine: str, data: st.DataObject) -> None:
+    row_bytes = data.draw(st.sampled_from(ROW_BYTES) | st.integers(1, 20_000))
+    page_bytes = data.draw(st.sampled_from([512, 1024, 4096, 16384, 65536]))
+    most = max(2, 4_000_000 // PageGeometry(row_bytes, page_bytes).page_stride_bytes)
+    num_rows = data.draw(st.integers(1, 30) | st.integers(1, min(most, 20_000)))
+    gap_bytes = data.draw(st.sampled_from([0, 511, 5000, 1 << 20]))
+    trace, slots = data.draw(superbatches(num_rows))
+    rows = some_rows(num_rows, row_bytes)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        directory = Path(name)
+        if data.draw(st.booleans()):  # some ids at a time
+            patch.setattr(packing_memory, "_LEAST_INDEXED_ROWS", 100)
+        table = open_rows(
+            directory / "x",
+            rows,
+            engine,
+            gap_bytes,
+            page_bytes=page_bytes,
+            shard_bytes=data.draw(st.sampled_from([1, 2**17, 2**30])),
+        )
+        misses = np.diff(np.append(0, np.cumsum(slots < 0))[trace.offsets])
+        extra_bytes = data.draw(st.sampled_from([0, 1000, 100_000, 1 << 28]))
+        memory_bytes = least_memory({"x": table}, misses, trace.ids.itemsize) + extra_bytes
+        with pack(
+            {"x": table},
+            trace,
+            slots,
+            directory,
+            memory_bytes=memory_bytes + 4 * int(misses.sum()),  # for those that repeat
+            num_threads=data.draw(st.sampled_from([1, 2, 5])),
+        ) as packed:
+            check(packed, "x", rows, trace, slots)
+            read_bytes, passes = packed.counts.bytes_read, packed.counts.passes
+    # With nothing read along, what is read are the blocks with rows that are missed, once.
+    blocks = needed_pages(
+        trace.ids,
+        slots,
+        row_bytes=row_bytes,
+        rows_per_page=table.array.geometry.rows_per_page,
+        page_stride_bytes=table.array.geometry.page_stride_bytes,
+    )
+    if gap_bytes == 0 and page_bytes >= 4096 and passes <= 1:
+        assert read_bytes == 4096 * blocks
+    assert 4096 * blocks <= read_bytes
+    assert passes <= trace.num_accesses
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_the_index_of_misses_equals_its_twin(data: st.DataObject) -> None:
+    num_rows = data.draw(st.integers(1, 5000))
+    trace, slots = data.draw(superbatches(num_rows))
+    num_threads = data.draw(st.integers(1, 4))
+    found = _core.index_misses(
+        trace.ids, trace.offsets, slots, num_rows=num_rows, num_threads=num_threads
+    )
+    expected = index_misses(trace.ids, trace.offsets, slots)
+    assert tuple(array.tolist() for array in found) == expected
+
+
+@pytest.mark.parametrize("name", sorted(STORAGE_DTYPES))
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5)])
+def test_every_dtype(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    storage = STORAGE_DTYPES[name]
+    rng = np.random.default_rng(len(shape))
+    raw = rng.integers(0, 256, (3000, *shape, storage.itemsize), dtype=np.uint8)
+    values = (raw[..., 0] & 1).astype(bool) if name == "bool" else raw.view(storage)[..., 0]
+    table = open_rows(tmp_path / "x", values, dtype=name, shard_bytes=1)
+    trace = Trace.of([rng.integers(0, 3000, 500, dtype=np.int32) for _ in range(5)])
+    plan = BeladyPlanner(300).plan(trace)
+    with pack({"x": table}, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
+        check(packed, "x", values, trace, plan.slots)
+
+
+def test_several_id_ranges_are_packed_as_one(tmp_path: Path, engine: str) -> None:
+    """A row's length is no divisor of anything: rows are cut by buffers, reads and ranges."""
+    rows = some_rows(20_000, 1201)
+    table = open_rows(tmp_path / "x", rows, engine)
+    rng = np.random.default_rng(3)
+    trace = Trace.of([rng.permutation(20_000)[:4000] for _ in range(10)])
+    slots = np.full(trace.num_accesses, -1, np.int32)
+    least = least_memory({"x": table}, np.full(10, 4000), 8)
+    passes = []
+    for memory_bytes in (least, least + 100_000, 1 << 28):
+        with pack(
+            {"x": table}, trace, slots, tmp_path, memory_bytes=memory_bytes, num_threads=3
+        ) as packed:
+            assert packed.tables["x"].file_path.read_bytes() == packed_file(
+                rows, trace.ids, trace.offsets, slots
+            )
+            passes.append(packed.counts.passes)
+    assert passes == [3, 2, 1]
+
+
+def test_a_gap_that_nobody_needs_is_not_read(tmp_path: Path) -> None:
+    rows = some_rows(100_000, 512)
+    table = open_rows(tmp_path / "x", rows, gap_bytes=8192)
+    ids = np.array([5, 99_990, 50_000, 50_039, 50_100])  # blocks 6250 and 6254: a gap of 3
+    trace = Trace.of([ids[:2], ids[2:]])
+    slots = np.full(5, -1, np.int32)
+    with pack({"x": table}, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
+        check(packed, "x", rows, trace, slots)
+        assert (packed.counts.reads, packed.counts.bytes_read) == (5, 5 * 4096)
+    table = open_rows(tmp_path / "y", rows, gap_bytes=3 * 4096)
+    with pack({"x": table}, trace, slots, tmp_path, memory_bytes=1 << 26) as packed:
+        assert (packed.counts.reads, packed.counts.bytes_read) == (4, 8 * 4096)
+
+
+def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> None:
+    """Batches are those of the tables, whatever is cached: what a loader does with all this."""
+    rng = np.random.default_rng(1)
+    features = rng.random((6000, 25), dtype=np.float32)
+    scales = rng.random(6000).astype(np.float16)
+    tables = {
+        "x": open_rows(tmp_path / "x", features, engine),
+        "scale": open_rows(tmp_path / "scale", scales, engine),
+    }
+    num_slots = 700
+    planner, cache = BeladyPlanner(num_slots), PlannedCache(tables, num_slots)
+    lease, number = cache.begin(), 0
+    for _ in range(3):
+        trace = Trace.of([np.unique(rng.integers(0, 6000, 1000)) for _ in range(6)])
+        plan = planner.plan(trace)
+        with pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
+            for i in range(trace.num_batches):
+                step = BatchStep.of(trace, plan, i)
+                found = lease.gather(number, step, packed.source(i))
+                np.testing.assert_array_equal(found["x"].rows, features[step.ids])
+                np.testing.assert_array_equal(found["scale"].rows, scales[step.ids])
+                assert found["x"].counts.rows_read == plan.misses[i]
+                number += 1
+    lease.close()
+
+
+def test_a_plan_bool_flags_and_slots_say_the_same(tmp_path: Path) -> None:
+    rows = some_rows(1000, 64)
+    table = open_rows(tmp_path / "x", rows)
+    rng = np.random.default_rng(5)
+    trace = Trace.of([rng.integers(0, 1000, 200) for _ in range(4)])
+    plan = BeladyPlanner(50).plan(trace)
+    forms: list[SuperbatchPlan | NDArray[Any]] = [plan, plan.slots, plan.slots >= 0]
+    files = []
+    for form in forms:
+        with pack({"x": table}, trace, form, tmp_path, memory_bytes=1 << 26) as packed:
+            files.append(packed.tables["x"].file_path.read_bytes())
+    assert files[0] == files[1] == files[2] != b""
+
+
+def test_far_rows_of_a_sparse_table(tmp_path: Path, engine: str) -> None:
+    """Offsets beyond 2^32, ids beyond 2^24, on a table that takes no room."""
+    num_rows, row_bytes = (1 << 25) + 3, 512
+    path = tmp_path / "table"
+    with path.open("wb") as file:
+        file.truncate(num_rows * row_bytes // 4096 * 4096 + 4096)
+        for row in (1, 1 << 24, (1 << 24) + 1, num_rows - 1):
+            file.seek(row * row_bytes)
+            file.write(row.to_bytes(8, "little"))
+    files = _core.FileSet([path], [path.stat().st_size])
+    place = {"num_rows": num_rows, "row_bytes": row_bytes, "rows_per_page": 8}
+    geometry: dict[str, Any] = {**place, "page_stride_bytes": 4096, "gap_bytes": 4096}
+    trace = Trace.of([np.array([num_rows - 1, 1]), np.array([(1 << 24) + 1, 1 << 24])])
+    index = _core.index_misses(
+        trace.ids, trace.offsets, np.full(4, -1, np.int32), num_rows=num_rows
+    )
+    _core.pack_rows(
+        files,
+        trace.ids,
+        trace.offsets,
+        *index[:3],
+        [tmp_path / "packed"],
+        [8192],
+        np.zeros(2, np.int64),
+        np.array([0, 4096]),
+        np.zeros(2, np.int64),
+        engine=engine,
+        **geometry,
+        num_windows=3,
+        window_bytes=_core.min_pack_window_bytes(files, **geometry),
+        buffer_bytes=4096,
+        num_spare_buffers=1,
+        max_indexed_rows=2,
+    )
+    found = (tmp_path / "packed").read_bytes()
+    firsts = [int.from_bytes(found[at : at + 8], "little") for at in (0, 512, 4096, 4608)]
+    assert firsts == [1, num_rows - 1, 1 << 24, (1 << 24) + 1]

@@ -1,0 +1,175 @@
+"""Rows that come by a plan are the table's rows, whatever the plan, the cache and the threads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gnnstore import _core
+from gnnstore.io.counts import ReadCounts
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.planned_cache import BatchStep, Lease, MissSource, PlannedCache
+from gnnstore.io.rows import Gathered
+from gnnstore.planning.belady import Trace
+from gnnstore.planning.planners import make_planner
+from gnnstore.testing.reads import write_array
+
+NUM_ROWS = 400
+# Bytes of a row of each table: whole lines, others, and the smallest.
+WIDTHS = {"wide": 512, "odd": 33, "narrow": 1}
+
+
+@dataclass
+class Tables:
+    rows: dict[str, NDArray[np.uint8]]
+    opened: dict[str, DirectRows]
+
+
+@pytest.fixture(scope="module")
+def tables() -> Iterator[Tables]:
+    rng = np.random.default_rng(0)
+    rows = {
+        path: rng.integers(0, 256, (NUM_ROWS, width), dtype=np.uint8)
+        for path, width in WIDTHS.items()
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        opened = {}
+        for path, values in rows.items():
+            array = write_array(Path(directory) / path, values)
+            opened[path] = DirectRows.open(array, open_engine(array.file_paths[0]))
+        yield Tables(rows, opened)
+
+
+class ByMask:
+    """Missed rows taken from memory: a source of another kind."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._rows = tables.rows
+
+    def read_missed(self, path: str, step: BatchStep, out: NDArray[Any]) -> ReadCounts:
+        missed = step.slots < 0
+        out[missed] = self._rows[path][step.ids[missed]]
+        return ReadCounts(rows_read=len(np.unique(step.ids[missed])))
+
+
+def random_trace(rng: np.random.Generator, num_batches: int, dtype: type) -> Trace:
+    """Skewed batches of different sizes, some with repeated rows, some empty."""
+    sizes = rng.integers(0, 90, num_batches)
+    return Trace.of([(NUM_ROWS * rng.random(size) ** 3).astype(dtype) for size in sizes])
+
+
+def gather_all(
+    lease: Lease, steps: list[BatchStep], num_threads: int, misses: MissSource | None
+) -> list[dict[str, Gathered]]:
+    """Gather the next batches under a lease, in order or in several threads."""
+    first = lease.num_gathered
+
+    def gather(i: int) -> dict[str, Gathered]:
+        return lease.gather(first + i, steps[i], misses)
+
+    if num_threads == 1:
+        return [gather(i) for i in range(len(steps))]
+    with ThreadPoolExecutor(num_threads) as executor:
+        return list(executor.map(gather, range(len(steps))))
+
+
+@pytest.mark.parametrize("policy", ["belady", "lru", "sieve"])
+@pytest.mark.parametrize("has_source", [False, True])
+@given(
+    seed=st.integers(0, 2**32),
+    # None, one row, below a batch, about one, most rows, more than there are.
+    num_slots=st.sampled_from([0, 1, 2, 30, 90, 300, 1000]),
+    num_threads=st.sampled_from([1, 2, 4]),
+    dtype=st.sampled_from([np.int32, np.int64]),
+    sizes=st.lists(st.integers(0, 12), min_size=1, max_size=3),
+    takeovers=st.lists(st.booleans(), min_size=3, max_size=3),
+)
+@settings(max_examples=40, deadline=None)
+def test_rows_are_the_tables_rows(
+    tables: Tables,
+    policy: Any,
+    has_source: bool,
+    *,
+    seed: int,
+    num_slots: int,
+    num_threads: int,
+    dtype: type,
+    sizes: list[int],
+    takeovers: list[bool],
+) -> None:
+    """Superbatch after superbatch; by one lease, or anew from what the one before has left."""
+    rng = np.random.default_rng(seed)
+    cache = PlannedCache(tables.opened, num_slots)
+    assert cache.num_bytes == PlannedCache.bytes_for(sum(WIDTHS.values()), num_slots)
+    planner = make_planner(policy, num_slots)
+    lease, num_gathered = cache.begin(), 0
+    for size, is_taken_over in zip(sizes, takeovers, strict=False):
+        if is_taken_over:
+            lease, num_gathered = cache.begin(), 0
+            planner.restart(cache.nodes)
+        trace = random_trace(rng, size, dtype)
+        plan = planner.plan(trace)
+        source = ByMask(tables) if has_source else None
+        steps = [BatchStep.of(trace, plan, i) for i in range(size)]
+        gathered = gather_all(lease, steps, num_threads, source)
+        num_gathered += size
+        for i, of_batch in enumerate(gathered):
+            ids, slots = trace.batch(i), plan.batch_slots(i)
+            for path, (rows, counts) in of_batch.items():
+                assert rows.shape == (len(ids), WIDTHS[path])
+                assert (rows == tables.rows[path][ids]).all()
+                assert counts.rows_read == plan.misses[i]
+                assert counts.rows_cached == (slots >= 0).sum()
+        assert lease.num_gathered == num_gathered
+        held = planner.nodes
+        assert (cache.nodes[held >= 0] == held[held >= 0]).all()
+    # What the slots hold is what the cache says.
+    slots = np.arange(num_slots, dtype=np.int32)
+    last, nodes = BatchStep(cache.nodes, slots, slots[:0], slots[:0]), cache.nodes
+    if (nodes >= 0).all():
+        for path, (rows, _) in lease.gather(num_gathered, last).items():
+            assert (rows == tables.rows[path][nodes]).all()
+
+
+# --- the kernels ---------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    row_bytes=st.sampled_from([1, 4, 33, 64, 256, 320, 512, 4097, 12288]),
+    num_slots=st.integers(1, 500),
+    num_ids=st.integers(0, 300),
+)
+@settings(max_examples=40, deadline=None)
+def test_copies_equal_numpy(seed: int, row_bytes: int, num_slots: int, num_ids: int) -> None:
+    """Rows of whole lines go around the processor's caches where there are 4 MiB of them."""
+    rng = np.random.default_rng(seed)
+    # More rows than are copied make the outputs large enough.
+    num_slots += (5 << 20) // row_bytes if row_bytes >= 256 and seed % 2 else 0
+    table = rng.integers(0, 256, (num_slots, row_bytes), dtype=np.uint8)
+    slots = rng.integers(-1, num_slots, num_ids).astype(np.int32)
+    out = np.full((num_ids, row_bytes), 7, np.uint8)
+    expected = np.where((slots < 0)[:, None], np.uint8(7), table[slots])
+    copied = _core.copy_from_slots(table.reshape(-1), slots, out.reshape(-1), row_bytes=row_bytes)
+    assert copied == (slots >= 0).sum()
+    assert (out == expected).all()
+
+    num_changes = min(num_ids, num_slots)
+    positions = rng.integers(0, max(1, num_ids), num_changes).astype(np.int32)
+    targets = rng.permutation(num_slots)[:num_changes].astype(np.int32)
+    changed = _core.pool_empty(table.nbytes)
+    changed[:] = table.reshape(-1)
+    _core.copy_to_slots(out.reshape(-1), positions, changed, targets, row_bytes=row_bytes)
+    table[targets] = out[positions]
+    assert (changed.reshape(table.shape) == table).all()

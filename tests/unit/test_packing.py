@@ -1,0 +1,633 @@
+"""Packing on a bad day: budgets that are too small, disks that are full or fail, wrong input.
+
+Whatever happens, there is an error that says what to do, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gnnstore import _core
+from gnnstore.errors import BudgetError, NoSpaceError, StorageError, UsageError
+from gnnstore.io import packing
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.packed_rows import PackedSuperbatch
+from gnnstore.io.packing import PackingStoppedError, least_memory, pack, packed_bytes
+from gnnstore.planning.belady import Trace
+from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
+from gnnstore.testing.packing import packed_file
+from gnnstore.testing.reads import write_array
+
+ROW_BYTES, NUM_ROWS = 1200, 3000
+LIMIT_SECONDS = 5.0
+MEMORY_BYTES = 1 << 25
+
+
+class Case:
+    """A table, and a superbatch that misses all of its rows."""
+
+    def __init__(self, directory: Path, engine: str) -> None:
+        rng = np.random.default_rng(0)
+        self.directory = directory / "run"
+        self.directory.mkdir()
+        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
+        array = write_array(directory / "x", self.rows, shard_bytes=2**20)
+        assert array.layout.num_shards >= 2
+        self.path = array.file_paths[0]
+        self.table = DirectRows.open(array, open_engine(self.path, engine))
+        self.trace = Trace.of([rng.permutation(NUM_ROWS)[:700] for _ in range(6)])
+        self.slots: NDArray[np.int32] = np.full(self.trace.num_accesses, -1, np.int32)
+        self.misses = np.full(6, 700)
+
+    def pack(self, **options: Any) -> PackedSuperbatch:
+        arguments: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
+        start = time.monotonic()
+        try:
+            return pack({"x": self.table}, self.trace, self.slots, self.directory, **arguments)
+        finally:
+            assert time.monotonic() - start < LIMIT_SECONDS
+
+    def check(self, **options: Any) -> None:
+        """Pack, and compare every byte."""
+        with self.pack(**options) as packed:
+            self.compare(packed)
+        self.nothing_is_left()
+
+    def compare(self, packed: PackedSuperbatch) -> None:
+        trace = self.trace
+        assert packed.tables["x"].file_path.read_bytes() == packed_file(
+            self.rows, trace.ids, trace.offsets, self.slots
+        )
+
+    def nothing_is_left(self) -> None:
+        assert list(self.directory.iterdir()) == []
+
+    def read(self, packed: PackedSuperbatch, i: int) -> NDArray[np.uint8]:
+        out = np.full((len(self.trace.batch(i)), ROW_BYTES), 7, np.uint8)
+        packed.read(i, "x", out.reshape(-1))
+        return out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_new_objects_are_collected() -> Iterator[None]:
+    """Keep collections short: late in a run, looking at all objects takes a second each time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def in_use() -> dict[str, int]:
+    gc.collect()
+    return {
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+        "pool bytes": _core.pool_stats()["bytes_in_use"],
+    }
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path, "pread")
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Case:
+    case = Case(tmp_path, "pread")
+    try:
+        _core.probe_engine("io_uring", case.path)
+    except OSError as error:
+        pytest.skip(f"io_uring: {error.strerror}")
+    case.table = DirectRows.open(case.table.array, open_engine(case.path, "io_uring"))
+    return case
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault("pwrite", short_bytes=4096, times=3)],
+        [Fault("pwrite", short_bytes=5000, times=3)],
+        [Fault("pwrite", short_bytes=100, times=3)],
+        [Fault("pwrite", short_bytes=0, times=5)],
+        [Fault("pwrite", errno.EINTR, times=4), Fault("pwrite", errno.EAGAIN, skip=2, times=4)],
+        [Fault("fallocate", errno.EOPNOTSUPP)],
+        [Fault("fallocate", errno.EINTR)],
+        [Fault("open", errno.EINTR)],
+        [Fault("statx", errno.ENOSYS, times=-1)],
+        [Fault("pread", short_bytes=4096, times=5)],
+        [Fault("pread", errno.EINTR, times=5)],
+        [Fault("thread", errno.EAGAIN, skip=3, times=2)],  # of those that write
+    ],
+    ids=lambda faults: "-".join(f"{f.call}-{f.errno or f.short_bytes}" for f in faults),
+)
+def test_what_can_be_mended_is(case: Case, faults: list[Fault]) -> None:
+    with inject_all(*faults) as injection:
+        case.check()
+    assert injection.count > 0, "the fault was never met"
+
+
+def test_short_writes_through_the_page_cache(case: Case, tmp_path: Path) -> None:
+    """Without O_DIRECT a write goes on at any byte."""
+    memory = Path("/dev/shm")  # noqa: S108 - a file system that has no O_DIRECT
+    if not memory.is_dir():
+        pytest.skip("no /dev/shm")
+    case.directory = memory / f"gnnstore-test-{os.getpid()}"
+    case.directory.mkdir()
+    try:
+        case.check()
+        with inject("pwrite", short_bytes=77, times=40) as injection:
+            case.check()
+        assert injection.count == 40
+    finally:
+        shutil.rmtree(case.directory)
+
+
+def test_a_short_write_that_is_taken_for_a_whole_one_would_be_seen(tmp_path: Path) -> None:
+    """The injected short write must leave a hole, or no test above proves anything."""
+    path = tmp_path / "file"
+    data = np.full(8192, 9, np.uint8)
+    table = tmp_path / "table"
+    table.write_bytes(data.tobytes())
+    source = _core.FileSet([table], [8192])
+    place: dict[str, Any] = {
+        "num_rows": 2,
+        "row_bytes": 4096,
+        "rows_per_page": 1,
+        "page_stride_bytes": 4096,
+    }
+    ids, slots = np.array([0, 1]), np.full(2, -1, np.int32)
+    offsets = np.array([0, 2])
+    index = _core.index_misses(ids, offsets, slots, num_rows=2)
+    faults = [Fault("pwrite", short_bytes=4096), Fault("pwrite", errno.EIO, skip=1)]
+    with (
+        inject_all(*faults),
+        pytest.raises(OSError, match="cannot write 4096 bytes at offset 4096"),
+    ):
+        _core.pack_rows(
+            source,
+            ids,
+            offsets,
+            *index[:3],
+            [path],
+            [8192],
+            np.zeros(1, np.int64),
+            np.zeros(1, np.int64),
+            np.zeros(2, np.int64),
+            engine="pread",
+            **place,
+            gap_bytes=0,
+            num_windows=2,
+            window_bytes=1 << 20,
+            buffer_bytes=8192,
+            num_spare_buffers=1,
+            max_indexed_rows=2,
+        )
+    assert path.read_bytes() == bytes([9]) * 4096 + bytes(4096)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        (Fault("open", errno.EACCES), StorageError, "cannot make a file"),
+        (Fault("fallocate", errno.ENOSPC), NoSpaceError, "no space left"),
+        (Fault("fallocate", errno.EIO), StorageError, "aside"),
+        (Fault("pwrite", errno.EIO), StorageError, r"cannot write \d+ bytes at offset \d+"),
+        (Fault("pwrite", errno.EIO, skip=5), StorageError, r"cannot write \d+ bytes at offset"),
+        (Fault("pwrite", errno.ENOSPC, skip=3), NoSpaceError, "no space left"),
+        (Fault("pwrite", errno.EDQUOT), NoSpaceError, "no space left"),
+        (Fault("pread", errno.EIO), StorageError, r"cannot read \d+ bytes at offset \d+"),
+        (Fault("pread", errno.EIO, skip=3), StorageError, r"cannot read \d+ bytes at offset"),
+        (Fault("thread", errno.EAGAIN, times=-1), StorageError, "cannot start a thread"),
+        (Fault("thread", errno.EAGAIN, skip=4, times=-1), StorageError, "thread"),
+    ],
+    ids=lambda value: f"{value.call}-{value.errno}-{value.skip}" if hasattr(value, "skip") else "",
+)
+def test_what_cannot_be_mended(
+    case: Case, fault: Fault, kind: type[StorageError], message: str
+) -> None:
+    case.check()
+    before = in_use()
+    with inject_all(fault) as injection, pytest.raises(kind, match=message) as caught:
+        case.pack()
+    assert injection.count > 0
+    assert "the array 'x'" in str(caught.value)
+    assert caught.value.path is not None
+    case.nothing_is_left()
+    del caught
+    assert in_use() == before
+    case.check()
+
+
+def test_a_write_that_never_gets_on(case: Case) -> None:
+    with (
+        inject("pwrite", short_bytes=0, times=-1),
+        pytest.raises(StorageError, match="the system writes nothing of them"),
+    ):
+        case.pack()
+    case.nothing_is_left()
+
+
+@pytest.mark.parametrize("skip", [0, 3])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
+def test_reads_of_a_ring_that_fail(ring: Case, code: int, skip: int) -> None:
+    ring.check()
+    with (
+        inject("io_uring_read", errno=code, skip=skip) as fault,
+        pytest.raises(StorageError, match=r"cannot read \d+ bytes at offset") as caught,
+    ):
+        ring.pack()
+    assert fault.count == 1
+    assert str(ring.path.parent) in str(caught.value)
+    ring.nothing_is_left()
+    with inject("io_uring_read", short_bytes=4096, times=3):
+        ring.check()
+
+
+def test_a_ring_that_cannot_be_made(ring: Case) -> None:
+    with inject("io_uring_setup", errno=errno.EPERM), pytest.raises(StorageError, match="io_uring"):
+        ring.pack()
+    ring.nothing_is_left()
+    ring.check()
+
+
+def test_a_table_that_was_cut_off(case: Case) -> None:
+    os.truncate(case.path, 4096)
+    with pytest.raises(StorageError, match=r"truncated") as caught:
+        case.pack()
+    assert str(case.path) in str(caught.value)
+    case.nothing_is_left()
+
+
+@pytest.mark.parametrize("engine", ["pread", "io_uring"])
+def test_reading_back_fails(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> None:
+    case: Case = request.getfixturevalue("case" if engine == "pread" else "ring")
+    call: SystemCall = "pread" if engine == "pread" else "io_uring_read"
+    with case.pack() as packed:
+        path = packed.tables["x"].file_path
+        with (
+            inject(call, errno=errno.EIO) as fault,
+            pytest.raises(StorageError, match="packed rows of batch 2 of the array 'x'") as caught,
+        ):
+            case.read(packed, 2)
+        assert fault.count == 1
+        assert caught.value.path == str(path)
+        with inject(call, short_bytes=4096, times=3):
+            np.testing.assert_array_equal(case.read(packed, 2), case.rows[case.trace.batch(2)])
+        os.truncate(path, int(packed.tables["x"].run_offsets[3]) + 4096)
+        case.read(packed, 2)
+        with pytest.raises(StorageError, match="truncated"):
+            case.read(packed, 3)
+
+
+def test_files_that_were_removed_are_read_to_the_end(case: Case) -> None:
+    packed = case.pack()
+    packed.close()
+    packed.close()
+    case.nothing_is_left()
+    np.testing.assert_array_equal(case.read(packed, 5), case.rows[case.trace.batch(5)])
+
+
+def test_several_threads_read_at_once(ring: Case) -> None:
+    wrong: list[int] = []
+
+    def work(first: int) -> None:
+        for i in range(first, first + 60):
+            batch = i % ring.trace.num_batches
+            if not np.array_equal(ring.read(packed, batch), ring.rows[ring.trace.batch(batch)]):
+                wrong.append(i)
+
+    with ring.pack() as packed:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def test_a_disk_budget(case: Case) -> None:
+    num_bytes = packed_bytes({"x": case.table}, case.misses)
+    assert num_bytes == 6 * -(-700 * ROW_BYTES // 4096) * 4096
+    case.check(disk_bytes=num_bytes)
+    with pytest.raises(BudgetError, match=r"take 5\.07 MB on disk, 1 B more than the budget"):
+        case.pack(disk_bytes=num_bytes - 1)
+    case.nothing_is_left()
+
+
+def test_a_memory_budget(case: Case) -> None:
+    least = least_memory({"x": case.table}, case.misses, 8)
+    case.check(memory_bytes=least)
+    with pytest.raises(BudgetError, match=r"6 batches needs \d+ B more than"):
+        case.pack(memory_bytes=least - 8)
+    with pytest.raises(BudgetError, match=r"raise the memory budget, or make superbatches smaller"):
+        case.pack(memory_bytes=20_000)  # less than sorting takes
+    case.nothing_is_left()
+
+
+@pytest.mark.parametrize("memory_bytes", [6 << 20, 12 << 20, 1 << 28])
+def test_memory_stays_within_its_budget(tmp_path: Path, memory_bytes: int) -> None:
+    case = Case(tmp_path, "pread")
+    rng = np.random.default_rng(1)
+    case.trace = Trace.of([rng.integers(0, NUM_ROWS, 2000) for _ in range(100)])
+    case.slots = np.full(case.trace.num_accesses, -1, np.int32)
+    case.check()  # what is there to stay, such as malloc's arenas
+    gc.collect()
+    before, most, is_over = anonymous_bytes(), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            most[0] = max(most[0], anonymous_bytes() - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        packed = case.pack(memory_bytes=memory_bytes, num_threads=4)
+    finally:
+        is_over.set()
+        watcher.join()
+    with packed:
+        case.compare(packed)
+    # Threads have stacks and arenas. With memory to spare, some 40 MB would be used.
+    slack_bytes = 3 << 20
+    assert most[0] <= min(memory_bytes, 50 << 20) + slack_bytes
+    if memory_bytes == 1 << 28:
+        assert most[0] > (12 << 20) + slack_bytes, "the other cases show nothing"
+
+
+def anonymous_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("RssAnon:")[1].split()[0])
+
+
+def test_a_disk_without_room(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: SimpleNamespace(total=10**9, used=0, free=10**6)
+    )
+    with pytest.raises(NoSpaceError, match=r"take 5\.07 MB, but 1 MB are free: 4\.07 MB too"):
+        case.pack()
+    case.nothing_is_left()
+
+
+@pytest.mark.parametrize("directory", ["missing", "file"])
+def test_a_directory_that_is_none(case: Case, directory: str) -> None:
+    (case.directory.parent / "file").touch()
+    case.directory = case.directory.parent / directory
+    with pytest.raises(StorageError, match=directory):
+        case.pack()
+
+
+def test_stopping(case: Case) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(PackingStoppedError, match="before it began"):
+        case.pack(stop=stop)
+    stop.clear()
+    timer = threading.Timer(0.1, stop.set)
+    timer.start()
+    # A disk that is slow: each write is tried for 2 s, and then fails with another error.
+    with inject("pwrite", errno=errno.EAGAIN, times=-1), pytest.raises(PackingStoppedError):
+        case.pack(stop=stop)
+    timer.join()
+    case.nothing_is_left()
+    stop.clear()
+    case.check(stop=stop)
+
+
+def test_an_interrupted_wait_ends_the_work(case: Case) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with inject("pwrite", errno=errno.EAGAIN, times=200), pytest.raises(KeyboardInterrupt):
+        case.pack(advance=interrupt)
+    case.nothing_is_left()
+
+
+def test_progress_adds_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "_POLL_SECONDS", 1e-4)
+    done: list[int] = []
+    with case.pack(advance=done.append) as packed:
+        counts = packed.counts
+    assert sum(done) == counts.bytes_read + counts.bytes_written
+    assert all(amount > 0 for amount in done)
+    assert counts.bytes_per_second > 0
+
+
+def test_a_superbatch_without_misses_or_batches(case: Case) -> None:
+    case.slots[:] = 0
+    with case.pack() as packed:
+        assert (packed.num_bytes, packed.counts.bytes_read, packed.counts.rows_packed) == (0, 0, 0)
+        assert np.all(case.read(packed, 0) == 7)
+        assert packed.index.num_bytes == packed.resident_bytes - 7 * 8
+    case.trace, case.slots = Trace.of([]), np.empty(0, np.int32)
+    with case.pack() as packed:
+        assert (packed.num_batches, packed.num_bytes) == (0, 0)
+    case.nothing_is_left()
+
+
+def test_a_batch_that_is_not_there(case: Case) -> None:
+    with case.pack() as packed:
+        assert packed.staging_bytes == 16 * (512 << 10)
+        for i in (-1, 6):
+            with pytest.raises(IndexError, match=rf"batch {i} is outside \[0, 6\)"):
+                packed.source(i)
+
+
+def test_a_step_of_another_plan(case: Case) -> None:
+    ids = case.trace.batch(1)
+    out = np.empty((700, ROW_BYTES), np.uint8)
+    case.slots[700:800] = 0
+    with case.pack() as packed:
+        slots = case.slots[700:1400].copy()
+        good: Any = SimpleNamespace(ids=ids, slots=slots)
+        assert packed.source(1).read_missed("x", good, out).rows_read == 600
+        fewer: Any = SimpleNamespace(ids=ids, slots=np.append(slots[:-1], np.int32(0)))
+        others: Any = SimpleNamespace(ids=ids, slots=slots[::-1].copy())
+        for step, number in ((fewer, 599), (others, 600)):
+            with pytest.raises(UsageError, match=f"batch 1 misses {number} rows by its plan"):
+                packed.source(1).read_missed("x", step, out)
+
+
+def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
+    tables = {"x": case.table}
+
+    def refused(
+        trace: Trace, slots: NDArray[Any], message: str, tables: dict[str, DirectRows] = tables
+    ) -> None:
+        with pytest.raises(UsageError, match=message):
+            pack(tables, trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
+        case.nothing_is_left()
+
+    trace, slots = case.trace, case.slots
+    refused(trace, slots[:-1], "4200 rows, but there are 4199 slots")
+    refused(trace, slots.astype(np.int64), "int32 .* or bool, got int64")
+    refused(trace, slots, "one or more tables", {})
+    other = write_array(tmp_path / "y", case.rows[:-1])
+    refused(
+        trace,
+        slots,
+        r"got 2, with \[2999, 3000\] rows",
+        tables | {"y": DirectRows.open(other, case.table.engine)},
+    )
+    refused(Trace(trace.ids + 1, trace.offsets), slots, r"row id 3000 .* outside \[0, 3000\)")
+    refused(Trace(trace.ids, trace.offsets[:-1]), slots, "offsets must go from 0 to 4200")
+    backwards = np.array([0, 2000, 1000, 4200])
+    refused(Trace(trace.ids, backwards), slots, "offsets must not descend")
+
+
+class Arguments(NamedTuple):
+    """Of a packing kernel that works; tests change one at a time."""
+
+    given: dict[str, Any]
+
+    def call(self, **changes: Any) -> None:
+        _core.pack_rows(**self.given | changes)
+
+
+@pytest.fixture
+def arguments(case: Case) -> Arguments:
+    index = _core.index_misses(case.trace.ids, case.trace.offsets, case.slots, num_rows=NUM_ROWS)
+    geometry = case.table.array.geometry
+    run_bytes = -(-700 * ROW_BYTES // 4096) * 4096
+    given = {
+        "files": case.table.files,
+        "ids": case.trace.ids,
+        "offsets": case.trace.offsets,
+        "positions": index[0],
+        "begins": index[1],
+        "num_rows_of": index[2],
+        "paths": [case.directory / "a", case.directory / "b"],
+        "file_bytes": [3 * run_bytes, 3 * run_bytes],
+        "run_files": np.array([0, 1, 0, 1, 0, 1]),
+        "run_offsets": np.array([0, 0, 1, 1, 2, 2]) * run_bytes,
+        "progress": np.zeros(2, np.int64),
+        "engine": "pread",
+        "num_rows": NUM_ROWS,
+        "row_bytes": ROW_BYTES,
+        "rows_per_page": geometry.rows_per_page,
+        "page_stride_bytes": geometry.page_stride_bytes,
+        "gap_bytes": 4096,
+        "num_windows": 3,
+        "window_bytes": 1 << 20,
+        "buffer_bytes": 8192,
+        "num_spare_buffers": 2,
+        "max_indexed_rows": 1000,
+        "num_threads": 2,
+    }
+    return Arguments(given)
+
+
+def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
+    arguments.call()
+    whole = packed_file(case.rows, case.trace.ids, case.trace.offsets, case.slots)
+    runs = [whole[i * len(whole) // 6 : (i + 1) * len(whole) // 6] for i in range(6)]
+    assert (case.directory / "a").read_bytes() == runs[0] + runs[2] + runs[4]
+    assert (case.directory / "b").read_bytes() == runs[1] + runs[3] + runs[5]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"progress": np.array([0, 1])}, OSError, "packing was stopped"),
+        ({"progress": np.zeros(1, np.int64)}, ValueError, "progress"),
+        ({"paths": []}, ValueError, "paths and file_bytes"),
+        ({"paths": [], "file_bytes": []}, IndexError, r"file 0 is outside \[0, 0\)"),
+        ({"run_files": np.full(6, 2)}, IndexError, r"file 2 is outside \[0, 2\)"),
+        ({"run_offsets": np.full(6, 100)}, ValueError, "multiple of 4096"),
+        ({"run_offsets": np.full(6, 1 << 30)}, ValueError, "behind the end of its file"),
+        ({"run_offsets": np.full(5, 0)}, ValueError, "run_offsets must have 6 entries"),
+        ({"num_rows_of": np.full(6, 701)}, ValueError, "fewer positions than 701"),
+        ({"num_rows_of": np.full(6, -1)}, ValueError, "fewer positions"),
+        ({"positions": np.full(4200, 700, np.int32)}, IndexError, "position 700 is outside"),
+        ({"positions": np.full(4200, -1, np.int32)}, IndexError, "position -1 is outside"),
+        ({"positions": np.full(4200, 5, np.int32)}, ValueError, "do not ascend"),
+        ({"positions": np.zeros(4200, np.int64)}, TypeError, "positions must be int32"),
+        ({"num_rows": 100}, ValueError, "do not ascend"),
+        ({"num_rows": 10**9}, ValueError, "the bodies add up to"),
+        ({"row_bytes": 0}, ValueError, "row_bytes"),
+        ({"gap_bytes": -1}, ValueError, "gap_bytes"),
+        ({"num_windows": 0}, ValueError, "num_windows"),
+        ({"window_bytes": 4096}, ValueError, "window_bytes"),
+        ({"window_bytes": (1 << 20) + 1}, ValueError, "window_bytes"),
+        ({"buffer_bytes": 1000}, ValueError, "buffer_bytes"),
+        ({"num_spare_buffers": 0}, ValueError, "num_spare_buffers"),
+        ({"max_indexed_rows": 5}, ValueError, "max_indexed_rows"),
+        ({"num_threads": 0}, ValueError, "num_threads"),
+        ({"engine": "libaio"}, ValueError, "libaio"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments(
+    arguments: Arguments, wrong: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        arguments.call(**wrong)
+
+
+def test_an_existing_file_is_not_overwritten(case: Case, arguments: Arguments) -> None:
+    (case.directory / "b").write_text("mine")
+    with pytest.raises(FileExistsError):
+        arguments.call()
+    assert (case.directory / "b").read_text() == "mine"
+
+
+def test_files_follow_the_umask(case: Case, arguments: Arguments) -> None:
+    before = os.umask(0o027)
+    try:
+        arguments.call()
+    finally:
+        os.umask(before)
+    assert (case.directory / "a").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("name", ["positions", "repeat_targets", "repeat_sources"])
+def test_places_outside_of_a_batch_write_nothing(case: Case, name: str) -> None:
+    reader = _core.Reader("pread", queue_depth=2, num_threads=1, max_read_bytes=4096)
+    with case.pack() as packed:
+        files = packed.tables["x"].files
+        for bad in (-1, 5):
+            places = {n: np.array([0, 1], np.int32) for n in ("positions", "repeat_targets")}
+            places |= {"repeat_sources": np.array([1, 0], np.int32), name: np.array([0, bad], "i4")}
+            out = np.full(5 * ROW_BYTES, 7, np.uint8)
+            with pytest.raises(IndexError, match=rf"{bad}.*outside \[0, 5\)"):
+                _core.read_packed_rows(reader, files, 0, 0, **places, out=out, row_bytes=ROW_BYTES)
+            assert np.all(out == 7)
+
+
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ((1, 0), IndexError),
+        ((0, 1 << 40), IndexError),
+        ((0, -4096), IndexError),
+        ((0, 7), ValueError),
+    ],
+)
+def test_runs_outside_of_a_file(case: Case, place: tuple[int, int], error: type[Exception]) -> None:
+    reader = _core.Reader("pread", queue_depth=2, num_threads=1, max_read_bytes=4096)
+    none = np.empty(0, np.int32)
+    out = np.full(ROW_BYTES, 7, np.uint8)
+    with case.pack() as packed, pytest.raises(error):
+        _core.read_packed_rows(
+            reader,
+            packed.tables["x"].files,
+            *place,
+            np.zeros(1, np.int32),
+            none,
+            none,
+            out,
+            row_bytes=ROW_BYTES,
+        )
+    assert np.all(out == 7)

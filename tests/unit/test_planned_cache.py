@@ -1,0 +1,647 @@
+"""What the batches of a planned cache do when one of them fails, is overtaken, or is given up.
+
+Sources of missed rows that wait until they are told decide who is where.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import linecache
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gnnstore import _core
+from gnnstore.errors import GnnstoreError, StorageError, UsageError
+from gnnstore.io import planned_cache, turns
+from gnnstore.io.counts import ReadCounts
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.planned_cache import BatchStep, Lease, PlannedCache
+from gnnstore.planning.belady import BeladyPlanner, Trace
+from gnnstore.testing.faults import inject
+from gnnstore.testing.reads import write_array
+
+NUM_ROWS, ROW_BYTES, NUM_SLOTS = 600, 64, 80
+NUM_BATCHES = 12
+# Nothing here takes long; what waits for this has failed.
+LIMIT_SECONDS = 20.0
+
+
+@pytest.fixture
+def rows() -> NDArray[np.uint8]:
+    return np.random.default_rng(0).integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
+
+
+@pytest.fixture
+def table(tmp_path: Path, rows: NDArray[np.uint8]) -> DirectRows:
+    array = write_array(tmp_path / "x", rows)
+    return DirectRows.open(array, open_engine(array.file_paths[0], "pread"))
+
+
+@pytest.fixture
+def cache(table: DirectRows) -> PlannedCache:
+    return PlannedCache({"x": table}, NUM_SLOTS)
+
+
+@pytest.fixture
+def steps() -> list[BatchStep]:
+    return planned_steps(BeladyPlanner(NUM_SLOTS))
+
+
+@pytest.fixture
+def pool(cache: PlannedCache) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as executor:
+        yield executor
+        if cache._turns.latest is not None:
+            cache._turns.latest.close()  # a test that fails may leave threads that wait
+
+
+def planned_steps(planner: BeladyPlanner, seed: int = 1) -> list[BatchStep]:
+    """Batches every one of which has hits, misses and, but for the last, rows that enter."""
+    rng = np.random.default_rng(seed)
+    batches = [(NUM_ROWS * rng.random(60) ** 3).astype(np.int64) for _ in range(NUM_BATCHES)]
+    trace = Trace.of(batches)
+    plan = planner.plan(trace)
+    return [BatchStep.of(trace, plan, i) for i in range(NUM_BATCHES)]
+
+
+@dataclass
+class Gate:
+    """Rows from memory, once the gate is open; or an error."""
+
+    rows: NDArray[np.uint8]
+    error: BaseException | None = None
+    reached: threading.Event = field(default_factory=threading.Event)
+    opened: threading.Event = field(default_factory=threading.Event)
+
+    def read_missed(self, _path: str, step: BatchStep, out: NDArray[Any]) -> ReadCounts:
+        self.reached.set()
+        assert self.opened.wait(LIMIT_SECONDS)
+        if self.error is not None:
+            raise self.error
+        missed = step.slots < 0
+        out[missed] = self.rows[step.ids[missed]]
+        return ReadCounts()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def wait_until_waiting(lease: Lease, *numbers: int) -> None:
+    """Return when batches have read what they miss, and wait for their turns."""
+    wait_for(lambda: set(numbers) <= lease._series._waiting.keys())
+
+
+def assert_is(lease: Lease, number: int, step: BatchStep, rows: NDArray[np.uint8]) -> None:
+    gathered = lease.gather(number, step)["x"]
+    assert (gathered.rows == rows[step.ids]).all()
+    assert gathered.counts.rows_cached == (step.slots >= 0).sum()
+
+
+def failed(future: Future[Any]) -> BaseException:
+    error = future.exception(LIMIT_SECONDS)
+    assert error is not None
+    return error
+
+
+# --- in order ------------------------------------------------------------------------------------
+
+
+def test_batches_may_come_in_any_order(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    lease = cache.begin()
+    last_first = {i: pool.submit(lease.gather, i, steps[i]) for i in (5, 4, 3, 2, 1)}
+    wait_until_waiting(lease, *last_first)
+    assert lease.num_gathered == 0
+    assert_is(lease, 0, steps[0], rows)
+    for i, future in last_first.items():
+        gathered = future.result(LIMIT_SECONDS)["x"]
+        assert (gathered.rows == rows[steps[i].ids]).all()
+        missed = steps[i].ids[steps[i].slots < 0]
+        assert gathered.counts.rows_read == len(np.unique(missed))
+        assert gathered.counts.rows_cached == (steps[i].slots >= 0).sum()
+    assert lease.num_gathered == 6
+
+
+def test_missed_rows_are_read_before_the_turn_comes(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    lease = cache.begin()
+    gates = [Gate(rows), Gate(rows)]
+    futures = [pool.submit(lease.gather, i, steps[i], gates[i]) for i in (0, 1)]
+    for gate in gates:
+        assert gate.reached.wait(LIMIT_SECONDS)
+    gates[1].opened.set()
+    wait_until_waiting(lease, 1)
+    gates[0].opened.set()
+    for i in (0, 1):
+        assert (futures[i].result(LIMIT_SECONDS)["x"].rows == rows[steps[i].ids]).all()
+
+
+def test_each_number_comes_once(
+    cache: PlannedCache, steps: list[BatchStep], pool: ThreadPoolExecutor
+) -> None:
+    lease = cache.begin()
+    lease.gather(0, steps[0])
+    with pytest.raises(UsageError, match="batch 0 comes twice"):
+        lease.gather(0, steps[0])
+
+    lease = cache.begin()
+    empty = replace(steps[0], slots=np.full_like(steps[0].slots, -1))
+    waiting = pool.submit(lease.gather, 1, empty)
+    wait_until_waiting(lease, 1)
+    with pytest.raises(UsageError, match="batch 1 comes twice"):
+        lease.gather(1, empty)
+    assert isinstance(failed(waiting), UsageError)  # it cannot be told which of them is meant
+
+
+def test_no_slots_at_all(table: DirectRows, rows: NDArray[np.uint8]) -> None:
+    cache = PlannedCache({"x": table}, 0)
+    assert (cache.num_slots, cache.num_bytes) == (0, 0)
+    lease = cache.begin()
+    for i, step in enumerate(planned_steps(BeladyPlanner(0))):
+        assert_is(lease, i, step, rows)
+    with pytest.raises(UsageError, match="0 to 2147483645 slots, got -1"):
+        PlannedCache({"x": table}, -1)
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [StorageError, KeyboardInterrupt, MemoryError])
+def test_a_failure_ends_the_batches_that_wait(
+    cache: PlannedCache,
+    steps: list[BatchStep],
+    rows: NDArray[np.uint8],
+    pool: ThreadPoolExecutor,
+    kind: type[BaseException],
+) -> None:
+    """Those after it, at once; not those before it."""
+    error = kind("bad disk")
+    lease = cache.begin()
+    gates = [Gate(rows), Gate(rows, error)]
+    futures = [pool.submit(lease.gather, i, steps[i], gates[i]) for i in (0, 1)]
+    after = [pool.submit(lease.gather, i, steps[i]) for i in (2, 3, 4)]
+    wait_until_waiting(lease, 2, 3, 4)
+    gates[1].opened.set()
+    assert failed(futures[1]) is error
+    for future in after:
+        assert type(failed(future)) is GnnstoreError
+        assert "batch failed, 1, whose rows the cache was to receive" in str(failed(future))
+        assert f"({kind.__name__}: bad disk)" in str(failed(future))
+    assert not futures[0].done()
+    assert not lease.is_current
+    gates[0].opened.set()
+    assert (futures[0].result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+    assert lease.num_gathered == 1
+    with pytest.raises(GnnstoreError, match="cannot assemble batch 7: an earlier batch failed, 1"):
+        lease.gather(7, steps[7])
+    with pytest.raises(UsageError, match="batch 1 comes twice"):
+        lease.gather(1, steps[1])
+
+    # The rows that batch 0 has brought are good.
+    lease = cache.begin()
+    planner = BeladyPlanner(NUM_SLOTS)
+    planner.restart(cache.nodes)
+    assert (cache.nodes >= 0).any()
+    for i, step in enumerate(planned_steps(planner, seed=2)):
+        assert_is(lease, i, step, rows)
+
+
+@pytest.mark.parametrize("has_turn", [True, False])
+def test_a_disk_that_fails(
+    cache: PlannedCache,
+    steps: list[BatchStep],
+    rows: NDArray[np.uint8],
+    pool: ThreadPoolExecutor,
+    has_turn: bool,
+) -> None:
+    """When a batch reads with the slots in its hands, or before it has them."""
+    lease = cache.begin()
+    assert_is(lease, 0, steps[0], rows)
+    number = 1 if has_turn else 2
+    later = pool.submit(lease.gather, 3, steps[3])
+    wait_until_waiting(lease, 3)
+    with inject("pread", errno=errno.EIO, times=-1) as fault:
+        with pytest.raises(StorageError, match=r"array 'x'.*Input/output error"):
+            lease.gather(number, steps[number])
+        assert "Input/output error" in str(failed(later))
+    assert fault.count > 0
+    fresh = cache.begin()  # does not wait for the failed one
+    planner = BeladyPlanner(NUM_SLOTS)
+    planner.restart(cache.nodes)
+    for i, step in enumerate(planned_steps(planner, seed=3)):
+        assert_is(fresh, i, step, rows)
+
+
+@pytest.mark.parametrize("is_interrupted_before", [True, False])
+def test_slots_that_may_be_half_written_are_unknown(
+    table: DirectRows,
+    rows: NDArray[np.uint8],
+    monkeypatch: pytest.MonkeyPatch,
+    is_interrupted_before: bool,
+) -> None:
+    """With two tables, an error between them leaves nodes of which one row is the new one."""
+    cache = PlannedCache({"x": table, "y": table}, NUM_SLOTS)
+    planner = BeladyPlanner(NUM_SLOTS)
+    steps = planned_steps(planner)
+    lease = cache.begin()
+    lease.gather(0, steps[0])
+    before = cache.nodes
+    copy_to_slots = _core.copy_to_slots
+    calls = []
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        calls.append(1)
+        if not is_interrupted_before or len(calls) == 2:
+            copy_to_slots(*arguments, **options)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_core, "copy_to_slots", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            lease.gather(1, steps[1])
+    assert len(calls) == 2
+    assert len(steps[1].change_slots) > 0
+    expected = before.copy()
+    expected[steps[1].change_slots] = -1
+    assert (cache.nodes == expected).all()
+
+    lease = cache.begin()
+    planner.restart(cache.nodes)
+    for i, step in enumerate(planned_steps(planner, seed=4)):
+        gathered = lease.gather(i, step)
+        for path in "xy":
+            assert (gathered[path].rows == rows[step.ids]).all()
+
+
+def test_a_batch_that_is_never_gathered_is_given_up(
+    cache: PlannedCache, steps: list[BatchStep], pool: ThreadPoolExecutor
+) -> None:
+    lease = cache.begin()
+    waiting = pool.submit(lease.gather, 1, steps[1])
+    wait_until_waiting(lease, 1)
+    lease.fail(0, OSError("its subgraph cannot be read"))
+    assert "OSError: its subgraph cannot be read" in str(failed(waiting))
+    lease.fail(1, OSError("and so on"))
+    with pytest.raises(GnnstoreError, match=r"failed, 0, .*its subgraph"):
+        lease.gather(2, steps[2])
+
+
+def test_a_failure_keeps_no_buffers(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8]
+) -> None:
+    lease = cache.begin()
+    buffers = []
+
+    class Source:
+        def read_missed(self, _path: str, _step: BatchStep, out: NDArray[Any]) -> ReadCounts:
+            buffers.append(weakref.ref(out))
+            raise StorageError("bad disk")
+
+    with pytest.raises(StorageError):
+        lease.gather(0, steps[0], Source())
+    gc.collect()
+    assert [buffer() for buffer in buffers] == [None]
+
+
+# --- a plan for another cache --------------------------------------------------------------------
+
+
+def test_a_plan_for_other_contents_is_refused(cache: PlannedCache, steps: list[BatchStep]) -> None:
+    """Rows of other nodes would be silent errors."""
+    lease = cache.begin()
+    lease.gather(0, steps[0])
+    with pytest.raises(UsageError, match=r"not for what the cache holds: slot \d+ should hold row"):
+        lease.gather(1, steps[3])
+    lease = cache.begin()
+    with pytest.raises(UsageError, match=r"but holds (none|row)"):
+        lease.gather(0, steps[5])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slots", NUM_SLOTS),
+        ("change_slots", NUM_SLOTS),
+        ("change_positions", 60),
+        ("ids", NUM_ROWS),
+    ],
+)
+def test_a_plan_that_is_out_of_range(
+    cache: PlannedCache, steps: list[BatchStep], name: str, value: int
+) -> None:
+    """Nothing is written, and nothing is taken for what it is not."""
+    lease = cache.begin()
+    changed = getattr(steps[0], name).copy()
+    changed[0] = value
+    with pytest.raises((IndexError, UsageError), match=str(value)):
+        lease.gather(0, replace(steps[0], **{name: changed}))
+    assert (cache.nodes == -1).all()
+
+
+# --- another lease -------------------------------------------------------------------------------
+
+
+def test_a_second_lease_takes_over(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    """In the middle, with batches in all states; all of them are assembled all the same."""
+    lease = cache.begin()
+    assert_is(lease, 0, steps[0], rows)
+    gates = [Gate(rows) for _ in range(4)]
+    reading = [pool.submit(lease.gather, i, steps[i], gates[i - 2]) for i in (2, 3, 4)]
+    waiting = [pool.submit(lease.gather, i, steps[i]) for i in (5, 6)]
+    for gate in gates[:3]:
+        assert gate.reached.wait(LIMIT_SECONDS)
+    wait_until_waiting(lease, 5, 6)
+    second = cache.begin()
+    for i, future in zip((5, 6), waiting, strict=True):
+        gathered = future.result(LIMIT_SECONDS)["x"]
+        assert (gathered.rows == rows[steps[i].ids]).all()
+        assert gathered.counts.rows_cached == 0
+        assert gathered.counts.rows_read == len(np.unique(steps[i].ids))
+    assert (lease.is_current, second.is_current) == (False, True)
+
+    planner = BeladyPlanner(NUM_SLOTS)
+    planner.restart(cache.nodes)
+    own = planned_steps(planner, seed=5)
+    for i, step in enumerate(own):
+        assert_is(second, i, step, rows)
+        if i == 3:
+            for gate in gates:
+                gate.opened.set()
+    for i, future in zip((2, 3, 4), reading, strict=True):
+        assert (future.result(LIMIT_SECONDS)["x"].rows == rows[steps[i].ids]).all()
+    # Those that begin only now, too, by either source; a number that was left out holds nobody up.
+    for i, source in ((7, None), (8, gates[3])):
+        gathered = lease.gather(i, steps[i], source)["x"]
+        assert (gathered.rows == rows[steps[i].ids]).all()
+        assert gathered.counts.rows_cached == 0
+    assert lease.num_gathered == 1
+
+
+def test_a_lease_begins_when_the_slots_are_not_in_use(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    """So that what they hold is settled."""
+    lease = cache.begin()
+    gate = Gate(rows)
+    batch = pool.submit(lease.gather, 0, steps[0], gate)
+    assert gate.reached.wait(LIMIT_SECONDS)
+    beginning = [pool.submit(cache.begin) for _ in range(2)]
+    wait_for(lambda: len(cache._turns._beginning) == 2)
+    assert not any(future.done() for future in beginning)
+    gate.opened.set()
+    leases = [future.result(LIMIT_SECONDS) for future in beginning]
+    nodes = cache.nodes
+    assert (nodes[steps[0].change_slots] == steps[0].ids[steps[0].change_positions]).all()
+    assert (batch.result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+    assert [lease.is_current, *sorted(new.is_current for new in leases)] == [False, False, True]
+
+
+def test_leases_that_interleave(
+    cache: PlannedCache, rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    """Iterations that begin at any time, four threads each: every row is right."""
+
+    def iterate(seed: int) -> int:
+        lease = cache.begin()
+        planner = BeladyPlanner(NUM_SLOTS)
+        planner.restart(cache.nodes)
+        steps = planned_steps(planner, seed)
+        with ThreadPoolExecutor(4) as own:
+            futures = [own.submit(lease.gather, i, step) for i, step in enumerate(steps)]
+            num_cached = 0
+            for future, step in zip(futures, steps, strict=True):
+                gathered = future.result(LIMIT_SECONDS)["x"]
+                assert (gathered.rows == rows[step.ids]).all()
+                num_cached += gathered.counts.rows_cached
+        return num_cached
+
+    num_cached = list(pool.map(iterate, range(40)))
+    assert max(num_cached) > 0
+
+
+# --- close and interrupts ------------------------------------------------------------------------
+
+
+def test_closing_releases_those_that_wait(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    lease = cache.begin()
+    gate = Gate(rows)
+    running = pool.submit(lease.gather, 0, steps[0], gate)
+    assert gate.reached.wait(LIMIT_SECONDS)
+    waiting = [pool.submit(lease.gather, i, steps[i]) for i in (1, 2, 5)]
+    wait_until_waiting(lease, 1, 2, 5)
+    lease.close()
+    for future in waiting:
+        assert isinstance(failed(future), UsageError)
+        assert "its iteration was ended" in str(failed(future))
+    gate.opened.set()
+    assert (running.result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+    lease.close()
+    assert not lease.is_current
+    with pytest.raises(UsageError, match="batch 1: its iteration was ended"):
+        lease.gather(1, steps[1])
+    second = cache.begin()
+    lease.close()
+    assert second.is_current
+
+
+def test_closing_from_within(cache: PlannedCache, steps: list[BatchStep]) -> None:
+    """The garbage collector may do so at any point, with the lock in the same thread's hands."""
+    lease = cache.begin()
+    with cache._turns.lock:
+        lease.close()
+        lease.fail(3, KeyboardInterrupt())
+    with pytest.raises(UsageError, match="was ended"):
+        lease.gather(0, steps[0])
+
+
+def test_an_interrupted_wait_leaves_nothing_locked(
+    cache: PlannedCache, steps: list[BatchStep], pool: ThreadPoolExecutor
+) -> None:
+    """Ctrl-C in the main thread while it waits for its turn, and others for theirs after it."""
+    lease = cache.begin()
+    later = pool.submit(lease.gather, 2, steps[2])
+
+    def interrupt() -> None:
+        wait_until_waiting(lease, 1, 2)
+        time.sleep(0.02)  # from the dictionary to the lock
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupting = pool.submit(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        lease.gather(1, steps[1])
+    interrupting.result(LIMIT_SECONDS)
+    assert "an earlier batch failed, 1" in str(failed(later))
+    assert cache.begin().is_current
+    assert not lease._series._waiting
+
+
+class InterruptAt:
+    """Ctrl-C at the k-th line that this thread runs in the modules of the cache.
+
+    But never at a `with`: its line comes again when a lock is about to be released, where
+    Python lets no interrupt in.
+    """
+
+    def __init__(self, k: int) -> None:
+        self._left = k
+        self.has_happened = False
+
+    def __enter__(self) -> InterruptAt:
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
+        is_ours = frame.f_code.co_filename in {turns.__file__, planned_cache.__file__}
+        return self._line if is_ours else None
+
+    def _line(self, frame: FrameType, event: str, _argument: object) -> Any:
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not line.startswith("with ") and not self.has_happened:
+            self.has_happened = self._left == 0
+            self._left -= 1
+            if self.has_happened:
+                raise KeyboardInterrupt
+        return self._line
+
+
+@pytest.mark.parametrize("must_wait", [False, True])
+def test_an_interrupt_at_any_line(
+    cache: PlannedCache, rows: NDArray[np.uint8], pool: ThreadPoolExecutor, must_wait: bool
+) -> None:
+    """Nobody hangs, and the slots hold what the cache says.
+
+    From the second line on: at the first, the batch has not begun.
+    """
+    planner = BeladyPlanner(NUM_SLOTS)
+    for k in range(1, 1000):
+        lease = cache.begin()
+        planner.restart(cache.nodes)
+        steps = planned_steps(planner, seed=k)
+        gate = Gate(rows)
+        before = pool.submit(lease.gather, 0, steps[0], gate)
+        assert gate.reached.wait(LIMIT_SECONDS)
+        after = pool.submit(lease.gather, 2, steps[2])
+        wait_until_waiting(lease, 2)
+        is_over = threading.Event()
+
+        def open_gate(
+            lease: Lease = lease, gate: Gate = gate, is_over: threading.Event = is_over
+        ) -> None:
+            wait_for(lambda: not must_wait or 1 in lease._series._waiting or is_over.is_set())
+            gate.opened.set()
+
+        opening = pool.submit(open_gate)
+        if not must_wait:
+            before.result(LIMIT_SECONDS)
+        with InterruptAt(k) as interrupt:
+            try:
+                gathered = lease.gather(1, steps[1])["x"]
+            except KeyboardInterrupt:
+                gathered = None
+        is_over.set()
+        opening.result(LIMIT_SECONDS)
+        assert (before.result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+        if gathered is not None:
+            assert not interrupt.has_happened
+            assert (gathered.rows == rows[steps[1].ids]).all()
+            assert (after.result(LIMIT_SECONDS)["x"].rows == rows[steps[2].ids]).all()
+            break
+        if (error := after.exception(LIMIT_SECONDS)) is not None:
+            assert "an earlier batch failed, 1" in str(error)
+        assert not lease._series._waiting
+    assert k > 30  # lines that were tried
+
+
+def test_an_interrupt_with_another_lease_waiting(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    """It begins, wherever the batch that has the slots is interrupted."""
+    beginning: list[Future[Lease]] = []
+
+    class Source(Gate):
+        def read_missed(self, path: str, step: BatchStep, out: NDArray[Any]) -> ReadCounts:
+            beginning.append(pool.submit(cache.begin))
+            wait_for(lambda: len(cache._turns._beginning) == 1)
+            return super().read_missed(path, step, out)
+
+    first = replace(steps[0], slots=np.full_like(steps[0].slots, -1))
+    lease = cache.begin()
+    for k in range(1, 1000):
+        source = Source(rows)
+        source.opened.set()
+        with InterruptAt(k) as interrupt, suppress(KeyboardInterrupt):
+            lease.gather(0, first, source)
+        has_begun = source.reached.is_set()
+        lease = beginning[-1].result(LIMIT_SECONDS) if has_begun else cache.begin()
+        assert lease.is_current
+        if not interrupt.has_happened:
+            break
+    assert len(beginning) > 10  # lines that were tried
+
+
+def test_a_cache_is_freed_with_its_last_user(table: DirectRows) -> None:
+    cache = PlannedCache({"x": table}, 50_000)
+    lease = cache.begin()
+    in_use = _core.pool_stats()["bytes_in_use"]
+    gc.disable()
+    try:
+        del cache, lease
+        assert _core.pool_stats()["bytes_in_use"] <= in_use - 50_000 * ROW_BYTES
+    finally:
+        gc.enable()
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def test_rows_that_have_a_slot_are_left_alone(table: DirectRows, rows: NDArray[np.uint8]) -> None:
+    """Without a cache only the others are read, as if they were the whole batch."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, NUM_ROWS, 100)
+    slots = rng.integers(-1, 2**31 - 1, 100).astype(np.int32)
+    slots[rng.random(100) < 0.5] = -1
+    missed = slots < 0
+    out = np.full((100, ROW_BYTES), 7, np.uint8)
+    counts = table.gather_into(ids, out, None, slots)
+    assert (out[missed] == rows[ids[missed]]).all()
+    assert (out[~missed] == 7).all()
+    alone = table.gather(ids[missed]).counts
+    assert replace(counts, seconds_waiting=0, depth_sum=0, waits=0) == replace(
+        alone, seconds_waiting=0, depth_sum=0, waits=0
+    )
+    with pytest.raises(ValueError, match="cache is given without slots"):
+        table.gather_into(ids, out, np.zeros(ROW_BYTES, np.uint8))
+    with pytest.raises(
+        IndexError, match=r"slot \d+ at position \d+ is outside the cache of 0 rows"
+    ):
+        table.gather_into(ids, out, np.empty(0, np.uint8), slots)

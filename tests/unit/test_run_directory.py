@@ -1,0 +1,399 @@
+"""A run directory ends with its run, and what a dead run has left ends with the next one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
+from gnnstore.io import run_directory
+from gnnstore.io.run_directory import (
+    RunDirectory,
+    default_parent,
+    find_runs,
+    remove_run,
+    sweep_stale,
+)
+
+OWNER = "owner.json"
+NAME = ".gnnstore-run-0123abcd"
+DAY_SECONDS = 24 * 3600
+
+
+def fill(path: Path) -> None:
+    (path / "below" / "more").mkdir(parents=True)
+    (path / "below" / "more" / "file").write_bytes(bytes(1000))
+    (path / "file").write_bytes(bytes(100))
+
+
+def leave(parent: Path, name: str = NAME, record: dict[str, object] | None = None) -> Path:
+    """Leave what a run leaves that is killed."""
+    path = parent / name
+    fill(path)
+    known = {
+        "purpose": "tests",
+        "pid": 1,
+        "host": os.uname().nodename,
+        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+    }
+    (path / OWNER).write_text(json.dumps(known | (record or {})))
+    return path
+
+
+def make_old(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    for entry in [path, *path.rglob("*")]:
+        os.utime(entry, (then, then))
+
+
+@contextmanager
+def unprivileged() -> Iterator[None]:
+    """Drop root's privileges, which ignore permissions, for a while."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_it_is_there_and_then_it_is_gone(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, purpose="sampled subgraphs") as run:
+        assert run.path.parent == tmp_path
+        assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+        record = json.loads((run.path / OWNER).read_text())
+        assert record["purpose"] == "sampled subgraphs"
+        assert record["pid"] == os.getpid()
+        fill(run.path)
+        (run.path / "link").symlink_to(tmp_path)
+        (run.path / "broken").symlink_to(tmp_path / "none")
+        assert run.num_bytes > 1100
+    assert list(tmp_path.iterdir()) == []
+    run.close()
+    assert tmp_path.exists()
+
+
+def test_closing_leaves_a_directory_of_the_same_name_alone(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, purpose="tests")
+    run.close()
+    run.path.mkdir()
+    run.close()
+    del run
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_relative_parent_is_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(Path(), purpose="tests")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    run.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["below"]
+
+
+def test_a_forgotten_one_is_removed(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, purpose="tests")
+    fill(run.path)
+    del run
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def in_another_process(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    program = "import os, sys\nfrom pathlib import Path\n"
+    program += "from gnnstore.io.run_directory import RunDirectory, sweep_stale\n" + code
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "1 / 0", "raise KeyboardInterrupt"])
+def test_the_end_of_the_interpreter_removes_it(tmp_path: Path, end: str) -> None:
+    code = "run = RunDirectory.create(Path(sys.argv[1]), purpose='tests')\n"
+    code += "(run.path / 'file').write_text('here')\nprint(run.path.exists())\n" + end
+    assert in_another_process(code, tmp_path).stdout == "True\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_process_does_not_sweep_a_living_one(tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, purpose="tests") as run:
+        # However old it looks, and whoever sweeps: it is locked.
+        make_old(run.path, 10 * DAY_SECONDS)
+        done = in_another_process("print(sweep_stale(Path(sys.argv[1])))", tmp_path)
+        assert done.stdout == "[]\n"
+        assert sweep_stale(tmp_path) == []
+        assert not remove_run(run.path)
+        (found,) = find_runs(tmp_path)
+        assert (found.path, found.state, found.final) == (run.path, "running", None)
+        with RunDirectory.create(tmp_path, purpose="tests") as other:
+            assert other.path != run.path
+        assert run.path.exists()
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "sys.exit(0)", "run.close()", "del run"])
+def test_a_forked_child_does_not_remove_it(tmp_path: Path, ending: str) -> None:
+    code = f"""
+run = RunDirectory.create(Path(sys.argv[1]), purpose="tests")
+child = os.fork()
+if child == 0:
+    {ending}
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert run.path.exists()
+assert sweep_stale(run.path.parent) == []  # the child has not taken the lock along
+print("kept")
+"""
+    done = in_another_process(code, tmp_path)
+    assert (done.stdout, done.stderr) == ("kept\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dead_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
+    left = [leave(tmp_path), leave(tmp_path, ".gnnstore-run-ffffffff")]
+    states = {found.path: (found.state, found.num_bytes) for found in find_runs(tmp_path)}
+    assert states == {path: ("stale", 1100 + (path / OWNER).stat().st_size) for path in left}
+    with RunDirectory.create(tmp_path, purpose="tests") as run:
+        assert list(tmp_path.iterdir()) == [run.path]
+
+
+@pytest.mark.parametrize(
+    ("record", "age_seconds", "is_stale"),
+    [
+        ({}, 0, True),
+        ({"host": "a container"}, 0, True),  # but the same kernel, which knows all locks
+        ({"boot_id": "an earlier one"}, 0, True),  # this machine has been started anew
+        ({"host": "another", "boot_id": "its own"}, 0.9 * DAY_SECONDS, False),
+        ({"host": "another", "boot_id": "its own"}, 1.1 * DAY_SECONDS, True),
+        ({"host": "another", "boot_id": None}, 0, False),
+    ],
+)
+def test_another_machine_s_run_is_left_for_a_day(
+    tmp_path: Path, record: dict[str, object], age_seconds: float, is_stale: bool
+) -> None:
+    left = leave(tmp_path, record=record)
+    make_old(left, age_seconds)
+    (found,) = find_runs(tmp_path)
+    assert found.state == ("stale" if is_stale else "running")
+    assert found.age_seconds == pytest.approx(age_seconds, abs=60)
+    assert sweep_stale(tmp_path) == ([left] if is_stale else [])
+    assert left.exists() != is_stale
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '"text"', "null", "\0" * 5000])
+def test_a_damaged_owner_file_waits_a_day(tmp_path: Path, damage: str) -> None:
+    left = leave(tmp_path)
+    (left / OWNER).write_text(damage)
+    assert sweep_stale(tmp_path) == []
+    make_old(left, 1.1 * DAY_SECONDS)
+    assert sweep_stale(tmp_path) == [left]
+
+
+def test_killed_before_its_owner_file(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    assert [found.state for found in find_runs(tmp_path)] == ["running"]
+    assert sweep_stale(tmp_path) == []
+    make_old(tmp_path / NAME, 100)
+    assert [found.state for found in find_runs(tmp_path)] == ["stale"]
+    assert sweep_stale(tmp_path) == [tmp_path / NAME]
+
+
+def test_what_others_made_is_left_alone(tmp_path: Path) -> None:
+    foreign = tmp_path / NAME
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years")
+    leave(tmp_path, ".gnnstore-run-0123")
+    leave(tmp_path, "gnnstore-run-01234567")
+    elsewhere = leave(tmp_path, "elsewhere")
+    (tmp_path / ".gnnstore-run-11111111").symlink_to(elsewhere)
+    (tmp_path / ".gnnstore-run-22222222").write_text("a file")
+    linked = tmp_path / ".gnnstore-run-33333333"
+    linked.mkdir()
+    (linked / OWNER).symlink_to(elsewhere / OWNER)
+    before = sorted(tmp_path.rglob("*"))
+    assert sweep_stale(tmp_path) == []
+    assert [found.path for found in find_runs(tmp_path) if found.state == "stale"] == []
+    assert not remove_run(foreign)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    fill(precious)
+    left = leave(tmp_path)
+    (left / "link").symlink_to(precious)
+    (left / "below" / "link").symlink_to(precious)
+    before = sorted(precious.rglob("*"))
+    assert sweep_stale(tmp_path) == [left]
+    assert sorted(precious.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_what_another_user_left_is_left_to_him(tmp_path: Path) -> None:
+    left = leave(tmp_path)
+    os.chown(left, 65534, 65534)
+    assert sweep_stale(tmp_path) == []
+    assert [found.state for found in find_runs(tmp_path)] == ["stale"]
+    assert remove_run(left)
+
+
+def test_a_parent_that_cannot_be_looked_at_is_not_swept(tmp_path: Path) -> None:
+    assert sweep_stale(tmp_path / "none") == []
+    assert list(find_runs(tmp_path / "none")) == []
+    (tmp_path / "file").write_text("")
+    assert sweep_stale(tmp_path / "file") == []
+
+
+def test_a_parent_that_is_not_there_is_named(tmp_path: Path) -> None:
+    parent = tmp_path / "none"
+    message = rf"cannot make a directory for tests in {parent}: No such file .* Make it, or choose"
+    with pytest.raises(NotFoundError, match=message):
+        RunDirectory.create(parent, purpose="tests")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"Not a directory\. Choose a directory"):
+        RunDirectory.create(tmp_path / "file", purpose="tests")
+
+
+def test_a_parent_that_may_not_be_written_is_named() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="gnnstore-read-only-", dir="/tmp"))
+    try:
+        store = folder / "below" / "a.gnn"
+        assert default_parent(store.parent) == folder
+        folder.chmod(0o555)
+        message = rf"for subgraphs in {folder}: Permission denied\. Choose a directory that you may"
+        with unprivileged(), pytest.raises(StorageError, match=message):
+            RunDirectory.create(folder, purpose="subgraphs")
+        assert list(folder.iterdir()) == []
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("access", [True, False])
+def test_runs_spill_beside_the_store_or_where_temporary_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: bool
+) -> None:
+    asked = []
+
+    def answer(path: Path, mode: int) -> bool:
+        asked.append((path, mode))
+        return access
+
+    monkeypatch.setattr(os, "access", answer)
+    monkeypatch.setattr(tempfile, "tempdir", "/somewhere")
+    expected = tmp_path if access else Path("/somewhere")
+    assert default_parent(tmp_path / "a.gnn") == expected
+    assert asked == [(tmp_path, os.W_OK | os.X_OK)]
+
+
+def failing(code: int) -> Callable[..., int]:
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_said_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(os, "write", failing(code))
+    with pytest.raises(NoSpaceError, match=r"for tests in .*Free some space, or choose another"):
+        RunDirectory.create(tmp_path, purpose="tests")
+    monkeypatch.setattr(os, "write", lambda *_: 3)
+    with pytest.raises(NoSpaceError, match="No space left"):
+        RunDirectory.create(tmp_path, purpose="tests")
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
+    with RunDirectory.create(tmp_path, purpose="tests"):
+        # What cannot be locked is taken to be in use.
+        left = leave(tmp_path)
+        make_old(left, 10 * DAY_SECONDS)
+        assert sweep_stale(tmp_path) == []
+    assert list(tmp_path.iterdir()) == [left]
+
+
+def test_one_that_is_swept_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let another process come in between each step of making a directory."""
+    own, lock = run_directory._own, run_directory._lock
+    meddled: list[str] = []
+
+    def swept_before(path: Path, purpose: str) -> int:
+        if "empty" not in meddled:
+            meddled.append("empty")
+            make_old(path, 100)
+            assert sweep_stale(tmp_path) == [path]
+        return own(path, purpose)
+
+    def swept_at_the_lock(descriptor: int) -> None:
+        if "locked" not in meddled:
+            meddled.append("locked")
+            raise BlockingIOError
+        if "removed" not in meddled:
+            meddled.append("removed")
+            (path,) = tmp_path.iterdir()
+            shutil.rmtree(path)
+        lock(descriptor)
+
+    monkeypatch.setattr(run_directory, "_own", swept_before)
+    monkeypatch.setattr(run_directory, "_lock", swept_at_the_lock)
+    with RunDirectory.create(tmp_path, purpose="tests") as run:
+        assert meddled == ["empty", "locked", "removed"]
+        assert list(tmp_path.iterdir()) == [run.path]
+    monkeypatch.setattr(run_directory, "_own", failing(errno.ENOENT))
+    with pytest.raises(StorageError, match="vanished as soon as it was made, 10 times"):
+        RunDirectory.create(tmp_path, purpose="tests")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_make_and_sweep_at_once(tmp_path: Path) -> None:
+    """Nobody loses a directory to another's sweep."""
+    barrier = threading.Barrier(4)
+
+    def work(_: int) -> None:
+        barrier.wait()
+        for _ in range(50):
+            with RunDirectory.create(tmp_path, purpose="tests") as run:
+                (run.path / "file").write_text("here")
+                assert sweep_stale(tmp_path) == []
+                assert (run.path / "file").read_text() == "here"
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_removed_is_said_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = RunDirectory.create(tmp_path, purpose="tests")
+    fill(run.path)
+    monkeypatch.setattr(Path, "unlink", failing(errno.EBUSY))
+    run.close()
+    assert f"cannot remove all of {run.path}" in caplog.text
+    monkeypatch.undo()
+    assert [found.state for found in find_runs(tmp_path)] == ["stale"]
+    assert sweep_stale(tmp_path) == [run.path]
