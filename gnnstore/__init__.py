@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from gnnstore.formats.verification import verify
     from gnnstore.loaders.neighbor_loader import NeighborLoader
+    from gnnstore.loaders.plan_loader import open_plan
     from gnnstore.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
 
 # Public name -> the module that defines it; None: the name is a module itself.
@@ -50,6 +51,7 @@ _HOMES: dict[str, str | None] = {
     "UsageError": "gnnstore.errors",
     "converters": None,
     "open": "gnnstore.store",
+    "open_plan": "gnnstore.loaders.plan_loader",
     "verify": "gnnstore.formats.verification",
 }
 
@@ -69,6 +71,7 @@ __all__ = [
     "__version__",
     "converters",
     "open",
+    "open_plan",
     "verify",
 ]
 

@@ -64,13 +64,14 @@ class WayOfReading:
     @property
     def reads_disk(self) -> bool:
         """Whether an engine reads rows."""
-        return self.strategy in {"direct", "static"}
+        return self.strategy in placement.READ_BY_ENGINES
 
 
 WAYS = {
     "memory": WayOfReading("memory"),
     "mmap": WayOfReading("mmap"),
     "static": WayOfReading("static"),
+    "belady": WayOfReading("belady"),
     **{f"direct-{engine}": WayOfReading("direct", engine) for engine in ENGINES},
 }
 

@@ -34,7 +34,11 @@ from gnnstore.io.resident import residents_of
 from gnnstore.loaders.stats import peak_rss_bytes
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 
-STRATEGIES = ("map", "mmap", "direct", "static-frequency", "static-degree", "memory", "pyg")
+PLANNED = ("belady", "lru", "sieve")
+STRATEGIES = (
+    *("map", "mmap", "direct", "static-frequency", "static-degree"),
+    *(*PLANNED, "memory", "pyg"),
+)
 MAP_THREADS = 32
 # Of the slack: what Python, the allocator and the kernel take besides what a loader counts.
 ALLOWANCE_BYTES = 64 * 10**6
@@ -100,6 +104,10 @@ class Outcome:
     rows_read: float = 0.0
     hit_rate: float = 0.0
     cache_rows: int = 0
+    superbatch: int = 0
+    seconds_planning: float = 0.0
+    seconds_sampling: float = 0.0
+    seconds_waiting: float = 0.0
 
 
 class Run:
@@ -206,6 +214,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "direct": {"strategy": "direct"},
     "static-frequency": {"strategy": "static", "cache": "frequency"},
     "static-degree": {"strategy": "static", "cache": "degree"},
+    **{name: {"strategy": name} for name in PLANNED},
     "memory": {"strategy": "memory"},
 }
 
@@ -260,6 +269,10 @@ def perform(task: Task) -> Outcome:
             "rows_read": done.rows_read / task.batches,
             "hit_rate": done.hit_rate,
             "cache_rows": later.cache_rows,
+            "superbatch": later.superbatch,
+            "seconds_planning": done.seconds_planning / task.batches,
+            "seconds_sampling": done.seconds_sampling / task.batches,
+            "seconds_waiting": done.seconds_waiting / task.batches,
         }
     group = MemoryGroup(Path(task.group), task.group_version) if task.group else None
     return Outcome(

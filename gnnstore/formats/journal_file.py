@@ -16,6 +16,8 @@ from gnnstore.formats.manifest import crc32c_of
 
 JOURNAL_FILE = "journal"
 JOURNAL_VERSION = 1
+# In the journal of a plan, a line for each superbatch that is durable.
+SUPERBATCH_RECORD = "superbatch"
 # A line stays below a kilobyte; the header names each input. What is larger is no journal.
 _MAX_JOURNAL_BYTES = 2**28
 

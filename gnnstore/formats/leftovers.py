@@ -21,17 +21,19 @@ from typing import Literal
 
 from gnnstore.formats.files import directory_bytes
 from gnnstore.formats.journal import SPILL_DIRECTORY, Journal
-from gnnstore.formats.journal_file import JOURNAL_FILE, read_records
+from gnnstore.formats.journal_file import JOURNAL_FILE, SUPERBATCH_RECORD, read_records
 from gnnstore.formats.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.plan_manifest import BATCHES_ARRAY, INDEX_ARRAY, ROWS_GROUP
 from gnnstore.formats.zarr_metadata import METADATA_FILE
 
-State = Literal["running", "resumable", "unfinished", "set aside"]
+State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?P<kind>tmp|old)-[0-9a-f]{8}")
 # What a store under construction may hold. A directory with anything else was made by
 # another program, whatever its name.
 _OWN_ENTRIES = {
     *("nodes", "edges", "splits", "maps", "graph"),
+    *(INDEX_ARRAY, BATCHES_ARRAY, ROWS_GROUP),  # of a plan
     *(CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY),
 }
 
@@ -44,11 +46,12 @@ class Leftover:
     ----------
     path : Path
         The directory.
-    final : Path
-        The store that it was to become, or was.
+    final : Path or None
+        The store that it was to become, or was; None for what a run has spilled.
     state : str
         "running": a process is at work in it. "resumable": a conversion can go on with it.
         "unfinished": nothing in it is of use. "set aside": a whole store, see above.
+        "stale": spilled by a run that was killed.
     num_bytes : int
         Bytes of its files, spilled ones on other disks included.
     age_seconds : float
@@ -56,7 +59,7 @@ class Leftover:
     """
 
     path: Path
-    final: Path
+    final: Path | None
     state: State
     num_bytes: int
     age_seconds: float
@@ -96,7 +99,7 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
                 final,
                 _state(path, final, match["kind"]) if free else "running",
                 leftover_bytes(path),
-                max(0.0, time.time() - _last_change(path)),
+                max(0.0, time.time() - last_change(path)),
             )
 
 
@@ -133,7 +136,8 @@ def leftover_bytes(path: Path) -> int:
 def is_resumable(path: Path) -> bool:
     """Whether something in a temporary directory need not be done again."""
     records, _ = read_records(path / JOURNAL_FILE)
-    return bool(records) and Journal(path, records).has_work
+    is_plan = any(record.get("kind") == SUPERBATCH_RECORD for record in records)
+    return is_plan or (bool(records) and Journal(path, records).has_work)
 
 
 def remove(path: Path) -> None:
@@ -169,7 +173,8 @@ def _foreign_spill(path: Path) -> list[Path]:
     return [spill for spill in sorted(named - {own}) if spill.is_dir() and not spill.is_symlink()]
 
 
-def _last_change(path: Path) -> float:
+def last_change(path: Path) -> float:
+    """Return when something in a directory last changed, in seconds since 1970."""
     latest = path.stat().st_mtime
     for root, _, names in os.walk(path):
         for name in names:

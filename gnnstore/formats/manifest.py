@@ -40,7 +40,7 @@ CHECKSUMS_ARRAY = "checksums"
 MAX_MANIFEST_BYTES = 2**26
 
 _CRC_FIELD = re.compile(rb'"manifest_crc32c": ?"([0-9a-f]{8})"')
-_ZERO_CRC = "0" * 8
+ZERO_CRC = "0" * 8
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Manifest:
                     "format_version": self.format_version,
                     "reader_features": list(self.reader_features),
                     "writer_features": list(self.writer_features),
-                    "manifest_crc32c": _ZERO_CRC,
+                    "manifest_crc32c": ZERO_CRC,
                     "uuid": self.uuid,
                     "created_by": self.created_by,
                     "provenance": dict(self.provenance),
@@ -112,7 +112,7 @@ class Manifest:
         )
         # One space of indentation: people do open this file.
         zeroed = json.dumps(document, indent=1, allow_nan=False).encode()
-        return _seal(zeroed, crc32c_of(zeroed))
+        return seal(zeroed, crc32c_of(zeroed))
 
     @classmethod
     def decode(cls, text: bytes, path: str) -> Manifest:
@@ -139,12 +139,12 @@ class Manifest:
         version = own.integer("format_version", 1)
         features = tuple(str(item) for item in own.array("reader_features"))
         _check_supported(path, version, features)
-        _check_seal(text, path)
+        check_seal(text, path)
         if own.integer("block_bytes") != BLOCK_BYTES:
             raise own.fail("block_bytes", str(BLOCK_BYTES))
-        files = [_file_entry(own, "files", item, 2) for item in own.array("files")]
+        files = [file_entry(own, "files", item, 2) for item in own.array("files")]
         checksums = [
-            (_file_entry(own, "checksum_files", item, 3), _crc(own, item[2]))
+            (file_entry(own, "checksum_files", item, 3), crc_field(own, item[2]))
             for item in own.array("checksum_files")
         ]
         paths = [entry.path for entry in files] + [entry.path for entry, _ in checksums]
@@ -203,18 +203,24 @@ def _as_version_8(value: bytes) -> bytes:
     return bytes(marked)
 
 
-def _seal(zeroed: bytes, crc: int) -> bytes:
+def seal(zeroed: bytes, crc: int) -> bytes:
     """Put a checksum where the zeros stand."""
     match = _CRC_FIELD.search(zeroed)
     assert match is not None  # encode() has just written the field  # noqa: S101
     return zeroed[: match.start(1)] + f"{crc:08x}".encode() + zeroed[match.end(1) :]
 
 
-def _check_seal(text: bytes, path: str) -> None:
+def check_seal(text: bytes, path: str) -> None:
+    """Refuse a sealed document that is not what it was.
+
+    Raises
+    ------
+    CorruptStoreError
+    """
     matches = list(_CRC_FIELD.finditer(text))
     if len(matches) == 1:
         (match,) = matches
-        zeroed = text[: match.start(1)] + _ZERO_CRC.encode() + text[match.end(1) :]
+        zeroed = text[: match.start(1)] + ZERO_CRC.encode() + text[match.end(1) :]
         found, expected = crc32c_of(zeroed), int(match[1], 16)
         if found == expected:
             return
@@ -241,7 +247,13 @@ def _check_supported(path: str, version: int, features: tuple[str, ...]) -> None
     )
 
 
-def _file_entry(own: Fields, key: str, item: Any, length: int) -> FileEntry:
+def file_entry(own: Fields, key: str, item: Any, length: int) -> FileEntry:
+    """Check an item of a list of files: path, size, and what else there is of `length`.
+
+    Raises
+    ------
+    CorruptStoreError
+    """
     if (
         not isinstance(item, list)
         or len(item) != length
@@ -254,7 +266,13 @@ def _file_entry(own: Fields, key: str, item: Any, length: int) -> FileEntry:
     return FileEntry(check_relative_path(item[0], file=own.path), item[1])
 
 
-def _crc(own: Fields, text: Any) -> int:
+def crc_field(own: Fields, text: Any) -> int:
+    """Check a crc32c in a list of checksum files.
+
+    Raises
+    ------
+    CorruptStoreError
+    """
     if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{8}", text):
         raise own.fail("checksum_files", "a crc32c of 8 hexadecimal digits")
     return int(text, 16)

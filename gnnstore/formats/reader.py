@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class StoreReader:
             raise _not_a_store(directory)
         manifest = Manifest.decode(read_small(root, MAX_MANIFEST_BYTES), str(root))
         reader = cls(directory, manifest)
-        reader._check_sizes()
+        check_sizes(directory, reader.files, "convert")
         for spec in manifest.schema.arrays():
             reader._check_array(spec)
         reader._check_indptr_ends()
@@ -129,54 +130,10 @@ class StoreReader:
 
     def block_checksums(self) -> npt.NDArray[np.uint32]:
         """Return the crc32c of every block of every file, in the order of the manifest."""
-        document, _ = self._array_document(CHECKSUMS_ARRAY)
-        num_blocks = self.manifest.first_blocks()[-1]
-        dtype, row_shape, layout = parse_paged(document, self._metadata_path(CHECKSUMS_ARRAY))
-        if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
-            raise CorruptStoreError(
-                f"{self.path}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
-                f"files have {num_blocks} blocks",
-                path=self.path / CHECKSUMS_ARRAY,
-            )
-        spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
-        names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
-        return PagedArray(
-            spec, layout, tuple(self.path / CHECKSUMS_ARRAY / name for name in names)
-        ).load()
-
-    def _metadata_path(self, array_path: str) -> str:
-        return str(self.path / array_path / METADATA_FILE)
-
-    def _array_document(self, array_path: str) -> tuple[dict[str, Any], str]:
-        path = self._metadata_path(array_path)
-        return parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path), path
-
-    def _check_sizes(self) -> None:
-        for entry in self.files:
-            path = self.path / entry.path
-            try:
-                found = path.stat()
-            except FileNotFoundError:
-                raise CorruptStoreError(
-                    f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
-                    "the manifest); restore it from a copy or convert again",
-                    path=path,
-                ) from None
-            except OSError as error:
-                raise storage_error(error, "open the store", path) from error
-            if not stat.S_ISREG(found.st_mode):
-                raise CorruptStoreError(f"{path}: not a regular file", path=path)
-            if found.st_size != entry.size_bytes:
-                raise CorruptStoreError(
-                    f"{path}: the file has {found.st_size} bytes, but the manifest says "
-                    f"{entry.size_bytes}; it was truncated or altered: restore it from a copy "
-                    "or convert again",
-                    path=path,
-                    offset=min(found.st_size, entry.size_bytes),
-                )
+        return read_block_checksums(self.path, self.manifest.first_blocks()[-1])
 
     def _check_array(self, spec: AttributeSpec) -> None:
-        document, path = self._array_document(spec.path)
+        document, path = array_document(self.path, spec.path)
         sizes = self._sizes
         needed: dict[str, int | None]
         if spec.layout == "paged":
@@ -221,6 +178,81 @@ class StoreReader:
                     f"are {edge.num_edges} edges; run 'gnnstore verify'",
                     path=self.path / edge.indptr.path,
                 )
+
+
+def array_document(directory: Path, array_path: str) -> tuple[dict[str, Any], str]:
+    """Return the `zarr.json` of an array, and its path.
+
+    Raises
+    ------
+    CorruptStoreError
+        If it is missing or no JSON object.
+    StorageError
+        If it cannot be read.
+    """
+    path = str(directory / array_path / METADATA_FILE)
+    return parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path), path
+
+
+def read_block_checksums(directory: Path, num_blocks: int) -> npt.NDArray[np.uint32]:
+    """Return the array `checksums` of a store or a plan: so many, for all files.
+
+    Raises
+    ------
+    CorruptStoreError
+        If there are not so many.
+    """
+    document, path = array_document(directory, CHECKSUMS_ARRAY)
+    dtype, row_shape, layout = parse_paged(document, path)
+    if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
+        raise CorruptStoreError(
+            f"{directory}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
+            f"files have {num_blocks} blocks",
+            path=directory / CHECKSUMS_ARRAY,
+        )
+    spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
+    names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
+    files = tuple(directory / CHECKSUMS_ARRAY / name for name in names)
+    return PagedArray(spec, layout, files).load()
+
+
+def check_sizes(directory: Path, files: Iterable[FileEntry], verb: str) -> None:
+    """Check that every file is there with the size that a manifest gives.
+
+    Parameters
+    ----------
+    verb : str
+        How such a directory is made anew: "convert" or "pack".
+
+    Raises
+    ------
+    CorruptStoreError
+        If a file is missing, short, long, or no file.
+    StorageError
+        If the operating system refuses.
+    """
+    for entry in files:
+        path = directory / entry.path
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
+                f"the manifest); restore it from a copy or {verb} again",
+                path=path,
+            ) from None
+        except OSError as error:
+            raise storage_error(error, "open the store", path) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptStoreError(f"{path}: not a regular file", path=path)
+        if found.st_size != entry.size_bytes:
+            raise CorruptStoreError(
+                f"{path}: the file has {found.st_size} bytes, but the manifest says "
+                f"{entry.size_bytes}; it was truncated or altered: restore it from a copy "
+                f"or {verb} again",
+                path=path,
+                offset=min(found.st_size, entry.size_bytes),
+            )
 
 
 def _require_listed(present: bool, spec: AttributeSpec, name: str) -> None:

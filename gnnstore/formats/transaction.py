@@ -124,19 +124,25 @@ class DirectoryTransaction:
     def _create(self) -> tuple[Path, int]:
         while True:
             path = self.final.parent / f".{self.final.name}.tmp-{uuid.uuid4().hex[:8]}"
+            lock = -1
             try:
                 path.mkdir()
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if path.is_dir():  # else a sweeper found it between mkdir and flock
+                    return path, lock
+                os.close(lock)
             except FileExistsError:
                 continue
             except FileNotFoundError:
                 continue  # a sweeper was faster
             except OSError as error:
                 raise storage_error(error, "create the output", path) from error
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if path.is_dir():  # else a sweeper found it between mkdir and flock
-                return path, lock
-            os.close(lock)
+            except BaseException:  # Ctrl-C: nobody else knows of it yet
+                remove(path)
+                if lock >= 0:
+                    os.close(lock)
+                raise
 
     def commit(self, before_rename: Callable[[], None] = lambda: None) -> None:
         """Make every directory durable and give the directory its name.

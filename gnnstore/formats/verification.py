@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, GnnstoreError, UsageError, storage_error
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    UnsupportedVersionError,
+    UsageError,
+    storage_error,
+)
 from gnnstore.formats.manifest import BLOCK_BYTES, FileEntry
 from gnnstore.formats.paged_array import PagedArray
+from gnnstore.formats.plan_manifest import find_plans, is_plan
+from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.formats.reader import StoreReader
 from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec
 from gnnstore.formats.zarr_metadata import METADATA_FILE, shard_index
@@ -30,6 +38,7 @@ LEVELS: tuple[Level, ...] = ("header", "checksums", "full")
 # Plans and caches are committed units of their own, with manifests of their own.
 _SEPARATE_UNITS = ("plans", "caches")
 _MAX_RANGES_PER_FILE = 20
+_MAX_BATCHES = 8  # named for a damaged range
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
 
@@ -90,12 +99,12 @@ def verify(
     num_threads: int | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> Report:
-    """Check a store.
+    """Check a store and the packed plans in it, or a plan.
 
     Parameters
     ----------
     path : path-like
-        The store's directory.
+        The directory.
     level : "header", "checksums" or "full"
         How much to check.
     num_threads : int, optional
@@ -119,6 +128,12 @@ def verify(
     if level not in LEVELS:
         raise UsageError(f"level={level!r}: choose one of {', '.join(LEVELS)}")
     report = Report(level)
+    threads = num_threads or len(os.sched_getaffinity(0))
+    told = on_bytes or (lambda _: None)
+    directory = Path(path)
+    if is_plan(directory):
+        _verify_plan(directory, report, threads, told)
+        return report
     try:
         reader = StoreReader.open(path)
     except CorruptStoreError as error:
@@ -127,15 +142,48 @@ def verify(
     report.files = len(reader.files) + 1
     report.problems += _stray_files(reader)
     if level != "header":
-        threads = num_threads or len(os.sched_getaffinity(0))
-        _check_checksums(reader, report, threads, on_bytes or (lambda _: None))
+        _check_checksums(reader, report, threads, told)
     # Numbers that fail their checksum need no second complaint about what they mean.
     if level == "full" and report.ok:
         report.problems += _check_meaning(reader)
+    for plan in find_plans(directory):
+        _verify_plan(plan, report, threads, told)
     return report
 
 
-def _stray_files(reader: StoreReader) -> Iterator[Problem]:
+def _verify_plan(
+    path: Path, report: Report, num_threads: int, on_bytes: Callable[[int], None]
+) -> None:
+    """Check a packed plan; its index leads nowhere else if it can be opened."""
+    try:
+        reader = PlanReader.open(path)
+    except (CorruptStoreError, UnsupportedVersionError) as error:
+        report.problems.append(Problem(error.path or str(path), str(error)))
+        return
+    found = Report(report.level)
+    found.problems += _stray_files(reader)
+    if report.level != "header":
+        _check_checksums(reader, found, num_threads, on_bytes)
+    report.problems += [_with_batches(problem, reader) for problem in found.problems]
+    report.files += len(reader.files) + 1
+    report.bytes_read += found.bytes_read
+
+
+def _with_batches(problem: Problem, reader: PlanReader) -> Problem:
+    """Say which batches lie in damaged bytes."""
+    if problem.first_byte is None or problem.end_byte is None:
+        return problem
+    file = Path(problem.path).relative_to(reader.path).as_posix()
+    numbers = reader.batches_in(file, problem.first_byte, problem.end_byte)
+    if not numbers:
+        return problem
+    per_epoch = reader.manifest.batches_per_epoch
+    names = [f"batch {n % per_epoch} of epoch {n // per_epoch}" for n in numbers]
+    shown = names if len(names) <= _MAX_BATCHES else [names[0], "...", names[-1]]
+    return replace(problem, message=f"{problem.message}, in {', '.join(shown)}")
+
+
+def _stray_files(reader: StoreReader | PlanReader) -> Iterator[Problem]:
     listed = {entry.path for entry in reader.files} | {METADATA_FILE}
     for root, directories, names in os.walk(reader.path):
         if Path(root) == reader.path:
@@ -147,7 +195,7 @@ def _stray_files(reader: StoreReader) -> Iterator[Problem]:
 
 
 def _check_checksums(
-    reader: StoreReader, report: Report, num_threads: int, on_bytes: Callable[[int], None]
+    reader: StoreReader | PlanReader, report: Report, num_threads: int, on_bytes: Callable[[int], None]
 ) -> None:
     def done(entry: FileEntry) -> None:
         report.bytes_read += entry.size_bytes

@@ -7,8 +7,9 @@ and nowhere else.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,15 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
-from gnnstore.formats.schema import AttributeSpec
+from gnnstore.formats.schema import AttributeSpec, Schema
 from gnnstore.io.buffers import empty
 from gnnstore.io.counts import NO_READS, ReadCounts
-from gnnstore.io.rows import RowSource
-from gnnstore.loaders.tables import Tables
-from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
-from gnnstore.store import GraphStore, as_tensor
+from gnnstore.io.rows import Gathered, RowSource
+from gnnstore.sampling.neighbor import SampledSubgraph, SamplingConfig
+from gnnstore.store import as_tensor
+
+if TYPE_CHECKING:
+    from gnnstore.loaders.tables import Tables
 
 # PyG writes these after the attributes, so an attribute of the same name is overwritten,
 # and dropped where the value is None. `n_id` and `e_id` of the user's stay.
@@ -47,6 +50,9 @@ class PreparedBatch:
         The subgraph alone, or joined with its attributes.
     counts : ReadCounts
         What reading the attributes took.
+    rows_of : callable or None
+        Gathers the rows of a subgraph's nodes, and edges, that a plan provides for, by the
+        attribute's path; None: there is no plan.
     """
 
     output: Any
@@ -57,6 +63,7 @@ class PreparedBatch:
     seconds_gathering: float = 0.0
     bytes_gathered: int = 0
     counts: ReadCounts = NO_READS
+    rows_of: Callable[[SamplerOutput], Mapping[str, Gathered]] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,13 +73,24 @@ class _Attribute:
     spec: AttributeSpec
     rows: RowSource
 
-    def gather(self, ids: npt.NDArray[Any]) -> tuple[Tensor, ReadCounts]:
+    def tensor(self, gathered: Gathered) -> tuple[Tensor, ReadCounts]:
         """Return the rows of some ids, the row axis where the source data had it."""
-        rows, counts = self.rows.gather(ids)
+        rows, counts = gathered
         values = as_tensor(rows, self.spec.dtype)
         if self.spec.cat_dim not in (0, -values.dim()):
             values = values.movedim(0, self.spec.cat_dim).contiguous()
         return values, counts
+
+
+class Described(Protocol):
+    """What batches show of a graph besides rows: a store, or what was packed of one."""
+
+    @property
+    def schema(self) -> Schema:
+        """Attributes, and the element type of ids."""
+
+    def graph_attributes(self) -> dict[str, Any]:
+        """Return the graph-level attributes."""
 
 
 class BatchBuilder:
@@ -80,8 +98,8 @@ class BatchBuilder:
 
     Parameters
     ----------
-    store : GraphStore
-        A homogeneous store.
+    store : GraphStore or Plan
+        Homogeneous.
     config : SamplingConfig
         How to sample, the seed included.
     tables : Tables
@@ -92,7 +110,7 @@ class BatchBuilder:
 
     def __init__(
         self,
-        store: GraphStore,
+        store: Described,
         config: SamplingConfig,
         tables: Tables,
         data_class: type[Data] = Data,
@@ -101,7 +119,7 @@ class BatchBuilder:
         self._data_class = data_class
         schema = store.schema
         self.tables = tables
-        self.sampler = NeighborSampler(tables.csc, config, index_dtype=schema.index_dtype)
+        self.sampler = tables.structure.sampler(config, schema.index_dtype)
         self._node_attributes = {
             name: _Attribute(spec, tables.nodes[name])
             for name, spec in schema.node.attributes.items()
@@ -112,6 +130,7 @@ class BatchBuilder:
         }
         self._graph_level = store.graph_attributes()
         self._explicit_num_nodes = schema.explicit_num_nodes
+        self._edge_id = schema.edge.edge_id
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process opens the store itself; nothing large is pickled.
@@ -141,22 +160,13 @@ class BatchBuilder:
         """
         start = time.perf_counter()
         subgraph = self.sampler.sample(seeds, epoch=epoch, batch=batch)
-        seconds = time.perf_counter() - start
-        arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos, input_id]
-        arrays += [] if subgraph.batch is None else [subgraph.batch]
-        output = _sampler_output(subgraph, input_id)
-        return PreparedBatch(
-            output=output,
-            num_nodes=len(subgraph.n_id),
-            num_edges=len(subgraph.edge_pos),
-            num_bytes=sum(array.nbytes for array in arrays),
-            seconds_sampling=seconds,
-        )
+        return prepared(subgraph, input_id, time.perf_counter() - start)
 
     def join(self, sampled: PreparedBatch) -> PreparedBatch:
         """Join a sampled subgraph with its attributes; the output is a `Data`."""
         start = time.perf_counter()
-        data, bytes_gathered, counts = self.assemble(sampled.output)
+        rows = None if sampled.rows_of is None else sampled.rows_of(sampled.output)
+        data, bytes_gathered, counts = self.assemble(sampled.output, rows)
         return replace(
             sampled,
             output=data,
@@ -164,9 +174,12 @@ class BatchBuilder:
             seconds_gathering=time.perf_counter() - start,
             bytes_gathered=bytes_gathered,
             counts=counts,
+            rows_of=None,
         )
 
-    def assemble(self, sampled: SamplerOutput) -> tuple[Data, int, ReadCounts]:
+    def assemble(
+        self, sampled: SamplerOutput, rows: Mapping[str, Gathered] | None = None
+    ) -> tuple[Data, int, ReadCounts]:
         """Gather the attributes of a subgraph.
 
         Parameters
@@ -174,6 +187,8 @@ class BatchBuilder:
         sampled : SamplerOutput
             `edge` holds positions in the store's CSC order, or is None; `metadata` holds
             (input_id, seed_time).
+        rows : mapping of str to Gathered, optional
+            Rows of its nodes and edges that are there already, by the attribute's path.
 
         Returns
         -------
@@ -186,7 +201,8 @@ class BatchBuilder:
         def gather(attributes: dict[str, _Attribute], ids: npt.NDArray[Any]) -> None:
             nonlocal bytes_gathered, counts
             for name, attribute in attributes.items():
-                values[name], read = attribute.gather(ids)
+                known = None if rows is None else rows.get(attribute.spec.path)
+                values[name], read = attribute.tensor(known or attribute.rows.gather(ids))
                 bytes_gathered += values[name].nbytes
                 counts += read
 
@@ -196,7 +212,7 @@ class BatchBuilder:
         e_id = None
         if sampled.edge is not None:
             gather(self._edge_attributes, sampled.edge.numpy())
-            e_id = self._original_edge_ids(sampled.edge)
+            e_id = self._original_edge_ids(sampled.edge, rows or {})
             bytes_gathered += e_id.nbytes
         values.update(self._graph_level)
         if self._explicit_num_nodes:
@@ -223,15 +239,33 @@ class BatchBuilder:
             data._orig_edge_index = torch.stack([sampled.orig_row, sampled.orig_col])
         return data, bytes_gathered, counts
 
-    def _original_edge_ids(self, positions: Tensor) -> Tensor:
-        if self.tables.edge_ids is None:
-            return positions.to(torch.int64)
-        found = self.tables.edge_ids.gather(positions.numpy()).rows
+    def _original_edge_ids(self, positions: Tensor, rows: Mapping[str, Gathered]) -> Tensor:
+        known = None if self._edge_id is None else rows.get(self._edge_id.path)
+        if known is None:
+            if self.tables.edge_ids is None:
+                return positions.to(torch.int64)
+            known = self.tables.edge_ids.gather(positions.numpy())
+        found = known.rows
         if found.dtype != np.int64:
             wide = empty(found.shape, np.int64)
             np.copyto(wide, found)
             found = wide
         return torch.from_numpy(found)
+
+
+def prepared(
+    subgraph: SampledSubgraph, input_id: npt.NDArray[np.int64], seconds_sampling: float
+) -> PreparedBatch:
+    """Return a subgraph as a batch without attributes; its output is a `SamplerOutput`."""
+    arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos, input_id]
+    arrays += [] if subgraph.batch is None else [subgraph.batch]
+    return PreparedBatch(
+        output=_sampler_output(subgraph, input_id),
+        num_nodes=len(subgraph.n_id),
+        num_edges=len(subgraph.edge_pos),
+        num_bytes=sum(array.nbytes for array in arrays),
+        seconds_sampling=seconds_sampling,
+    )
 
 
 def _sampler_output(subgraph: SampledSubgraph, input_id: npt.NDArray[np.int64]) -> SamplerOutput:

@@ -24,9 +24,9 @@ from gnnstore.planning.static_cache import (
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
-    from gnnstore.formats.csc import Csc
     from gnnstore.formats.schema import AttributeSpec
     from gnnstore.io.engines import Engine
+    from gnnstore.io.structure import Structure
     from gnnstore.loaders.presampling import Presampler
     from gnnstore.planning.placement import Placement
     from gnnstore.store import GraphStore
@@ -45,7 +45,7 @@ class CacheMaker:
     """
 
     store: GraphStore
-    csc: Csc
+    structure: Structure
     engine: Engine
     settings: CacheSettings
     specs: tuple[AttributeSpec, ...]
@@ -99,9 +99,11 @@ class CacheMaker:
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each node: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            return count_out_degrees(self._columns(), self.store.num_nodes, self.csc.source)
+            return count_out_degrees(
+                self._columns(), self.store.num_nodes, self.structure.csc.source
+            )
         counts = np.zeros(self.store.num_nodes, np.uint8)
-        self.presampler.run(self.csc, self.num_threads, counts)
+        self.presampler.run(self.structure, self.num_threads, counts)
         return counts
 
     @property
@@ -111,15 +113,15 @@ class CacheMaker:
     def _columns(self) -> Iterator[npt.NDArray[Any]]:
         # A mapping that is read page by page would be read ten times slower.
         indices = self.store.reader.paged(self.store.schema.edge.indices)
-        for first in range(0, self.csc.num_edges, _COUNTED_EDGES):
-            last = min(first + _COUNTED_EDGES, self.csc.num_edges)
-            mapped = bool(self.csc.mapped)
-            yield indices.read_slice(first, last) if mapped else self.csc.indices[first:last]
+        csc = self.structure.csc
+        for first in range(0, csc.num_edges, _COUNTED_EDGES):
+            last = min(first + _COUNTED_EDGES, csc.num_edges)
+            yield indices.read_slice(first, last) if csc.mapped else csc.indices[first:last]
 
 
 def divide_rest(
     placement: Placement,
-    csc: Csc,
+    structure: Structure,
     presampler: Presampler,
     maker: CacheMaker | None,
     num_threads: int,
@@ -158,7 +160,7 @@ def divide_rest(
         if spare is not None:
             spare = max(0, spare - sum(scores.nbytes for scores in counted))
         presampled = presampler.run(
-            csc, num_threads, counted[0] if counted else None, spare_bytes=spare
+            structure, num_threads, counted[0] if counted else None, spare_bytes=spare
         )
         if placement.budget_is_promise:
             trim(0)  # the samples' buffers: nothing gives them back before the first batch

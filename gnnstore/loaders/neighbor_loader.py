@@ -9,7 +9,8 @@ ahead (`threaded`, `pipeline`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,10 @@ from torch.utils.data import get_worker_info
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
-from gnnstore.errors import UsageError
 from gnnstore.loaders.batch import BatchBuilder, PreparedBatch
-from gnnstore.loaders.options import read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.plan_tables import open_plan_tables
+from gnnstore.loaders.planned_batch import PlannedBatch
 from gnnstore.loaders.presampling import Presampler, batch_shape
 from gnnstore.loaders.resumable import shuffles
 from gnnstore.loaders.seeds import resolve_input_nodes
@@ -29,11 +31,11 @@ from gnnstore.loaders.state import sampling_fingerprint
 from gnnstore.loaders.stats import LoaderStats
 from gnnstore.loaders.tables import ReadRequest, open_tables
 from gnnstore.loaders.threaded import ThreadedLoader
-from gnnstore.store import GraphStore
-from gnnstore.store import open as open_store
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
+
+    from gnnstore.sampling.disk import BatchRequest
 
 _log = logging.getLogger(__name__)
 
@@ -77,12 +79,15 @@ class NeighborLoader(ThreadedLoader):
         PyG's `ZipLoader`.
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
-    strategy : "auto", "memory", "mmap", "direct" or "static"
+    strategy : "auto", "memory", "mmap", "direct", "static", "belady", "packed", "lru", "sieve"
         Whether attributes lie in memory, are mapped from disk, are read from disk row by
-        row, or are read but for those rows that a cache holds. "auto" is "memory" where
-        everything fits, else "static".
+        row, or are read but for those that a cache holds: the same always ("static"), or
+        those needed again soonest, known by sampling ahead ("belady"); "lru" and "sieve" are
+        there to compare. "packed": as "belady", and what is missed is collected ahead in one
+        pass over the table. "auto" is "memory" where everything fits, else "static".
     memory : int or str, optional
-        Budget for everything the loader holds, such as "8GB".
+        Budget for everything the loader holds, such as "8GB"; "auto": three quarters of what
+        the machine or its cgroup has free.
     seed : int, optional
         Key of sampling and shuffling. By default drawn at the first use from `generator`
         or torch's default generator, so that `torch.manual_seed` reproduces a run.
@@ -92,8 +97,9 @@ class NeighborLoader(ThreadedLoader):
         consumer's thread.
     prefetch_batches : int, optional
         The most batches prepared ahead; by default `prefetch_factor` (2) per thread.
-    topology : "auto", "memory" or "mmap"
-        Where the graph's structure lies.
+    topology : "auto", "memory", "mmap" or "disk"
+        Where the graph's structure lies: in memory; mapped; or on disk but for `indptr` and
+        in-neighbours that are needed often. "auto": in memory where it fits, else as attributes.
     io_engine : "io_uring", "pread" or "mmap", optional
         What reads rows, for "direct" and "static"; by default that of the environment
         variable GNNSTORE_IO_ENGINE, else the first that works.
@@ -102,6 +108,16 @@ class NeighborLoader(ThreadedLoader):
         those that sampled batches need most often. With "direct" it means "static".
     cache_bytes : int or str, optional
         Memory for the cache; by default what `memory` leaves, or half of what is available.
+    superbatch : int or "auto", optional
+        Batches that "belady", "lru" and "sieve" sample and plan at a time; by default what a
+        short profile finds best. Two superbatches are under way at once.
+    tmpdir : str or Path, optional
+        For subgraphs that the budget has no room for, and packed rows, while they are
+        needed; by default the store's directory.
+    disk : int or str, optional
+        Budget for packed rows; by default half of what is free there.
+    plan : str or Path, optional
+        Read a plan that `gnnstore pack` has made, by its name in the store or as a path.
     input_id : tensor of int64, optional
         What `batch.input_id` shows for each input node.
     custom_cls : type, optional
@@ -164,6 +180,10 @@ class NeighborLoader(ThreadedLoader):
         io_engine: str | None = None,
         cache: str | None = None,
         cache_bytes: int | str | None = None,
+        superbatch: int | str | None = None,
+        tmpdir: str | Path | None = None,
+        disk: int | str | None = None,
+        plan: str | Path | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
         **kwargs: Any,
@@ -190,8 +210,12 @@ class NeighborLoader(ThreadedLoader):
             io_engine=io_engine,
             cache=cache,
             cache_bytes=cache_bytes,
+            superbatch=superbatch,
+            tmpdir=tmpdir,
+            disk=disk,
+            plan=plan,
         )
-        self.data = _as_store(data)
+        self.data = as_store(data)
         self._seeds = resolve_input_nodes(self.data, input_nodes, input_id)
         super().__init__(
             self._seeds.num_seeds,
@@ -223,10 +247,14 @@ class NeighborLoader(ThreadedLoader):
         self.io_engine = io_engine
         self.cache = cache
         self.cache_bytes = cache_bytes
+        self.superbatch = superbatch
+        self.tmpdir = tmpdir
+        self.disk = disk
+        self.plan = plan
         self.input_id = input_id
         self.custom_cls = custom_cls
 
-        tables = open_tables(
+        tables = (open_tables if plan is None else open_plan_tables)(
             ReadRequest(
                 self.data,
                 options,
@@ -246,6 +274,7 @@ class NeighborLoader(ThreadedLoader):
         )
         self._num_calls = 0
         self._builder = BatchBuilder(self.data, self._config, tables, custom_cls or Data)
+        self._follow(tables.saved)
         self._stats = LoaderStats(
             strategy=placement.strategy,
             topology=placement.topology,
@@ -253,13 +282,27 @@ class NeighborLoader(ThreadedLoader):
             num_threads=self.num_threads,
             prefetch_batches=self.prefetch_batches,
             io_engine="" if tables.engine is None else tables.engine.name,
-            cache="" if tables.cache is None or placement.cache is None else placement.cache.score,
+            cache=tables.cached_by,
+            superbatch=0 if placement.superbatch is None else placement.superbatch.num_batches,
         )
 
     def stats(self) -> LoaderStats:
         """Return what the loader has done since it was made; `since` subtracts a reading."""
-        cache = self._builder.tables.cache
-        return replace_fields(super().stats(), cache_rows=0 if cache is None else cache.num_rows)
+        tables = self._builder.tables
+        stats = replace_fields(
+            super().stats(),
+            cache_rows=tables.num_cached,
+            topology_reads=tables.structure.counts.reads,
+            topology_bytes_read=tables.structure.counts.bytes_read,
+        )
+        ahead = tables.superbatches
+        if ahead is None:
+            return stats
+        return replace_fields(
+            stats.plus_reads(ahead.filling),
+            seconds_planning=ahead.seconds_planning,
+            bytes_spilled=ahead.bytes_spilled,
+        )
 
     @property
     def input_data(self) -> NodeSamplerInput:
@@ -312,6 +355,39 @@ class NeighborLoader(ThreadedLoader):
         seeds, input_id = self._seeds.select(index)
         return self._builder.sample(seeds, input_id, epoch=epoch, batch=batch)
 
+    @contextmanager
+    def _ahead(
+        self, numbered: Iterator[tuple[int, Any]], epoch: int, describe: Callable[[int], str]
+    ) -> Iterator[Iterator[Any]]:
+        superbatches = self._builder.tables.superbatches
+        if superbatches is None:
+            yield numbered
+            return
+
+        def request(item: tuple[int, Any]) -> tuple[BatchRequest, Any]:
+            batch, index = item
+            seeds, input_id = self._seeds.select(index)
+            return (seeds, epoch, batch), input_id
+
+        with superbatches.run(
+            numbered,
+            request,
+            self._builder.sampler,
+            num_threads=self.num_threads,
+            initializer=self._any_core,
+            timeout_seconds=self.timeout or None,
+            joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
+            describe=describe,
+            timeline=lambda: self._timeline,
+        ) as planned:
+            yield planned
+
+    def _take(self, item: Any, epoch: int) -> PreparedBatch:
+        if not isinstance(item, PlannedBatch):
+            return super()._take(item, epoch)
+        with self._timeline.span("recalling", epoch=epoch):
+            return item.recall()
+
     def _join(self, sampled: PreparedBatch) -> PreparedBatch:
         return self._builder.join(sampled)
 
@@ -321,17 +397,3 @@ class NeighborLoader(ThreadedLoader):
     def _use_seed(self, seed: int) -> None:
         self._config = replace_fields(self._config, seed=seed)
         self._builder = self._builder.with_config(self._config)
-
-
-def _as_store(data: Any) -> GraphStore:
-    if isinstance(data, (str, Path)):
-        return open_store(data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and data[0] is data[1]:
-        data = data[0]
-    if not isinstance(data, GraphStore):
-        raise UsageError(
-            f"data is a {type(data).__module__}.{type(data).__name__}; expected a "
-            "gnnstore.GraphStore or the path of a store. Convert a PyG graph once with "
-            "gnnstore.converters.from_pyg(data, path)"
-        )
-    return data

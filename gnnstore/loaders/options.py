@@ -6,16 +6,21 @@ the reason and the way out.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from gnnstore.errors import UsageError
 from gnnstore.io.engines import ENGINES
 from gnnstore.loaders.tables import ReadOptions
 from gnnstore.planning.static_cache import read_cache_settings
+from gnnstore.planning.superbatch_size import PlannedSettings
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.store import GraphStore
+from gnnstore.store import open as open_store
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
 _USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"
@@ -90,13 +95,17 @@ def read_options(
     io_engine: str | None,
     cache: str | None,
     cache_bytes: int | str | None,
+    superbatch: int | str | None = None,
+    tmpdir: Any = None,
+    disk: int | str | None = None,
+    plan: Any = None,
 ) -> ReadOptions:
     """Check the options that say how to read the store.
 
     Raises
     ------
     UsageError
-        If the strategy has no use for an engine or a cache that is named, or one is unknown.
+        If the strategy has no use for an option that is given, or one is unknown.
     """
     if io_engine is not None and io_engine not in ENGINES:
         raise UsageError(f"io_engine={io_engine!r} is unknown; choose one of {', '.join(ENGINES)}")
@@ -105,8 +114,42 @@ def read_options(
             f"strategy={strategy!r} has no use for io_engine={io_engine!r}: no engine reads its "
             "rows; choose strategy='direct' or 'static', or leave the option out"
         )
+    if plan is not None:
+        _refuse_beside_plan(
+            strategy=None if strategy in {"auto", "packed"} else strategy,
+            topology=None if topology == "auto" else topology,
+            cache=cache,
+            cache_bytes=cache_bytes,
+            superbatch=superbatch,
+            tmpdir=tmpdir,
+            disk=disk,
+        )
+        return ReadOptions(memory=memory, io_engine=io_engine, plan=os.fspath(plan))
+    planned = PlannedSettings.read(strategy, cache_bytes, superbatch, tmpdir, disk)
+    if planned is not None:
+        if cache is not None:
+            raise UsageError(
+                f"strategy={strategy!r} has no use for cache={cache!r}: it decides by itself "
+                "which rows to cache; choose strategy='static', or leave the option out"
+            )
+        return ReadOptions(strategy, topology, memory, io_engine, None, planned)
     strategy, settings = read_cache_settings(strategy, cache, cache_bytes)
     return ReadOptions(strategy, topology, memory, io_engine, settings)
+
+
+def _refuse_beside_plan(**options: Any) -> None:
+    """Refuse options that say how to sample or to cache, which was decided when a plan was packed.
+
+    Raises
+    ------
+    UsageError
+    """
+    given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"plan= has no use for {' and '.join(given)}: what is cached, and where batches are "
+            "read, was decided when the plan was packed; leave it out"
+        )
 
 
 def refuse_unsupported(
@@ -145,3 +188,24 @@ def refuse_unsupported(
             "prepared ahead; leave the option out, or pass the store to "
             "torch_geometric.loader.NodeLoader together with the sampler"
         )
+
+
+def as_store(data: Any) -> GraphStore:
+    """Return the store that a loader was given: open, as a path, or as PyG's pair.
+
+    Raises
+    ------
+    UsageError
+        If it is none of these.
+    """
+    if isinstance(data, (str, Path)):
+        return open_store(data)
+    if isinstance(data, (tuple, list)) and len(data) == 2 and data[0] is data[1]:
+        data = data[0]
+    if not isinstance(data, GraphStore):
+        raise UsageError(
+            f"data is a {type(data).__module__}.{type(data).__name__}; expected a "
+            "gnnstore.GraphStore or the path of a store. Convert a PyG graph once with "
+            "gnnstore.converters.from_pyg(data, path)"
+        )
+    return data

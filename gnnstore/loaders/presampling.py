@@ -15,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.loaders.pipeline import Lookahead, ordered_map
+from gnnstore.loaders.ahead import sample_in_order
+from gnnstore.loaders.pipeline import Lookahead
 from gnnstore.loaders.seeds import InputNodes, epoch_permutation
 from gnnstore.planning.static_cache import MAX_COUNTED_BATCHES
-from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
-    from gnnstore.formats.csc import Csc
     from gnnstore.formats.schema import AttributeSpec
+    from gnnstore.io.structure import Structure
+    from gnnstore.planning.trace_builder import TraceBuilder
     from gnnstore.sampling.neighbor import IndexDtype, SampledSubgraph
     from gnnstore.store import GraphStore
 
@@ -52,10 +54,14 @@ class Presampled:
         How many were sampled.
     largest_bytes : int
         Bytes of the largest, its attributes included; 0 if there were none.
+    largest_nodes, largest_ids_bytes : int
+        Nodes of the largest, and bytes of a subgraph without attributes.
     """
 
     num_batches: int
     largest_bytes: int
+    largest_nodes: int = 0
+    largest_ids_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,10 +119,11 @@ class Presampler:
 
     def run(
         self,
-        csc: Csc,
+        structure: Structure,
         num_threads: int,
         counts: npt.NDArray[np.uint8] | None = None,
         spare_bytes: int | None = None,
+        trace: TraceBuilder | None = None,
     ) -> Presampled:
         """Sample some batches.
 
@@ -124,44 +131,52 @@ class Presampler:
         ----------
         counts : ndarray of uint8 [N], optional
             Counts the batches that need each node; takes more batches than their size does.
+        trace : TraceBuilder, optional
+            Receives the nodes of as many batches as it takes.
         spare_bytes : int, optional
             Memory for batches: as in a run, no more are sampled ahead than it holds.
         """
         num_batches = _MEASURED_BATCHES
+        if trace is not None:
+            num_batches = trace.num_batches
         if counts is not None:
-            num_batches = _MAPPED_BATCHES if csc.mapped else MAX_COUNTED_BATCHES
-        config = replace(self.config, seed=_SEED)
-        sampler = NeighborSampler(csc, config, index_dtype=self.index_dtype)
-
-        def sample(item: tuple[int, Any]) -> SampledSubgraph:
-            batch, positions = item
-            seeds, _ = self.seeds.select(positions)
-            return sampler.sample(seeds, epoch=_EPOCH, batch=batch)
-
+            num_batches = _MAPPED_BATCHES if structure.is_slow else MAX_COUNTED_BATCHES
+        sampler = structure.sampler(replace(self.config, seed=_SEED), self.index_dtype)
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
-        done, largest, visits = 0, 0, 0
-        subgraphs = ordered_map(
-            sample,
-            enumerate(self._positions(num_batches)),
+        done, largest, visits = 0, Presampled(0, 0), 0
+        enough = _ENOUGH_VISITS * structure.csc.num_nodes
+        subgraphs = sample_in_order(
+            sampler,
+            self._positions(num_batches),
+            lambda batch, positions: (self.seeds.select(positions)[0], _EPOCH, batch),
+            lambda _, subgraph, __: subgraph,
             num_threads=num_threads,
             lookahead=lookahead,
+            bulk_bytes=None if spare_bytes is None else spare_bytes // 2,
             describe=lambda k: f"while sampling batch {k} beforehand",
         )
         with closing(subgraphs):
             for subgraph in subgraphs:
                 done += 1
-                largest = max(largest, self._bytes_of(subgraph))
                 visits += len(subgraph.n_id)
                 ids_bytes = _ids_bytes(subgraph)
+                largest = Presampled(
+                    done,
+                    max(largest.largest_bytes, self._bytes_of(subgraph)),
+                    max(largest.largest_nodes, len(subgraph.n_id)),
+                    max(largest.largest_ids_bytes, ids_bytes),
+                )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
                     lookahead.observe(ids_bytes)
                 if counts is not None:
                     _core.count_ids(subgraph.n_id, counts)
-                if visits >= _ENOUGH_VISITS * csc.num_nodes and done >= _MEASURED_BATCHES:
+                if trace is not None:
+                    trace.put(done - 1, subgraph.n_id)
+                elif visits >= enough and done >= _MEASURED_BATCHES:
                     break
-        return Presampled(done, largest)
+        return largest
 
     def _positions(self, num_batches: int) -> Iterator[Any]:
         """Yield positions in the input nodes, of at most so many batches."""

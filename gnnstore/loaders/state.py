@@ -119,20 +119,24 @@ class LoaderState:
         UsageError
             Naming each difference.
         """
-        expected = {**fingerprint, **({} if seed is None else {"seed": seed})}
-        found = {**self.fingerprint, **({} if seed is None else {"seed": self.seed})}
-        names = [*expected, *(name for name in found if name not in expected)]
-        different = [
-            f"{name}: expected {_shown(expected, name)}, found {_shown(found, name)}"
-            for name in names
-            if expected.get(name, _ABSENT) != found.get(name, _ABSENT)
-        ]
-        if different:
+        if different := self.differences(fingerprint, seed):
             raise UsageError(
                 "the state (found) is not of a loader like this one (expected), and would give "
                 f"other batches: {'; '.join(different)}. Make the loader as it was when the state "
                 "was taken, or begin a new run"
             )
+
+
+    def differences(self, fingerprint: Mapping[str, Any], seed: int | None) -> list[str]:
+        """Return in words what is otherwise in a loader; see `refuse_unless_of`."""
+        expected = {**fingerprint, **({} if seed is None else {"seed": seed})}
+        found = {**self.fingerprint, **({} if seed is None else {"seed": self.seed})}
+        names = [*expected, *(name for name in found if name not in expected)]
+        return [
+            f"{name}: expected {_shown(expected, name)}, found {_shown(found, name)}"
+            for name in names
+            if expected.get(name, _ABSENT) != found.get(name, _ABSENT)
+        ]
 
 
 def sampling_fingerprint(

@@ -21,6 +21,7 @@ _SETTINGS = (
     "io_engine",
     "cache",
     "cache_rows",
+    "superbatch",
 )
 
 
@@ -54,9 +55,12 @@ class LoaderStats:
     io_engine : str
         What reads rows from disk; empty if nothing does.
     cache : str
-        By which score rows are cached, "degree" or "frequency"; empty without a cache.
+        By what rows are cached: "degree", "frequency", "belady", "lru" or "sieve"; empty
+        without a cache.
     cache_rows : int
-        Nodes whose rows are cached.
+        Nodes whose rows are cached, or have room to be.
+    superbatch : int
+        Batches that are planned at a time; 0 where nothing is planned.
     reads, bytes_read : int
         Reads of attribute values, and their bytes, with what is read along.
     bytes_useful : int
@@ -67,6 +71,12 @@ class LoaderStats:
         How long threads waited for the disk; part of `seconds_gathering`.
     depth_sum, waits : int
         Reads in flight at each such wait, summed, and the number of waits.
+    topology_reads, topology_bytes_read : int
+        Reads of in-neighbours and their bytes, where the topology is on disk.
+    seconds_planning : float
+        Planning of superbatches, in a thread beside the preparing ones.
+    bytes_spilled : int
+        Subgraphs that were written to disk until their batch was assembled.
     """
 
     strategy: str
@@ -77,6 +87,7 @@ class LoaderStats:
     io_engine: str = ""
     cache: str = ""
     cache_rows: int = 0
+    superbatch: int = 0
     batches: int = 0
     nodes: int = 0
     edges: int = 0
@@ -93,6 +104,10 @@ class LoaderStats:
     seconds_reading: float = 0.0
     depth_sum: int = 0
     waits: int = 0
+    topology_reads: int = 0
+    topology_bytes_read: int = 0
+    seconds_planning: float = 0.0
+    bytes_spilled: int = 0
     peak_rss_bytes: int = 0
 
     @property
@@ -125,6 +140,19 @@ class LoaderStats:
         """Return these totals with amounts added."""
         return replace(self, **{name: getattr(self, name) + n for name, n in amounts.items()})
 
+    def plus_reads(self, counts: ReadCounts) -> Self:
+        """Return these totals with reads added."""
+        return self.plus(
+            reads=counts.reads,
+            bytes_read=counts.bytes_read,
+            bytes_useful=counts.bytes_useful,
+            rows_read=counts.rows_read,
+            rows_cached=counts.rows_cached,
+            seconds_reading=counts.seconds_waiting,
+            depth_sum=counts.depth_sum,
+            waits=counts.waits,
+        )
+
     def since(self, earlier: LoaderStats) -> Self:
         """Return what was added after an earlier reading; the peak stays a peak."""
         kept = {*_SETTINGS, "peak_rss_bytes"}
@@ -145,8 +173,16 @@ class LoaderStats:
         if not self.io_engine:
             return ""
         hits = f"{self.hit_rate:.0%} of rows cached, " if self.cache else ""
+        if self.superbatch:
+            hits += f"{self.superbatch} batches planned at a time ({self.seconds_planning:.2f} s), "
         return (
             f", {self.io_engine}: {hits}{self.reads} reads, {format_size(self.bytes_read)} "
             f"({self.amplification:.2f} x what was asked for), {self.mean_queue_depth:.0f} deep, "
-            f"{self.seconds_reading:.2f} s of waiting"
+            f"{self.seconds_reading:.2f} s of waiting{self._topology()}"
         )
+
+    def _topology(self) -> str:
+        if not self.topology_reads:
+            return ""
+        size = format_size(self.topology_bytes_read)
+        return f"; in-neighbours: {self.topology_reads} reads, {size}"

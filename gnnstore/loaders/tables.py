@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.errors import BudgetError
+from gnnstore.io.index_rows import IndexRows
 from gnnstore.io.resident import residents_of
 from gnnstore.io.rows import MemoryRows, RowSource
+from gnnstore.io.run_directory import default_parent
+from gnnstore.io.structure import Structure
 from gnnstore.loaders.caching import CacheMaker, divide_rest
+from gnnstore.loaders.planned_sizing import size_superbatches
+from gnnstore.loaders.rolling import disk_budget
+from gnnstore.loaders.superbatches import Superbatches
 from gnnstore.planning.placement import Placement, place
 from gnnstore.planning.sizes import StoreSizes
 from gnnstore.planning.static_cache import CacheSettings
+from gnnstore.planning.superbatch_size import PlannedSettings
 
 if TYPE_CHECKING:
-    from gnnstore.formats.csc import Csc
     from gnnstore.formats.schema import AttributeSpec
     from gnnstore.io.engines import Engine
     from gnnstore.loaders.presampling import Presampler
+    from gnnstore.loaders.saved_batches import SavedBatches
     from gnnstore.store import GraphStore
 
 # Of a budget, for buffers that reads go to: on a machine of 64 cores they could take it all.
@@ -34,6 +42,8 @@ class ReadOptions:
     memory: int | str | None = None
     io_engine: str | None = None
     cache: CacheSettings | None = None
+    planned: PlannedSettings | None = None
+    plan: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +81,41 @@ class ReadRequest:
         return engine.staging_bytes * num_threads
 
     def open_engine(self) -> Engine | None:
-        """Return what reads the store's rows; None if it has none."""
+        """Return what reads the store's arrays; None if they are all empty."""
         schema = self.store.schema
         tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
-        if not tables:
+        if tables:
+            largest = max(tables, key=lambda table: table.num_bytes).path
+        elif schema.edge.indices.num_rows:
+            largest = schema.edge.indices.path  # the topology may be read
+        else:
             return None
-        largest = max(tables, key=lambda table: table.num_bytes).path
         spec = next(spec for spec in schema.arrays() if spec.path == largest)
         path = self.store.reader.paged(spec).file_paths[0]
         return residents_of(self.store).engine(path, self.options.io_engine)
 
+    def structure(self, placement: Placement, engine: Engine | None) -> Structure:
+        """Return the graph's structure, where it is to lie."""
+        store, shared = self.store, residents_of(self.store)
+        csc = shared.csc(store, placement.topology, self.num_threads)
+        if placement.topology != "disk" or engine is None:
+            return Structure(csc)
+        rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
+        spare = placement.left_bytes + placement.neighbors_bytes
+        neighbors = shared.neighbors(store, csc, rows, placement.neighbors_bytes, spare)
+        return Structure(csc, rows, neighbors)
+
+    def tmpdir(self, settings: PlannedSettings) -> Path:
+        """Return where runs put what they need for a while."""
+        return default_parent(self.store.path) if settings.tmpdir is None else Path(settings.tmpdir)
+
+    def node_specs(self, placement: Placement) -> tuple[AttributeSpec, ...]:
+        """Return the node attributes that are read from disk."""
+        attributes = self.store.schema.node.attributes.values()
+        return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "direct")
+
     def cache_maker(
-        self, placement: Placement, csc: Csc, engine: Engine | None
+        self, placement: Placement, structure: Structure, engine: Engine | None
     ) -> CacheMaker | None:
         """Return what makes a cache; None if none is wanted."""
         settings = self.options.cache
@@ -90,10 +123,9 @@ class ReadRequest:
             settings = CacheSettings()
         if settings is None or engine is None:
             return None
-        attributes = self.store.schema.node.attributes.values()
-        specs = tuple(spec for spec in attributes if placement.modes.get(spec.path) == "direct")
+        specs = self.node_specs(placement)
         return CacheMaker(
-            self.store, csc, engine, settings, specs, self.presampler, self.num_threads
+            self.store, structure, engine, settings, specs, self.presampler, self.num_threads
         )
 
 
@@ -107,8 +139,8 @@ class Tables:
     ----------
     placement : Placement
         Where everything lies, and why.
-    csc : Csc
-        The structure.
+    structure : Structure
+        The adjacency, and what reads it.
     num_threads : int
         Threads that may read at once, by the staging memory that there is for them.
     edge_ids : MemoryRows or None
@@ -119,24 +151,32 @@ class Tables:
         What reads rows from disk, if anything does.
     cache : SharedCache or None
         Rows that need not be read.
+    superbatches : Superbatches or None
+        Samples and plans ahead, where rows are cached by plan.
+    saved : SavedBatches or None
+        Batches that were packed, with a plan.
     """
+
+    saved: SavedBatches | None = None
 
     def __init__(self, request: ReadRequest, placement: Placement) -> None:
         self._arguments = (request, placement)
         self.placement = placement
         store, num_threads = request.store, request.num_threads
         shared = residents_of(store)
-        self.csc = shared.csc(store, placement.topology, num_threads)
-        edge_id = self.csc.edge_id
-        self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.engine = request.open_engine() if placement.reads_disk else None
+        self.structure = request.structure(placement, self.engine)
+        edge_id = self.structure.csc.edge_id
+        self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.num_threads = num_threads
         if self.engine is not None:
             self.num_threads = placement.staging_bytes // self.engine.staging_bytes
         self.cache = None
         if placement.cache is not None and placement.cache.num_rows:
-            maker = request.cache_maker(placement, self.csc, self.engine)
+            maker = request.cache_maker(placement, self.structure, self.engine)
             self.cache = None if maker is None else maker.open(placement.cache.num_rows)
+
+        self.superbatches = self._superbatches(request)
 
         def open_rows(spec: AttributeSpec) -> RowSource:
             mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
@@ -151,6 +191,40 @@ class Tables:
 
         self.nodes = opened(store.schema.node.attributes)
         self.edges = opened(store.schema.edge.attributes)
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached; empty without a cache."""
+        if self.superbatches is not None:
+            return self.superbatches.policy
+        return (
+            "" if self.cache is None or self.placement.cache is None else self.placement.cache.score
+        )
+
+    @property
+    def num_cached(self) -> int:
+        """Nodes whose rows are cached, or have room to be."""
+        if self.superbatches is not None:
+            return self.superbatches.num_slots
+        return 0 if self.cache is None else self.cache.num_rows
+
+    def _superbatches(self, request: ReadRequest) -> Superbatches | None:
+        settings, size = request.options.planned, self.placement.superbatch
+        engine, store = self.engine, request.store
+        if settings is None or size is None or engine is None:
+            return None
+        shared, specs = residents_of(store), request.node_specs(self.placement)
+        tmpdir = request.tmpdir(settings)
+        return Superbatches(
+            lambda: shared.planned_cache(store, specs, engine, size.num_slots),
+            settings.policy,
+            size,
+            tmpdir=tmpdir,
+            disk_bytes=disk_budget(tmpdir, settings.disk_bytes),
+            num_nodes=self.structure.csc.num_nodes,
+            num_edges=self.structure.csc.num_edges,
+            index_dtype=store.schema.index_dtype,
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Tables, self._arguments)
@@ -198,6 +272,17 @@ def _placed(request: ReadRequest, instead_of_static: str = "") -> Placement:
     engine = request.open_engine()
     if engine is not None:
         placement = placement.because(f"read by {engine.reason}")
-    csc = shared.csc(store, placement.topology, request.num_threads)
-    maker = request.cache_maker(placement, csc, engine)
-    return divide_rest(placement, csc, request.presampler, maker, request.num_threads)
+    structure = request.structure(placement, engine)
+    if options.planned is not None:
+        specs = request.node_specs(placement)
+        return size_superbatches(
+            placement,
+            structure,
+            request.presampler,
+            settings=options.planned,
+            specs=specs,
+            num_threads=request.num_threads,
+            disk_bytes=disk_budget(request.tmpdir(options.planned), options.planned.disk_bytes),
+        )
+    maker = request.cache_maker(placement, structure, engine)
+    return divide_rest(placement, structure, request.presampler, maker, request.num_threads)

@@ -12,7 +12,7 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -26,7 +26,9 @@ from gnnstore.loaders.batch import PreparedBatch
 from gnnstore.loaders.bookmark import Reading
 from gnnstore.loaders.pipeline import Lookahead, ordered_map
 from gnnstore.loaders.resumable import ResumableLoader
+from gnnstore.loaders.saved_batches import SavedBatch, SavedBatches
 from gnnstore.loaders.stats import LoaderStats, peak_rss_bytes
+from gnnstore.loaders.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 
@@ -53,6 +55,11 @@ class ThreadedLoader(ResumableLoader):
     options : dict
         Keyword arguments of torch's `DataLoader`.
     """
+
+    # Class-wide, so that an unpickled loader has it; `trace` sets that of one loader.
+    _timeline: Timeline = OFF
+    # What a loader follows that has a packed plan.
+    _saved: SavedBatches | None = None
 
     def __init__(
         self,
@@ -102,6 +109,26 @@ class ThreadedLoader(ResumableLoader):
         self.prefetch_batches = self._prefetch_given or ahead
         self._spare_bytes = spare_bytes
 
+    def _follow(self, saved: SavedBatches | None) -> None:
+        """Take batches from a packed plan, if there is one, instead of sampling them.
+
+        Raises
+        ------
+        UsageError
+            If the plan was packed for a loader with other batches.
+        """
+        if saved is not None:
+            saved.check(self._all_fingerprints(), self.seed)
+            self.seed = saved.seed
+        self._saved = saved
+
+    def _upcoming(
+        self, numbered: Iterator[tuple[int, Any]], epoch: int, describe: Callable[[int], str]
+    ) -> AbstractContextManager[Iterator[Any]]:
+        if self._saved is None:
+            return self._ahead(numbered, epoch, describe)
+        return self._saved.run(numbered, epoch, num_threads=self.num_threads)
+
     def _thread_count(self, waits_for_disk: bool) -> int:
         if self._num_threads_given is not None:
             return self._num_threads_given
@@ -111,6 +138,30 @@ class ThreadedLoader(ResumableLoader):
     @abstractmethod
     def _sample(self, index: Any, *, epoch: int, batch: int) -> PreparedBatch:
         """Sample the batch of some positions; in any thread."""
+
+    @contextmanager
+    def _ahead(
+        self,
+        numbered: Iterator[tuple[int, Any]],
+        epoch: int,  # noqa: ARG002 - for subclasses
+        describe: Callable[[int], str],  # noqa: ARG002
+    ) -> Iterator[Iterator[Any]]:
+        """Yield what batches are prepared from: number and positions, or more done beforehand.
+
+        Parameters
+        ----------
+        describe : callable
+            What the k-th batch of the iteration is, to be noted on errors.
+        """
+        yield numbered
+
+    def _take(self, item: Any, epoch: int) -> PreparedBatch:
+        """Return the sample of something that `_ahead` has yielded; in any thread."""
+        batch, index = item
+        with self._timeline.span("sampling", epoch=epoch, batch=batch) as args:
+            sampled = self._sample(index, epoch=epoch, batch=batch)
+            args |= {"nodes": sampled.num_nodes, "edges": sampled.num_edges}
+        return sampled
 
     @abstractmethod
     def _join(self, sampled: PreparedBatch) -> PreparedBatch:
@@ -122,6 +173,40 @@ class ThreadedLoader(ResumableLoader):
     def stats(self) -> LoaderStats:
         """Return what the loader has done since it was made; `since` subtracts a reading."""
         return replace(self._stats, peak_rss_bytes=peak_rss_bytes())
+
+    @contextmanager
+    def trace(
+        self, path: str | os.PathLike[str], *, max_events: int = MAX_EVENTS
+    ) -> Iterator[Timeline]:
+        """Record the stages of the loader within the context, and write them to a file.
+
+        Parameters
+        ----------
+        path : path-like
+            A JSON file for chrome://tracing or ui.perfetto.dev; replaced if it is there.
+        max_events : int
+            What comes after so many is left out, and counted in the file.
+
+        Yields
+        ------
+        Timeline
+            Takes stages of the caller's own, too.
+
+        Raises
+        ------
+        UsageError
+            If the loader is being traced already.
+        NotFoundError, StorageError
+            If the file cannot be written; found out before anything else where possible.
+        """
+        if self._timeline is not OFF:
+            raise UsageError("the loader is being traced already; traces do not nest")
+        with recorded(path, max_events) as timeline:
+            self._timeline = timeline
+            try:
+                yield timeline
+            finally:
+                self._timeline = OFF
 
     @contextmanager
     def enable_cpu_affinity(self, loader_cores: list[Any] | None = None) -> Iterator[None]:
@@ -159,49 +244,79 @@ class ThreadedLoader(ResumableLoader):
     def _batches(self, reading: Reading) -> Generator[Any, None, None]:
         epoch, first = reading.start.epoch, reading.start.batches
 
-        def prepare(item: tuple[int, Any]) -> PreparedBatch:
-            batch, index = item
-            prepared = self._sample(index, epoch=epoch, batch=batch)
+        def prepare(numbered: tuple[int, Any]) -> PreparedBatch:
+            batch, item = numbered
+            is_saved = isinstance(item, SavedBatch)
+            prepared = item.recall() if is_saved else self._take(item, epoch)
             if self.transform_sampler_output is not None:
                 return prepared
-            prepared = self._join(prepared)
+            prepared = self._gathered(prepared, epoch, batch)
             return prepared if self.transform is not None else self._pinned(prepared)
 
+        def describe(k: int) -> str:
+            return f"while preparing batch {first + k} of epoch {epoch}"
+
         lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
-        batches = ordered_map(
-            prepare,
-            reading.number(self._positions(reading.start)),
-            num_threads=self.num_threads,
-            lookahead=lookahead,
-            timeout_seconds=self.timeout or None,
-            initializer=self._thread_initializer(),
-            describe=lambda k: f"while preparing batch {first + k} of epoch {epoch}",
-        )
-        with closing(batches):
-            start = time.perf_counter()
+        with ExitStack() as stack:
+            numbered = reading.number(self._positions(reading.start))
+            batches = ordered_map(
+                prepare,
+                enumerate(stack.enter_context(self._upcoming(numbered, epoch, describe)), first),
+                num_threads=self.num_threads,
+                lookahead=lookahead,
+                timeout_seconds=self.timeout or None,
+                initializer=self._thread_initializer(),
+                describe=describe,
+            )
+            stack.enter_context(closing(batches))
+            batch = first  # `enumerate` would hold on to the one before
+            start_ns = time.perf_counter_ns()
             for prepared in batches:
-                waited = time.perf_counter() - start
+                end_ns = time.perf_counter_ns()
+                waited = (end_ns - start_ns) * 1e-9
+                self._timeline.add("wait", start_ns, end_ns, epoch=epoch, batch=batch)
                 lookahead.observe(prepared.num_bytes)
                 if lookahead.recycled_bytes is not None:
                     trim(lookahead.recycled_bytes)
-                output = self._finish(prepared, waited)
+                output = self._finish(prepared, waited, epoch, batch)
                 reading.hand_out()
+                start_ns = time.perf_counter_ns()
                 yield output
                 # Let go of it before the next is waited for: its buffers are recycled.
                 del prepared, output
-                start = time.perf_counter()
+                end_ns = time.perf_counter_ns()
+                self._timeline.add("training", start_ns, end_ns, epoch=epoch, batch=batch)
+                start_ns = end_ns
+                batch += 1
         reading.end()
 
-    def _finish(self, prepared: PreparedBatch, waited: float) -> Any:
+    def _gathered(self, sampled: PreparedBatch, epoch: int, batch: int) -> PreparedBatch:
+        """Join a sample with its attributes, and record it."""
+        with self._timeline.span("gathering", epoch=epoch, batch=batch) as args:
+            prepared = self._join(sampled)
+            counts = prepared.counts
+            args |= {
+                "bytes": prepared.bytes_gathered,
+                "rows_read": counts.rows_read,
+                "rows_cached": counts.rows_cached,
+                "reads": counts.reads,
+                "bytes_read": counts.bytes_read,
+                "ms_reading": round(counts.seconds_waiting * 1e3, 3),
+            }
+        return prepared
+
+    def _finish(self, prepared: PreparedBatch, waited: float, epoch: int, batch: int) -> Any:
         """Do in the consumer's thread what must happen in the order of the batches."""
         start = time.perf_counter()
         gathering = 0.0
         if self.transform_sampler_output is not None:
-            output = self.transform_sampler_output(prepared.output)
-            prepared = self._join(replace(prepared, output=output))
+            with self._timeline.span("transform_sampler_output", epoch=epoch, batch=batch):
+                output = self.transform_sampler_output(prepared.output)
+            prepared = self._gathered(replace(prepared, output=output), epoch, batch)
             gathering = prepared.seconds_gathering
         if self.transform is not None:
-            prepared = replace(prepared, output=self.transform(prepared.output))
+            with self._timeline.span("transform", epoch=epoch, batch=batch):
+                prepared = replace(prepared, output=self.transform(prepared.output))
         if self.transform is not None or self.transform_sampler_output is not None:
             prepared = self._pinned(prepared)
         self._stats = self._stats.plus(
@@ -213,22 +328,15 @@ class ThreadedLoader(ResumableLoader):
             seconds_transforming=time.perf_counter() - start - gathering,
             seconds_waiting=waited + gathering,
             bytes_gathered=prepared.bytes_gathered,
-            reads=prepared.counts.reads,
-            bytes_read=prepared.counts.bytes_read,
-            bytes_useful=prepared.counts.bytes_useful,
-            rows_read=prepared.counts.rows_read,
-            rows_cached=prepared.counts.rows_cached,
-            seconds_reading=prepared.counts.seconds_waiting,
-            depth_sum=prepared.counts.depth_sum,
-            waits=prepared.counts.waits,
-        )
+        ).plus_reads(prepared.counts)
         return prepared.output
 
     def _pinned(self, prepared: PreparedBatch) -> PreparedBatch:
         """Copy the output to where a GPU can fetch it by itself, if that is wanted."""
         if not self.pin_memory or not torch.cuda.is_available():
             return prepared
-        return replace(prepared, output=pin_memory(prepared.output, self.pin_memory_device))
+        with self._timeline.span("pinning"):
+            return replace(prepared, output=pin_memory(prepared.output, self.pin_memory_device))
 
     def _thread_initializer(self) -> Callable[[], None] | None:
         if self._loader_cores is None:
@@ -238,6 +346,12 @@ class ThreadedLoader(ResumableLoader):
             cores.put([own] if isinstance(own, int) else own)
         # 0 is the calling thread.
         return lambda: os.sched_setaffinity(0, cores.get_nowait())
+
+    def _any_core(self) -> None:
+        """Bind the calling thread to all the cores that preparing threads are bound to."""
+        if self._loader_cores is not None:
+            each = ([own] if isinstance(own, int) else own for own in self._loader_cores)
+            os.sched_setaffinity(0, set().union(*each))
 
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch's check counts processes, and none are started."""

@@ -13,6 +13,7 @@ import click
 
 import gnnstore
 from gnnstore.tools import exits
+from gnnstore.tools.interrupts import interrupts_wait, no_interrupt_lost
 from gnnstore.tools.session import Session, start_logging
 
 # Command -> (module that defines `command`, one line for --help), in the order of use.
@@ -62,7 +63,8 @@ class _LazyGroup(click.Group):
             return None
         if isinstance(ctx.obj, Session):
             ctx.obj.command = cmd_name
-        command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
+        with interrupts_wait():
+            command: click.Command = importlib.import_module(_COMMANDS[cmd_name][0]).command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -113,12 +115,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     session = Session()
     try:
-        status = root.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="gnnstore",
-            standalone_mode=False,
-            obj=session,
-        )
+        with no_interrupt_lost():
+            status = root.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="gnnstore",
+                standalone_mode=False,
+                obj=session,
+            )
     except (Exception, KeyboardInterrupt) as error:
         return exits.report(error, session)
     return status if isinstance(status, int) else exits.OK

@@ -1,4 +1,4 @@
-"""`gnnstore gc`: find what interrupted conversions left, and remove it if told so."""
+"""`gnnstore gc`: find what interrupted conversions and runs left, and remove it if told so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import click
 from gnnstore.errors import NotFoundError, StorageError, storage_error
 from gnnstore.formats.leftovers import Leftover, find_leftovers, remove
 from gnnstore.formats.manifest import is_store
+from gnnstore.formats.plan_manifest import PLANS_DIRECTORY
+from gnnstore.io.run_directory import find_runs, remove_run
 from gnnstore.tools.options import session_options
 from gnnstore.tools.session import Session
 from gnnstore.units import format_duration, format_size
@@ -18,12 +20,13 @@ from gnnstore.units import format_duration, format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-_HELP = """Find what interrupted conversions left, and remove it with --yes.
+_HELP = """Find what interrupted conversions and training left, and remove it with --yes.
 
 PATH is a directory that holds stores (default: the current one), or a store. A conversion
 builds its store beside the place it is for, as .NAME.tmp-XXXXXXXX; directories below PATH are
 not searched. What a running conversion is at work in is left alone, and a store that an
-interrupted --overwrite had set aside gets its name back.
+interrupted --overwrite had set aside gets its name back. What training spills lies in
+.gnnstore-run-XXXXXXXX; the next run beside it removes what a killed one left, or this command.
 
 \b
 Examples:
@@ -67,6 +70,9 @@ def _find(path: Path) -> Iterator[Leftover]:
     """Yield the leftovers in a directory, or those of one store."""
     if path.is_dir() and not is_store(path):
         yield from find_leftovers(path)
+        yield from find_runs(path)
+        for store in sorted(filter(is_store, path.iterdir())):
+            yield from _find_of_plans(store)
         return
     if not path.parent.is_dir():
         raise NotFoundError(f"{path}: there is no such directory or store", path=path)
@@ -74,13 +80,24 @@ def _find(path: Path) -> Iterator[Leftover]:
     if not of_store and not path.exists():
         raise NotFoundError(f"{path}: there is no such directory or store", path=path)
     yield from of_store
+    if path.exists():
+        yield from _find_of_plans(path)
+
+
+def _find_of_plans(store: Path) -> Iterator[Leftover]:
+    """Yield what was left of plans that were being packed, or removed, in a store."""
+    directory = store / PLANS_DIRECTORY
+    if directory.is_dir():
+        yield from find_leftovers(directory)
 
 
 def _remove(leftover: Leftover) -> str:
     """Remove a leftover, which is locked, and return what became of it."""
     if leftover.state == "running":
         return "none"
-    if leftover.state == "set aside":
+    if leftover.state == "stale":
+        return "removed" if remove_run(leftover.path) else "failed"
+    if leftover.state == "set aside" and leftover.final is not None:
         leftover.path.rename(leftover.final)
         return "restored"
     remove(leftover.path)
@@ -90,7 +107,7 @@ def _remove(leftover: Leftover) -> str:
 def _describe(leftover: Leftover, action: str) -> dict[str, Any]:
     return {
         "path": str(leftover.path),
-        "store": str(leftover.final),
+        "store": None if leftover.final is None else str(leftover.final),
         "state": leftover.state,
         "num_bytes": leftover.num_bytes,
         "age_seconds": leftover.age_seconds,
@@ -102,7 +119,7 @@ def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bo
     from gnnstore.tools.tables import print_table  # noqa: PLC0415 - rich on demand
 
     if not found:
-        console.print("No interrupted conversion left anything here.")
+        console.print("No interrupted conversion or run left anything here.")
         return
     columns = ["path", "state", "size", "age", *(["now"] if yes else [])]
     rows = []
@@ -116,6 +133,6 @@ def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bo
     elif any(item["state"] != "running" for item in found):
         console.print(
             "\n'gnnstore gc --yes' removes them. To go on with one that is resumable, repeat its "
-            "'gnnstore convert' with --resume.",
+            "'gnnstore convert' or 'gnnstore pack' with --resume.",
             soft_wrap=True,
         )

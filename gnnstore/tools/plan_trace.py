@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
+from gnnstore.io.structure import Structure
 from gnnstore.loaders.pipeline import ordered_map
 from gnnstore.loaders.presampling import Presampler
 from gnnstore.loaders.seeds import (
@@ -112,7 +113,7 @@ def sample_epoch(
         scores["degree"] = count_out_degrees(_columns(store, csc), store.num_nodes, csc.source)
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
-        presampler.run(csc, num_threads, scores["frequency"])
+        presampler.run(Structure(csc), num_threads, scores["frequency"])
     return SampledEpoch(name, seeds.num_seeds, epoch_batches, trace, scores, seconds)
 
 

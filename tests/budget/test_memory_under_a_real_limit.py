@@ -90,6 +90,18 @@ print("converted")
 """
 
 
+CONVERT_TEXT = """
+import pyarrow.csv
+import numpy as np
+from gnnstore.tools.cli import main
+import gnnstore.tools.cmd_convert, gnnstore.tools.progress, numpy.random
+source, output, group, *words = sys.argv[1:]
+np.linalg.norm(np.zeros(3))
+enter(group)
+sys.exit(main(["convert", "snap", source, output, "-q", *words]))
+"""
+
+
 @pytest.fixture
 def limited() -> Iterator[tuple[Path, Path]]:
     """Make a memory cgroup; yield it and the file that takes its limit."""
@@ -222,6 +234,33 @@ def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: 
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     # The uuid is derived from the checksums of all bytes.
     assert StoreReader.open(tmp_path / "b.gnn").uuid == StoreReader.open(whole).uuid
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("memory", [40, 100])
+@pytest.mark.parametrize("renumber", [True, False])
+@pytest.mark.parametrize("highest", [90, 1_000_000])
+def test_text(
+    limited: tuple[Path, Path], tmp_path: Path, memory: int, renumber: bool, highest: int
+) -> None:
+    """What blocks of text become while they are parsed is counted, short numbers or long.
+
+    With 90 nodes a line has 5 bytes, and takes the most memory for its size: what these take
+    while they are parsed was 200 MB, whatever the budget, before it was part of that.
+    """
+    source = tmp_path / "edges.txt"
+    ends = np.random.default_rng(0).integers(0, highest, (6_000_000, 2))
+    with source.open("w") as file:
+        for part in np.split(ends, 60):
+            file.write("\n".join(f"{a} {b}" for a, b in part.tolist()) + "\n")
+    words = [] if renumber else ["--num-nodes", highest]
+    group, limit = limited
+    limit.write_text(str(memory * 10**6 + ALLOWANCE_BYTES))
+    finished = run(
+        CONVERT_TEXT, source, tmp_path / "t.gnn", group, "--memory", f"{memory}MB", *words
+    )
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    assert StoreReader.open(tmp_path / "t.gnn").schema.edge.num_edges == 6_000_000
 
 
 @pytest.mark.timeout(600)

@@ -1,8 +1,9 @@
-"""`gnnstore gc`: lists what interrupted conversions left, removes it when told, and no more."""
+"""`gnnstore gc`: lists what interrupted work left, removes it when told, and no more."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from gnnstore.converters import from_rmat
 from gnnstore.formats import StoreWriter
 from gnnstore.formats.files import directory_bytes
+from gnnstore.io.run_directory import RunDirectory
 from gnnstore.units import format_duration
 
 
@@ -27,7 +29,7 @@ def test_nothing_is_left(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     done = run("gc")
     assert (done.status, done.stderr) == (0, "")
-    assert done.stdout == "No interrupted conversion left anything here.\n"
+    assert done.stdout == "No interrupted conversion or run left anything here.\n"
 
 
 def test_it_lists_and_removes_only_when_told(run: Any, tmp_path: Path) -> None:
@@ -107,3 +109,21 @@ def test_a_store_that_was_set_aside_comes_back(run: Any, tmp_path: Path) -> None
 )
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_what_a_killed_run_left_is_found(run: Any, tmp_path: Path) -> None:
+    with RunDirectory.create(tmp_path, purpose="tests") as alive:
+        left = tmp_path / ".gnnstore-run-0123abcd"
+        shutil.copytree(alive.path, left)
+        (left / "subgraphs.values").write_bytes(bytes(5000))
+        found = run("gc", tmp_path, "--json").document["leftovers"]
+        states = {item["path"]: (item["state"], item["store"], item["action"]) for item in found}
+        assert states == {
+            str(left): ("stale", None, "none"),
+            str(alive.path): ("running", None, "none"),
+        }
+        size = directory_bytes(left)
+        done = run("gc", tmp_path, "--yes", "--json")
+        assert done.document["removed_bytes"] == size > 5000
+        assert list(tmp_path.iterdir()) == [alive.path]
+    assert run("gc", tmp_path).stdout == "No interrupted conversion or run left anything here.\n"

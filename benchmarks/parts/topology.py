@@ -1,0 +1,219 @@
+"""One way to sample from a topology on disk, in a process of its own under a memory limit.
+
+`benchmarks.disk_sampling` starts this with a `Task`; it prints one `Outcome`, as JSON. The
+process is in its memory group from the beginning, imports what it needs and loads the seeds,
+and only then limits the group: to what it holds, a share of the topology and some slack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+import gnnstore
+from benchmarks.harness import drop_from_cache
+from benchmarks.parts.cgroup import MemoryGroup
+from benchmarks.parts.strategies import disk_bytes
+from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED
+from gnnstore.io.engines import open_engine
+from gnnstore.io.index_rows import IndexRows
+from gnnstore.io.neighbor_cache import bytes_for_all, open_neighbor_cache
+from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
+
+WAYS = ("map", "map-8", "disk", "bulk", "memory")
+# More would need more memory for their batches than the slack.
+MAP_THREADS = 8
+# Batches whose contents are compared with those of other ways, which sample more or fewer.
+COMPARED = 2
+# Of the slack, for the batches of "disk" that are under way, and Python; "bulk" has the rest.
+ALLOWANCE_BYTES = 100 * 10**6
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the process is to do.
+
+    Attributes
+    ----------
+    way : str
+        One of `WAYS`.
+    group, group_version : str, int
+        The memory group that the process is in; "" for none, and no limit then.
+    share, slack_bytes : float, int
+        The limit, beside what the process held before: share of the topology, and more.
+    seeds : str
+        File of the seed nodes, whole batches.
+    warm_up, batches : int
+        Batches before the clock starts, and while it runs.
+    round : int
+        Number of the epoch, so that rounds draw different batches.
+    """
+
+    way: str
+    store: str
+    seeds: str
+    group: str
+    group_version: int
+    share: float
+    slack_bytes: int
+    warm_up: int
+    batches: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it; all amounts are of one batch unless said otherwise.
+
+    Attributes
+    ----------
+    seconds, edges, disk_bytes, major_faults : float
+        The system counts what came from the disk, and waits for a page of a mapping.
+    checksum : int
+        Of the nodes and edge positions of the first batches: equal for all ways.
+    seconds_to_prepare, hit_rate, cache_bytes
+        Of the neighbour cache.
+    limit_bytes, group_peak_bytes : int
+        Of the whole process.
+    """
+
+    seconds: float
+    edges: float
+    disk_bytes: float
+    major_faults: float
+    checksum: int
+    seconds_to_prepare: float
+    hit_rate: float
+    cache_bytes: int
+    limit_bytes: int
+    group_peak_bytes: int
+
+
+Batches = Callable[[Iterable[int]], Iterator[SampledSubgraph]]
+
+
+class Run:
+    """The store, and the limit."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.store = gnnstore.open(task.store)
+        self.seeds: NDArray[np.int64] = np.load(task.seeds).reshape(-1, BATCH_SIZE)
+        self.config = SamplingConfig(FANOUTS, seed=SEED)
+        self.num_threads = len(os.sched_getaffinity(0))
+        edge = self.store.schema.edge
+        self.share_bytes = int(task.share * (edge.indptr.num_bytes + edge.indices.num_bytes))
+        self.limit_bytes = 0
+        self.disk_sampler: DiskNeighborSampler | None = None
+
+    def limit(self) -> None:
+        """Limit the memory group from now on to what it holds, and the room."""
+        drop_from_cache([Path(self.task.store)])
+        if self.task.group:
+            group = MemoryGroup(Path(self.task.group), self.task.group_version)
+            self.limit_bytes = group.held_bytes() + self.share_bytes + self.task.slack_bytes
+            group.limit(self.limit_bytes)
+
+    def one_by_one(self, sampler: NeighborSampler, num_threads: int) -> Batches:
+        """Return what samples batches side by side, each by one thread."""
+
+        def sample(number: int) -> SampledSubgraph:
+            return sampler.sample(self.seeds[number], epoch=self.task.round, batch=number)
+
+        def batches(numbers: Iterable[int]) -> Iterator[SampledSubgraph]:
+            with ThreadPoolExecutor(num_threads) as pool:
+                yield from pool.map(sample, numbers)
+
+        return batches
+
+    def open_disk(self, cache_share: float) -> tuple[DiskNeighborSampler, int]:
+        """Return a sampler with `indptr` in memory, and the bytes that its share leaves."""
+        edge = self.store.schema.edge
+        mapped = self.store.topology("mmap")
+        indptr = self.store.reader.paged(edge.indptr).load(self.num_threads)
+        csc = replace(mapped, indptr=indptr, mapped=())
+        array = self.store.reader.paged(edge.indices)
+        rows = IndexRows.open(array, open_engine(array.file_paths[0]))
+        left = min(max(0, self.share_bytes - indptr.nbytes), bytes_for_all(csc))
+        cache_bytes = int(cache_share * left)
+        cache = open_neighbor_cache(csc, rows, cache_bytes, self.store.reader.uuid)
+        index_dtype = self.store.schema.index_dtype
+        sampler = DiskNeighborSampler(csc, self.config, index_dtype, rows.fetch, cache)
+        self.disk_sampler = sampler
+        return sampler, left - cache_bytes
+
+
+def prepare(run: Run) -> Batches:
+    """Return what samples the batches of some numbers, in order."""
+    way, index_dtype = run.task.way, run.store.schema.index_dtype
+    if way == "memory":
+        csc = run.store.topology("memory", run.num_threads)
+        return run.one_by_one(NeighborSampler(csc, run.config, index_dtype), run.num_threads)
+    run.limit()
+    if way in ("map", "map-8"):
+        sampler = NeighborSampler(run.store.topology("mmap"), run.config, index_dtype)
+        return run.one_by_one(sampler, MAP_THREADS if way == "map-8" else run.num_threads)
+    if way == "disk":
+        return run.one_by_one(run.open_disk(1.0)[0], run.num_threads)
+    disk, left_bytes = run.open_disk(0.0)
+    memory_bytes = left_bytes + run.task.slack_bytes - ALLOWANCE_BYTES
+
+    def together(numbers: Iterable[int]) -> Iterator[SampledSubgraph]:
+        requests = ((run.seeds[number], run.task.round, number) for number in numbers)
+        return disk.sample_many(requests, memory_bytes=memory_bytes, num_threads=run.num_threads)
+
+    return together
+
+
+def perform(task: Task) -> Outcome:
+    """Do what the task says."""
+    run = Run(task)
+    start = perf_counter()
+    batches = prepare(run)
+    seconds_to_prepare = perf_counter() - start
+    last = len(run.seeds)
+    for _ in batches(range(max(0, last - task.warm_up), last)):
+        pass
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    num_bytes, start = disk_bytes(), perf_counter()
+    edges, checksum = 0, 0
+    num_batches = min(task.batches, last)
+    for number, subgraph in enumerate(batches(range(num_batches))):
+        edges += len(subgraph.edge_pos)
+        if number < COMPARED:
+            checksum += int(subgraph.edge_pos.sum()) + int(subgraph.n_id.sum())
+    seconds = perf_counter() - start
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
+    group = MemoryGroup(Path(task.group), task.group_version) if task.group else None
+    cache = run.disk_sampler.cache if run.disk_sampler else None
+    return Outcome(
+        seconds=seconds / num_batches,
+        edges=edges / num_batches,
+        disk_bytes=(disk_bytes() - num_bytes) / num_batches,
+        major_faults=faults / num_batches,
+        checksum=checksum,
+        seconds_to_prepare=seconds_to_prepare,
+        hit_rate=run.disk_sampler.counts.hit_rate if run.disk_sampler else 0.0,
+        cache_bytes=cache.num_bytes if cache else 0,
+        limit_bytes=run.limit_bytes,
+        group_peak_bytes=group.peak_bytes() if group else 0,
+    )
+
+
+def main() -> None:
+    """Perform the task given as JSON."""
+    json.dump(asdict(perform(Task(**json.loads(sys.argv[1])))), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The manifest of a packed plan: what was sampled, how it was packed, and every file.
+
+A plan is a Zarr group like a store, and its manifest is the attributes of the root group too,
+sealed in the same way. Nothing else is needed to train: neither the graph nor its features.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.formats.manifest import (
+    BLOCK_BYTES,
+    ZERO_CRC,
+    FileEntry,
+    check_seal,
+    crc32c_of,
+    crc_field,
+    file_entry,
+    seal,
+)
+from gnnstore.formats.names import encode
+from gnnstore.formats.schema import AttributeSpec, Schema
+from gnnstore.formats.strict_json import Fields, parse_object
+from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
+
+PLANS_DIRECTORY = "plans"
+PLAN_FORMAT_NAME = "gnnstore-plan"
+PLAN_FORMAT_VERSION = 1
+
+INDEX_ARRAY = "index"
+BATCHES_ARRAY = "batches"
+ROWS_GROUP = "rows"
+# Of the index: where a batch's record begins, its bytes and its crc32c, the rows it misses. Then,
+# for each cached attribute, where its run of rows begins.
+INDEX_COLUMNS = 4
+# Records and runs begin at multiples of this, so that they can be read around the page cache.
+PLAN_ALIGNMENT_BYTES = 4096
+
+_MAX_EPOCHS = 2**31
+
+
+@dataclass(frozen=True)
+class PlanManifest:
+    """Identity, contents and files of a plan.
+
+    Attributes
+    ----------
+    fingerprint : Mapping
+        All that the batches depend on besides the seed, as in the state of a loader.
+    seed : int
+    epochs : int
+        Epochs 0 to epochs - 1 are packed.
+    batches_per_epoch : int
+    superbatch : int
+        Batches that were planned at a time.
+    num_slots : int
+        Rows of each cached attribute that are held while the batches are assembled.
+    largest_batch_bytes : int
+        Of a batch with its attributes.
+    schema : Schema
+        Of the store.
+    cached : tuple of str
+        Paths in the store of the node attributes whose missed rows are packed.
+    plain : tuple of str
+        Paths of the other attributes, of nodes and of edges, whose rows are in the records.
+    has_edge_ids : bool
+        Whether records hold edge ids; else positions are ids.
+    files, checksum_files
+        As in `Manifest`.
+    """
+
+    created_by: str
+    fingerprint: Mapping[str, Any]
+    seed: int
+    epochs: int
+    batches_per_epoch: int
+    superbatch: int
+    num_slots: int
+    largest_batch_bytes: int
+    schema: Schema
+    cached: tuple[str, ...]
+    plain: tuple[str, ...]
+    has_edge_ids: bool
+    files: tuple[FileEntry, ...] = ()
+    checksum_files: tuple[tuple[FileEntry, int], ...] = ()
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of all epochs."""
+        return self.epochs * self.batches_per_epoch
+
+    @property
+    def cached_specs(self) -> tuple[AttributeSpec, ...]:
+        """Descriptions of the cached attributes, in their order."""
+        return tuple(self._spec(path) for path in self.cached)
+
+    @property
+    def plain_specs(self) -> tuple[AttributeSpec, ...]:
+        """Descriptions of the attributes in the records, in their order."""
+        return tuple(self._spec(path) for path in self.plain)
+
+    def _spec(self, path: str) -> AttributeSpec:
+        return next(spec for spec in self.schema.arrays() if spec.path == path)
+
+    def all_files(self) -> tuple[FileEntry, ...]:
+        """Return every file that must be there, but the root `zarr.json`."""
+        return (*self.files, *(entry for entry, _ in self.checksum_files))
+
+    def first_blocks(self) -> list[int]:
+        """Return the position of each file's first block in the checksums; then their number."""
+        return [0, *accumulate(entry.num_blocks for entry in self.files)]
+
+    def encode(self) -> bytes:
+        """Return the bytes of the root `zarr.json`, sealed with their own crc32c."""
+        document = group_metadata(
+            {
+                "gnnstore_plan": {
+                    "format": PLAN_FORMAT_NAME,
+                    "format_version": PLAN_FORMAT_VERSION,
+                    "manifest_crc32c": ZERO_CRC,
+                    "created_by": self.created_by,
+                    "fingerprint": dict(self.fingerprint),
+                    "seed": self.seed,
+                    "epochs": self.epochs,
+                    "batches_per_epoch": self.batches_per_epoch,
+                    "superbatch": self.superbatch,
+                    "num_slots": self.num_slots,
+                    "largest_batch_bytes": self.largest_batch_bytes,
+                    "cached": list(self.cached),
+                    "plain": list(self.plain),
+                    "has_edge_ids": self.has_edge_ids,
+                    "schema": self.schema.to_json(),
+                    "block_bytes": BLOCK_BYTES,
+                    "files": [[entry.path, entry.size_bytes] for entry in self.files],
+                    "checksum_files": [
+                        [entry.path, entry.size_bytes, f"{crc:08x}"]
+                        for entry, crc in self.checksum_files
+                    ],
+                }
+            }
+        )
+        zeroed = json.dumps(document, indent=1, allow_nan=False).encode()
+        return seal(zeroed, crc32c_of(zeroed))
+
+    @classmethod
+    def decode(cls, text: bytes, path: str) -> PlanManifest:
+        """Check the bytes of a root `zarr.json` and return the manifest in it.
+
+        Raises
+        ------
+        UnsupportedVersionError
+            If it was written by a newer gnnstore; this comes before every other check.
+        CorruptStoreError
+            If it is no plan, malformed or altered.
+        """
+        attributes = parse_object(text, path=path).get("attributes")
+        if not isinstance(attributes, dict) or "gnnstore_plan" not in attributes:
+            raise CorruptStoreError(
+                f"{path}: a Zarr group, but not a packed plan (no 'gnnstore_plan' attribute); "
+                "make one with 'gnnstore pack'",
+                path=path,
+            )
+        own = Fields(attributes["gnnstore_plan"], path, "attributes.gnnstore_plan")
+        own.choice("format", (PLAN_FORMAT_NAME,))
+        version = own.integer("format_version", 1)
+        if version > PLAN_FORMAT_VERSION:
+            raise UnsupportedVersionError(
+                f"{path}: the plan has format version {version}; this gnnstore reads up to "
+                f"{PLAN_FORMAT_VERSION}. Upgrade with 'pip install --upgrade gnnstore'",
+                path=path,
+            )
+        check_seal(text, path)
+        if own.integer("block_bytes") != BLOCK_BYTES:
+            raise own.fail("block_bytes", str(BLOCK_BYTES))
+        manifest = cls(
+            created_by=own.text("created_by"),
+            fingerprint=own.mapping("fingerprint"),
+            seed=own.integer("seed", 0, 2**64 - 1),
+            epochs=own.integer("epochs", 1, _MAX_EPOCHS),
+            batches_per_epoch=own.integer("batches_per_epoch"),
+            superbatch=own.integer("superbatch", 1),
+            num_slots=own.integer("num_slots"),
+            largest_batch_bytes=own.integer("largest_batch_bytes"),
+            schema=Schema.from_json(own.fields("schema")),
+            cached=tuple(str(item) for item in own.array("cached")),
+            plain=tuple(str(item) for item in own.array("plain")),
+            has_edge_ids=bool(own.document.get("has_edge_ids")),
+            files=tuple(file_entry(own, "files", item, 2) for item in own.array("files")),
+            checksum_files=tuple(
+                (file_entry(own, "checksum_files", item, 3), crc_field(own, item[2]))
+                for item in own.array("checksum_files")
+            ),
+        )
+        return manifest._checked(own)
+
+    def _checked(self, own: Fields) -> PlanManifest:
+        """Compare what is packed with what the schema has."""
+        node, edge = self.schema.node, self.schema.edge
+        nodes = [spec.path for spec in node.attributes.values()]
+        edges = [spec.path for spec in edge.attributes.values()]
+        if not set(self.cached) <= set(nodes):
+            raise own.fail("cached", "paths of node attributes of the schema")
+        if sorted([*self.cached, *self.plain]) != sorted([*nodes, *edges]):
+            raise own.fail("plain", "with 'cached', each attribute of the schema once")
+        paths = [entry.path for entry in self.all_files()]
+        if len(set(paths)) != len(paths):
+            raise own.fail("files", "each file once")
+        return self
+
+
+def rows_array(spec: AttributeSpec) -> str:
+    """Return the path in a plan of the packed rows of an attribute."""
+    return f"{ROWS_GROUP}/{encode(spec.name)}"
+
+
+def is_plan(path: Path) -> bool:
+    """Whether a directory looks like a packed plan, of any version, intact or not."""
+    try:
+        with (path / METADATA_FILE).open("rb") as file:
+            head = file.read(4096)
+    except OSError:
+        return False
+    return b'"gnnstore_plan"' in head
+
+
+def find_plans(store: Path) -> list[Path]:
+    """Return the packed plans in the directory of a store, by name."""
+    directory = store / PLANS_DIRECTORY
+    try:
+        found = sorted(directory.iterdir())
+    except OSError:
+        return []
+    return [path for path in found if not path.name.startswith(".") and is_plan(path)]

@@ -1,0 +1,327 @@
+"""The batches of a packed plan, read back: one record for each, and its runs of rows.
+
+A record holds all of a batch but the rows of cached attributes: its subgraph, which rows come
+from which slot and which enter the cache, where missed rows go, and the rows of the other
+attributes. It is read in one piece, and compared with its checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError, UsageError, storage_error
+from gnnstore.formats.paged_array import PagedArray
+from gnnstore.formats.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
+from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.formats.schema import AttributeSpec
+from gnnstore.io.buffers import empty
+from gnnstore.io.counts import NO_READS, ReadCounts
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import Engine
+from gnnstore.io.packed_rows import run_reader
+from gnnstore.io.planned_cache import BatchStep
+from gnnstore.io.ragged_file import crc_seed, decode_record, encode_record
+from gnnstore.io.rows import Gathered
+from gnnstore.sampling.compact import CompactSubgraph
+
+# Arrays of a record before those of the attributes: input_id, slots, changes (positions and
+# slots), and where missed rows go (positions; targets and sources of those that come again).
+_STEP_ARRAYS = 7
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRecord:
+    """What a plan holds of one batch of n nodes and m edges, but for packed rows.
+
+    Attributes
+    ----------
+    input_id : ndarray of int64 [B]
+    slots : ndarray of int32 [n]
+    change_positions, change_slots : ndarray of int32 [c]
+        As in `BatchStep`.
+    positions, repeat_targets, repeat_sources : ndarray of int32
+        As `MissIndex.batch` returns them.
+    plain : tuple of ndarray
+        Rows of the attributes that are not cached, [n, ...] or [m, ...].
+    edge_ids : ndarray of int32 or int64 [m], or None
+        None: positions are ids.
+    subgraph : CompactSubgraph
+    """
+
+    input_id: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int32]
+    change_positions: npt.NDArray[np.int32]
+    change_slots: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    repeat_targets: npt.NDArray[np.int32]
+    repeat_sources: npt.NDArray[np.int32]
+    plain: tuple[npt.NDArray[Any], ...]
+    edge_ids: npt.NDArray[Any] | None
+    subgraph: CompactSubgraph
+
+    @property
+    def step(self) -> BatchStep:
+        """What the plan says of the batch."""
+        changes = (self.change_positions, self.change_slots)
+        return BatchStep(self.subgraph.n_id, self.slots, *changes)
+
+    def encode(self, number: int) -> tuple[list[memoryview], int, int]:
+        """Return the bytes of the record in pieces, their number, and their crc32c."""
+        arrays: list[npt.NDArray[Any]] = [self.input_id, self.slots]
+        arrays += [self.change_positions, self.change_slots]
+        arrays += [self.positions, self.repeat_targets, self.repeat_sources, *self.plain]
+        arrays += [] if self.edge_ids is None else [self.edge_ids]
+        parts = encode_record([*arrays, *self.subgraph.arrays()])
+        crc = crc_seed(number)
+        for part in parts:
+            crc = _core.crc32c(np.frombuffer(part, np.uint8), crc)
+        return parts, sum(map(len, parts)), crc
+
+    @classmethod
+    def of(
+        cls, arrays: Sequence[npt.NDArray[Any]], num_plain: int, has_edge_ids: bool
+    ) -> SavedRecord:
+        """Return the record that was encoded as these arrays; it keeps them.
+
+        Raises
+        ------
+        CorruptStoreError
+            If they are those of no record.
+        """
+        first = _STEP_ARRAYS + num_plain
+        last = first + int(has_edge_ids)
+        if len(arrays) < last:
+            raise CorruptStoreError(f"{len(arrays)} arrays are no record of a batch")
+        input_id, slots, change_positions, change_slots, *places = arrays[:_STEP_ARRAYS]
+        return cls(
+            input_id=input_id,
+            slots=slots,
+            change_positions=change_positions,
+            change_slots=change_slots,
+            positions=places[0],
+            repeat_targets=places[1],
+            repeat_sources=places[2],
+            plain=tuple(arrays[_STEP_ARRAYS:first]),
+            edge_ids=arrays[first] if has_edge_ids else None,
+            subgraph=CompactSubgraph.from_arrays(arrays[last:]),
+        )
+
+
+class SavedRows(DirectRows):
+    """A table of which a plan holds the rows that its batches miss, and no others."""
+
+    @classmethod
+    def describing(cls, spec: AttributeSpec, packed: PagedArray, engine: Engine) -> SavedRows:
+        """Return the table of an attribute of the store.
+
+        Parameters
+        ----------
+        spec : AttributeSpec
+            As the store has it.
+        packed : PagedArray
+            Bytes of the runs.
+
+        Raises
+        ------
+        StorageError
+            If the file cannot be opened.
+        """
+        geometry = PageGeometry(spec.num_bytes // max(1, spec.num_rows), DEFAULT_PAGE_BYTES)
+        array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
+        return cls(array, engine, open_values(packed, engine))
+
+    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
+        """Refuse: rows by id are in the store."""
+        raise not_packed(f"rows of {self.array.spec.name!r} by id ({ids.size} of them)")
+
+    def gather_into(
+        self,
+        ids: npt.NDArray[Any],
+        out: npt.NDArray[Any],  # noqa: ARG002 - that of the base
+        cache: npt.NDArray[np.uint8] | None = None,  # noqa: ARG002
+        slots: npt.NDArray[np.int32] | None = None,  # noqa: ARG002
+    ) -> ReadCounts:
+        """Refuse, as `gather`."""
+        raise not_packed(f"rows of {self.array.spec.name!r} by id ({ids.size} of them)")
+
+
+class SavedPlan:
+    """A plan's files, open to be read. Safe to use from many threads at once.
+
+    Parameters
+    ----------
+    reader : PlanReader
+    engine : Engine
+        What reads rows.
+
+    Attributes
+    ----------
+    tables : dict of str to SavedRows
+        Cached attributes by their path in the store.
+
+    Raises
+    ------
+    StorageError
+        If a file cannot be opened.
+    """
+
+    def __init__(self, reader: PlanReader, engine: Engine) -> None:
+        self.reader = reader
+        self.engine = engine
+        self._runs = run_reader(engine.name)
+        self.tables = {
+            spec.path: SavedRows.describing(spec, reader.rows[spec.path], engine)
+            for spec in reader.manifest.cached_specs
+        }
+        self._columns = {path: column for column, path in enumerate(self.tables)}
+        self._descriptor = -1
+        if reader.batches.file_paths:
+            path = reader.batches.file_paths[0]
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise storage_error(error, "open the plan", path) from error
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            weakref.finalize(self, os.close, self._descriptor)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of memory for each thread that reads, besides what it hands out."""
+        records = self.reader.index[:, 1]
+        return self._runs.staging_bytes + int(records.max(initial=0))
+
+    def record(self, number: int) -> SavedRecord:
+        """Read what the plan holds of a batch, of all epochs counted together.
+
+        Raises
+        ------
+        CorruptStoreError
+            If it is not what was written; says which batch and bytes.
+        StorageError
+            If it cannot be read.
+        """
+        begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
+        record = empty((num_bytes,), np.uint8)
+        path = self.reader.batches.file_paths[0]
+        done = 0
+        try:
+            while done < num_bytes:
+                count = os.preadv(self._descriptor, [record[done:].data], begin + done)
+                if count == 0:
+                    raise self._damaged(number, f"the file ends at byte {begin + done}")
+                done += count
+        except OSError as error:
+            doing = f"read the record of {self.name_of(number)}"
+            raise storage_error(error, doing, path) from error
+        found = _core.crc32c(record, crc_seed(number))
+        if found != crc:
+            raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
+        manifest = self.reader.manifest
+        arrays = decode_record(record)
+        return SavedRecord.of(arrays, len(manifest.plain), manifest.has_edge_ids)
+
+    def read_missed(
+        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Write the packed rows of a batch to their places; the others stay.
+
+        Parameters
+        ----------
+        path : str
+            Of the attribute in the store.
+        out : ndarray [n, *row_shape], C-ordered
+
+        Raises
+        ------
+        StorageError
+            Naming the file and offset of a read that failed, or met the end of its file.
+        """
+        if len(record.positions) == 0:
+            return NO_READS
+        table = self.tables[path]
+        try:
+            counts = _core.read_packed_rows(
+                self._runs,
+                table.files,
+                0,
+                int(self.reader.run_begins(number)[self._columns[path]]),
+                record.positions,
+                record.repeat_targets,
+                record.repeat_sources,
+                out.reshape(-1).view(np.uint8),
+                row_bytes=table.row_bytes,
+            )
+        except OSError as error:
+            where = error.filename or table.array.file_paths[0]
+            doing = f"read the packed rows of {self.name_of(number)}, {path!r}"
+            raise storage_error(error, doing, where) from error
+        return ReadCounts.of(counts)
+
+    def name_of(self, number: int) -> str:
+        """Return what a batch is called in messages."""
+        return name_of_batch(number, self.reader.manifest.batches_per_epoch)
+
+    def _damaged(self, number: int, what: str) -> CorruptStoreError:
+        begin, num_bytes = (int(value) for value in self.reader.index[number, :2])
+        path = self.reader.batches.file_paths[0]
+        return CorruptStoreError(
+            f"{path}: bytes {begin} to {begin + num_bytes}, the record of {self.name_of(number)}, "
+            f"are damaged: {what}. Restore the plan from a copy, or pack again; 'gnnstore verify' "
+            "shows all that is damaged",
+            path=path,
+            offset=begin,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SavedSource:
+    """Where one batch's missed rows are read: a `MissSource` of the planned cache."""
+
+    plan: SavedPlan
+    number: int
+    record: SavedRecord
+
+    def read_missed(
+        self,
+        path: str,
+        step: BatchStep,  # noqa: ARG002 - the record's own
+        out: npt.NDArray[Any],
+    ) -> ReadCounts:
+        """Write the rows whose slot is -1 to their places in `out`; the others stay."""
+        return self.plan.read_missed(self.number, self.record, path, out)
+
+
+def open_values(packed: PagedArray, engine: Engine) -> _core.FileSet:
+    """Open the file of an array of bytes for an engine.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be opened.
+    """
+    try:
+        return _core.FileSet(packed.file_paths, packed.body_bytes, direct=engine.choice.is_direct)
+    except OSError as error:
+        raise storage_error(error, "open the plan", error.filename or "") from error
+
+
+def not_packed(what: str) -> UsageError:
+    """Return that a plan has nothing but its batches."""
+    return UsageError(
+        f"a packed plan holds its batches and nothing else, so there are no {what}; use a loader "
+        "on the store without plan= for that"
+    )
+
+
+def name_of_batch(number: int, batches_per_epoch: int) -> str:
+    """Return what a batch is called, by its number in all epochs together."""
+    epoch, batch = divmod(number, max(1, batches_per_epoch))
+    return f"batch {batch} of epoch {epoch}"

@@ -1,0 +1,106 @@
+"""What a plan keeps of each batch besides packed rows, and how much that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.io.saved_plan import SavedRecord
+
+if TYPE_CHECKING:
+    from gnnstore.formats.schema import AttributeSpec, Schema
+    from gnnstore.io.packed_rows import MissIndex
+    from gnnstore.loaders.tables import Tables
+    from gnnstore.planning.belady import SuperbatchPlan
+    from gnnstore.sampling.compact import CompactSubgraph
+
+_NOWHERE = np.empty(0, np.int32)
+# input_id, positions and e_id in a batch.
+_WIDE_BYTES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class RecordMaker:
+    """Makes the records of batches. Safe to use from many threads at once.
+
+    Attributes
+    ----------
+    tables : Tables
+        Of the store.
+    plain_nodes, edges : tuple of AttributeSpec
+        Attributes whose rows are in the records.
+    schema : Schema
+        Of the store.
+    """
+
+    tables: Tables
+    plain_nodes: tuple[AttributeSpec, ...]
+    edges: tuple[AttributeSpec, ...]
+    schema: Schema
+
+    def make(
+        self,
+        subgraph: CompactSubgraph,
+        input_id: npt.NDArray[np.int64],
+        plan: SuperbatchPlan,
+        misses: MissIndex | None,
+        i: int,
+    ) -> SavedRecord:
+        """Return the record of batch i of a superbatch.
+
+        Parameters
+        ----------
+        misses : MissIndex or None
+            None: no attribute is cached.
+        """
+        positions, targets, sources = _NOWHERE, _NOWHERE, _NOWHERE
+        if misses is not None:
+            positions, targets, sources = misses.batch(i)
+        changes = plan.batch_changes(i)
+        tables = self.tables
+        rows = [tables.nodes[spec.name].gather(subgraph.n_id).rows for spec in self.plain_nodes]
+        rows += [tables.edges[spec.name].gather(subgraph.edge_pos).rows for spec in self.edges]
+        edge_ids: npt.NDArray[Any] | None = None
+        if tables.edge_ids is not None:
+            edge_ids = tables.edge_ids.gather(subgraph.edge_pos).rows
+        return SavedRecord(
+            input_id=input_id,
+            slots=plan.batch_slots(i),
+            change_positions=changes[0],
+            change_slots=changes[1],
+            positions=positions,
+            repeat_targets=targets,
+            repeat_sources=sources,
+            plain=tuple(rows),
+            edge_ids=edge_ids,
+            subgraph=subgraph,
+        )
+
+    def batch_bytes(self, subgraph: CompactSubgraph) -> int:
+        """Return the bytes of a batch with its attributes, as a loader hands it out."""
+        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        id_bytes = np.dtype(self.schema.index_dtype).itemsize
+        node_bytes = id_bytes + _row_bytes(tuple(self.schema.node.attributes.values()))
+        node_bytes += 0 if subgraph.batch is None else _WIDE_BYTES
+        edge_bytes = 2 * id_bytes + 2 * _WIDE_BYTES + _row_bytes(self.edges)
+        return num_nodes * node_bytes + num_edges * edge_bytes + _WIDE_BYTES * subgraph.num_seeds
+
+    def record_bytes(self, subgraph: CompactSubgraph, num_changes: int, num_missed: int) -> int:
+        """Return about what the record of a batch takes on disk."""
+        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        edge_ids = self.tables.edge_ids
+        edge_bytes = _row_bytes(self.edges) + (0 if edge_ids is None else edge_ids.row_bytes)
+        return (
+            subgraph.num_bytes
+            + _WIDE_BYTES * subgraph.num_seeds
+            + 4 * (num_nodes + 2 * num_changes + num_missed)
+            + num_nodes * _row_bytes(self.plain_nodes)
+            + num_edges * edge_bytes
+        )
+
+
+def _row_bytes(specs: tuple[AttributeSpec, ...]) -> int:
+    return sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs)

@@ -1,0 +1,155 @@
+"""A batch that is assembled as a plan says, once its superbatch has been sampled and planned."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.io.buffers import empty
+from gnnstore.io.planned_cache import BatchStep
+from gnnstore.io.rows import Gathered
+from gnnstore.loaders.batch import PreparedBatch, prepared
+
+if TYPE_CHECKING:
+    from torch_geometric.sampler import SamplerOutput
+
+    from gnnstore.io.kept_subgraphs import KeptSubgraphs
+    from gnnstore.io.planned_cache import Lease
+    from gnnstore.loaders.rolling import PackedBatches
+    from gnnstore.planning.belady import SuperbatchPlan
+    from gnnstore.sampling.compact import CompactSubgraph
+    from gnnstore.sampling.neighbor import IndexDtype
+
+
+@dataclass(frozen=True)
+class BatchNote:
+    """What is remembered of a batch beside its subgraph."""
+
+    input_id: npt.NDArray[np.int64]
+    seconds_sampling: float
+
+
+@dataclass(eq=False)
+class Superbatch:
+    """S batches, sampled and planned.
+
+    Attributes
+    ----------
+    plan : SuperbatchPlan or None
+        None once each batch has taken its part: memory is counted for the plan that is followed
+        and the one that is made, and iterators hold on to what they have yielded last.
+    first : int
+        Number of the first batch under the lease.
+    packed : PackedBatches or None
+        Where rows are that the plan misses; None: in their table.
+    error : Exception or None
+        Why there are no more batches after these.
+    """
+
+    kept: KeptSubgraphs
+    plan: SuperbatchPlan | None
+    notes: list[BatchNote]
+    lease: Lease
+    first: int
+    seconds_planning: float
+    bytes_spilled: int
+    packed: PackedBatches | None
+    error: Exception | None
+
+    def __post_init__(self) -> None:
+        self._num_waiting = len(self.notes)
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.notes)
+
+    def take(self, i: int) -> tuple[CompactSubgraph, BatchStep]:
+        """Return a subgraph and what the plan says of it, and forget both.
+
+        The last one closes what has kept the subgraphs.
+        """
+        subgraph, plan = self.kept.get(i), self.plan
+        if plan is None:
+            raise KeyError(f"batch {i} was taken before")
+        step = BatchStep(subgraph.n_id, plan.batch_slots(i), *plan.batch_changes(i))
+        self.kept.drop(i)
+        with self._lock:
+            self._num_waiting -= 1
+            is_last = self._num_waiting == 0
+        if is_last:
+            self.kept.close()
+            self.plan = None
+        return subgraph, step
+
+    def gather(self, i: int, step: BatchStep) -> dict[str, Gathered]:
+        """Return the rows of a batch, by the table's path."""
+        if self.packed is None:
+            return self.lease.gather(self.first + i, step)
+        try:
+            return self.lease.gather(self.first + i, step, self.packed.source(i))
+        finally:
+            self.packed.done()
+
+    def fail(self, i: int, error: BaseException) -> None:
+        """Give up a batch that cannot be gathered, or what waits for it would wait for ever."""
+        self.lease.fail(self.first + i, error)
+        if self.packed is not None:
+            self.packed.done()
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedBatch:
+    """A batch that is to be assembled as its superbatch's plan says."""
+
+    superbatch: Superbatch
+    i: int
+    index_dtype: IndexDtype
+
+    def recall(self) -> PreparedBatch:
+        """Return the batch as it was sampled, once; joining it gathers its rows by the plan.
+
+        Raises
+        ------
+        StorageError, CorruptStoreError
+            If its subgraph was written to disk and cannot be read back as it was.
+        """
+        of, i = self.superbatch, self.i
+        start = time.perf_counter()
+        try:
+            compact, step = of.take(i)
+            subgraph = compact.expand(self.index_dtype, empty)
+        except BaseException as error:
+            of.fail(i, error)
+            raise
+        note = of.notes[i]
+        seconds = note.seconds_sampling + time.perf_counter() - start
+
+        def rows_of(output: SamplerOutput) -> Mapping[str, Gathered]:
+            gathered = of.gather(i, step)
+            wanted = output.node.numpy()
+            if np.array_equal(wanted, step.ids):
+                return gathered
+            return reselected(gathered, step.ids, wanted)
+
+        return replace(prepared(subgraph, note.input_id, seconds), rows_of=rows_of)
+
+
+def reselected(
+    gathered: Mapping[str, Gathered], ids: npt.NDArray[Any], wanted: npt.NDArray[Any]
+) -> dict[str, Gathered]:
+    """Return the rows of other nodes, where `transform_sampler_output` has left or added some.
+
+    Rows that are not among those gathered are left to whoever gathers by id.
+    """
+    order = np.argsort(ids, kind="stable")
+    places = np.minimum(np.searchsorted(ids, wanted, sorter=order), max(0, len(ids) - 1))
+    places = order[places] if len(ids) else places
+    if len(ids) == 0 or not np.array_equal(ids[places], wanted):
+        return {}
+    return {path: Gathered(rows[places], counts) for path, (rows, counts) in gathered.items()}

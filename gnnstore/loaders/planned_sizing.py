@@ -1,0 +1,203 @@
+"""Divides a budget between batches in flight, cached rows and the plans that say which they are.
+
+A few batches tell how large they are; some more, planned in superbatches of several sizes, tell
+which size misses the fewest rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gnnstore.errors import BudgetError
+from gnnstore.io.buffers import trim
+from gnnstore.planning.in_flight import check_two_batches, expected_bytes, in_flight_bytes
+from gnnstore.planning.planners import make_planner
+from gnnstore.planning.superbatch_size import (
+    PlannedPolicy,
+    PlannedSettings,
+    SuperbatchCosts,
+    SuperbatchSize,
+    choose_size,
+    with_measured_changes,
+)
+from gnnstore.planning.trace_builder import TraceBuilder, id_dtype
+from gnnstore.units import format_at_least
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gnnstore.formats.schema import AttributeSpec
+    from gnnstore.io.structure import Structure
+    from gnnstore.loaders.presampling import Presampler
+    from gnnstore.planning.belady import Trace
+    from gnnstore.planning.placement import Placement
+
+# Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
+# of an epoch that they make faster. Small ones are done at once.
+_PROFILE_BATCHES = 128
+# Without memory= nobody has said what the model needs besides.
+_UNPROMISED_SHARE = 2
+# Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
+# one pass; more memory makes for fewer passes.
+_BULK_SHARE = 8
+
+
+def size_superbatches(
+    placement: Placement,
+    structure: Structure,
+    presampler: Presampler,
+    *,
+    settings: PlannedSettings,
+    specs: Sequence[AttributeSpec],
+    num_threads: int,
+    disk_bytes: int = 0,
+) -> Placement:
+    """Decide how many batches are planned at a time, and how many rows are cached.
+
+    Parameters
+    ----------
+    placement : Placement
+        By a planned strategy.
+    specs : sequence of AttributeSpec
+        The node attributes that are read from disk; their rows are cached together.
+    num_threads : int
+        Preparing threads.
+    disk_bytes : int
+        For packed rows, where there are some.
+
+    Raises
+    ------
+    BudgetError
+        If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
+    """
+    csc = structure.csc
+    seen = presampler.run(structure, num_threads, spare_bytes=placement.spare_bytes)
+    trim(0)  # the samples' buffers: nothing gives them back before the first batch
+    left = placement.left_bytes
+    if placement.budget_is_promise:
+        batch_bytes = expected_bytes(seen.largest_bytes)
+        check_two_batches(placement, batch_bytes)
+        left -= in_flight_bytes(placement, batch_bytes, num_threads)
+    else:
+        left //= _UNPROMISED_SHARE
+    bulk_bytes = left // _BULK_SHARE if structure.is_read else 0
+    left -= bulk_bytes
+    id_bytes = id_dtype(csc.num_nodes).itemsize
+    packs = settings.policy == "packed" and bool(specs)
+    batch_nodes = expected_bytes(seen.largest_nodes)
+    costs = SuperbatchCosts(
+        num_rows=csc.num_nodes,
+        row_bytes=sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs),
+        batch_nodes=batch_nodes,
+        id_bytes=id_bytes,
+        # Kept with four bytes where the sampler gives eight, but for graphs of 2^31 edges.
+        kept_bytes=expected_bytes(seen.largest_ids_bytes),
+        packed_rows=batch_nodes if packs else 0,
+    )
+    num_batches = -(-presampler.seeds.num_seeds // max(1, presampler.batch_size))
+    # The trace and its plan take what those of two superbatches are to take later.
+    affordable = left // max(1, 2 * costs.planning_bytes(1))
+    profile = _Profile(
+        structure,
+        presampler,
+        policy=settings.policy,
+        num_batches=max(1, min(_PROFILE_BATCHES, num_batches, affordable)),
+        num_threads=num_threads,
+    )
+    # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
+    # memory for the worst case caches more, so it is measured before the sizes are compared.
+    size = choose_size(costs, settings, left, num_batches, lambda size: -size.num_batches)
+    if size.num_slots or packs:
+        measured = profile.run(size)
+        costs = with_measured_changes(costs, measured.changes, measured.accesses)
+        if packs:
+            costs = replace(costs, packed_rows=expected_bytes(measured.most_missed))
+
+    def cost(size: SuperbatchSize) -> float:
+        if not packs:
+            return profile.run(size).misses
+        if costs.disk_bytes(size.num_batches) > disk_bytes:
+            return math.inf
+        # The table is read once for each superbatch; what is packed is written and read.
+        scans = profile.num_batches / size.num_batches
+        rows = scans * costs.num_rows + 2 * profile.run(size).misses
+        return rows * costs.row_bytes
+
+    size = choose_size(costs, settings, left, num_batches, cost)
+    if packs and (missing := costs.disk_bytes(size.num_batches) - disk_bytes) > 0:
+        raise BudgetError(
+            f"strategy 'packed': the packed rows of two superbatches of {size.num_batches} "
+            f"batches take up to {disk_bytes + missing} bytes on disk, and {disk_bytes} may be "
+            f"used: {missing} bytes too few; raise disk= by at least {format_at_least(missing)}, "
+            "name a roomier tmpdir=, or choose strategy='belady'"
+        )
+    return placement.with_superbatch(size.with_bulk(bulk_bytes))
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """What came of planning the sample.
+
+    Attributes
+    ----------
+    misses, changes, accesses : int
+        Rows that are missed, that enter the cache, and that there are, in all batches.
+    most_missed : int
+        By one batch.
+    """
+
+    misses: int = 0
+    changes: int = 0
+    accesses: int = 0
+    most_missed: int = 0
+
+
+class _Profile:
+    """Batches sampled beforehand, and what caches would have missed of them."""
+
+    def __init__(
+        self,
+        structure: Structure,
+        presampler: Presampler,
+        *,
+        policy: PlannedPolicy,
+        num_batches: int,
+        num_threads: int,
+    ) -> None:
+        self._structure = structure
+        self._presampler = presampler
+        self._policy: PlannedPolicy = policy
+        self.num_batches = num_batches
+        self._num_threads = num_threads
+        self._trace: Trace | None = None
+
+    def run(self, size: SuperbatchSize) -> _Planned:
+        """Plan the sample in superbatches of some size, from an empty cache."""
+        trace = self._sampled()
+        planner = make_planner(self._policy, size.num_slots)
+        misses = changes = most = 0
+        for first in range(0, trace.num_batches, size.num_batches):
+            plan = planner.plan(_part(trace, first, first + size.num_batches))
+            misses += plan.num_misses
+            changes += len(plan.change_positions)
+            most = max(most, int(plan.misses.max(initial=0)))
+        return _Planned(misses, changes, trace.num_accesses, most)
+
+    def _sampled(self) -> Trace:
+        if self._trace is None:
+            builder = TraceBuilder(self.num_batches, self._structure.csc.num_nodes)
+            self._presampler.run(self._structure, self._num_threads, trace=builder)
+            self._trace = builder.build()
+            trim(0)
+        return self._trace
+
+
+def _part(trace: Trace, first: int, last: int) -> Trace:
+    """Return some batches of a trace, as views."""
+    offsets = trace.offsets[first : last + 1]
+    ids = trace.ids[offsets[0] : offsets[-1]]
+    return type(trace)(ids, np.ascontiguousarray(offsets - offsets[0]))

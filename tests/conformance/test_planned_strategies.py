@@ -1,0 +1,407 @@
+"""The strategies "belady", "lru" and "sieve": the same batches, whatever is planned ahead."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import itertools
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
+from gnnstore.io.resident import residents_of
+from gnnstore.planning.superbatch_size import PLANNED
+from gnnstore.testing.faults import inject
+from gnnstore.testing.graphs import GraphArrays, random_graph
+
+N, E, WIDTH = 1000, 12_000, 100
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+BATCHES = 12  # of an epoch
+
+
+@pytest.fixture(scope="module")
+def graph() -> GraphArrays:
+    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
+    rng = np.random.default_rng(9)
+    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
+    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def path(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return graph.write(tmp_path_factory.mktemp("planned") / "s.gnn")
+
+
+def batches(loader: Any, num_epochs: int = 1) -> list[dict[str, Any]]:
+    return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    return len(found) == len(expected) and all(
+        a.keys() == b.keys()
+        and all(
+            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
+        )
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def loader_of(path: Any, **options: Any) -> NeighborLoader:
+    defaults: dict[str, Any] = {"strategy": "belady", "cache_bytes": "100kB", "superbatch": 5}
+    return NeighborLoader(path, [4, 4], "train", **(defaults | OPTIONS | options))
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[dict[str, Any]]:
+    """Two epochs."""
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
+    found = batches(plain, 2)
+    assert len(found) == 2 * BATCHES
+    return found
+
+
+# --- equal batches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
+@pytest.mark.parametrize("policy", PLANNED)
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_batches_are_the_same(
+    tmp_path: Path, request: pytest.FixtureRequest, num_threads: int, policy: str, in_memory: bool
+) -> None:
+    path, expected = request.getfixturevalue("path"), request.getfixturevalue("expected")
+    loader = loader_of(path, strategy=policy, num_threads=num_threads, tmpdir=tmp_path)
+    _keep_subgraphs(loader, in_memory=in_memory)
+    assert same(batches(loader, 2), expected)
+    stats = loader.stats()
+    assert (stats.strategy, stats.cache, stats.superbatch) == (policy, policy, 5)
+    assert stats.rows_read > 0
+    assert stats.rows_cached > 0
+    assert stats.bytes_useful > 0
+    assert stats.seconds_planning > 0
+    assert (stats.bytes_spilled > 0) == (policy == "packed" or not in_memory)
+    assert not list(tmp_path.iterdir()), "spilled subgraphs are removed at the end of an epoch"
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("strategy", ["direct", "static", *PLANNED])
+def test_topology_on_disk(
+    path: Path, expected: list[dict[str, Any]], strategy: str, num_threads: int
+) -> None:
+    options: dict[str, Any] = {"superbatch": None} if strategy in {"direct", "static"} else {}
+    options |= {"cache_bytes": None} if strategy == "direct" else {}
+    loader = loader_of(
+        path, strategy=strategy, topology="disk", memory="60MB", num_threads=num_threads, **options
+    )
+    assert same(batches(loader, 2), expected)
+    stats = loader.stats()
+    assert stats.topology == "disk"
+    assert stats.topology_bytes_read > 0
+    state = loader.state_dict()
+    other = loader_of(path, strategy=strategy, topology="mmap", **options)
+    other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("superbatch", [1, 2, BATCHES, 100, "auto", None])
+@pytest.mark.parametrize("cache_bytes", [0, 1000, "50kB", "1GB", None])
+def test_sizes(
+    path: Path, expected: list[dict[str, Any]], superbatch: Any, cache_bytes: Any
+) -> None:
+    loader = loader_of(path, superbatch=superbatch, cache_bytes=cache_bytes)
+    assert same(batches(loader, 2), expected)
+    stats = loader.stats()
+    assert 1 <= stats.superbatch <= BATCHES
+    assert stats.cache_rows <= N
+    if cache_bytes in {0, 1000}:
+        assert stats.cache_rows == (0 if cache_bytes == 0 else 1000 // (WIDTH * 4 + 30 * 4 + 48))
+    if cache_bytes == "1GB":
+        assert stats.cache_rows == N
+        assert node_rows(loader) <= 2 * N, "the rows of both tables are read once at most"
+
+
+def test_under_a_budget(path: Path, expected: list[dict[str, Any]]) -> None:
+    loader = loader_of(path, memory="40MB", cache_bytes=None, superbatch=None, num_threads=2)
+    assert same(batches(loader, 2), expected)
+    assert "batches planned at a time" in loader.stats().reason
+
+
+def test_memory_auto(path: Path, expected: list[dict[str, Any]]) -> None:
+    loader = loader_of(path, memory="auto")
+    assert same(batches(loader), expected[:BATCHES])
+    assert loader._spare_bytes is not None, "it is a promise"
+
+
+def node_rows(loader: NeighborLoader) -> int:
+    """Return how many rows of nodes have been read: those of edges are never cached."""
+    return loader.stats().rows_read - loader.stats().edges
+
+
+def test_no_cache_misses_less(path: Path) -> None:
+    def rows_read(**options: Any) -> int:
+        loader = loader_of(path, **options)
+        batches(loader)
+        return node_rows(loader)
+
+    all_rows = rows_read(strategy="direct", superbatch=None, cache_bytes=None)
+    few = {policy: rows_read(strategy=policy, superbatch=BATCHES) for policy in PLANNED}
+    assert rows_read(superbatch=BATCHES, cache_bytes=0) == all_rows
+    assert 0 < few["belady"] < min(few["lru"], few["sieve"])
+    assert max(few.values()) < all_rows
+    # Not even one that is filled beforehand with the best rows, which are read too.
+    static = NeighborLoader(
+        path, [4, 4], "train", strategy="static", cache_bytes="100kB", **OPTIONS
+    )
+    batches(static)
+    assert few["belady"] < node_rows(static) + 2 * static.stats().cache_rows
+
+
+# --- iterations that are left, resumed, or run side by side --------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("num_taken", [0, 1, 4, 5, 6, BATCHES - 1])
+def test_an_iteration_that_is_left(
+    path: Path, expected: list[dict[str, Any]], num_threads: int, num_taken: int
+) -> None:
+    loader = loader_of(path, num_threads=num_threads)
+    taken = [batch.to_dict() for batch in itertools.islice(loader, num_taken)]
+    assert same(taken, expected[:num_taken])
+    loader.set_epoch(1)
+    assert same(batches(loader), expected[BATCHES:]), "what is left in the slots is known"
+
+
+def test_the_cache_is_kept_between_epochs(path: Path) -> None:
+    loader = loader_of(path, cache_bytes="1GB", superbatch=BATCHES)
+    batches(loader)
+    assert node_rows(loader) > 0
+    loader.set_epoch(0)
+    batches(loader)
+    first = node_rows(loader)
+    loader.set_epoch(0)
+    batches(loader)
+    assert node_rows(loader) == first, "every row that the epoch needs is there"
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_two_iterations_at_once(
+    path: Path, expected: list[dict[str, Any]], num_threads: int
+) -> None:
+    loader = loader_of(path, num_threads=num_threads)
+    pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
+    assert same([a for a, _ in pairs], expected[:BATCHES])
+    assert same([b for _, b in pairs], expected[BATCHES:])
+
+
+def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) -> None:
+    """Two loaders share the slots, taking turns."""
+    store = gnnstore.open(path)
+    train = loader_of(store)
+    valid = NeighborLoader(
+        store, [4], "valid", batch_size=40, seed=1, strategy="belady", cache_bytes="100kB"
+    )
+    assert residents_of(store).cached_bytes <= 100_000
+    reference = batches(NeighborLoader(path, [4], "valid", batch_size=40, seed=1))
+    found = []
+    for i, batch in enumerate(train):
+        found.append(batch.to_dict())
+        if i % 4 == 3:
+            valid.set_epoch(0)
+            assert same(batches(valid), reference)
+    assert same(found, expected[:BATCHES])
+    train.set_epoch(1)
+    assert same(batches(train), expected[BATCHES:])
+
+
+def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str, Any]]) -> None:
+    store = gnnstore.open(path)
+    large, small = loader_of(store, cache_bytes="100kB"), loader_of(store, cache_bytes="10kB")
+    assert residents_of(store).cached_bytes <= 10_000
+    assert same(batches(large), expected[:BATCHES])
+    assert same(batches(small, 2), expected)
+    large.set_epoch(1)
+    assert same(batches(large), expected[BATCHES:])
+
+
+def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]]) -> None:
+    loader = loader_of(path)
+    for _ in itertools.islice(loader, 7):
+        pass
+    state = loader.state_dict()
+    for options in ({"strategy": "lru", "superbatch": 2}, {"strategy": "belady"}):
+        other = loader_of(path, **options)
+        other.load_state_dict(state)
+        assert same(batches(other, 2), expected[7:])
+    plain = NeighborLoader(path, [4, 4], "train", strategy="mmap", **OPTIONS)
+    plain.load_state_dict(state)
+    assert same(batches(plain), expected[7:BATCHES])
+
+
+def test_sampler_output_that_is_changed(path: Path) -> None:
+    """Rows follow the nodes that are left, or added, by `transform_sampler_output`."""
+
+    def keep_half(out: Any) -> Any:
+        out.node = out.node[: len(out.node) // 2]
+        inside = (out.row < len(out.node)) & (out.col < len(out.node))
+        out.row, out.col, out.edge = out.row[inside], out.col[inside], out.edge[inside]
+        return out
+
+    def add_one(out: Any) -> Any:
+        missing = next(v for v in range(N) if v not in out.node)
+        out.node = torch.cat([out.node, torch.tensor([missing])])
+        return out
+
+    for change in (keep_half, add_one):
+        found = batches(loader_of(path, transform_sampler_output=change), 2)
+        plain = NeighborLoader(
+            path, [4, 4], "train", strategy="memory", transform_sampler_output=change, **OPTIONS
+        )
+        assert same(found, batches(plain, 2))
+
+
+def test_batches_on_demand(path: Path) -> None:
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
+    loader = loader_of(path)
+    running: Any = iter(loader)
+    next(running)
+    for index in ([0, 1, 2], [5, 6]):
+        assert same([loader(index).to_dict()], [plain(index).to_dict()])
+    running.close()
+
+
+# --- what goes wrong -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_a_sampler_that_fails(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
+    """What was drawn before the failure is handed out; then the user's own error comes."""
+
+    class Failing:
+        def __iter__(self) -> Iterator[list[int]]:
+            for k in range(7):
+                yield [k]
+            raise KeyError("the sampler is broken")
+
+    loader = NeighborLoader(
+        path,
+        [4],
+        batch_sampler=Failing(),
+        strategy="belady",
+        superbatch=3,
+        num_threads=num_threads,
+        seed=0,
+    )
+    got: list[Any] = []
+    with pytest.raises(KeyError, match="broken"):
+        got.extend(loader)
+    assert len(got) == 7
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_a_batch_that_cannot_be_sampled(
+    path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    loader = loader_of(path, num_threads=num_threads)
+    sample = loader._builder.sampler.sample
+
+    def failing(seeds: Any, *, epoch: int, batch: int) -> Any:
+        if batch == 7:
+            raise StorageError("out of order", path="here")
+        return sample(seeds, epoch=epoch, batch=batch)
+
+    monkeypatch.setattr(loader._builder.sampler, "sample", failing)
+    got: list[Any] = []
+    with pytest.raises(StorageError, match="out of order") as caught:
+        got.extend(loader)
+    assert len(got) == 7
+    assert any("batch 7 of epoch 0" in note for note in caught.value.__notes__)
+    monkeypatch.undo()
+    loader.set_epoch(0)
+    assert len(batches(loader)) == BATCHES, "the loader can be used again"
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 4])
+def test_a_read_that_fails(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
+    """No thread waits for the turn of a batch that will never come."""
+    loader = loader_of(path, num_threads=num_threads, io_engine="pread")
+    done: list[Any] = []
+    with inject("pread", errno=errno.EIO, skip=40, times=10**6), pytest.raises(StorageError):
+        done.extend(loader)
+    assert len(done) < BATCHES
+    loader.set_epoch(0)
+    assert same(batches(loader), expected[:BATCHES])
+
+
+def test_a_damaged_spill(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    loader = loader_of(path, tmpdir=tmp_path, num_threads=3)
+    _keep_subgraphs(loader, in_memory=False)
+    running = iter(loader)
+    next(running)
+    for spilled in tmp_path.rglob("*"):
+        if spilled.is_file() and spilled.stat().st_size > 10_000:
+            with spilled.open("r+b") as file:
+                file.seek(spilled.stat().st_size // 2)
+                file.write(b"\xff" * 5000)
+    with pytest.raises(gnnstore.errors.CorruptStoreError):
+        list(running)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forgotten_iterator_leaves_nothing(path: Path, tmp_path: Path) -> None:
+    loader = loader_of(path, tmpdir=tmp_path)
+    _keep_subgraphs(loader, in_memory=False)
+    running = iter(loader)
+    next(running)
+    assert list(tmp_path.iterdir())
+    del running
+    gc.collect()
+    assert not list(tmp_path.iterdir())
+    assert not [t for t in threading.enumerate() if t.name.startswith("gnnstore")]
+
+
+def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
+    loader = loader_of(path, tmpdir=tmp_path / "absent" / "deeper")
+    _keep_subgraphs(loader, in_memory=False)
+    with pytest.raises(NotFoundError, match="absent"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"superbatch": 0}, "superbatch=0: expected a number of batches, at least 1, or 'auto'"),
+        ({"superbatch": "many"}, "superbatch='many'"),
+        ({"superbatch": 2.5}, "superbatch=2.5"),
+        ({"cache": "degree"}, "decides by itself which rows to cache"),
+        ({"strategy": "direct", "superbatch": 4}, "plans no superbatches"),
+        ({"strategy": "static", "superbatch": None, "tmpdir": "/x"}, "has no use for tmpdir"),
+        ({"cache_bytes": -1}, "cache_bytes"),
+    ],
+)
+def test_options_that_make_no_sense(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        loader_of(path, **options)
+
+
+def test_a_budget_too_small(path: Path) -> None:
+    with pytest.raises(BudgetError, match="raise memory= by at least"):
+        loader_of(path, memory="9MB", num_threads=1, cache_bytes="50MB")
+    with pytest.raises(BudgetError, match="raise memory= by at least"):
+        loader_of(path, memory="8.5MB", num_threads=1, cache_bytes=None)
+
+
+def _keep_subgraphs(loader: NeighborLoader, *, in_memory: bool) -> None:
+    """Have a loader keep subgraphs in memory or on disk, whatever its budget says."""
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    superbatches._size = replace(superbatches._size, in_memory=in_memory)

@@ -1,0 +1,78 @@
+"""What planning takes while it goes on: bounded by accesses and slots, whatever the ids are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnnstore import _core
+from gnnstore.planning.belady import Trace, transient_bytes
+
+
+@pytest.fixture
+def _nothing_kept() -> Iterator[None]:
+    """Memory that is given back goes to the system, so that a peak shows above what is left."""
+    _core.pool_trim()
+    _core.pool_set_limit(0)
+    yield
+    _core.pool_set_limit(2**30)
+
+
+def resident(name: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(name):
+            return 1024 * int(line.split()[1])
+    raise AssertionError(name)
+
+
+def skewed_trace(num_batches: int, batch_rows: int, num_rows: int, stride: int) -> Trace:
+    rng = np.random.default_rng(num_batches)
+    dtype = np.int32 if num_rows * stride < 2**31 else np.int64
+    rows = num_rows * rng.random(num_batches * batch_rows) ** 2
+    offsets = batch_rows * np.arange(num_batches + 1)
+    return Trace(rows.astype(dtype) * dtype(stride), offsets)
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+@pytest.mark.parametrize("num_slots", [0, 600_000])
+@pytest.mark.parametrize(
+    ("num_rows", "stride"),
+    [
+        (1 << 20, 1),
+        (1 << 25, 1),  # eight ids for each access
+        (1 << 20, 2039),  # nearly all of 31 bits, and too far apart for a table by id
+        (1 << 25, 1_000_003),
+        (1 << 20, 2**42 + 1),
+    ],
+)
+@pytest.mark.parametrize("num_batches", [2, 64, 1024])
+def test_planning_takes_no_more_than_it_says(
+    num_batches: int, num_rows: int, stride: int, num_slots: int
+) -> None:
+    """Over two superbatches: the second finds a cache that is full."""
+    num_accesses = 1 << 22
+    trace = skewed_trace(num_batches, num_accesses // num_batches, num_rows, stride)
+    state = (np.full(num_slots, -1), np.zeros(num_slots, np.int32))
+    held = []
+    for _ in range(2):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+        planned = _core.plan_belady(trace.ids, trace.offsets, *state)
+        taken = resident("VmHWM") - resident("VmRSS")
+        assert taken <= transient_bytes(num_accesses, num_slots)
+        assert taken >= 3 * num_accesses  # what it surely takes is seen
+        held.append(planned)  # what is given back would count as taken
+        state = planned[5:]
+
+
+def test_what_planning_takes() -> None:
+    """Loaders reserve it all the time: a batch of 136,000 rows, and a slot, may cost so much."""
+    least = transient_bytes(0, 0)
+    assert least <= 4 * 2**20
+    assert transient_bytes(136_000, 0) - least == 6 * 136_000
+    assert transient_bytes(0, 1000) - least <= 24 * 1000
+    assert transient_bytes(136_000, 1000) == (
+        transient_bytes(136_000, 0) + transient_bytes(0, 1000) - least
+    )
