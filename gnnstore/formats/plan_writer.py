@@ -48,7 +48,6 @@ from gnnstore.formats.transaction import DirectoryTransaction
 from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.units import format_size
 
-
 _MAX_DIFFERENCES = 3  # named in a message
 
 
@@ -112,6 +111,7 @@ class PlanWriter:
             is_replaceable=is_plan,
             on_event=on_event,
             adopt=self._may_adopt if resume else None,
+            what="attempt to pack",
         )
         try:
             self._begin()
@@ -286,6 +286,8 @@ class PlanWriter:
             for path in (Path(root, name) for name in files):
                 if path not in kept:
                     path.unlink()
+            if Path(root) != directory and not any(Path(root).iterdir()):
+                Path(root).rmdir()  # of an array that was made at the end
 
     def _take_over(self, record: Record) -> bool:
         """Read what a superbatch has left and compare it; False: it is to be done again."""

@@ -55,6 +55,8 @@ class DirectoryTransaction:
     adopt : callable, optional
         Told each directory that a dead writer left; returns whether to go on in it, instead
         of sweeping it. It may raise, and then that directory stays.
+    what : str
+        What leftovers are of, in messages.
 
     Attributes
     ----------
@@ -79,6 +81,7 @@ class DirectoryTransaction:
         is_replaceable: Callable[[Path], bool],
         on_event: Callable[[str], None],
         adopt: Callable[[Path], bool] | None = None,
+        what: str = "conversion",
     ) -> None:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
         # show what the user typed as far as possible.
@@ -92,7 +95,7 @@ class DirectoryTransaction:
                 f"{self.final.parent}: the directory to write into does not exist; create it first",
                 path=self.final.parent,
             )
-        found = _sweep(self.final, on_event, adopt)
+        found = _sweep(self.final, on_event, adopt, what)
         self.adopted = found is not None
         if found is None:
             self._check_final(is_replaceable)
@@ -222,7 +225,10 @@ class DirectoryTransaction:
 
 
 def _sweep(
-    final: Path, on_event: Callable[[str], None], adopt: Callable[[Path], bool] | None
+    final: Path,
+    on_event: Callable[[str], None],
+    adopt: Callable[[Path], bool] | None,
+    what: str,
 ) -> tuple[Path, int] | None:
     """Remove what dead writers left; return the directory to go on in and its lock, if any."""
     found: tuple[Path, int] | None = None
@@ -243,7 +249,7 @@ def _sweep(
                 size = format_size(leftover_bytes(path))
                 hint = "; --resume would have gone on with it" if is_resumable(path) else ""
                 remove(path)
-                on_event(f"removed {size} that an interrupted conversion had left in {path}{hint}")
+                on_event(f"removed {size} that an interrupted {what} had left in {path}{hint}")
         except BaseException:
             if found is not None and not is_kept:
                 os.close(found[1])

@@ -195,7 +195,10 @@ def _stray_files(reader: StoreReader | PlanReader) -> Iterator[Problem]:
 
 
 def _check_checksums(
-    reader: StoreReader | PlanReader, report: Report, num_threads: int, on_bytes: Callable[[int], None]
+    reader: StoreReader | PlanReader,
+    report: Report,
+    num_threads: int,
+    on_bytes: Callable[[int], None],
 ) -> None:
     def done(entry: FileEntry) -> None:
         report.bytes_read += entry.size_bytes

@@ -65,6 +65,11 @@ class IndexRows:
         return self._rows.array.dtype
 
     @property
+    def staging_bytes(self) -> int:
+        """Memory for each thread that fetches, besides what it reads to."""
+        return self._rows.engine.staging_bytes
+
+    @property
     def counts(self) -> ReadCounts:
         """What all calls so far have read; a row is one id."""
         return self._counts

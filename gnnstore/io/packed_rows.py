@@ -34,6 +34,8 @@ RUN_ALIGNMENT_BYTES = 4096
 _READ_BYTES = 512 << 10
 _QUEUE_DEPTH = 16
 _READING_THREADS = 8  # of an engine that has threads
+# For each thread that reads runs.
+RUN_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
 
 
 def run_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:

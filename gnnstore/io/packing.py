@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
@@ -335,19 +336,24 @@ def _watched(
     """Run a kernel on a thread of its own, so that it can be interrupted."""
     result: list[dict[str, int]] = []
     failure: list[BaseException] = []
+    # Not `Thread.join`: an interrupted one takes the thread for ended, in CPython 3.11, and files
+    # would be removed that are being written.
+    running = threading.Lock()
+    running.acquire()
 
     def run() -> None:
         try:
             result.append(work())
         except BaseException as error:
             failure.append(error)
+        running.release()
 
     thread = threading.Thread(target=run, name="gnnstore-pack")
     thread.start()
     done = 0
     try:
-        while thread.is_alive():
-            thread.join(_POLL_SECONDS)
+        while not result and not failure:
+            running.acquire(timeout=_POLL_SECONDS)
             if advance is not None and progress[0] > done:
                 advance(int(progress[0]) - done)
                 done = int(progress[0])
@@ -355,6 +361,9 @@ def _watched(
                 progress[1] = 1
     finally:
         progress[1] = 1  # an exception, such as KeyboardInterrupt, ends the work
+        while not result and not failure:
+            with suppress(KeyboardInterrupt):  # the first one is on its way
+                running.acquire(timeout=_POLL_SECONDS)
         thread.join()
     if failure and stop is not None and stop.is_set():
         raise PackingStoppedError("packing was stopped; what was written has been removed")

@@ -127,6 +127,15 @@ class PlannedCache:
         """
         return Lease(self)
 
+    def retire(self) -> None:
+        """Give the slots' memory back: nobody gets a turn any more, and leases read every row.
+
+        An idle loader keeps its lease, and with it the cache, until it is iterated again.
+        """
+        self._turns.retire()
+        self._rows = {}
+        self._nodes.fill(-1)
+
     def _check(self, step: BatchStep) -> None:
         """Refuse a plan that expects other rows: following it would give wrong ones."""
         try:

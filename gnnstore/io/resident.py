@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from gnnstore.formats.schema import AttributeSpec
+from gnnstore.io.buffers import trim
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.io.neighbor_cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
@@ -107,7 +108,8 @@ class Residents:
             tables = {spec.path: self.direct_rows(store, spec, engine) for spec in specs}
             if known is not None:
                 del self._planned[key]
-                known.begin().close()  # whoever goes on with it reads every row
+                known.retire()  # whoever goes on with it reads every row
+                trim(0)  # before others are taken: they would not fit where these lay
             self._planned[key] = PlannedCache(tables, num_slots)
             return self._planned[key]
 

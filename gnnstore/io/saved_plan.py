@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
+from gnnstore.formats.dtypes import STORAGE_DTYPES
 from gnnstore.formats.paged_array import PagedArray
 from gnnstore.formats.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.plan_reader import PlanReader
@@ -25,7 +26,7 @@ from gnnstore.formats.schema import AttributeSpec
 from gnnstore.io.buffers import empty
 from gnnstore.io.counts import NO_READS, ReadCounts
 from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import Engine
+from gnnstore.io.engines import Engine, open_engine
 from gnnstore.io.packed_rows import run_reader
 from gnnstore.io.planned_cache import BatchStep
 from gnnstore.io.ragged_file import crc_seed, decode_record, encode_record
@@ -192,6 +193,23 @@ class SavedPlan:
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             weakref.finalize(self, os.close, self._descriptor)
 
+    @classmethod
+    def open(cls, reader: PlanReader, forced: str | None = None) -> SavedPlan:
+        """Open a plan with the engine that is asked for, or the fastest that works.
+
+        Raises
+        ------
+        UsageError
+            If the engine is not available.
+        StorageError
+            If a file cannot be opened.
+        """
+        largest = max(reader.files, key=lambda entry: entry.size_bytes)
+        return cls(reader, open_engine(reader.path / largest.path, forced))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (SavedPlan.open, (self.reader, self.engine.name))
+
     @property
     def staging_bytes(self) -> int:
         """Bytes of memory for each thread that reads, besides what it hands out."""
@@ -225,8 +243,31 @@ class SavedPlan:
         if found != crc:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
         manifest = self.reader.manifest
-        arrays = decode_record(record)
-        return SavedRecord.of(arrays, len(manifest.plain), manifest.has_edge_ids)
+        try:
+            arrays = decode_record(record)
+            saved = SavedRecord.of(arrays, len(manifest.plain), manifest.has_edge_ids)
+            self._check(saved)
+        except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
+            raise self._damaged(number, f"it is no record of this plan ({error})") from error
+        return saved
+
+    def _check(self, record: SavedRecord) -> None:
+        """Refuse what does not fit together: a plan may come from anywhere."""
+        schema = self.reader.manifest.schema
+        num_nodes, num_edges = len(record.subgraph.n_id), len(record.subgraph.edge_pos)
+        of_nodes = {spec.path for spec in schema.node.attributes.values()}
+        expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
+        expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
+        for spec, rows in zip(self.reader.manifest.plain_specs, record.plain, strict=True):
+            count = num_nodes if spec.path in of_nodes else num_edges
+            expected.append((rows, (count, *spec.shape[1:]), STORAGE_DTYPES[spec.dtype]))
+        if record.edge_ids is not None:
+            expected.append((record.edge_ids, (num_edges,), record.edge_ids.dtype))
+        for array, shape, dtype in expected:
+            if array.shape != shape or array.dtype != dtype:
+                raise CorruptStoreError(
+                    f"an array is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}"
+                )
 
     def read_missed(
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]

@@ -25,6 +25,7 @@ class Turns:
         self.latest: Series | None = None
         self.in_use: tuple[Series, int] | None = None
         self._beginning: list[threading.Lock] = []
+        self._is_retired = False
 
     def begin(self) -> Series:
         """Start a series; the one before does not get another turn.
@@ -32,8 +33,20 @@ class Turns:
         Returns when its last turn is over.
         """
         series = Series(self)
+        self._hand_over(series)
+        return series
+
+    def retire(self) -> None:
+        """Give no more turns, nor to series that are started later.
+
+        Returns when the last turn is over.
+        """
+        self._is_retired = True
+        self._hand_over(None)
+
+    def _hand_over(self, series: Series | None) -> None:
         with self.lock:
-            former, self.latest = self.latest, series
+            former, self.latest = self.latest, None if self._is_retired else series
             if former is not None:
                 former.wake()
         waiter = None
@@ -42,7 +55,7 @@ class Turns:
                 if waiter is not None:
                     self._beginning.remove(waiter)
                 if self.in_use is None:
-                    return series
+                    return
                 waiter = _locked()
                 self._beginning.append(waiter)
             waiter.acquire()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.io.buffers import trim
+from gnnstore.io.buffers import release
 from gnnstore.io.resident import residents_of
 from gnnstore.io.shared_cache import SharedCache, cache_cost
 from gnnstore.planning.in_flight import cache_rows, check_two_batches, expected_bytes
@@ -163,7 +163,7 @@ def divide_rest(
             structure, num_threads, counted[0] if counted else None, spare_bytes=spare
         )
         if placement.budget_is_promise:
-            trim(0)  # the samples' buffers: nothing gives them back before the first batch
+            release()  # the samples' buffers: nothing gives them back before the first batch
             batch_bytes = expected_bytes(presampled.largest_bytes)
             check_two_batches(placement, batch_bytes)
     if maker is None:

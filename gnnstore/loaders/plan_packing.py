@@ -24,6 +24,7 @@ from gnnstore.io.resident import residents_of
 from gnnstore.io.saved_plan import SavedRecord, name_of_batch
 from gnnstore.loaders.pipeline import ordered_map
 from gnnstore.loaders.plan_records import RecordMaker
+from gnnstore.loaders.plan_sampling import PlanSampler, PlanSettings, SampledSuperbatch
 from gnnstore.planning.planners import make_planner
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSubgraph
@@ -65,14 +66,9 @@ class PlanPacker:
         self.settings = settings
         self._sampler = PlanSampler(store, settings)
         self.batches_per_epoch = self._sampler.batches_per_epoch
-        size, modes = self._sampler.size, self._sampler.tables.placement.modes
         attributes = store.schema.node.attributes.values()
-        cached = [spec.path for spec in attributes if modes.get(spec.path) == "direct"]
-        self._decide(
-            cached,
-            0 if size is None or not cached else size.num_slots,
-            self.batches_per_epoch if size is None else size.num_batches,
-        )
+        cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
+        self._decide(cached, self._sampler.size.num_slots, self._sampler.size.superbatch)
 
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
@@ -252,13 +248,13 @@ class PlanPacker:
         files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
         # A plan that is continued has the sizes of before, whatever memory is left now.
         least = least_memory(self.tables, of.plan.misses, of.trace.ids.itemsize)
-        planned = 0 if self._sampler.size is None else self._sampler.size.packing_bytes
+        left = self._sampler.size.memory_bytes - of.num_bytes
         misses, offsets, _ = append_packed(
             self.tables,
             of.trace,
             of.plan,
             {path: (file.file_path, file.size_bytes) for path, file in files.items()},
-            memory_bytes=max(least, planned),
+            memory_bytes=max(least, left),
             num_threads=self.settings.num_threads,
         )
         for path, file in files.items():

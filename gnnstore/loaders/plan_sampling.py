@@ -21,11 +21,13 @@ from gnnstore.loaders.presampling import Presampler
 from gnnstore.loaders.seeds import batches_in_order, epoch_permutation, resolve_input_nodes
 from gnnstore.loaders.state import sampling_fingerprint
 from gnnstore.loaders.tables import ReadRequest, open_tables
+from gnnstore.planning.plan_size import size_plan
 from gnnstore.planning.trace_builder import TraceBuilder
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
+    from gnnstore.formats.schema import AttributeSpec
     from gnnstore.planning.belady import SuperbatchPlan, Trace
     from gnnstore.planning.planners import Planner
     from gnnstore.store import GraphStore
@@ -94,6 +96,11 @@ class SampledSuperbatch:
     plan: SuperbatchPlan
     input_ids: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.kept.num_bytes + self.trace.ids.nbytes + self.plan.num_bytes
+
 
 class PlanSampler:
     """Samples and plans the batches of a plan, superbatch by superbatch.
@@ -107,8 +114,8 @@ class PlanSampler:
     ----------
     tables : Tables
         The store's parts, opened within the budget of memory.
-    size : SuperbatchSize or None
-        What that leaves for superbatches.
+    size : PlanSize
+        What that leaves for superbatches, and for the cache of training.
     batches_per_epoch : int
 
     Raises
@@ -142,6 +149,7 @@ class PlanSampler:
             tmpdir=settings.tmpdir,
             disk=_NO_DISK_LIMIT,
         )
+        seeds_bytes = 8 * self.seeds.num_seeds * (4 if settings.shuffle else 2)
         self.tables = open_tables(
             ReadRequest(
                 store,
@@ -149,14 +157,31 @@ class PlanSampler:
                 Presampler.of(
                     store, settings.config, self.seeds, settings.batch_size, not settings.shuffle
                 ),
-                seeds_bytes=8 * self.seeds.num_seeds * (4 if settings.shuffle else 2),
+                seeds_bytes=seeds_bytes,
                 num_threads=settings.num_threads,
                 may_use_fewer=True,
             )
         )
-        self.size = self.tables.placement.superbatch
+        rolling = self.tables.placement.superbatch
+        self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
+        # As many subgraphs as a loader would keep in memory.
+        self._most_in_memory = 2 * rolling.num_batches if rolling and rolling.in_memory else 0
+        specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
+        self.size = size_plan(
+            self.tables.placement,
+            row_bytes=sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs),
+            num_rows=store.num_nodes,
+            seeds_bytes=seeds_bytes,
+            num_batches=self.batches_per_epoch,
+            cache_is_given=settings.cache_bytes is not None,
+            superbatch_is_given=settings.superbatch is not None,
+        )
         self._sampler = self.tables.structure.sampler(settings.config, store.schema.index_dtype)
         self._run: RunDirectory | None = None
+
+    def is_read(self, spec: AttributeSpec) -> bool:
+        """Whether rows of an attribute are read from disk, so that they are cached and packed."""
+        return self.tables.placement.modes.get(spec.path) == "direct"
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -202,7 +227,7 @@ class PlanSampler:
         csc = self.tables.structure.csc
         trace = TraceBuilder(len(batches), csc.num_nodes)
         input_ids: dict[int, npt.NDArray[np.int64]] = {}
-        kept = self._keep(first)
+        kept = self._keep(first, len(batches))
 
         def request(place: int, index: Any) -> tuple[npt.NDArray[np.int64], int, int]:
             nodes, input_ids[place] = self.seeds.select(index)
@@ -221,7 +246,7 @@ class PlanSampler:
                 keep,
                 num_threads=self.settings.num_threads,
                 lookahead=lambda: 2 * self.settings.num_threads,
-                bulk_bytes=None if self.size is None else self.size.bulk_bytes,
+                bulk_bytes=self._bulk_bytes,
                 describe=lambda k: f"while sampling batch {first + k} of epoch {epoch}",
             )
             with closing(sampled):
@@ -235,8 +260,8 @@ class PlanSampler:
         number = epoch * self.batches_per_epoch + first
         return SampledSuperbatch(number, kept, built, plan, input_ids)
 
-    def _keep(self, first: int) -> KeptSubgraphs:
-        if self.size is None or self.size.in_memory:
+    def _keep(self, first: int, num_batches: int) -> KeptSubgraphs:
+        if num_batches <= self._most_in_memory:
             return SubgraphsInMemory()
         if self._run is None:
             parent = self.settings.tmpdir or default_parent(self.store.path)

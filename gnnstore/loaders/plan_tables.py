@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.available import available_bytes
 from gnnstore.errors import BudgetError
 from gnnstore.formats.plan_reader import PlanReader, find_plan
 from gnnstore.io.counts import NO_READS, ReadCounts
-from gnnstore.io.engines import Engine, open_engine
+from gnnstore.io.engines import Engine
 from gnnstore.io.planned_cache import PlannedCache
 from gnnstore.io.rows import Gathered
 from gnnstore.io.saved_plan import SavedPlan, not_packed
@@ -106,8 +105,8 @@ class PlanTables(Tables):
             may_use_fewer=may_use_fewer,
         )
         manifest = reader.manifest
-        self.engine: Engine = open_engine(_largest_file(reader), io_engine)
-        self.saved: SavedBatches = SavedBatches(SavedPlan(reader, self.engine))
+        self.saved: SavedBatches = SavedBatches(SavedPlan.open(reader, io_engine))
+        self.engine: Engine = self.saved.plan.engine
         staging_bytes = self.saved.plan.staging_bytes
         budget, is_promise = _budget(memory)
         if may_use_fewer:
@@ -189,11 +188,6 @@ def open_plan_tables(request: ReadRequest) -> PlanTables:
         num_threads=request.num_threads,
         may_use_fewer=request.may_use_fewer,
     )
-
-
-def _largest_file(reader: PlanReader) -> Path:
-    """Return a file that engines can be tried on."""
-    return reader.path / max(reader.files, key=lambda entry: entry.size_bytes).path
 
 
 def _budget(memory: int | str | None) -> tuple[int, bool]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gnnstore.errors import BudgetError
-from gnnstore.io.buffers import trim
+from gnnstore.io.buffers import release
+from gnnstore.io.packed_rows import RUN_STAGING_BYTES
 from gnnstore.planning.in_flight import check_two_batches, expected_bytes, in_flight_bytes
 from gnnstore.planning.planners import make_planner
 from gnnstore.planning.superbatch_size import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from gnnstore.formats.schema import AttributeSpec
     from gnnstore.io.structure import Structure
-    from gnnstore.loaders.presampling import Presampler
+    from gnnstore.loaders.presampling import Presampled, Presampler
     from gnnstore.planning.belady import Trace
     from gnnstore.planning.placement import Placement
 
@@ -54,6 +55,7 @@ def size_superbatches(
     settings: PlannedSettings,
     specs: Sequence[AttributeSpec],
     num_threads: int,
+    staging_bytes: int = 0,
     disk_bytes: int = 0,
 ) -> Placement:
     """Decide how many batches are planned at a time, and how many rows are cached.
@@ -65,7 +67,9 @@ def size_superbatches(
     specs : sequence of AttributeSpec
         The node attributes that are read from disk; their rows are cached together.
     num_threads : int
-        Preparing threads.
+        Preparing threads, of which fewer will be started where staging memory is for fewer.
+    staging_bytes : int
+        Memory of a thread that reads.
     disk_bytes : int
         For packed rows, where there are some.
 
@@ -75,19 +79,27 @@ def size_superbatches(
         If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
     """
     csc = structure.csc
+    if staging_bytes:
+        num_threads = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
+    packs = settings.policy == "packed" and bool(specs)
     seen = presampler.run(structure, num_threads, spare_bytes=placement.spare_bytes)
-    trim(0)  # the samples' buffers: nothing gives them back before the first batch
-    left = placement.left_bytes
+    release()  # the samples' buffers: nothing gives them back before the first batch
+    left, threads_bytes = placement.left_bytes, 0
     if placement.budget_is_promise:
         batch_bytes = expected_bytes(seen.largest_bytes)
         check_two_batches(placement, batch_bytes)
-        left -= in_flight_bytes(placement, batch_bytes, num_threads)
+        threads_bytes = _threads_bytes(structure, seen, num_threads, staging_bytes)
+        if packs:
+            # Runs have a reader of their own; where nothing else is read, in place of the other.
+            read = {path for path, mode in placement.modes.items() if mode == "direct"}
+            spared = 0 if read - {spec.path for spec in specs} else placement.staging_bytes
+            threads_bytes += max(0, num_threads * RUN_STAGING_BYTES - spared)
+        left -= in_flight_bytes(placement, batch_bytes, num_threads) + threads_bytes
     else:
         left //= _UNPROMISED_SHARE
-    bulk_bytes = left // _BULK_SHARE if structure.is_read else 0
+    bulk_bytes = max(0, left) // _BULK_SHARE if structure.is_read else 0
     left -= bulk_bytes
     id_bytes = id_dtype(csc.num_nodes).itemsize
-    packs = settings.policy == "packed" and bool(specs)
     batch_nodes = expected_bytes(seen.largest_nodes)
     costs = SuperbatchCosts(
         num_rows=csc.num_nodes,
@@ -97,16 +109,21 @@ def size_superbatches(
         # Kept with four bytes where the sampler gives eight, but for graphs of 2^31 edges.
         kept_bytes=expected_bytes(seen.largest_ids_bytes),
         packed_rows=batch_nodes if packs else 0,
+        policy=settings.policy,
     )
     num_batches = -(-presampler.seeds.num_seeds // max(1, presampler.batch_size))
-    # The trace and its plan take what those of two superbatches are to take later.
-    affordable = left // max(1, 2 * costs.planning_bytes(1))
+    # Half of what batches and rows will take later is for the trace and its plan; threads that
+    # sample have the other half.
+    plans = replace(costs, packed_rows=0)
+    affordable = placement.left_bytes // 2 - plans.planning_bytes(0)
+    affordable //= max(1, plans.planning_bytes(1) - plans.planning_bytes(0))
     profile = _Profile(
         structure,
         presampler,
         policy=settings.policy,
         num_batches=max(1, min(_PROFILE_BATCHES, num_batches, affordable)),
         num_threads=num_threads,
+        spare_bytes=placement.spare_bytes,
     )
     # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
     # memory for the worst case caches more, so it is measured before the sizes are compared.
@@ -135,7 +152,19 @@ def size_superbatches(
             f"used: {missing} bytes too few; raise disk= by at least {format_at_least(missing)}, "
             "name a roomier tmpdir=, or choose strategy='belady'"
         )
-    return placement.with_superbatch(size.with_bulk(bulk_bytes))
+    return placement.with_superbatch(size.with_sampling(bulk_bytes, threads_bytes))
+
+
+def _threads_bytes(
+    structure: Structure, seen: Presampled, num_threads: int, staging_bytes: int
+) -> int:
+    """Return what sampling takes while the batches before are assembled."""
+    if structure.is_read:
+        # In-neighbours are fetched by a thread of their own; batches are sampled together, in
+        # memory that is counted apart.
+        return staging_bytes
+    # A subgraph as the sampler gives it, and as much again until it is kept in half the memory.
+    return num_threads * 2 * expected_bytes(seen.largest_ids_bytes)
 
 
 @dataclass(frozen=True)
@@ -167,12 +196,14 @@ class _Profile:
         policy: PlannedPolicy,
         num_batches: int,
         num_threads: int,
+        spare_bytes: int | None,
     ) -> None:
         self._structure = structure
         self._presampler = presampler
         self._policy: PlannedPolicy = policy
         self.num_batches = num_batches
         self._num_threads = num_threads
+        self._spare_bytes = spare_bytes
         self._trace: Trace | None = None
 
     def run(self, size: SuperbatchSize) -> _Planned:
@@ -190,9 +221,13 @@ class _Profile:
     def _sampled(self) -> Trace:
         if self._trace is None:
             builder = TraceBuilder(self.num_batches, self._structure.csc.num_nodes)
-            self._presampler.run(self._structure, self._num_threads, trace=builder)
+            # Without a bound, batches that are sampled together from disk would take 1 GB.
+            spare = None if self._spare_bytes is None else self._spare_bytes // 2
+            self._presampler.run(
+                self._structure, self._num_threads, spare_bytes=spare, trace=builder
+            )
             self._trace = builder.build()
-            trim(0)
+            release()
         return self._trace
 
 

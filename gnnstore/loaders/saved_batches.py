@@ -47,6 +47,9 @@ class SavedBatches:
         self._free: list[PlannedCache] = []
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (SavedBatches, (self.plan,))
+
     @property
     def seed(self) -> int:
         """The seed that the plan was packed with."""

@@ -126,7 +126,6 @@ class LoaderState:
                 "was taken, or begin a new run"
             )
 
-
     def differences(self, fingerprint: Mapping[str, Any], seed: int | None) -> list[str]:
         """Return in words what is otherwise in a loader; see `refuse_unless_of`."""
         expected = {**fingerprint, **({} if seed is None else {"seed": seed})}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gnnstore.io.buffers import release_heap
 from gnnstore.io.counts import NO_READS
 from gnnstore.io.kept_subgraphs import KeptSubgraphs, SubgraphsInMemory, SubgraphsOnDisk
 from gnnstore.io.run_directory import RunDirectory
@@ -214,12 +215,14 @@ class _Run:
         start = time.perf_counter()
         course = self._current_course()
         joined = trace.build()
+        release_heap()  # of subgraphs as they were sampled, before as much is taken for the plan
         if of._size.fills(of._num_nodes):
             with self._sampling.timeline().span("filling"):
                 of.filling += course.fill(joined, of._num_nodes)
         with self._sampling.timeline().span("planning", batches=len(notes)) as args:
             plan = course.planner.plan(joined)
             args |= {"rows": len(plan.slots), "rows_missed": plan.num_misses}
+        release_heap()
         seconds = time.perf_counter() - start
         packed = self._pack(joined, plan)
         spilled = kept.num_disk_bytes + (0 if packed is None else packed.bytes_packed)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.errors import BudgetError
+from gnnstore.io.buffers import release
 from gnnstore.io.index_rows import IndexRows
 from gnnstore.io.resident import residents_of
 from gnnstore.io.rows import MemoryRows, RowSource
@@ -275,14 +276,17 @@ def _placed(request: ReadRequest, instead_of_static: str = "") -> Placement:
     structure = request.structure(placement, engine)
     if options.planned is not None:
         specs = request.node_specs(placement)
-        return size_superbatches(
+        placement = size_superbatches(
             placement,
             structure,
             request.presampler,
             settings=options.planned,
             specs=specs,
             num_threads=request.num_threads,
+            staging_bytes=0 if engine is None else engine.staging_bytes,
             disk_bytes=disk_budget(request.tmpdir(options.planned), options.planned.disk_bytes),
         )
+        release()  # of the batches that were sampled and planned to find the sizes
+        return placement
     maker = request.cache_maker(placement, structure, engine)
     return divide_rest(placement, structure, request.presampler, maker, request.num_threads)

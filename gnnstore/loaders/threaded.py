@@ -157,6 +157,9 @@ class ThreadedLoader(ResumableLoader):
 
     def _take(self, item: Any, epoch: int) -> PreparedBatch:
         """Return the sample of something that `_ahead` has yielded; in any thread."""
+        if isinstance(item, SavedBatch):
+            with self._timeline.span("recalling", epoch=epoch, batch=item.batch):
+                return item.recall()
         batch, index = item
         with self._timeline.span("sampling", epoch=epoch, batch=batch) as args:
             sampled = self._sample(index, epoch=epoch, batch=batch)
@@ -246,8 +249,7 @@ class ThreadedLoader(ResumableLoader):
 
         def prepare(numbered: tuple[int, Any]) -> PreparedBatch:
             batch, item = numbered
-            is_saved = isinstance(item, SavedBatch)
-            prepared = item.recall() if is_saved else self._take(item, epoch)
+            prepared = self._take(item, epoch)
             if self.transform_sampler_output is not None:
                 return prepared
             prepared = self._gathered(prepared, epoch, batch)

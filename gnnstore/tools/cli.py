@@ -23,6 +23,8 @@ _COMMANDS = {
     "gc": ("gnnstore.tools.cmd_gc", "Find and remove what interrupted conversions left."),
     "inspect": ("gnnstore.tools.cmd_inspect", "Show what a store holds and how it will be read."),
     "verify": ("gnnstore.tools.cmd_verify", "Check a store's files, checksums and contents."),
+    "pack": ("gnnstore.tools.cmd_pack", "Sample and pack epochs ahead of training."),
+    "rm": ("gnnstore.tools.cmd_rm", "Remove a packed plan of a store."),
     "plan": ("gnnstore.tools.cmd_plan", "Compare caches for training on a store."),
     "bench": ("gnnstore.tools.cmd_bench", "Measure this machine: what its disk can do."),
     "info": ("gnnstore.tools.cmd_info", "Show versions, build and machine, for bug reports."),

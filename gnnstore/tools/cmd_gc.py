@@ -25,7 +25,8 @@ _HELP = """Find what interrupted conversions and training left, and remove it wi
 PATH is a directory that holds stores (default: the current one), or a store. A conversion
 builds its store beside the place it is for, as .NAME.tmp-XXXXXXXX; directories below PATH are
 not searched. What a running conversion is at work in is left alone, and a store that an
-interrupted --overwrite had set aside gets its name back. What training spills lies in
+interrupted --overwrite had set aside gets its name back. Plans are packed likewise, in the
+directory plans of their store, which is searched. What training spills lies in
 .gnnstore-run-XXXXXXXX; the next run beside it removes what a killed one left, or this command.
 
 \b

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from gnnstore.formats.plan_manifest import is_plan
+from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.formats.reader import StoreReader
+from gnnstore.tools.describe_plan import describe_plan, render_plan
 from gnnstore.tools.describe_store import describe_array, describe_files, describe_store, find_array
 from gnnstore.tools.options import session_options
 from gnnstore.tools.render_store import render_array, render_store
@@ -17,7 +21,7 @@ _HELP = """Show what a store holds and how it will be read.
 
 Reads metadata only, so it is quick on a store of any size. --stats reads the arrays too,
 once and in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and
-a histogram of the labels.
+a histogram of the labels. Packed plans are listed; STORE may also be a plan by itself.
 
 \b
 Examples:
@@ -35,6 +39,10 @@ Examples:
 @session_options
 def command(session: Session, store: str, array_path: str | None, stats: bool) -> None:
     """Open the store, describe it and print that."""
+    if is_plan(Path(store)):
+        document = describe_plan(PlanReader.open(store))
+        session.emit(document, lambda console: render_plan(console, document))
+        return
     reader = StoreReader.open(store)
     if array_path is None:
         _inspect_store(session, reader, stats)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from gnnstore.errors import UnsupportedVersionError
+from gnnstore.formats.plan_manifest import find_plans, is_plan
+from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.formats.reader import StoreReader
 from gnnstore.formats.verification import LEVELS, Level, Problem, Report, verify
 from gnnstore.tools import exits
@@ -15,7 +19,9 @@ from gnnstore.tools.options import session_options
 from gnnstore.tools.session import Session
 from gnnstore.units import format_size
 
-_HELP = """Check a store's files, checksums and contents.
+_HELP = """Check a store's files, checksums and contents, and those of its packed plans.
+
+STORE may also be a plan by itself; of plans, "full" checks no more than "checksums".
 
 \b
 Levels, each including the one before:
@@ -67,9 +73,12 @@ def _total_bytes(store: str, level: Level) -> int | None:
     """Return the bytes to read; None where that cannot be told before verifying."""
     if level == "header":
         return None
+    directory = Path(store)
+    plans = [directory] if is_plan(directory) else find_plans(directory)
     try:
-        return StoreReader.open(store).total_bytes
-    except ValueError:  # corrupt: `verify` will say how
+        total = 0 if is_plan(directory) else StoreReader.open(store).total_bytes
+        return total + sum(PlanReader.open(plan).total_bytes for plan in plans)
+    except (ValueError, UnsupportedVersionError):  # corrupt: `verify` will say how
         return None
 
 

@@ -18,6 +18,7 @@ from gnnstore.formats.schema import AttributeSpec
 from gnnstore.io.engines import EngineChoice, choose_engine
 from gnnstore.planning.placement import place
 from gnnstore.planning.sizes import StoreSizes
+from gnnstore.tools.describe_plan import describe_plans
 
 
 def describe_store(reader: StoreReader) -> dict[str, Any]:
@@ -61,6 +62,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
         "arrays": arrays,
         # What belongs to no array: group metadata and the checksums.
         "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
+        "plans": describe_plans(reader.path),
         "provenance": dict(reader.manifest.provenance),
         "reading": _reading(reader),
     }

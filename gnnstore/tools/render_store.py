@@ -15,6 +15,9 @@ from gnnstore.units import format_size
 def render_store(console: Console, store: Mapping[str, Any]) -> None:
     """Print everything that `gnnstore inspect STORE` shows."""
     render_summary(console, store)
+    if store["plans"]:
+        print_title(console, "Packed plans")
+        _print_plans(console, store["plans"])
     print_title(console, "Provenance")
     print_facts(console, flatten(store["provenance"]))
     print_title(console, "Reading it here")
@@ -169,6 +172,27 @@ def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
         )
     )
     print_table(console, columns, rows, right=("on disk", "padding", "share"))
+
+
+def _print_plans(console: Console, plans: list[Mapping[str, Any]]) -> None:
+    columns = ("plan", "epochs", "batches", "fan-outs", "batch size", "seed", "on disk")
+    rows = []
+    for plan in plans:
+        if plan["problem"] is not None:
+            rows.append((plan["name"], "damaged: see 'gnnstore verify'", *[""] * 5))
+            continue
+        rows.append(
+            (
+                plan["name"],
+                f"{plan['epochs']:,}",
+                f"{plan['batches_per_epoch']:,} an epoch",
+                ", ".join(map(str, plan["num_neighbors"] or [])),
+                f"{plan['batch_size']:,}" + (", shuffled" if plan["shuffle"] else ""),
+                f"{plan['seed']}",
+                format_size(plan["disk_bytes"]),
+            )
+        )
+    print_table(console, columns, rows, right=("on disk",))
 
 
 def _reading(reading: Mapping[str, Any]) -> dict[str, object]:

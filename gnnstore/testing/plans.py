@@ -1,0 +1,90 @@
+"""Packed plans of small graphs, and batches to compare with theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gnnstore.formats.plan_directory import make_plans_directory, plan_path
+from gnnstore.loaders.plan_packing import PlanPacker
+from gnnstore.loaders.plan_sampling import PlanSettings
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.store import open as open_store
+
+
+def pack(
+    store: Path,
+    fanouts: Iterable[int],
+    input_nodes: str | None = "train",
+    *,
+    output: Path | None = None,
+    resume: bool = False,
+    seed: int = 3,
+    epochs: int = 2,
+    batch_size: int = 50,
+    replace: bool = False,
+    subgraph_type: Any = "directional",
+    disjoint: bool = False,
+    cache_bytes: int | str | None = "100kB",
+    superbatch: int | None = 5,
+    num_threads: int = 2,
+    **settings: Any,
+) -> Path:
+    """Pack a plan and return where it is: `output`, or "base" of the store.
+
+    Parameters
+    ----------
+    **settings
+        Others of `PlanSettings`.
+    """
+    if output is None:
+        make_plans_directory(store)
+    packer = PlanPacker(
+        open_store(store),
+        PlanSettings(
+            SamplingConfig(tuple(fanouts), replace, subgraph_type, disjoint, seed),
+            input_nodes,
+            batch_size,
+            epochs,
+            cache_bytes=cache_bytes,
+            superbatch=superbatch,
+            num_threads=num_threads,
+            **settings,
+        ),
+    )
+    try:
+        return packer.pack(output or plan_path(store, "base"), resume=resume)
+    finally:
+        packer.close()
+
+
+def batches_of(loader: Any, num_epochs: int = 1) -> list[dict[str, Any]]:
+    """Return the batches of some epochs, as dicts."""
+    return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
+
+
+def assert_same_batches(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Fail unless batches are equal: names, their order, dtypes, shapes and values.
+
+    Raises
+    ------
+    AssertionError
+        Naming the first batch and the first of its values that differ.
+    """
+    if len(found) != len(expected):
+        raise AssertionError(f"{len(found)} batches, expected {len(expected)}")
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if list(ours) != list(theirs):
+            raise AssertionError(f"batch {number} has {list(ours)}, expected {list(theirs)}")
+        for name, value in theirs.items():
+            if not _same(ours[name], value):
+                raise AssertionError(f"batch {number}: {name!r} differs")
+
+
+def _same(value: Any, expected: Any) -> bool:
+    if not isinstance(expected, torch.Tensor):
+        return bool(value == expected)
+    return value.dtype == expected.dtype and torch.equal(value, expected)

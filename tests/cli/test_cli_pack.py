@@ -1,0 +1,186 @@
+"""`gnnstore pack` and `rm`; what `inspect`, `verify` and `gc` say of plans."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch_geometric")
+
+import gnnstore
+from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
+from gnnstore.testing.faults import inject
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.stores import assert_same_files
+
+PACK = ("--num-neighbors", "4,4", "--batch-size", "50", "--superbatch", "3", "--cache", "100kB")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(1000, 8000, seed=5, feature_dim=100, num_classes=7)
+    return graph.write(tmp_path_factory.mktemp("pack") / "s.gnn")
+
+
+@pytest.fixture
+def store(original: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(original, tmp_path / "s.gnn")
+
+
+def test_a_plan_from_end_to_end(run: Any, store: Path, original: Path) -> None:
+    done = run("pack", store, "--name", "base", *PACK, "--epochs", "2", "--seed", "7", "--json")
+    assert done.status == 0
+    document = done.document
+    assert (document["name"], document["epochs"], document["batches_per_epoch"]) == ("base", 2, 12)
+    assert (document["seed"], document["num_neighbors"], document["shuffle"]) == (7, [4, 4], True)
+    plan = Path(document["path"])
+    assert plan == store / "plans" / "base"
+    estimate = document["estimate"]
+    assert 0.7 < document["disk_bytes"] / estimate["total_bytes"] < 1.3
+    assert estimate["seconds"] is None
+    assert "packing takes about" in done.stderr
+
+    options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 7}
+    loader = gnnstore.NeighborLoader(store, [4, 4], "train", plan="base", **options)
+    assert sum(batch.batch_size for batch in loader) == 600
+
+    (listed,) = run("inspect", store, "--json").document["plans"]
+    assert (listed["name"], listed["problem"]) == ("base", None)
+    assert "Packed plans" in run("inspect", store).stdout
+    assert run("verify", store).status == 0
+    assert run("verify", plan, "--json").document["ok"]
+
+    removed = run("rm", store, "--plan", "base", "--json")
+    assert removed.status == 0
+    assert removed.document["removed_bytes"] > document["disk_bytes"]
+    assert_same_files(store, original)
+    assert sorted(p.name for p in store.iterdir()) == sorted(p.name for p in original.iterdir())
+    assert run("inspect", store, "--json").document["plans"] == []
+
+
+def test_a_plan_elsewhere(run: Any, store: Path, tmp_path: Path, original: Path) -> None:
+    output = tmp_path / "elsewhere"
+    done = run("pack", store, "--output", output, *PACK, "--input-nodes", "all", "--no-shuffle")
+    assert done.status == 0
+    assert "epochs of 20" in done.stdout
+    assert str(output) in done.stdout
+    assert not (store / "plans").exists()
+    assert_same_files(store, original)
+    assert run("inspect", output, "--json").document["name"] == "elsewhere"
+    assert "1 epochs of 20" in run("inspect", output).stdout.replace(",", "")
+
+
+def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
+    for arguments, status, message in (
+        ([], 2, "--name in the store, or an --output"),
+        (["--name", "a", "--output", tmp_path / "b"], 2, "--name in the store, or an --output"),
+        (["--name", "../a"], 2, "'../a' is no name of a plan"),
+        (["--name", "a", "--disk", "10kB"], 2, "and --disk allows 10 kB"),
+        (["--name", "a", "--memory", "1MB"], 2, "raise memory= by at least"),
+        (["--name", "a", "--input-nodes", "nothing"], 3, "no split 'nothing'"),
+        (["--name", "a", "--batch-size", "700", "--drop-last"], 2, "there is nothing to pack"),
+        (["--name", "a", "--num-neighbors", "x"], 2, "no list of fan-outs"),
+        (["--output", tmp_path / "no" / "where"], 3, "does not exist"),
+    ):
+        done = run("pack", store, *PACK, *arguments)
+        assert (done.status, message in done.stderr) == (status, True), (arguments, done.stderr)
+        assert not (store / "plans").exists()
+
+
+def test_a_dry_run_writes_nothing(run: Any, store: Path, original: Path) -> None:
+    profile = DeviceProfile(
+        filesystem_id=filesystem_id(store),
+        mount_point="/",
+        device="d",
+        filesystem_type="ext4",
+        engine="pread",
+        is_direct=True,
+        measured_at="2026-01-01T00:00:00+00:00",
+        sequential_read_bytes_per_second=1e6,
+        sequential_write_bytes_per_second=1e6,
+        random_reads_per_second={4096: {1: 1000.0}, 65536: {1: 500.0}},
+    )
+    save_profile(profile)
+    done = run("pack", store, "--name", "base", *PACK, "--dry-run", "--json")
+    assert done.status == 0
+    estimate = done.document["estimate"]
+    moved = estimate["read_bytes"] + 2 * estimate["total_bytes"]
+    assert estimate["seconds"] == pytest.approx(moved / 1e6)
+    assert "on disk" in run("pack", store, "--name", "base", *PACK, "--dry-run").stdout
+    assert_same_files(store, original)
+
+
+def test_a_name_that_is_taken(run: Any, store: Path) -> None:
+    assert run("pack", store, "--name", "base", *PACK).status == 0
+    done = run("pack", store, "--name", "base", *PACK)
+    assert done.status == 2
+    assert "'gnnstore rm'" in done.stderr
+    assert run("pack", store, "--name", "base", *PACK, "--overwrite", "--seed", "5").status == 0
+    (plan,) = run("inspect", store, "--json").document["plans"]
+    assert plan["seed"] == 5
+    assert sorted(p.name for p in (store / "plans").iterdir()) == ["base", "zarr.json"]
+
+
+def test_interrupted_and_resumed(run: Any, store: Path, tmp_path: Path) -> None:
+    assert run("pack", store, "--output", tmp_path / "whole", *PACK).status == 0
+    with inject("fallocate", errno=errno.ENOSPC, skip=2, times=-1):
+        done = run("pack", store, "--name", "base", *PACK)
+    assert done.status == 5
+    assert "no space left" in done.stderr
+    assert "--resume" in done.stderr
+    (left,) = run("gc", store, "--json").document["leftovers"]
+    assert left["state"] == "resumable"
+    assert run("verify", store).status == 0
+    assert run("inspect", store, "--json").document["plans"] == []
+    done = run("pack", store, "--name", "base", *PACK, "--resume")
+    assert done.status == 0
+    assert "resuming after 2 superbatches" in done.stderr
+    assert_same_files(store / "plans" / "base", tmp_path / "whole")
+    assert run("gc", store, "--json").document["leftovers"] == []
+
+
+def test_leftovers_are_removed(run: Any, store: Path, original: Path) -> None:
+    with inject("fallocate", errno=errno.ENOSPC, skip=2, times=-1):
+        run("pack", store, "--name", "base", *PACK)
+    (found,) = run("gc", store.parent, "--yes", "--json").document["leftovers"]
+    assert found["action"] == "removed"
+    assert [p.name for p in (store / "plans").iterdir()] == ["zarr.json"]
+    assert run("verify", store).status == 0
+
+
+def test_removing_what_is_not_there(run: Any, store: Path) -> None:
+    done = run("rm", store, "--plan", "base")
+    assert (done.status, "no plan 'base'; its plans: none" in done.stderr) == (3, True)
+    assert run("rm", store, "--plan", "../../etc").status == 2
+    assert run("rm", store.parent / "none.gnn", "--plan", "base").status == 3
+    assert run("rm", store).status == 2
+
+
+def test_a_plan_that_is_damaged(run: Any, store: Path) -> None:
+    assert run("pack", store, "--name", "base", *PACK).status == 0
+    path = store / "plans" / "base" / "zarr.json"
+    document = json.loads(path.read_text())
+    document["attributes"]["gnnstore_plan"]["seed"] = 99
+    path.write_text(json.dumps(document, indent=1))
+    assert run("verify", store).status == 1
+    (plan,) = run("inspect", store, "--json").document["plans"]
+    assert "altered" in plan["problem"]
+    assert "damaged" in run("inspect", store).stdout
+    assert run("rm", store, "--plan", "base").status == 0
+
+
+def test_a_store_that_cannot_be_written(
+    run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    done = run("pack", store, "--name", "base", *PACK)
+    assert done.status == 5
+    assert "give --output" in done.stderr

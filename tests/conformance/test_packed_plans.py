@@ -1,0 +1,389 @@
+"""Packed plans: the batches of every other loader, read back, with the store or without."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.converters import ConvertOptions
+from gnnstore.errors import BudgetError, NotFoundError, UsageError
+from gnnstore.planning import placement
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+
+N, E, WIDTH = 1000, 12_000, 100
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+BATCHES, EPOCHS = 12, 2
+
+
+def make_graph(**attributes: Any) -> GraphArrays:
+    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
+    rng = np.random.default_rng(9)
+    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
+    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
+    graph.attributes.update(attributes)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a store with a plan named "base"."""
+    path = make_graph().write(tmp_path_factory.mktemp("plans") / "s.gnn")
+    pack(path, [4, 4])
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[dict[str, Any]]:
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
+    found = batches_of(plain, EPOCHS)
+    assert len(found) == EPOCHS * BATCHES
+    return found
+
+
+def loader_of(path: Any, **options: Any) -> NeighborLoader:
+    fanouts = options.pop("num_neighbors", [4, 4])
+    nodes = options.pop("input_nodes", "train")
+    return NeighborLoader(path, fanouts, nodes, **({"plan": "base"} | OPTIONS | options))
+
+
+# --- equal batches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_batches_are_the_same(path: Path, expected: list[dict[str, Any]], num_threads: int) -> None:
+    loader = loader_of(path, num_threads=num_threads)
+    assert_same_batches(batches_of(loader, EPOCHS), expected)
+    stats = loader.stats()
+    assert (stats.strategy, stats.cache, stats.topology_reads) == ("packed", "belady", 0)
+    assert stats.rows_read > 0
+    assert stats.rows_cached > 0
+    assert stats.bytes_read < 1.3 * stats.bytes_useful + BATCHES * EPOCHS * 2 * 4096
+    alone = gnnstore.open_plan(path / "plans" / "base").loader(num_threads=num_threads)
+    assert len(alone) == BATCHES
+    assert_same_batches(batches_of(alone, EPOCHS), expected)
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
+def test_engines(path: Path, expected: list[dict[str, Any]], engine: str) -> None:
+    try:
+        loader = loader_of(path, io_engine=engine)
+    except UsageError as error:
+        pytest.skip(str(error))
+    assert loader.stats().io_engine == engine
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
+
+
+@pytest.mark.parametrize(
+    ("fanouts", "sampling"),
+    [
+        ([-1], {}),
+        ([5, -1], {}),
+        ([3, 3, 3], {"replace": True}),
+        ([4, 2], {"disjoint": True}),
+        ([4, 2], {"subgraph_type": "bidirectional"}),
+        ([4, 2], {"subgraph_type": "induced"}),
+        ([4], {"drop_last": True, "batch_size": 70}),
+        ([4], {"shuffle": False}),
+        ([], {}),
+    ],
+)
+def test_ways_of_sampling(
+    path: Path, tmp_path: Path, fanouts: list[int], sampling: dict[str, Any]
+) -> None:
+    plan = pack(path, fanouts, output=tmp_path / "plan", **sampling)
+    options = OPTIONS | sampling
+    plain = batches_of(NeighborLoader(path, fanouts, "train", strategy="memory", **options), 2)
+    found = NeighborLoader(path, fanouts, "train", plan=plan, **options)
+    assert_same_batches(batches_of(found, 2), plain)
+    shutil.copytree(plan, tmp_path / "copy")
+    assert_same_batches(batches_of(gnnstore.open_plan(tmp_path / "copy").loader(), 2), plain)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(100, "float16"), (100, "int8"), (768, "float32"), (768, "bfloat16")]
+)
+def test_element_types_and_widths(tmp_path: Path, width: int, dtype: str) -> None:
+    rows = np.random.default_rng(1).standard_normal((N, width)).astype(np.float32)
+    options = ConvertOptions(
+        feature_dtype=dtype, feature_scale="column" if dtype == "int8" else None
+    )
+    path = make_graph(x=rows).write(tmp_path / "s.gnn", options=options)
+    plan = pack(path, [4, 4])
+    plain = batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+    assert str(plain[0]["x"].dtype) == f"torch.{dtype}"
+    assert ("x_scale" in plain[0]) == (dtype == "int8")
+    assert_same_batches(batches_of(loader_of(path), 2), plain)
+    moved = plan.rename(tmp_path / "moved")
+    shutil.rmtree(path)
+    assert_same_batches(batches_of(gnnstore.open_plan(moved).loader(), 2), plain)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        GraphArrays(N, random_graph(N, E, seed=1).edge_index),
+        random_graph(N, E, seed=1, num_classes=3),
+        random_graph(N, 0, seed=1, feature_dim=100),
+    ],
+    ids=["no attributes", "labels only", "no edges"],
+)
+def test_graphs_with_little(tmp_path: Path, graph: GraphArrays) -> None:
+    path = graph.write(tmp_path / "s.gnn")
+    pack(path, [3], None, batch_size=200)
+    options = OPTIONS | {"batch_size": 200}
+    plain = batches_of(NeighborLoader(path, [3], strategy="memory", **options), 2)
+    assert_same_batches(batches_of(NeighborLoader(path, [3], plan="base", **options), 2), plain)
+
+
+def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow rows are packed or held, cold ones stand in the records; ids may be int32."""
+    rng = np.random.default_rng(2)
+    graph = make_graph(
+        year=rng.integers(1990, 2020, (N, 2)),
+        flag=rng.random(N) < 0.5,
+        edge_weight=rng.random(E),
+        cube=rng.random((N, 3, 7)),
+    )
+    options = ConvertOptions(index_dtype="int32")
+    path = graph.write(tmp_path / "s.gnn", options=options)
+    plain = batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+    for held_bytes in (placement.HELD_ROW_BYTES, 0):
+        monkeypatch.setattr(placement, "HELD_ROW_BYTES", held_bytes)
+        plan = pack(path, [4, 4], output=tmp_path / f"plan-{held_bytes}")
+        manifest = gnnstore.open_plan(plan).reader.manifest
+        assert ("nodes/node/year" in manifest.cached) == (held_bytes == 0)
+        assert_same_batches(batches_of(loader_of(path, plan=plan), 2), plain)
+
+
+@pytest.mark.parametrize("superbatch", [1, BATCHES, 100])
+@pytest.mark.parametrize("cache_bytes", [0, "20kB", "1GB"])
+def test_sizes(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], superbatch: int, cache_bytes: Any
+) -> None:
+    plan = pack(path, [4, 4], output=tmp_path / "p", superbatch=superbatch, cache_bytes=cache_bytes)
+    manifest = gnnstore.open_plan(plan).reader.manifest
+    assert manifest.superbatch == min(superbatch, BATCHES)
+    assert (manifest.num_slots == 0) == (cache_bytes == 0)
+    loader = loader_of(path, plan=plan)
+    assert_same_batches(batches_of(loader, EPOCHS), expected)
+    loader.set_epoch(1)
+    assert_same_batches(batches_of(loader), expected[BATCHES:])
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_topology_on_disk(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], num_threads: int
+) -> None:
+    """Where the graph lies while it is packed, and what subgraphs wait in, makes no difference."""
+    plan = pack(
+        path,
+        [4, 4],
+        output=tmp_path / "plan",
+        topology="disk",
+        memory="90MB",
+        num_threads=num_threads,
+    )
+    assert_same_batches(batches_of(loader_of(path, plan=plan), EPOCHS), expected)
+
+
+def test_the_number_of_files_is_bounded(path: Path, tmp_path: Path) -> None:
+    def num_files(**settings: Any) -> int:
+        plan = pack(path, [2], output=tmp_path / str(settings["epochs"]), **settings)
+        return sum(1 for file in plan.rglob("*") if file.is_file())
+
+    assert num_files(epochs=1, superbatch=12) == num_files(epochs=3, superbatch=1) <= 14
+
+
+# --- where an iteration begins and ends ----------------------------------------------------
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 4, 5, 7, BATCHES - 1, BATCHES])
+def test_states(path: Path, expected: list[dict[str, Any]], num_taken: int) -> None:
+    """A state of any loader is one of any other, and an iteration may begin in the middle."""
+    makers: list[Any] = [
+        lambda: loader_of(path, num_threads=0),
+        lambda: gnnstore.open_plan(path / "plans" / "base").loader(num_threads=2),
+        lambda: NeighborLoader(path, [4, 4], "train", strategy="mmap", **OPTIONS),
+    ]
+    for first, second in itertools.product(makers, makers[:2]):
+        loader = first()
+        taken = [batch.to_dict() for batch in itertools.islice(loader, num_taken)]
+        assert_same_batches(taken, expected[:num_taken])
+        other = second()
+        other.load_state_dict(loader.state_dict())
+        if num_taken < BATCHES:
+            assert_same_batches(batches_of(other), expected[num_taken:BATCHES])
+        else:
+            assert batches_of(other) == []
+        assert_same_batches(batches_of(other), expected[BATCHES:])
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_iterations_side_by_side_and_left(
+    path: Path, expected: list[dict[str, Any]], num_threads: int
+) -> None:
+    loader = loader_of(path, num_threads=num_threads)
+    pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
+    assert_same_batches([a for a, _ in pairs], expected[:BATCHES])
+    assert_same_batches([b for _, b in pairs], expected[BATCHES:])
+    loader.set_epoch(0)
+    for _ in itertools.islice(loader, 3):
+        pass
+    assert_same_batches(batches_of(loader), expected[BATCHES:])
+
+
+def test_epochs_that_are_not_packed(path: Path, expected: list[dict[str, Any]]) -> None:
+    loader = loader_of(path)
+    batches_of(loader, EPOCHS)
+    with pytest.raises(UsageError, match=r"2 epochs, 0 to 1, and this is epoch 2.*set_epoch\(0\)"):
+        next(iter(loader))
+    loader.set_epoch(0)
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
+
+
+def test_a_loader_crosses_into_a_process(path: Path, expected: list[dict[str, Any]]) -> None:
+    copied = pickle.loads(pickle.dumps(loader_of(path)))  # noqa: S301 - our own bytes
+    assert_same_batches(batches_of(copied), expected[:BATCHES])
+    plan = pickle.loads(pickle.dumps(gnnstore.open_plan(path / "plans" / "base")))  # noqa: S301
+    assert_same_batches(batches_of(plan.loader(memory="40MB", num_threads=1)), expected[:BATCHES])
+
+
+def test_the_seed_is_that_of_the_plan(path: Path, expected: list[dict[str, Any]]) -> None:
+    torch.manual_seed(99)
+    loader = loader_of(path, seed=None)
+    assert loader.seed == 3
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
+
+
+def test_transforms(path: Path) -> None:
+    def keep_half(out: Any) -> Any:
+        out.node = out.node[: len(out.node) // 2]
+        inside = (out.row < len(out.node)) & (out.col < len(out.node))
+        out.row, out.col, out.edge = out.row[inside], out.col[inside], out.edge[inside]
+        return out
+
+    def add_one(out: Any) -> Any:
+        missing = next(v for v in range(N) if v not in out.node)
+        out.node = torch.cat([out.node, torch.tensor([missing])])
+        return out
+
+    def note(data: Any) -> Any:
+        data.sum = data.x.sum()
+        return data
+
+    options: dict[str, Any] = {"transform_sampler_output": keep_half, "transform": note}
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS, **options)
+    assert_same_batches(batches_of(loader_of(path, **options), 2), batches_of(plain, 2))
+    with pytest.raises(UsageError, match="no nodes for transform_sampler_output to add"):
+        next(iter(loader_of(path, transform_sampler_output=add_one)))
+
+
+# --- what is refused -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_neighbors": [4, 5]}, "num_neighbors: expected [4, 5], found [4, 4]"),
+        ({"num_neighbors": [4]}, "num_neighbors: expected [4], found [4, 4]"),
+        ({"seed": 4}, "seed: expected 4, found 3"),
+        ({"batch_size": 40}, "batch_size: expected 40, found 50"),
+        ({"shuffle": False}, "shuffle: expected False, found True"),
+        ({"drop_last": True}, "drop_last: expected True, found False"),
+        ({"replace": True}, "replace: expected True, found False"),
+        ({"disjoint": True}, "disjoint: expected True, found False"),
+        ({"subgraph_type": "induced"}, "subgraph_type: expected 'induced', found 'directional'"),
+        ({"input_nodes": "valid"}, "number of input_nodes: expected 200, found 600"),
+        ({"input_nodes": np.arange(600)}, "crc32c of input_nodes"),
+        ({"input_id": torch.arange(600) * 2}, "crc32c of input_id"),
+        ({"sampler": range(600), "shuffle": False}, "sampler: expected"),
+    ],
+)
+def test_a_plan_of_another_loader(path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        loader_of(path, **options)
+
+
+def test_every_difference_is_named(path: Path) -> None:
+    with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*'gnnstore pack'"):
+        loader_of(path, num_neighbors=[1], batch_size=7, seed=8)
+
+
+def test_a_plan_of_another_store(path: Path, tmp_path: Path) -> None:
+    other = make_graph(h=np.zeros((N, 30), np.float32)).write(tmp_path / "other.gnn")
+    with pytest.raises(UsageError, match=r"store: expected '.*', found '"):
+        loader_of(other, plan=path / "plans" / "base")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "memory"},
+        {"topology": "mmap"},
+        {"cache": "degree"},
+        {"cache_bytes": "1MB"},
+        {"superbatch": 4},
+        {"tmpdir": "/tmp"},  # noqa: S108 - not used
+        {"disk": "1GB"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_options_that_a_plan_has_decided(path: Path, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(UsageError, match=f"plan= has no use for {name}="):
+        loader_of(path, **options)
+
+
+def test_plans_that_are_not_there(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match=r"no plan 'other'.*'base'.*gnnstore pack"):
+        loader_of(path, plan="other")
+    with pytest.raises(NotFoundError, match="no such plan"):
+        gnnstore.open_plan(tmp_path / "none")
+    with pytest.raises(NotFoundError, match="not a packed plan"):
+        gnnstore.open_plan(tmp_path)
+    with pytest.raises(gnnstore.CorruptStoreError, match="not a packed plan"):
+        gnnstore.open_plan(path)
+
+
+def test_what_a_plan_does_not_hold(path: Path) -> None:
+    loader = loader_of(path)
+    with pytest.raises(UsageError, match="holds its batches and nothing else"):
+        loader([0, 1])
+    sampled: Any = NeighborLoader(path, [4, 4], "train", filter_per_worker=False, **OPTIONS)
+    with pytest.raises(UsageError, match="no rows of 'x' by id"):
+        loader.filter_fn(sampled.collate_fn([0, 1]))
+    alone = gnnstore.open_plan(path / "plans" / "base").loader()
+    with pytest.raises(UsageError, match="holds its batches and nothing else"):
+        alone.collate_fn([0])
+
+
+@pytest.mark.parametrize("memory", ["60MB", "80MB", "200MB"])
+def test_one_budget_for_packing_and_training(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], memory: str
+) -> None:
+    sizes: dict[str, Any] = {"memory": memory, "cache_bytes": None, "superbatch": None}
+    plan = pack(path, [4, 4], output=tmp_path / "plan", num_threads=1, **sizes)
+    assert gnnstore.open_plan(plan).reader.manifest.num_slots > 0
+    loader = loader_of(path, plan=plan, memory=memory)
+    assert_same_batches(batches_of(loader, EPOCHS), expected)
+
+
+def test_budgets(path: Path, expected: list[dict[str, Any]]) -> None:
+    loader = loader_of(path, memory="30MB")
+    assert_same_batches(batches_of(loader, 2), expected)
+    assert loader._spare_bytes is not None
+    with pytest.raises(BudgetError, match=r"the rows that it caches.*raise memory= by at least"):
+        loader_of(path, memory="8.6MB", num_threads=1)
+    with pytest.raises(BudgetError, match=r"the rows that it caches.*raise memory= by at least"):
+        gnnstore.open_plan(path / "plans" / "base").loader(memory="1MB")

@@ -1,0 +1,184 @@
+"""Plans that are damaged, incomplete or hostile: told by name, never batches that are wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gnnstore
+from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.formats.manifest import ZERO_CRC, crc32c_of, seal
+from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.plans import batches_of, pack
+
+BATCHES = 12
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a store with a plan named "base"."""
+    graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7, edge_feature_dim=3)
+    path = graph.write(tmp_path_factory.mktemp("plans") / "s.gnn")
+    pack(path, [4, 4])
+    return path
+
+
+@pytest.fixture
+def plan(store: Path, tmp_path: Path) -> Path:
+    """Return a plan that a test may break."""
+    return shutil.copytree(store / "plans" / "base", tmp_path / "plan")
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0x40]))
+
+
+def rewrite(plan: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a plan's manifest, and seal it anew as whoever means harm would."""
+    path = plan / "zarr.json"
+    document = json.loads(path.read_text())
+    change(document["attributes"]["gnnstore_plan"])
+    document["attributes"]["gnnstore_plan"]["manifest_crc32c"] = ZERO_CRC
+    zeroed = json.dumps(document, indent=1).encode()
+    path.write_bytes(seal(zeroed, crc32c_of(zeroed)))
+
+
+@pytest.mark.parametrize("level", ["header", "checksums", "full"])
+def test_a_sound_plan(store: Path, level: Any) -> None:
+    report = gnnstore.verify(store, level)
+    plan = gnnstore.verify(store / "plans" / "base", level)
+    assert report.ok
+    assert plan.ok
+    assert report.files > plan.files > 8
+    assert (report.bytes_read > plan.bytes_read > 0) == (level != "header")
+
+
+@pytest.mark.parametrize("number", [0, 7, BATCHES, 2 * BATCHES - 1])
+def test_a_record_that_is_damaged(plan: Path, number: int) -> None:
+    begin, size = (int(value) for value in PlanReader.open(plan).index[number, :2])
+    flip(plan / "batches" / "c.0", begin + size // 2)
+    name = f"batch {number % BATCHES} of epoch {number // BATCHES}"
+    loader = gnnstore.open_plan(plan).loader(num_threads=2)
+    loader.set_epoch(number // BATCHES)
+    taken: list[Any] = []
+    message = f"bytes {begin} to {begin + size}, the record of {name}, are damaged"
+    with pytest.raises(CorruptStoreError, match=message):
+        taken.extend(loader)
+    assert len(taken) == number % BATCHES, "those before it are sound"
+    (problem,) = gnnstore.verify(plan).problems
+    assert problem.path == str(plan / "batches" / "c.0")
+    assert problem.first_byte is not None
+    assert problem.first_byte <= begin + size // 2 < (problem.end_byte or 0)
+
+
+def test_rows_that_are_damaged(plan: Path, store: Path) -> None:
+    """Blocks of the checksums are larger than a batch of this size, so several are named."""
+    reader = PlanReader.open(plan)
+    number = 2 * BATCHES - 1
+    flip(plan / "rows" / "x" / "c.0", int(reader.run_begins(number)[0]) + 5)
+    (problem,) = gnnstore.verify(plan).problems
+    assert problem.path == str(plan / "rows" / "x" / "c.0")
+    assert f"batch {number % BATCHES} of epoch 1" in problem.message
+    assert "batch 0 of epoch 0" not in problem.message
+    # In a store the plan's problems are the store's.
+    target = store / "plans" / "damaged"
+    shutil.copytree(plan, target)
+    try:
+        assert [p.path for p in gnnstore.verify(store).problems] == [str(target / "rows/x/c.0")]
+    finally:
+        shutil.rmtree(target)
+
+
+@pytest.mark.parametrize("name", ["index/c.0.0", "checksums/c.0", "batches/c.0", "rows/x/c.0"])
+def test_a_file_that_is_missing_or_short(plan: Path, name: str) -> None:
+    path = plan / name
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(size - 1)
+    with pytest.raises(CorruptStoreError, match=f"has {size - 1} bytes.*pack again"):
+        gnnstore.open_plan(plan)
+    path.unlink()
+    with pytest.raises(CorruptStoreError, match="the file is missing"):
+        gnnstore.open_plan(plan)
+    assert not gnnstore.verify(plan).ok
+
+
+def test_a_file_that_is_cut_while_it_is_read(plan: Path) -> None:
+    loader = gnnstore.open_plan(plan).loader(num_threads=1)
+    for name in ("batches", "rows/x"):
+        with (plan / name / "c.0").open("r+b") as file:
+            file.truncate(8192)
+    with pytest.raises((CorruptStoreError, gnnstore.StorageError)):
+        batches_of(loader)
+
+
+def test_a_file_that_nobody_knows(plan: Path) -> None:
+    (plan / "rows" / "notes.txt").write_text("hello")
+    (problem,) = gnnstore.verify(plan, "header").problems
+    assert "does not list this file" in problem.message
+
+
+def test_bytes_of_the_manifest_that_changed(plan: Path) -> None:
+    text = (plan / "zarr.json").read_bytes()
+    (plan / "zarr.json").write_bytes(text.replace(b'"seed": 3', b'"seed": 4'))
+    with pytest.raises(CorruptStoreError, match="altered"):
+        gnnstore.open_plan(plan)
+    assert not gnnstore.verify(plan).ok
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epochs", 0),
+        ("epochs", 7),
+        ("batches_per_epoch", -1),
+        ("num_slots", "many"),
+        ("seed", -1),
+        ("cached", ["nodes/node/other"]),
+        ("cached", []),
+        ("plain", ["nodes/node/y", "nodes/node/y"]),
+        ("fingerprint", []),
+        ("block_bytes", 1),
+        ("files", [["../../etc/passwd", 1]]),
+        ("format", "gnnstore"),
+    ],
+)
+def test_a_manifest_that_makes_no_sense(plan: Path, field: str, value: Any) -> None:
+    rewrite(plan, lambda own: own.update({field: value}))
+    with pytest.raises(CorruptStoreError):
+        gnnstore.open_plan(plan)
+
+
+def test_a_newer_plan(plan: Path) -> None:
+    rewrite(plan, lambda own: own.update(format_version=2))
+    with pytest.raises(UnsupportedVersionError, match=r"format version 2.*Upgrade"):
+        gnnstore.open_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(0, 1), (0, -4096), (0, 2**40), (1, 2**40), (3, 2**40), (4, 2**41)]
+)
+def test_an_index_that_leads_elsewhere(plan: Path, column: int, value: int) -> None:
+    path = plan / "index" / "c.0.0"
+    with path.open("r+b") as file:
+        file.seek((3 * 5 + column) * 8)
+        file.write(value.to_bytes(8, "little", signed=True))
+    with pytest.raises(CorruptStoreError, match=r"index: .*pack again"):
+        gnnstore.open_plan(plan)
+
+
+def test_slots_are_checked(plan: Path) -> None:
+    """A plan of fewer slots than its records name is refused before memory is touched."""
+    rewrite(plan, lambda own: own.update(num_slots=3))
+    with pytest.raises((IndexError, gnnstore.GnnstoreError)):
+        batches_of(gnnstore.open_plan(plan).loader(num_threads=1))

@@ -1,0 +1,233 @@
+"""Packing that is killed, or finds the disk full: clean, or resumed to the same bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gnnstore
+from gnnstore.errors import NoSpaceError, StorageError, UsageError
+from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.testing.faults import inject
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.stores import assert_same_files
+
+NUM_KILLS = 30
+MAX_TOUCH = 100  # packing that nothing stops touches the plan's directory about as often
+EPOCHS = 2
+
+# Packs in a forked child for each line that is read: kills it at its k-th touch of the file
+# system, or after so many seconds; prints how it ended.
+_SERVER = """
+    import json, os, signal, sys, traceback
+
+    from gnnstore.testing.plans import pack
+    from pathlib import Path
+
+    store, output = map(Path, sys.argv[1:])
+    folder = str(output.parent)
+
+    def run(task):
+        touches = 0
+
+        def hook(event, arguments):
+            nonlocal touches
+            if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
+                touches += 1
+                if touches == task["touch"]:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
+        signal.setitimer(signal.ITIMER_REAL, task["seconds"])
+        pack(store, [4, 4], output=output, superbatch=2, batch_size=100, **task["options"])
+
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                run(json.loads(line))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+"""
+
+Attempt = Callable[..., int]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7, edge_feature_dim=3)
+    return graph.write(tmp_path / "s.gnn")
+
+
+@contextmanager
+def server(folder: Path, store: Path, output: Path) -> Iterator[Attempt]:
+    """Yield a function that packs in a process of its own, and returns how that ended."""
+    script = folder / "server.py"
+    script.write_text(textwrap.dedent(_SERVER))
+    command = [sys.executable, str(script), str(store), str(output)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+
+        def attempt(*, touch: int = 0, seconds: float = 0, **options: Any) -> int:
+            task = {"touch": touch, "seconds": seconds, "options": options}
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            return int(json.loads(process.stdout.readline()))
+
+        yield attempt
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_random_points(tmp_path: Path, store: Path) -> None:
+    untouched = shutil.copytree(store, tmp_path / "untouched.gnn")
+    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, batch_size=100)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    output = folder / "plan"
+    draw = random.Random(1)
+    kills = resumed = 0
+    with server(tmp_path, store, output) as attempt:
+        began = time.monotonic()
+        assert attempt() == 0
+        seconds = time.monotonic() - began
+        assert_same_files(output, whole)
+        shutil.rmtree(output)
+        while kills < NUM_KILLS:
+            while not output.exists():
+                point: dict[str, Any] = {"touch": draw.randrange(1, MAX_TOUCH)}
+                if draw.random() < 0.5:
+                    point = {"seconds": draw.uniform(0.02, 0.95) * seconds}
+                left = [item.state for item in find_leftovers(folder)]
+                assert set(left) <= {"resumable", "unfinished"}
+                resumed += left == ["resumable"]
+                status = attempt(**point, resume=True)
+                assert status in {0, -signal.SIGKILL, -signal.SIGALRM}
+                kills += status != 0
+            assert_same_files(output, whole)
+            assert [item.name for item in folder.iterdir()] == ["plan"]
+            shutil.rmtree(output)
+    assert resumed > NUM_KILLS // 4
+    assert_same_files(store, untouched)
+
+
+def test_without_resume_it_starts_anew(tmp_path: Path, store: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    leave_unfinished(store, folder / "plan")
+    assert [item.state for item in find_leftovers(folder)] == ["resumable"]
+    plan = pack(store, [4, 4], output=folder / "plan", superbatch=2)
+    assert [item.name for item in folder.iterdir()] == ["plan"]
+    assert gnnstore.verify(plan).ok
+
+
+def leave_unfinished(store: Path, output: Path, **options: Any) -> None:
+    """Leave a plan of which some superbatches are finished, the disk being full."""
+    with (
+        inject("fallocate", errno=errno.ENOSPC, skip=3, times=-1),
+        pytest.raises(NoSpaceError, match=r"no space left.*3 superbatches that are finished.*--re"),
+    ):
+        pack(store, [4, 4], output=output, superbatch=2, **options)
+
+
+def test_a_full_disk(tmp_path: Path, store: Path) -> None:
+    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    leave_unfinished(store, folder / "plan")
+    assert not (folder / "plan").exists()
+    # Another thread count, or another budget of disk, makes no difference to the bytes.
+    plan = pack(
+        store,
+        [4, 4],
+        output=folder / "plan",
+        superbatch=2,
+        resume=True,
+        num_threads=1,
+        disk_bytes=10**9,
+    )
+    assert_same_files(plan, whole)
+    assert [item.name for item in folder.iterdir()] == ["plan"]
+
+
+def test_an_error_of_the_disk(tmp_path: Path, store: Path) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with inject("pwrite", errno=errno.EIO, skip=20, times=-1), pytest.raises(StorageError):
+        pack(store, [4, 4], output=folder / "plan", superbatch=2)
+    plan = pack(store, [4, 4], output=folder / "plan", superbatch=2, resume=True)
+    assert_same_batches(
+        batches_of(gnnstore.open_plan(plan).loader(), EPOCHS),
+        batches_of(
+            gnnstore.NeighborLoader(
+                store, [4, 4], "train", batch_size=50, shuffle=True, seed=3, strategy="memory"
+            ),
+            EPOCHS,
+        ),
+    )
+
+
+def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
+    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
+    size = gnnstore.open_plan(whole).reader.total_bytes
+    folder = tmp_path / "out"
+    folder.mkdir()
+    with pytest.raises(NoSpaceError, match=r"of 24 batches take .* raise --disk.*--resume"):
+        pack(store, [4, 4], output=folder / "plan", superbatch=2, disk_bytes=size // 2)
+    options: dict[str, Any] = {"output": folder / "plan", "superbatch": 2, "resume": True}
+    assert_same_files(pack(store, [4, 4], disk_bytes=2 * size, **options), whole)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"seed": 4}, {"epochs": 3}, {"batch_size": 60}, {"cache_bytes": "50kB"}, {"shuffle": False}],
+    ids=lambda options: next(iter(options)),
+)
+def test_another_plan_is_not_continued(
+    tmp_path: Path, store: Path, options: dict[str, Any]
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    leave_unfinished(store, folder / "plan")
+    (name,) = options
+    with pytest.raises(UsageError, match=f"cannot be continued.*{name} was"):
+        pack(store, [4, 4], output=folder / "plan", superbatch=2, resume=True, **options)
+    assert [item.state for item in find_leftovers(folder)] == ["resumable"]
+
+
+def test_what_was_damaged_meanwhile_is_packed_again(tmp_path: Path, store: Path) -> None:
+    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2)
+    for name in ("batches/c.0", "rows/x/c.0"):
+        folder = tmp_path / name.split("/", maxsplit=1)[0]
+        folder.mkdir()
+        leave_unfinished(store, folder / "plan")
+        (left,) = folder.iterdir()
+        with (left / name).open("r+b") as file:
+            file.seek((left / name).stat().st_size // 2)
+            file.write(b"damage")
+        plan = pack(store, [4, 4], output=folder / "plan", superbatch=2, resume=True)
+        assert_same_files(plan, whole)

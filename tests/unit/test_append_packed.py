@@ -1,0 +1,111 @@
+"""Packing behind what a file holds: superbatch after superbatch in the same file."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gnnstore.errors import BudgetError, NoSpaceError, StorageError
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.packing import append_packed, packed_bytes
+from gnnstore.planning.belady import Trace
+from gnnstore.testing.faults import inject
+from gnnstore.testing.packing import packed_file
+from gnnstore.testing.reads import write_array
+
+ROW_BYTES, NUM_ROWS = 1200, 3000
+MEMORY_BYTES = 1 << 25
+
+
+class Case:
+    """A table, an empty file, and superbatches that miss half of their rows."""
+
+    def __init__(self, directory: Path) -> None:
+        rng = np.random.default_rng(0)
+        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
+        array = write_array(directory / "x", self.rows)
+        self.tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0]))}
+        self.traces = [
+            Trace.of([rng.permutation(NUM_ROWS)[:n] for n in sizes])
+            for sizes in ([700, 300], [0], [1, 500, 20])
+        ]
+        self.slots = [rng.integers(-1, 1, t.num_accesses).astype(np.int32) for t in self.traces]
+        self.file = directory / "packed"
+        self.file.touch()
+
+    def append(self, number: int, begin: int, disk_bytes: int | None = None) -> int:
+        """Pack a superbatch and return where it ends."""
+        _, offsets, _ = append_packed(
+            self.tables,
+            self.traces[number],
+            self.slots[number],
+            {"x": (self.file, begin)},
+            memory_bytes=MEMORY_BYTES,
+            disk_bytes=disk_bytes,
+        )
+        assert offsets["x"][0] == begin
+        return int(offsets["x"][-1])
+
+    def expected(self, number: int) -> bytes:
+        trace = self.traces[number]
+        return packed_file(self.rows, trace.ids, trace.offsets, self.slots[number])
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def test_one_behind_the_other(case: Case) -> None:
+    end, expected = 0, b""
+    for number in range(3):
+        end = case.append(number, end)
+        expected += case.expected(number)
+        assert end == len(expected)
+        assert case.file.read_bytes() == expected
+
+
+def test_what_an_attempt_left_is_written_over(case: Case) -> None:
+    end = case.append(0, 0)
+    with case.file.open("ab") as file:
+        file.write(b"x" * 12_345)
+    case.append(2, end)
+    expected = case.expected(0) + case.expected(2)
+    assert case.file.read_bytes()[: len(expected)] == expected
+
+
+def test_a_file_that_is_not_there(case: Case) -> None:
+    case.file.unlink()
+    with pytest.raises(StorageError, match="packed"):
+        case.append(0, 0)
+    assert not case.file.exists()
+
+
+def test_what_was_there_outlives_a_failure(case: Case) -> None:
+    end = case.append(0, 0)
+    for fault in ("fallocate", "pwrite"):
+        with (
+            inject(fault, errno=errno.ENOSPC, times=-1),
+            pytest.raises(NoSpaceError),
+        ):
+            case.append(2, end)
+        assert case.file.read_bytes()[:end] == case.expected(0)
+    case.append(2, end)
+    assert case.file.read_bytes() == case.expected(0) + case.expected(2)
+
+
+def test_a_budget_of_disk_is_for_what_is_added(case: Case) -> None:
+    end = case.append(0, 0)
+    missed = [
+        int((case.slots[2][a:b] < 0).sum())
+        for a, b in zip(case.traces[2].offsets[:-1], case.traces[2].offsets[1:], strict=True)
+    ]
+    needed = packed_bytes(case.tables, np.array(missed))
+    with pytest.raises(BudgetError):
+        case.append(2, end, disk_bytes=needed - 1)
+    assert case.file.stat().st_size == end
+    assert case.append(2, end, disk_bytes=needed) == end + needed
