@@ -34,7 +34,7 @@ from gnnstore.io.resident import residents_of
 from gnnstore.loaders.stats import peak_rss_bytes
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 
-PLANNED = ("belady", "lru", "sieve")
+PLANNED = ("belady", "lru", "sieve", "packed")
 STRATEGIES = (
     *("map", "mmap", "direct", "static-frequency", "static-degree"),
     *(*PLANNED, "memory", "pyg"),

@@ -16,21 +16,18 @@ from typing import Literal, Self, get_args
 import numpy as np
 
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.planning.planners import slot_bytes, transient_bytes
 from gnnstore.units import format_at_least, format_size, parse_size
 
 PlannedPolicy = Literal["belady", "lru", "sieve", "packed"]
 PLANNED: tuple[PlannedPolicy, ...] = get_args(PlannedPolicy)
 
-# While batches are being planned, for each of their rows: the slot, and where it is needed next.
-# The batches that are being assembled meanwhile have a slot for each row too.
-_ACCESS_BYTES = 3 * np.dtype(np.int32).itemsize
-# The planner's table of rows takes no more than this for each access (see the kernel).
-_TABLE_BYTES = 2
+# The slot of each row, in the plan that is followed and in the one that is made.
+_ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
 # A row that enters the cache: its position and slot, in two plans.
 _CHANGE_BYTES = 2 * 2 * np.dtype(np.int32).itemsize
-# For each slot: which row is in it, known to cache and planner, how often it was needed, both
-# again in the planner's result, and 16 bytes while a plan is made.
-_SLOT_BYTES = 48
+# For each slot, which row is in it, beside what the planner knows.
+_NODE_BYTES = 8
 # Of what is left, for subgraphs in memory: beyond, they are cheap to write to disk and read back
 # (2.8 MB for a batch of 136,000 nodes, read in one piece) and rows are not.
 _KEPT_SHARE = 16
@@ -43,7 +40,7 @@ _PACKED_ROW_BYTES = 2 * 4 + 8
 _PAGE_BYTES = 4096
 # With more, a plan reaches further than a cache does; and it is made before the first batch.
 MAX_BATCHES = 1024
-# Sizes that are tried: the largest that leaves half of the memory to rows, and smaller ones.
+# Sizes that are tried: the largest that leaves half of the rest to rows, and smaller ones.
 _TRIED = 4
 _ROWS_SHARE = 2
 
@@ -141,6 +138,8 @@ class SuperbatchCosts:
         Rows of a batch that enter the cache, among all of it.
     packed_rows : int
         Rows of a batch that are packed; 0 where none are.
+    policy : "belady", "lru", "sieve" or "packed"
+        Whose planner it is.
     """
 
     num_rows: int
@@ -150,12 +149,15 @@ class SuperbatchCosts:
     kept_bytes: int
     changes_share: float = 1.0
     packed_rows: int = 0
+    policy: PlannedPolicy = "belady"
 
     def planning_bytes(self, num_batches: int) -> int:
         """Return what traces and plans of two superbatches take: one made, one followed."""
-        access_bytes = self.id_bytes + _ACCESS_BYTES + _TABLE_BYTES
+        access_bytes = self.id_bytes + _ACCESS_BYTES
         access_bytes += int(np.ceil(_CHANGE_BYTES * self.changes_share))
-        planning = num_batches * self.batch_nodes * access_bytes
+        num_accesses = num_batches * self.batch_nodes
+        planning = num_accesses * access_bytes
+        planning += transient_bytes(self.policy, num_accesses, self.num_rows)
         if not self.packed_rows:
             return planning
         per_batch = _PACKING_BATCH_BYTES + _PACKED_ROW_BYTES * self.packed_rows
@@ -179,11 +181,15 @@ class SuperbatchCosts:
         """Return how many rows can be cached; none where no table is read."""
         if self.row_bytes == 0:
             return 0
-        return max(0, min(self.num_rows, num_bytes // (self.row_bytes + _SLOT_BYTES)))
+        return max(0, min(self.num_rows, num_bytes // self._slot_bytes))
 
     def slots_bytes(self, num_slots: int) -> int:
         """Return what cached rows take, and what is known of them."""
-        return num_slots * (self.row_bytes + _SLOT_BYTES)
+        return num_slots * self._slot_bytes
+
+    @property
+    def _slot_bytes(self) -> int:
+        return self.row_bytes + _NODE_BYTES + slot_bytes(self.policy)
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,8 @@ class SuperbatchSize:
         Part of it for traces and plans, and of that for packing a superbatch.
     bulk_bytes : int
         Part of it for sampling batches together, where in-neighbours are on disk.
+    threads_bytes : int
+        Part of it for what threads have at hand while they sample, and read what is packed.
     """
 
     num_batches: int
@@ -213,6 +221,7 @@ class SuperbatchSize:
     planning_bytes: int = 0
     packing_bytes: int = 0
     bulk_bytes: int = 0
+    threads_bytes: int = 0
 
     def fills(self, num_nodes: int) -> bool:
         """Whether there is room to count how often nodes are needed, before the first plan.
@@ -221,9 +230,14 @@ class SuperbatchSize:
         """
         return num_nodes <= self.planning_bytes // 2
 
-    def with_bulk(self, bulk_bytes: int) -> Self:
-        """Return the size with memory for sampling batches together."""
-        return replace(self, num_bytes=self.num_bytes + bulk_bytes, bulk_bytes=bulk_bytes)
+    def with_sampling(self, bulk_bytes: int, threads_bytes: int) -> Self:
+        """Return the size with memory for what samples, together or in threads."""
+        return replace(
+            self,
+            num_bytes=self.num_bytes + bulk_bytes + threads_bytes,
+            bulk_bytes=bulk_bytes,
+            threads_bytes=threads_bytes,
+        )
 
     def describe(self, policy: str) -> str:
         """Return a phrase for the loader's reason."""
@@ -299,7 +313,9 @@ def choose_size(
     if settings.num_batches is not None:
         return size_of(costs, settings, left_bytes, min(settings.num_batches, most))
     least = min(2, most)
-    for_plans = left_bytes // _ROWS_SHARE
+    # Some of it is taken by any plan, which says nothing of how many batches are worth it.
+    fixed = costs.planning_bytes(0)
+    for_plans = fixed + max(0, left_bytes - fixed) // _ROWS_SHARE
     if settings.cache_bytes is not None:
         for_plans = left_bytes - costs.slots_bytes(costs.slots_in(settings.cache_bytes))
     counts = range(least, most + 1)

@@ -53,7 +53,7 @@ print(loader.stats().strategy, loader.stats().bytes_gathered)
 """
 
 READ = """
-import json, re
+import itertools, json, re
 import torch
 from gnnstore import NeighborLoader
 torch.zeros(1)
@@ -63,19 +63,22 @@ def resident(field):
 enter(group)
 before = resident("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+options = {"topology": "memory", "num_threads": 2} | json.loads(options)
+most = options.pop("most_batches", None)
 loader = NeighborLoader(
-    store, [10, 10], "train", batch_size=256, shuffle=True, seed=0, num_threads=2,
-    topology="memory", **json.loads(options),
+    store, [10, 10], "train", batch_size=256, shuffle=True, seed=0, **options
 )
 seen = 0
 for epoch in range(2):
-    for batch in loader:
+    for batch in itertools.islice(loader, most):
         seen += batch.num_nodes
 stats = loader.stats()
 print(json.dumps({
     "strategy": stats.strategy, "bytes_gathered": stats.bytes_gathered, "reads": stats.reads,
     "rows_read": stats.rows_read, "hit_rate": stats.hit_rate, "cache_rows": stats.cache_rows,
-    "grown": resident("VmHWM") - before,
+    "grown": resident("VmHWM") - before, "topology": stats.topology,
+    "superbatch": stats.superbatch, "bytes_spilled": stats.bytes_spilled,
+    "topology_bytes_read": stats.topology_bytes_read,
 }))
 """
 
@@ -138,6 +141,23 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def store(source: Path) -> Path:
     return from_numpy(source, source / "a.gnn")
+
+
+@pytest.fixture(scope="module")
+def linked_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a graph of 300,000 nodes with 77 MB of features and 32 MB of edges, some nodes hubs.
+
+    Without ids of the input's edges, which are mapped where the edges themselves are not: pages
+    of a mapping count as resident, although they can be taken back.
+    """
+    directory = tmp_path_factory.mktemp("linked")
+    rng = np.random.default_rng(0)
+    num_nodes, num_edges = 300_000, 8_000_000
+    np.save(directory / "x.npy", rng.random((num_nodes, 64), dtype=np.float32))
+    sources = (num_nodes * rng.random(num_edges) ** 3).astype(np.int64)
+    np.save(directory / "edge_index.npy", [sources, rng.integers(0, num_nodes, num_edges)])
+    np.save(directory / "train.npy", rng.permutation(num_nodes)[:20_000])
+    return from_numpy(directory, directory / "b.gnn", options=ConvertOptions(edge_ids=False))
 
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -204,6 +224,63 @@ def test_reads_from_disk(store: Path, limited: tuple[Path, Path], options: dict[
         assert found["hit_rate"] > 0.9 * found["cache_rows"] / 400_000
     else:
         assert (found["cache_rows"], found["hit_rate"]) == (0, 0)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "options",
+    [
+        # Many reads a batch, so a few superbatches of few batches will do.
+        {"strategy": "belady", "memory": 100 * 10**6, "most_batches": 30},
+        {"strategy": "belady", "memory": 300 * 10**6},
+        {"strategy": "lru", "memory": 300 * 10**6, "most_batches": 60},
+        {"strategy": "packed", "memory": 150 * 10**6, "most_batches": 60},
+        {"strategy": "packed", "memory": 300 * 10**6, "num_threads": 4},
+    ],
+    ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
+)
+def test_planned_caches(store: Path, limited: tuple[Path, Path], options: dict[str, Any]) -> None:
+    """Traces, plans, what makes them, sampled subgraphs, packing: all of it beside the rows."""
+    found = grown_within_budget(store, limited, options)
+    assert found["superbatch"] >= 2
+    assert found["bytes_spilled"] > 0 or options["strategy"] != "packed"
+    assert found["cache_rows"] > 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "static", "memory": 80 * 10**6, "most_batches": 40},
+        {"strategy": "belady", "memory": 80 * 10**6, "most_batches": 40},
+        {"strategy": "packed", "memory": 120 * 10**6, "most_batches": 60},
+    ],
+    ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
+)
+def test_topology_on_disk(
+    linked_store: Path, limited: tuple[Path, Path], options: dict[str, Any]
+) -> None:
+    """The neighbour cache while it is chosen and after, and what batches are sampled in."""
+    found = grown_within_budget(linked_store, limited, options | {"topology": "disk"})
+    assert found["topology"] == "disk"
+    assert found["topology_bytes_read"] > 10**6
+    assert found["cache_rows"] > 0
+
+
+def grown_within_budget(
+    store: Path, limited: tuple[Path, Path], options: dict[str, Any]
+) -> dict[str, Any]:
+    """Run a loader under a limit, check how far it has grown, and return what it says."""
+    group, limit = limited
+    memory = options["memory"]
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = run(READ, store, group, json.dumps(options))
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    found: dict[str, Any] = json.loads(finished.stdout)
+    assert found["strategy"] == options["strategy"]
+    assert found["bytes_gathered"] > 2 * memory
+    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    return found
 
 
 @pytest.mark.timeout(600)

@@ -102,7 +102,7 @@ def test_topology_on_disk(
     options: dict[str, Any] = {"superbatch": None} if strategy in {"direct", "static"} else {}
     options |= {"cache_bytes": None} if strategy == "direct" else {}
     loader = loader_of(
-        path, strategy=strategy, topology="disk", memory="60MB", num_threads=num_threads, **options
+        path, strategy=strategy, topology="disk", memory="80MB", num_threads=num_threads, **options
     )
     assert same(batches(loader, 2), expected)
     stats = loader.stats()
@@ -226,7 +226,18 @@ def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) ->
 def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str, Any]]) -> None:
     store = gnnstore.open(path)
     large, small = loader_of(store, cache_bytes="100kB"), loader_of(store, cache_bytes="10kB")
+    assert same(batches(large), expected[:BATCHES])
+    former = residents_of(store).cached_bytes
+    assert 50_000 < former <= 100_000
+    assert large._builder.tables.superbatches is not None
+    idle = large._builder.tables.superbatches._idle
+    assert idle is not None
+    assert same(batches(small), expected[:BATCHES])
     assert residents_of(store).cached_bytes <= 10_000
+    held = idle.lease._cache.num_bytes
+    assert held < former / 50, "though the larger loader still knows what it had"
+    large.set_epoch(0)
+    small.set_epoch(0)
     assert same(batches(large), expected[:BATCHES])
     assert same(batches(small, 2), expected)
     large.set_epoch(1)

@@ -33,27 +33,27 @@ def skewed_trace(num_batches: int, batch_rows: int, num_rows: int, stride: int) 
     dtype = np.int32 if num_rows * stride < 2**31 else np.int64
     rows = num_rows * rng.random(num_batches * batch_rows) ** 2
     offsets = batch_rows * np.arange(num_batches + 1)
-    return Trace(rows.astype(dtype) * dtype(stride), offsets)
+    return Trace((rows.astype(np.int64) * stride).astype(dtype), offsets)
 
 
 @pytest.mark.usefixtures("_nothing_kept")
-@pytest.mark.parametrize("num_slots", [0, 600_000])
+@pytest.mark.parametrize("num_slots", [0, 300_000])
 @pytest.mark.parametrize(
     ("num_rows", "stride"),
     [
         (1 << 20, 1),
-        (1 << 25, 1),  # eight ids for each access
+        (1 << 24, 1),  # eight ids for each access
         (1 << 20, 2039),  # nearly all of 31 bits, and too far apart for a table by id
         (1 << 25, 1_000_003),
         (1 << 20, 2**42 + 1),
     ],
 )
-@pytest.mark.parametrize("num_batches", [2, 64, 1024])
+@pytest.mark.parametrize("num_batches", [2, 500])
 def test_planning_takes_no_more_than_it_says(
     num_batches: int, num_rows: int, stride: int, num_slots: int
 ) -> None:
     """Over two superbatches: the second finds a cache that is full."""
-    num_accesses = 1 << 22
+    num_accesses = 1 << 21
     trace = skewed_trace(num_batches, num_accesses // num_batches, num_rows, stride)
     state = (np.full(num_slots, -1), np.zeros(num_slots, np.int32))
     held = []

@@ -6,7 +6,16 @@ import json
 import re
 from pathlib import Path
 
-from gnnstore.formats import files, manifest, pages, strict_json, zarr_metadata
+import pytest
+
+from gnnstore.formats import (
+    files,
+    manifest,
+    pages,
+    plan_manifest,
+    strict_json,
+    zarr_metadata,
+)
 from gnnstore.formats.dtypes import STORAGE_DTYPES, zarr_data_type
 from gnnstore.testing.stores import write_example_store
 
@@ -53,6 +62,24 @@ def test_paged_attributes(tmp_path: Path) -> None:
         r"`(\w+)`", "\n".join(line.split("|")[1] for line in section.splitlines() if line)
     )
     assert named == list(own)
+
+
+def test_plan_manifest_fields(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
+    from gnnstore.testing.plans import pack  # noqa: PLC0415
+
+    graph = random_graph(50, 200, feature_dim=30, num_classes=2)
+    plan = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1)
+    own = json.loads((plan / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
+    table = PAGE.split("## Packed plans\n", 1)[1].split("| field | content |", 1)[1]
+    rows = [line.split("|") for line in table.split("\n\n", 1)[0].splitlines() if "`" in line]
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row[1])} == own.keys()
+    fingerprint = next(row[2] for row in rows if "`fingerprint`" in row[1])
+    assert re.findall(r"`([\w ]+)`", fingerprint) == list(own["fingerprint"])
+    columns = PAGE.split("| column | content |", 1)[1].split("\n\n", 1)[0]
+    assert columns.count("\n") - 2 == plan_manifest.INDEX_COLUMNS
+    assert f"multiple of {plan_manifest.PLAN_ALIGNMENT_BYTES}" in columns
 
 
 def test_versions_table_ends_with_the_current_version() -> None:

@@ -402,6 +402,33 @@ def test_a_second_lease_takes_over(
     assert lease.num_gathered == 1
 
 
+def test_a_retired_cache_has_no_slots_any_more(
+    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+) -> None:
+    """Whoever holds a lease of it, or asks for one too late, has every row read."""
+    lease = cache.begin()
+    assert_is(lease, 0, steps[0], rows)
+    gate = Gate(rows)
+    inside = pool.submit(lease.gather, 1, steps[1], gate)
+    waiting = pool.submit(lease.gather, 2, steps[2])
+    assert gate.reached.wait(LIMIT_SECONDS)
+    wait_until_waiting(lease, 2)
+    retiring = pool.submit(cache.retire)
+    assert (waiting.result(LIMIT_SECONDS)["x"].rows == rows[steps[2].ids]).all()
+    assert not retiring.done(), "a batch copies from the slots"
+    gate.opened.set()
+    retiring.result(LIMIT_SECONDS)
+    assert (inside.result(LIMIT_SECONDS)["x"].rows == rows[steps[1].ids]).all()
+    assert cache.num_bytes == 8 * NUM_SLOTS
+    for late in (lease, cache.begin()):
+        assert not late.is_current
+        gathered = late.gather(3, steps[3])["x"]
+        assert (gathered.rows == rows[steps[3].ids]).all()
+        assert gathered.counts.rows_cached == 0
+    assert cache.begin().fill(0, np.arange(5)) is None
+    assert (cache.nodes == -1).all()
+
+
 def test_a_lease_begins_when_the_slots_are_not_in_use(
     cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:

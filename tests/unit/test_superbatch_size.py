@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore.errors import BudgetError
+from gnnstore.planning.belady import transient_bytes
+from gnnstore.planning.planners import slot_bytes
 from gnnstore.planning.superbatch_size import (
     PlannedSettings,
     SuperbatchCosts,
@@ -26,38 +28,49 @@ COSTS = SuperbatchCosts(
     num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000
 )
 BELADY = PlannedSettings("belady")
+FIXED = transient_bytes(0, 0)  # tables that any plan takes
+SLOT = 512 + 8 + 2 * 12 + transient_bytes(0, 1) - FIXED
 
 
 def test_what_plans_take() -> None:
-    # An id, two slots and a next use of 4 bytes, 2 of the table, twice a position and a slot.
-    assert COSTS.planning_bytes(1) == 10_000 * (4 + 12 + 2 + 16)
+    # An id and two slots of 4 bytes, 6 of the planner, twice a position and a slot.
+    assert COSTS.planning_bytes(1) == 10_000 * (4 + 8 + 6 + 16) + FIXED
     few = with_measured_changes(COSTS, changes=1000, accesses=10_000)
     assert few.changes_share == 0.125, "a quarter more than was measured"
-    assert few.planning_bytes(7) == 7 * 10_000 * (4 + 12 + 2 + 2)
+    assert few.planning_bytes(7) == 7 * 10_000 * (4 + 8 + 6 + 2) + FIXED
     assert with_measured_changes(COSTS, 10_000, 10_000).changes_share == 1.0
     assert with_measured_changes(COSTS, 0, 0).changes_share == 1.0
+
+
+def test_what_other_planners_take() -> None:
+    lru = replace(COSTS, policy="lru")
+    # Numbers and a table instead of next uses; 20 bytes for each row touched, of 10^6 at most.
+    assert lru.planning_bytes(1) == 10_000 * (4 + 8 + 6 + 16 + 20) + FIXED
+    assert lru.planning_bytes(200) == 200 * 10_000 * (4 + 8 + 6 + 16) + 20 * 10**6 + FIXED
+    assert lru.slots_bytes(1) == 512 + 8 + slot_bytes("lru")
+    assert COSTS.slots_bytes(3) == 3 * SLOT
 
 
 def test_what_is_left_is_for_rows() -> None:
     size = size_of(COSTS, BELADY, 100 * MB, 10)
     # The subgraphs of 20 batches, 2 MB, are less than a sixteenth.
     assert size.in_memory
-    assert size.num_slots == (100 * MB - 3_400_000 - 2 * MB) // (512 + 48)
-    assert size.num_bytes <= 100 * MB < size.num_bytes + 560
+    assert size.num_slots == (100 * MB - 3_400_000 - FIXED - 2 * MB) // SLOT
+    assert size.num_bytes <= 100 * MB < size.num_bytes + SLOT
     more = size_of(COSTS, BELADY, 100 * MB, 32)
     assert not more.in_memory, "6.4 MB are more"
-    assert more.num_slots == (100 * MB - 32 * 340_000) // 560
+    assert more.num_slots == (100 * MB - 32 * 340_000 - FIXED) // SLOT
     assert size_of(COSTS, BELADY, 10**12, 10).num_slots == 10**6, "no more than there are rows"
     nothing = replace(COSTS, row_bytes=0)
     assert size_of(nothing, BELADY, 100 * MB, 10).num_slots == 0
 
 
 def test_a_cache_of_a_given_size() -> None:
-    settings = replace(BELADY, cache_bytes=56_000)
+    settings = replace(BELADY, cache_bytes=100 * SLOT)
     assert size_of(COSTS, settings, 100 * MB, 10).num_slots == 100
     with pytest.raises(BudgetError, match="cache_bytes=96000000 and the plans of 32 batches") as e:
         size_of(COSTS, replace(BELADY, cache_bytes=96 * MB), 100 * MB, 32)
-    missing = 96 * MB // 560 * 560 + 32 * 340_000 - 100 * MB
+    missing = 96 * MB // SLOT * SLOT + 32 * 340_000 + FIXED - 100 * MB
     assert f": {missing} bytes too few" in str(e.value)
     with pytest.raises(BudgetError, match=r"or lower superbatch=$"):
         size_of(COSTS, BELADY, 10 * MB, 32)
@@ -68,13 +81,13 @@ def test_the_size_that_misses_least_is_chosen() -> None:
 
     def misses(size: SuperbatchSize) -> int:
         tried.append(size)
-        return abs(size.num_batches - 36)
+        return abs(size.num_batches - 35)
 
     chosen = choose_size(COSTS, BELADY, 100 * MB, 1000, misses)
-    assert [size.num_batches for size in tried] == [18, 36, 73, 147]
-    assert chosen.num_batches == 36
+    assert [size.num_batches for size in tried] == [17, 35, 71, 142]
+    assert chosen.num_batches == 35
     assert all(a.num_slots > b.num_slots for a, b in pairwise(tried))
-    assert choose_size(COSTS, BELADY, 100 * MB, 1000, lambda _: 7).num_batches == 18
+    assert choose_size(COSTS, BELADY, 100 * MB, 1000, lambda _: 7).num_batches == 17
 
     tried.clear()
     assert choose_size(COSTS, BELADY, 100 * MB, 20, misses).num_batches == 20
@@ -97,8 +110,8 @@ def test_a_given_number_of_batches() -> None:
 
 def test_too_little_for_two_batches() -> None:
     with pytest.raises(BudgetError, match="the plans of 2 batches at a time"):
-        choose_size(COSTS, BELADY, 600_000, 100, lambda _: 0)
-    assert choose_size(COSTS, BELADY, 700_000, 100, lambda _: 0).num_batches == 2
+        choose_size(COSTS, BELADY, FIXED + 600_000, 100, lambda _: 0)
+    assert choose_size(COSTS, BELADY, FIXED + 700_000, 100, lambda _: 0).num_batches == 2
 
 
 @given(

@@ -1,0 +1,390 @@
+"""Planned strategies on a bad day: nothing hangs, nothing is left behind, and the next run works.
+
+What is looked for is a thread that waits for a batch, a superbatch or a disk that will never
+come. Each of these tests would then reach its time limit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gnnstore import NeighborLoader
+from gnnstore.errors import NoSpaceError, StorageError
+from gnnstore.io.packed_rows import PackedSuperbatch
+from gnnstore.io.packing import _watched
+from gnnstore.planning.superbatch_size import PLANNED
+from gnnstore.testing.faults import inject
+from gnnstore.testing.graphs import random_graph
+
+pytestmark = pytest.mark.timeout(120)
+
+N, E = 1000, 12_000
+OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, E, seed=5, feature_dim=100, num_classes=7, skew=2.0)
+    return graph.write(tmp_path_factory.mktemp("planned") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[dict[str, Any]]:
+    return as_dicts(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS))
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a file system of 64 kB."""
+    where = tmp_path / "tiny"
+    where.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    command = [mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", os.fspath(where)]
+    if subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield where
+    subprocess.run(["umount", os.fspath(where)], check=True)
+
+
+def loader_of(path: Any, **options: Any) -> NeighborLoader:
+    defaults: dict[str, Any] = {"strategy": "belady", "cache_bytes": "20kB", "superbatch": 5}
+    return NeighborLoader(path, [4, 4], "train", **(defaults | OPTIONS | options))
+
+
+def as_dicts(batches: Any) -> list[dict[str, Any]]:
+    return [batch.to_dict() for batch in batches]
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    return len(found) == len(expected) and all(
+        a.keys() == b.keys()
+        and all(
+            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
+        )
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def spill(loader: NeighborLoader) -> NeighborLoader:
+    """Have a loader keep subgraphs on disk, whatever its budget says."""
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    superbatches._size = replace(superbatches._size, in_memory=False)
+    return loader
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gnnstore")]
+
+
+# --- a superbatch that is never done with ------------------------------------------------------
+
+
+@pytest.mark.parametrize("superbatch", [1, 2])
+def test_packed_rows_that_cannot_be_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, superbatch: int
+) -> None:
+    """With many batches in flight the consumer waits for a superbatch beyond the failed one.
+
+    That is packed when there is room, and room comes when the failed one has been given up.
+    """
+    loader = loader_of(
+        path, strategy="packed", superbatch=superbatch, num_threads=4, prefetch_batches=16,
+        tmpdir=tmp_path, cache_bytes=1000,
+    )  # fmt: skip
+    read, calls = PackedSuperbatch.read, iter(range(10**6))
+
+    def failing(self: PackedSuperbatch, *arguments: Any) -> Any:
+        if next(calls) == 2:
+            raise StorageError("out of order", path="here")
+        return read(self, *arguments)
+
+    monkeypatch.setattr(PackedSuperbatch, "read", failing)
+    with pytest.raises(StorageError, match="out of order"):
+        list(loader)
+    monkeypatch.undo()
+    assert not threads()
+    assert not list(tmp_path.iterdir())
+    loader.set_epoch(0)
+    assert len(list(loader)) == len(loader)
+
+
+@pytest.mark.parametrize("superbatch", [1, 3])
+def test_spilled_subgraphs_that_cannot_be_read(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, superbatch: int
+) -> None:
+    loader = spill(
+        loader_of(
+            path, strategy="packed", superbatch=superbatch, num_threads=4, prefetch_batches=16,
+            tmpdir=tmp_path,
+        )
+    )  # fmt: skip
+    preadv = os.preadv
+    calls = iter(range(10**6))
+
+    def failing(*arguments: Any) -> int:
+        if next(calls) == 3:
+            raise OSError(errno.EIO, "no such luck")
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", failing)
+    with pytest.raises(StorageError, match="read record"):
+        list(loader)
+    assert not threads()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("prefetch_batches", [1, 40])
+def test_no_more_than_two_superbatches_are_packed(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], prefetch_batches: int
+) -> None:
+    """Where the consumer itself assembles batches, it cannot wait until others have: it reads."""
+    most = 0
+
+    def look(output: Any) -> Any:
+        nonlocal most
+        most = max(most, len(list(tmp_path.glob(".gnnstore-run-*/packed-*"))))
+        return output
+
+    loader = loader_of(
+        path, strategy="packed", superbatch=1, num_threads=3, tmpdir=tmp_path,
+        prefetch_batches=prefetch_batches, transform_sampler_output=look,
+    )  # fmt: skip
+    assert same(as_dicts(loader), expected)
+    assert 1 <= most <= 2
+
+
+def test_two_superbatches_stay_within_what_is_given_on_disk(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]]
+) -> None:
+    """A second one waits until there is room beside, or in place of, the first."""
+    loader = loader_of(
+        path, strategy="packed", superbatch=3, num_threads=2, tmpdir=tmp_path, prefetch_batches=8
+    )
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    list(loader)
+    each = superbatches.bytes_spilled // -(-len(loader) // 3)
+    superbatches._disk_bytes = each + each // 2
+    found, most = [], 0
+    loader.set_epoch(0)
+    for batch in loader:
+        found.append(batch.to_dict())
+        files = list(tmp_path.glob(".gnnstore-run-*/packed-*/*"))
+        most = max(most, sum(_size_of(file) for file in files))
+    assert same(found, expected)
+    assert 0 < most <= each + each // 2
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # it has just been done with
+        return 0
+
+
+@pytest.mark.parametrize("kind", ["no features", "features of edges", "held in memory"])
+def test_there_may_be_nothing_to_pack(tmp_path: Path, kind: str) -> None:
+    graph = random_graph(200, 1500, seed=5, feature_dim=3)
+    rng = np.random.default_rng(1)
+    if kind != "held in memory":
+        graph.attributes.clear()
+    if kind == "features of edges":
+        graph.attributes["edge_attr"] = rng.random((1500, 20), dtype=np.float32)
+    path = graph.write(tmp_path / "s.gnn")
+    options: dict[str, Any] = {"batch_size": 20, "seed": 1}
+    loader = NeighborLoader(
+        path, [3], strategy="packed", superbatch=2, memory="60MB", num_threads=1, **options
+    )
+    plain = NeighborLoader(path, [3], strategy="memory", **options)
+    assert same(as_dicts(loader), as_dicts(plain))
+
+
+# --- disks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("strategy", ["belady", "packed"])
+def test_a_disk_that_is_full(
+    path: Path,
+    tiny_disk: Path,
+    expected: list[dict[str, Any]],
+    strategy: str,
+    num_threads: int,
+) -> None:
+    tmp_path = tiny_disk.parent
+    loader = loader_of(
+        path, strategy=strategy, superbatch=20, tmpdir=tmp_path, num_threads=num_threads
+    )
+    spill(loader)
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    superbatches._tmpdir = tiny_disk
+    got: list[Any] = []
+    with pytest.raises(NoSpaceError, match="Free some space"):
+        got.extend(loader)
+    assert not list(tiny_disk.iterdir())
+    assert not threads()
+    superbatches._tmpdir = tmp_path
+    loader.set_epoch(0)
+    assert same(as_dicts(loader), expected)
+
+
+def test_a_disk_that_is_full_while_rows_are_packed(path: Path, tmp_path: Path) -> None:
+    loader = loader_of(path, strategy="packed", num_threads=2, tmpdir=tmp_path, cache_bytes=0)
+    with (
+        inject("pwrite", errno=errno.ENOSPC, skip=2, times=10**6) as fault,
+        pytest.raises(NoSpaceError),
+    ):
+        list(loader)
+    assert fault.count > 0
+    assert not list(tmp_path.iterdir())
+    assert not threads()
+
+
+KILLED = """
+import sys
+from gnnstore import NeighborLoader
+loader = NeighborLoader(
+    sys.argv[1], [4, 4], "train", batch_size=25, strategy="packed", superbatch=2,
+    cache_bytes=1000, tmpdir=sys.argv[2],
+)
+for batch in loader:
+    print("one", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_what_a_killed_run_leaves_is_swept_by_the_next(path: Path, tmp_path: Path) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", KILLED, path, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "one\n"
+        (left,) = tmp_path.iterdir()
+        assert any(left.iterdir())
+        # The run is alive: its directory is not swept.
+        list(loader_of(path, strategy="packed", tmpdir=tmp_path))
+        assert left.exists()
+        run.kill()
+    assert left.exists()
+    list(loader_of(path, strategy="packed", tmpdir=tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# --- interrupts, time limits, forks -------------------------------------------------------------
+
+
+def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
+    """It writes to files that are about to be removed, and reads arrays that are let go of."""
+    progress = np.zeros(2, np.int64)
+    ended = threading.Event()
+
+    def work() -> dict[str, int]:
+        while progress[1] == 0:
+            time.sleep(0.001)
+        time.sleep(0.2)
+        ended.set()
+        return {}
+
+    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        _watched(work, progress, None, None)
+    assert ended.is_set()
+    timer.join()
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize("num_threads", [0, 3])
+def test_interrupts_at_any_time(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], strategy: str, num_threads: int
+) -> None:
+    loader = loader_of(
+        path, strategy=strategy, superbatch=2, num_threads=num_threads, tmpdir=tmp_path
+    )
+    spill(loader)
+    for delay_seconds in (0.002, 0.01, 0.03, 0.06):
+        timer = threading.Timer(delay_seconds, os.kill, (os.getpid(), signal.SIGINT))
+        loader.set_epoch(0)
+        try:
+            timer.start()
+            with closing(iter(loader)) as running:  # type: ignore[type-var]
+                for _ in running:
+                    pass
+            time.sleep(1)
+        except KeyboardInterrupt:
+            pass
+        timer.join()
+        # If that came while threads were waited for, they end a little later.
+        deadline = time.monotonic() + 20
+        while threads() or any(tmp_path.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    loader.set_epoch(0)
+    assert same(as_dicts(loader), expected)
+
+
+def test_a_batch_that_takes_too_long_to_sample(
+    path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[dict[str, Any]]
+) -> None:
+    loader = loader_of(path, num_threads=2, timeout=0.3)
+    sampler = loader._builder.sampler
+    sample = sampler.sample
+
+    def stuck(seeds: Any, *, epoch: int, batch: int) -> Any:
+        if batch == 7:
+            time.sleep(1.0)
+        return sample(seeds, epoch=epoch, batch=batch)
+
+    monkeypatch.setattr(sampler, "sample", stuck)
+    got: list[Any] = []
+    with pytest.raises(TimeoutError, match="batch 7 of epoch 0"):
+        got.extend(loader)
+    assert len(got) == 7
+    assert not threads()
+    monkeypatch.undo()
+    loader.set_epoch(0)
+    assert same(as_dicts(loader), expected)
+
+
+def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: list[dict[str, Any]]) -> None:
+    """A child that lets go of an iterator takes nothing from its parent."""
+    loader = spill(loader_of(path, strategy="packed", num_threads=2, tmpdir=tmp_path))
+    running: Any = iter(loader)
+    found = as_dicts(islice(running, 2))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends the child if it waits for threads that are not there
+        try:
+            del running
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    found += as_dicts(running)
+    assert same(found, expected)
+    assert not list(tmp_path.iterdir())
