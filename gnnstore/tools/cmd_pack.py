@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gnnstore.tools.cmd_plan import FanoutsType
+from gnnstore.tools.batch_options import batch_options
 from gnnstore.tools.options import SIZE, session_options
 from gnnstore.tools.session import Session
 
@@ -35,27 +35,7 @@ Examples:
 @click.argument("store", type=click.Path())
 @click.option("--name", help="Name of the plan in the store.")
 @click.option("--output", type=click.Path(), help="A directory to make instead, anywhere.")
-@click.option(
-    "--num-neighbors",
-    "fanouts",
-    type=FanoutsType(),
-    metavar="N,N,...",
-    default="10,10,10",
-    show_default=True,
-    help="Fan-out of each hop; -1 takes all neighbours.",
-)
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=1024,
-    show_default=True,
-    help="Seed nodes of a batch.",
-)
-@click.option(
-    "--input-nodes",
-    metavar="SPLIT",
-    help='Where batches start; "all" for all nodes. Default: the split "train", if there is one.',
-)
+@batch_options
 @click.option(
     "--epochs",
     type=click.IntRange(min=1),

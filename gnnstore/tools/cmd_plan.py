@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gnnstore.errors import UsageError
+from gnnstore.tools.batch_options import batch_options
 from gnnstore.tools.options import session_options
 from gnnstore.tools.session import Session
 from gnnstore.units import parse_size
@@ -25,29 +26,6 @@ Examples:
   gnnstore plan papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
   gnnstore plan papers100M.gnn --plot misses.png
 """
-
-
-class FanoutsType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Fan-outs as in "10,10,10"."""
-
-    name = "fanouts"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Return the fan-outs, or fail as click does for a bad option."""
-        try:
-            fanouts = tuple(int(part) for part in value.split(","))
-        except ValueError:
-            fanouts = (-2,)
-        if min(fanouts) < -1:
-            self.fail(
-                f"{value!r} is no list of fan-outs; write one number a hop, -1 for all "
-                "neighbours, as in 10,10,10",
-                param,
-                ctx,
-            )
-        return fanouts
 
 
 class CachesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -81,27 +59,7 @@ def _cache_size(text: str) -> float | int:
 
 @click.command(name="plan", help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option(
-    "--num-neighbors",
-    "fanouts",
-    type=FanoutsType(),
-    metavar="N,N,...",
-    default="10,10,10",
-    show_default=True,
-    help="Fan-out of each hop; -1 takes all neighbours.",
-)
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=1024,
-    show_default=True,
-    help="Seed nodes of a batch.",
-)
-@click.option(
-    "--input-nodes",
-    metavar="SPLIT",
-    help='Where batches start; "all" for all nodes. Default: the split "train", if there is one.',
-)
+@batch_options
 @click.option(
     "--batches",
     "num_batches",

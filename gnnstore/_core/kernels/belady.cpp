@@ -9,7 +9,7 @@
 // it cuts the batch: which slot it will be does not matter yet. A forward pass then hands slots on
 // from access to access. Neither looks at rows, or at places all over the trace: next uses are
 // found in groups of rows, and slots wait in lists by batch. With a table of all rows, and slots
-// written to wherever they are read next, 64 batches of 135,000 rows took 1.4 to 1.7 times as
+// written to wherever they are read next, 64 batches of 135,000 rows took 1.3 to 1.7 times as
 // long and 21 bytes an access; now they take 6.
 #include "kernels/belady.h"
 
