@@ -99,6 +99,9 @@ class RunDirectory:
             except OSError as error:
                 _remove(path)
                 raise _create_error(error, parent, purpose) from error
+            except BaseException:  # an interrupt
+                _remove(path)
+                raise
         raise StorageError(
             f"{parent}: a directory for {purpose} vanished as soon as it was made, {_TRIES} times; "
             "look for what removes it, or choose another directory",
@@ -279,10 +282,18 @@ def _boot_id() -> str | None:
 
 def _leave(path: Path, owner: int, pid: int) -> None:
     """Remove a directory at the end of its run, and then its lock."""
-    if os.getpid() == pid and not _remove(path):
-        _log.warning("cannot remove all of %s; the next run or 'gnnstore gc' will try again", path)
-    with suppress(OSError):
-        os.close(owner)
+    try:
+        if os.getpid() == pid and not _remove(path):
+            _log.warning(
+                "cannot remove all of %s; the next run or 'gnnstore gc' will try again", path
+            )
+    except BaseException:  # an interrupt: this is called once, and nobody would try again
+        if os.getpid() == pid:
+            _remove(path)
+        raise
+    finally:
+        with suppress(OSError):
+            os.close(owner)
 
 
 def _remove(path: Path) -> bool:
