@@ -6,6 +6,7 @@ read, without a word about it in the tests themselves: batches do not depend on 
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator
@@ -116,11 +117,21 @@ def way_of_reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_device_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep measurements of this machine's disks out: they decide which reads are merged."""
+    directory = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
+        patch.setenv("XDG_CACHE_HOME", str(directory / "shared"))
+        yield directory
+
+
+@pytest.fixture(autouse=True)
+def no_device_profiles(
+    _no_cache_of_the_user: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Keep those of other tests out too; what loaders remember of a store goes the same way."""
+    own = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(_no_cache_of_the_user / own))
 
 
 def _real(name: str) -> Path:

@@ -82,13 +82,13 @@ class ReadRequest:
         return engine.staging_bytes * num_threads
 
     def open_engine(self) -> Engine | None:
-        """Return what reads the store's arrays; None if they are all empty."""
+        """Return what reads the store's arrays; None if there is nothing to read."""
         schema = self.store.schema
         tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
         if tables:
             largest = max(tables, key=lambda table: table.num_bytes).path
-        elif schema.edge.indices.num_rows:
-            largest = schema.edge.indices.path  # the topology may be read
+        elif self.options.topology == "disk" and schema.edge.indices.num_rows:
+            largest = schema.edge.indices.path
         else:
             return None
         spec = next(spec for spec in schema.arrays() if spec.path == largest)
