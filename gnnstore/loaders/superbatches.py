@@ -212,18 +212,18 @@ class _Run:
         trace = TraceBuilder(len(chunk), of._num_nodes)
         notes: list[BatchNote] = []
         error = self._sample_all(chunk, kept, trace, notes)
-        start = time.perf_counter()
         course = self._current_course()
         joined = trace.build()
         release_heap()  # of subgraphs as they were sampled, before as much is taken for the plan
         if of._size.fills(of._num_nodes):
             with self._sampling.timeline().span("filling"):
                 of.filling += course.fill(joined, of._num_nodes)
+        start = time.perf_counter()
         with self._sampling.timeline().span("planning", batches=len(notes)) as args:
             plan = course.planner.plan(joined)
             args |= {"rows": len(plan.slots), "rows_missed": plan.num_misses}
-        release_heap()
         seconds = time.perf_counter() - start
+        release_heap()
         packed = self._pack(joined, plan)
         spilled = kept.num_disk_bytes + (0 if packed is None else packed.bytes_packed)
         first, course.num_planned = course.num_planned, course.num_planned + len(notes)
