@@ -351,12 +351,18 @@ def _watched(
     thread = threading.Thread(target=run, name="gnnstore-pack")
     thread.start()
     done = 0
+
+    def report() -> None:
+        nonlocal done
+        now = int(progress[0])  # once: it goes up meanwhile
+        if advance is not None and now > done:
+            advance(now - done)
+            done = now
+
     try:
         while not result and not failure:
             running.acquire(timeout=_POLL_SECONDS)
-            if advance is not None and progress[0] > done:
-                advance(int(progress[0]) - done)
-                done = int(progress[0])
+            report()
             if stop is not None and stop.is_set():
                 progress[1] = 1
     finally:
@@ -369,4 +375,5 @@ def _watched(
         raise PackingStoppedError("packing was stopped; what was written has been removed")
     if failure:
         raise failure[0]
+    report()
     return result[0]
