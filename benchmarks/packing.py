@@ -208,7 +208,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         [
             ("missed rows", f"{work.trace.num_accesses} of 512 bytes, {format_size(missed)}"),
             ("read of the table", f"{format_size(counts.bytes_read)} in {counts.reads} reads"),
-            ("memory", f"{format_size(arguments.memory_bytes)}, {counts.passes} passes"),
+            ("memory", format_size(arguments.memory_bytes)),
             (f"in order: read, {readers} threads", rate("read")),
             (f"in order: write, {writers} threads", rate("write")),
             ("packing, read and written", f"{spread(shares)} GB/s"),
@@ -231,7 +231,6 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         cpu_seconds={name: [turn.cpu_seconds for turn in found] for name, found in turns.items()},
         ratios=ratios,
         amplification=amplification,
-        passes=counts.passes,
     )
 
 

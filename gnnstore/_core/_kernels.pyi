@@ -331,6 +331,7 @@ class Reader:
         row_bytes: int,
         rows_per_page: int,
         page_stride_bytes: int,
+        begin_bytes: int = 0,
         gap_bytes: int = 0,
         cache: NDArray[np.uint8] | None = None,
         slots: NDArray[np.int32] | None = None,
@@ -348,6 +349,8 @@ class Reader:
         out : ndarray of uint8, shape [n * row_bytes], writable
         num_rows, row_bytes, rows_per_page, page_stride_bytes : int
             The table's geometry, as in the function `gather_rows`.
+        begin_bytes : int
+            Where row 0 lies, for a table in a part of a file.
         gap_bytes : int
             Rows that lie no further apart are fetched by one read.
         cache : ndarray of uint8, shape [C * row_bytes], optional
@@ -471,45 +474,44 @@ def copy_to_slots(
         Lengths that do not fit `row_bytes` or each other.
     """
 
-def index_misses(
+def sort_misses(
     ids: _Ids,
-    offsets: NDArray[np.int64],
     slots: NDArray[np.int32],
+    rows: NDArray[Any],
+    positions: NDArray[np.int32],
     *,
     num_rows: int,
-    num_threads: int = 1,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
-    """Sort the missed accesses of each batch of a trace by row.
+) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
+    """Sort the missed accesses of one batch by row.
 
-    `gnnstore.testing.packing.index_misses` is the definition. Each thread takes 16 bytes for
-    each miss of a batch.
+    `gnnstore.testing.packing.sort_misses` is the definition. Takes 16 bytes for each miss.
 
     Parameters
     ----------
     ids : ndarray of int32 or int64, shape [n]
-    offsets : ndarray of int64, shape [S + 1]
-        Batch i has ``ids[offsets[i]:offsets[i + 1]]``.
     slots : ndarray of int32, shape [n]
         Negative: missed.
+    rows : ndarray of the ids' dtype [m], writable
+        Its beginning is filled with the distinct rows that are missed, in the order of the table.
+    positions : ndarray of int32 [m], writable
+        Where in the batch each of them comes first.
     num_rows : int
         Of the table.
 
     Returns
     -------
-    positions : ndarray of int32 [misses]
-        From ``begins[i]`` on: where in batch i each of its ``num_rows_of[i]`` distinct missed
-        rows comes first, in the order of the table; then where they come again, in that order.
-    begins : ndarray of int64 [S + 1]
-    num_rows_of : ndarray of int64 [S]
-    repeat_sources : ndarray of int32
-        For those that come again, batch by batch: where in the batch the row comes first.
+    num_missed : int
+        Distinct rows.
+    repeat_targets, repeat_sources : ndarray of int32
+        Where rows come again, by row; and where in the batch the same row comes first.
 
     Raises
     ------
     IndexError
         An id is outside [0, num_rows).
     ValueError
-        Arrays do not fit together, or a batch has 2^31 rows.
+        Arrays do not fit together, more than m distinct rows are missed, or the batch has 2^31
+        rows.
     """
 
 def min_pack_window_bytes(
@@ -525,9 +527,7 @@ def min_pack_window_bytes(
 
 def pack_rows(
     files: FileSet,
-    ids: _Ids,
-    offsets: NDArray[np.int64],
-    positions: NDArray[np.int32],
+    rows: _Ids,
     begins: NDArray[np.int64],
     num_rows_of: NDArray[np.int64],
     paths: Iterable[_Path],
@@ -546,23 +546,21 @@ def pack_rows(
     window_bytes: int,
     buffer_bytes: int,
     num_spare_buffers: int,
-    max_indexed_rows: int,
     num_threads: int = 1,
     grows: bool = False,
 ) -> dict[str, int]:
     """Write the rows that batches miss to files, batch by batch, reading a table once in order.
 
     Besides its arguments it takes ``num_windows * window_bytes + (S + num_spare_buffers) *
-    buffer_bytes + max_indexed_rows * ids.itemsize`` bytes of memory.
+    buffer_bytes`` bytes of memory.
 
     Parameters
     ----------
     files : FileSet
         The table.
-    ids, offsets : ndarray
-        The trace, as in `index_misses`.
-    positions, begins, num_rows_of : ndarray
-        What `index_misses` has made of it.
+    rows : ndarray of int32 or int64 [m]
+    begins, num_rows_of : ndarray of int64, shape [S]
+        Batch i misses ``rows[begins[i]:begins[i] + num_rows_of[i]]``, which ascend.
     paths : iterable of path-like
         Files to make; none may exist. After an error they may.
     file_bytes : sequence of int
@@ -588,9 +586,6 @@ def pack_rows(
         What is collected of a batch before it is written; a multiple of 4096.
     num_spare_buffers : int
         Buffers that can be full while every batch has one to fill; at least 1.
-    max_indexed_rows : int
-        Rows of all batches that are sorted out at a time, at least S; where there are more,
-        ranges of ids are worked through one by one.
     num_threads : int
         Threads that copy rows, each for batches of its own. Others read and write.
 
@@ -606,6 +601,62 @@ def pack_rows(
         file system can set room aside. Nothing is in flight any more.
     IndexError, ValueError
         Arrays, geometry and files do not fit together.
+    """
+
+def pack_spilled_rows(
+    files: FileSet,
+    ids: SpillFile,
+    begins: NDArray[np.int64],
+    num_rows_of: NDArray[np.int64],
+    crcs: NDArray[np.uint32],
+    samples: _Ids,
+    paths: Iterable[_Path],
+    file_bytes: Sequence[int],
+    run_files: NDArray[np.int64],
+    run_offsets: NDArray[np.int64],
+    progress: NDArray[np.int64],
+    *,
+    stride: int,
+    max_rows: int,
+    engine: str,
+    num_rows: int,
+    row_bytes: int,
+    rows_per_page: int,
+    page_stride_bytes: int,
+    gap_bytes: int,
+    num_windows: int,
+    window_bytes: int,
+    buffer_bytes: int,
+    num_spare_buffers: int,
+    num_threads: int = 1,
+) -> dict[str, int]:
+    """Do what `pack_rows` does with rows in a file, range by range of the table.
+
+    Takes ``max_rows`` ids of memory beside what `pack_rows` takes. Where a range ends, blocks of
+    the table may be read twice.
+
+    Parameters
+    ----------
+    ids : SpillFile
+    begins, num_rows_of : ndarray of int64, shape [S]
+        Batch i misses ``num_rows_of[i]`` rows, which ascend: values of the dtype of `samples`
+        from byte ``begins[i]`` on.
+    crcs : ndarray of uint32, shape [S]
+        Their checksums, as `SpillFile.append` returns them.
+    samples : ndarray of int32 or int64
+        Rows 0, stride, 2 * stride, ... of each batch, one batch behind the other.
+    stride : int
+    max_rows : int
+        In memory at a time; at least `stride` for each batch, or all that it has.
+    files, paths, file_bytes, run_files, run_offsets, progress, engine, num_threads
+        As in `pack_rows`, and so is all that is not named here.
+
+    Raises
+    ------
+    OSError
+        As `pack_rows`; with errno EBADMSG, `ids` does not hold what was written.
+    IndexError, ValueError
+        As `pack_rows`.
     """
 
 def read_packed_rows(
@@ -694,6 +745,43 @@ def find_slots(bits: NDArray[np.uint64], ranks: NDArray[np.int32], ids: _Ids) ->
     ------
     IndexError
         An id is outside the bitmap.
+    """
+
+def plan_fixed(
+    bits: NDArray[np.uint64],
+    ranks: NDArray[np.int32],
+    held: NDArray[np.uint8],
+    seen: NDArray[np.uint64],
+    ids: _Ids,
+    slots: NDArray[np.int32],
+) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
+    """Plan one batch of a cache whose rows are those of some nodes.
+
+    `gnnstore.testing.caches.plan_fixed` is the definition.
+
+    Parameters
+    ----------
+    bits, ranks : ndarray
+        What `index_nodes` returned for the nodes.
+    held : ndarray of uint8, shape [C], writable
+        Whether the row of each slot is there; made 1 for rows that enter.
+    seen : ndarray of uint64, of the shape of `bits`, writable
+        Zeros, before and after.
+    ids : ndarray of int32 or int64, shape [n]
+    slots : ndarray of int32, shape [n], writable
+        The slot of each row is written there; -1: it is missed.
+
+    Returns
+    -------
+    num_missed : int
+        Distinct rows.
+    change_positions, change_slots : ndarray of int32
+        Rows at these positions enter these slots after the batch.
+
+    Raises
+    ------
+    IndexError
+        An id is outside the bitmap, or a slot outside the cache; nothing but `slots` is changed.
     """
 
 def count_ids(ids: _Ids, counts: NDArray[np.uint8] | NDArray[np.uint32]) -> None:
@@ -1276,8 +1364,6 @@ def plan_belady(
     NDArray[np.int64],
     NDArray[np.int32],
     NDArray[np.int32],
-    NDArray[np.int64],
-    NDArray[np.int32],
 ]:
     """Plan which rows a cache of C slots holds while S batches are assembled.
 
@@ -1295,9 +1381,12 @@ def plan_belady(
     offsets : ndarray of int64, shape [S + 1]
         Batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
     nodes : ndarray of int64, shape [C]
-        Rows that are in the cache before the first batch, by slot; -1: an empty slot.
+        Rows that are in the cache before the first batch, by slot; -1: an empty slot. They
+        become those after the last batch (-1: an empty slot, whatever it holds); if planning
+        fails, they stay as they are, or if it fails late, all of them become -1.
     frequencies : ndarray of int32, shape [C]
-        How many batches needed each of these so far, at least 1; any for an empty slot.
+        How many batches needed each of these so far, at least 1; any for an empty slot. They
+        become those after the last batch, at most 65535; 0 for an empty slot.
 
     Returns
     -------
@@ -1312,10 +1401,6 @@ def plan_belady(
         The row that enters, by its position within the batch.
     change_slots : ndarray of int32, shape [changes]
         The slot that it is written to.
-    nodes : ndarray of int64, shape [C]
-        Rows in the cache after the last batch; -1: an empty slot, whatever it holds.
-    frequencies : ndarray of int32, shape [C]
-        How many batches needed each of them so far, at most 65535; 0 for an empty slot.
 
     Raises
     ------
@@ -1325,6 +1410,119 @@ def plan_belady(
         Offsets that do not cut the ids into batches, nodes that are not distinct, a
         frequency below 1.
     """
+
+def plan_belady_spilled(
+    ids: SpillFile,
+    begins: NDArray[np.int64],
+    crcs: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
+    *,
+    are_wide: bool,
+    num_nodes: int,
+    nodes: NDArray[np.int64],
+    frequencies: NDArray[np.int32],
+    table_bytes: int,
+    slots: SpillFile,
+    changes: SpillFile,
+) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
+    """Make the plan of `plan_belady`, of a trace in a file, in files.
+
+    What memory it takes is told by `gnnstore.planning.spilled_plan.spilled_transient_bytes`.
+
+    Parameters
+    ----------
+    ids : SpillFile
+    begins : ndarray of int64, shape [S]
+        The ids of batch i, `offsets[i + 1] - offsets[i]` of them, begin at byte ``begins[i]``.
+    crcs : ndarray of uint32, shape [S]
+        Their checksums, as `SpillFile.append` returns them.
+    offsets : ndarray of int64, shape [S + 1]
+    are_wide : bool
+        Ids are int64; else they are int32.
+    num_nodes : int
+        N.
+    nodes, frequencies : ndarray
+        As in `plan_belady`.
+    table_bytes : int
+        Of a table with 4 bytes for each node, and never more than for all of them. With less
+        the trace is gone through several times.
+    slots, changes : SpillFile
+        Empty files. `slots` receives the slots of `plan_belady`; `changes` of each batch the
+        change positions, and then the change slots.
+
+    Returns
+    -------
+    misses : ndarray of int64, shape [S]
+    slot_crcs : ndarray of uint32, shape [S]
+        Of each batch's slots.
+    change_offsets : ndarray of int64, shape [S + 1]
+        What `changes` has of batch i begins at byte ``8 * change_offsets[i]``.
+    change_crcs : ndarray of uint32, shape [S]
+
+    Raises
+    ------
+    IndexError
+        An id outside [0, N).
+    OSError
+        A file cannot be read or written; with errno EBADMSG, it does not hold what was written.
+    ValueError
+        As in `plan_belady`; or a node that is not below N, or a file that is closed.
+    """
+
+def distinct_rows(nodes: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+    """Set `out` to `nodes`, each row named for its first slot only; -1 for all others.
+
+    Parameters
+    ----------
+    nodes, out : ndarray of int64, shape [C]
+        May be the same array. Takes 5 to 10 bytes a slot meanwhile.
+    """
+
+class SpillFile:
+    """A file of integers that a run writes, reads and removes. Thread-safe.
+
+    Parameters
+    ----------
+    path : path-like
+        Must not exist.
+
+    Raises
+    ------
+    OSError
+        The file cannot be made.
+    """
+
+    def __init__(self, path: _Path) -> None: ...
+    @property
+    def num_bytes(self) -> int:
+        """Disk that the file takes."""
+    def append(self, values: _Ids, batch: int) -> tuple[int, int]:
+        """Write values behind all others; return the byte they begin at, and their checksum.
+
+        The checksum is a crc32c that knows the batch too.
+
+        Raises
+        ------
+        OSError
+            The system refuses to write.
+        ValueError
+            The file is closed.
+        """
+    def read_int32(self, begin: int, count: int, crc: int, batch: int) -> NDArray[np.int32]:
+        """Return `count` values from byte `begin` on, a new array.
+
+        Raises
+        ------
+        OSError
+            The system refuses to read, or the file ends early. With errno EBADMSG, the values
+            do not have the checksum `crc`.
+        ValueError
+            The file is closed.
+        """
+    def read_int64(self, begin: int, count: int, crc: int, batch: int) -> NDArray[np.int64]:
+        """Return what `read_int32` returns, of values of 8 bytes."""
+    def close(self) -> None:
+        """Remove the file, in the process that made it; waits for other calls. Idempotent."""
 
 def plan_online(
     policy: Literal["lru", "sieve"],

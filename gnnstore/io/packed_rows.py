@@ -2,7 +2,7 @@
 
 What lies on disk is one file for each table. In it, each batch has a run: the distinct rows
 that it misses, one behind the other in the order of the table, from a multiple of 4096 bytes
-on. Where in the batch each row goes is kept in memory, 4 bytes a row.
+on. Where in the batch each row goes is kept in memory, 4 bytes a row, or in another file.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from gnnstore.errors import UsageError, storage_error
 from gnnstore.io.counts import NO_READS, ReadCounts
 
 if TYPE_CHECKING:
+    from gnnstore.io.missed_files import SpilledIndex
     from gnnstore.io.planned_cache import BatchStep
-    from gnnstore.planning.belady import Trace
 
 # Runs begin at multiples of this: what direct reads of any common disk are aligned to.
 RUN_ALIGNMENT_BYTES = 4096
@@ -46,53 +46,38 @@ def run_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np
 
 @dataclass(frozen=True, eq=False)
 class MissIndex:
-    """Which accesses of a trace are missed: those of each batch by row.
+    """Where the packed rows of each batch go.
 
     Attributes
     ----------
-    positions : ndarray of int32 [misses]
+    positions : ndarray of int32 [m]
         From ``begins[i]`` on: where in batch i each of its ``num_rows[i]`` distinct missed rows
-        comes first, in the order of the table; then where they come again.
-    begins : ndarray of int64 [S + 1]
-    num_rows : ndarray of int64 [S]
-    repeat_sources : ndarray of int32 [misses - distinct ones]
-        For those that come again, batch by batch: where in the batch the same row comes first.
+        comes first, in the order of the table.
+    begins, num_rows : ndarray of int64 [S]
+    repeat_targets, repeat_sources : ndarray of int32 [r]
+        From ``repeat_begins[i]`` to ``repeat_begins[i + 1] - 1``: where missed rows of batch i
+        come again, and where the same row comes first.
+    repeat_begins : ndarray of int64 [S + 1]
     """
 
     positions: npt.NDArray[np.int32]
     begins: npt.NDArray[np.int64]
     num_rows: npt.NDArray[np.int64]
+    repeat_targets: npt.NDArray[np.int32]
     repeat_sources: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(
-        cls, trace: Trace, slots: npt.NDArray[np.int32], num_table_rows: int, num_threads: int = 1
-    ) -> Self:
-        """Index the accesses whose slot is negative.
-
-        Raises
-        ------
-        UsageError
-            If trace and slots do not fit together, or an id is not below `num_table_rows`.
-        """
-        try:
-            return cls(
-                *_core.index_misses(
-                    trace.ids,
-                    trace.offsets,
-                    slots,
-                    num_rows=num_table_rows,
-                    num_threads=num_threads,
-                )
-            )
-        except (ValueError, IndexError) as error:
-            raise UsageError(f"cannot pack a superbatch: {error}") from error
+    repeat_begins: npt.NDArray[np.int64]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory."""
-        arrays = (self.positions, self.begins, self.num_rows, self.repeat_sources)
+        batches = (self.begins, self.num_rows, self.repeat_begins)
+        arrays = (self.positions, self.repeat_targets, self.repeat_sources, *batches)
         return sum(array.nbytes for array in arrays)
+
+    @property
+    def num_disk_bytes(self) -> int:
+        """Bytes on disk: none."""
+        return 0
 
     def batch(
         self, i: int
@@ -106,11 +91,9 @@ class MissIndex:
         repeat_targets, repeat_sources
             Positions that get the row of another one.
         """
-        begin, end = self.begins[i], self.begins[i + 1]
-        last = begin + self.num_rows[i]
-        first_repeat = begin - int(self.num_rows[:i].sum())
-        sources = self.repeat_sources[first_repeat : first_repeat + (end - last)]
-        return self.positions[begin:last], self.positions[last:end], sources
+        repeats = slice(self.repeat_begins[i], self.repeat_begins[i + 1])
+        positions = self.positions[self.begins[i] : self.begins[i] + self.num_rows[i]]
+        return positions, self.repeat_targets[repeats], self.repeat_sources[repeats]
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,8 +127,6 @@ class PackCounts:
     writes, bytes_written : int
     rows_packed : int
         Distinct rows of each batch, over all batches and tables.
-    passes : int
-        Ranges of ids, each with its own sorting; one for each table if memory allows.
     seconds : float
     """
 
@@ -154,7 +135,6 @@ class PackCounts:
     writes: int = 0
     bytes_written: int = 0
     rows_packed: int = 0
-    passes: int = 0
     seconds: float = 0.0
 
     @property
@@ -190,7 +170,7 @@ class PackedSuperbatch:
     ----------
     directory : Path
         Holds the files of `tables` and nothing else; removed by `close`.
-    index : MissIndex
+    index : MissIndex or SpilledIndex
     tables : Mapping of str to PackedTable
         By the table's path in the store.
     reader : _core.Reader
@@ -200,7 +180,7 @@ class PackedSuperbatch:
     def __init__(
         self,
         directory: Path,
-        index: MissIndex,
+        index: MissIndex | SpilledIndex,
         tables: Mapping[str, PackedTable],
         reader: _core.Reader,
         counts: PackCounts,
@@ -219,11 +199,12 @@ class PackedSuperbatch:
     @property
     def num_bytes(self) -> int:
         """Bytes on disk."""
-        return sum(int(table.run_offsets[-1]) for table in self.tables.values())
+        runs = sum(int(table.run_offsets[-1]) for table in self.tables.values())
+        return runs + self.index.num_disk_bytes
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that are kept: where rows go. Staging memory is not counted."""
+        """Bytes of memory that are kept: where rows go, or where that is. No staging memory."""
         offsets = sum(table.run_offsets.nbytes for table in self.tables.values())
         return self.index.num_bytes + offsets
 
@@ -244,7 +225,13 @@ class PackedSuperbatch:
             raise IndexError(f"batch {i} is outside [0, {self.num_batches})")
         return PackedSource(self, i)
 
-    def read(self, i: int, path: str, out: npt.NDArray[np.uint8]) -> ReadCounts:
+    def read(
+        self,
+        i: int,
+        path: str,
+        out: npt.NDArray[np.uint8],
+        places: tuple[npt.NDArray[np.int32], ...] | None = None,
+    ) -> ReadCounts:
         """Write the missed rows of batch `i` of a table to their places; the others stay.
 
         Parameters
@@ -253,14 +240,18 @@ class PackedSuperbatch:
         path : str
             Of the table in the store.
         out : ndarray of uint8 [rows of the batch * row_bytes]
+        places : tuple of ndarray, optional
+            What `index.batch` has returned for the batch; it may be in a file.
 
         Raises
         ------
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
+        CorruptStoreError
+            If where rows go is in a file, which no longer holds it.
         """
         table = self.tables[path]
-        positions, targets, sources = self.index.batch(i)
+        positions, targets, sources = self.index.batch(i) if places is None else places
         if len(positions) == 0:
             return NO_READS
         try:
@@ -321,14 +312,18 @@ class PackedSource:
             If other rows are missed than were packed.
         StorageError
             As in `PackedSuperbatch.read`.
+        CorruptStoreError
+            Likewise.
         """
-        index = self.superbatch.index
-        begin, end = index.begins[self.batch], index.begins[self.batch + 1]
-        packed = index.positions[begin:end]
+        places = first, again, _ = self.superbatch.index.batch(self.batch)
+        num_packed = len(first) + len(again)
         num_missed = int(np.count_nonzero(step.slots < 0))
-        if num_missed != len(packed) or (num_missed and step.slots[packed].max() >= 0):
+        if num_missed != num_packed or any(
+            len(where) and step.slots[where].max() >= 0 for where in (first, again)
+        ):
             raise UsageError(
-                f"batch {self.batch} misses {num_missed} rows by its plan, but {len(packed)} were "
+                f"batch {self.batch} misses {num_missed} rows by its plan, but {num_packed} were "
                 "packed, or others: pack the superbatch anew for this plan"
             )
-        return self.superbatch.read(self.batch, path, out.reshape(-1).view(np.uint8))
+        content = out.reshape(-1).view(np.uint8)
+        return self.superbatch.read(self.batch, path, content, places)

@@ -12,18 +12,19 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
-from gnnstore.errors import BudgetError, GnnstoreError, NoSpaceError, UsageError, storage_error
+from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
 from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.miss_sorting import BatchPlan, BatchTrace, MissSorting
+from gnnstore.io.missed_files import SpilledMisses, spill_out
+from gnnstore.io.missed_rows import MissedRows, sort_out
 from gnnstore.io.packed_rows import (
     MissIndex,
     PackCounts,
@@ -32,27 +33,28 @@ from gnnstore.io.packed_rows import (
     run_bytes,
     run_reader,
 )
-from gnnstore.io.packing_memory import (
-    least_memory,
-    place_of,
-    share_out,
-    sorting_bytes,
-    too_little_memory,
-)
-from gnnstore.planning.belady import SuperbatchPlan, Trace
+from gnnstore.io.packing_job import TableJob
+from gnnstore.io.packing_memory import least_memory, too_little_memory
+from gnnstore.io.packing_thread import PackingStoppedError, watched
+from gnnstore.planning.belady import Trace
 from gnnstore.units import format_at_least, format_size
 
-__all__ = ["PackingStoppedError", "least_memory", "pack", "packed_bytes"]
+_Sorted = TypeVar("_Sorted")
+
+__all__ = [
+    "PackingStoppedError",
+    "append_missed",
+    "append_packed",
+    "least_memory",
+    "pack",
+    "packed_bytes",
+    "sorted_misses",
+]
 
 
-class PackingStoppedError(GnnstoreError):
-    """Packing was told to stop; what it had written has been removed."""
-
-
-_POLL_SECONDS = 0.05
-
-
-def packed_bytes(tables: Mapping[str, DirectRows], misses: npt.NDArray[np.int64]) -> int:
+def packed_bytes(
+    tables: Mapping[str, DirectRows], misses: npt.NDArray[np.int64], spilled_id_bytes: int = 0
+) -> int:
     """Return the bytes on disk that packing takes.
 
     Parameters
@@ -60,15 +62,20 @@ def packed_bytes(tables: Mapping[str, DirectRows], misses: npt.NDArray[np.int64]
     tables : Mapping of str to DirectRows
     misses : ndarray of int64 [S]
         Distinct missed rows of each batch, as in `SuperbatchPlan.misses`.
+    spilled_id_bytes : int
+        4 or 8, as a trace on disk has ids: there the sorted rows are as well, with 4 bytes of a
+        position for each. 0: they are in memory.
     """
     rows = np.asarray(misses, np.int64)
-    return sum(int(run_bytes(rows, table.row_bytes).sum()) for table in tables.values())
+    sorted_bytes = (spilled_id_bytes + 4) * int(rows.sum()) if spilled_id_bytes else 0
+    runs = sum(int(run_bytes(rows, table.row_bytes).sum()) for table in tables.values())
+    return runs + sorted_bytes
 
 
 def pack(
     tables: Mapping[str, DirectRows],
-    trace: Trace,
-    slots: SuperbatchPlan | npt.NDArray[Any],
+    trace: BatchTrace,
+    slots: BatchPlan | npt.NDArray[Any],
     directory: Path,
     *,
     memory_bytes: int,
@@ -83,16 +90,19 @@ def pack(
     ----------
     tables : Mapping of str to DirectRows
         Tables of the same nodes, by path in the store.
-    trace : Trace
+    trace : Trace or SpilledTrace
         Must not be changed meanwhile.
-    slots : SuperbatchPlan, or ndarray of int32 or bool [n]
+    slots : SuperbatchPlan, SpilledPlan, or ndarray of int32 or bool [n]
         Beside the trace's ids: negative, or false, is missed.
     directory : Path
         Where a directory for the files is made; it must exist.
     memory_bytes : int
-        For everything, with what the result keeps (4 bytes for each miss).
+        For everything: what windows of the table and a buffer for each batch take, and what is
+        read at a time of a trace and plan on disk. Of a trace in memory also 8 bytes for each
+        miss where ids are int32, 12 for int64, of which the result keeps 4; where there is too
+        little for these, and for a trace on disk, they are in files (see `least_memory`).
     num_threads : int
-        Threads that copy rows; one more plans and reads, and six wait for writes.
+        Threads that sort, and then copy rows; one more plans and reads, and 16 wait for writes.
     disk_bytes : int, optional
         What may be written.
     stop : threading.Event, optional
@@ -119,40 +129,72 @@ def pack(
     start = perf_counter()
     if stop is not None and stop.is_set():
         raise PackingStoppedError("packing was stopped before it began")
-    slots = _as_slots(slots)
     num_rows = {table.num_rows for table in tables.values()}
     if len(num_rows) != 1:
         raise UsageError(
             "one or more tables of the same nodes are packed together; "
             f"got {len(tables)}, with {sorted(num_rows)} rows"
         )
-    index = _index(trace, slots, num_rows.pop(), memory_bytes, num_threads)
-    num_bytes = packed_bytes(tables, index.num_rows)
-    _check_room(directory, num_bytes, disk_bytes)
+    sorting = MissSorting.of(trace, slots, num_rows.pop())
+    id_bytes, is_exact = sorting.id_dtype.itemsize, not isinstance(slots, np.ndarray)
+    spills = _must_spill(tables, sorting, memory_bytes)
+    spilled_id_bytes = id_bytes if spills else 0
+    if is_exact:  # else it is not known yet which of the rows are the same
+        _check_room(directory, packed_bytes(tables, sorting.most, spilled_id_bytes), disk_bytes)
     try:
         own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
     except OSError as error:
         raise storage_error(error, "make a directory for packed rows", directory) from error
+    missed: MissedRows | SpilledMisses | None = None
     try:
+        given, memory = (trace, slots, sorting.num_table_rows), memory_bytes
+        if spills:
+            missed = _watched_sorting(
+                lambda is_stopped: spill_out(
+                    *given, own, memory_bytes=memory, num_threads=num_threads, is_stopped=is_stopped
+                ),
+                stop,
+            )
+        else:
+            missed = sorted_misses(*given, memory_bytes=memory, num_threads=num_threads, stop=stop)
+        if not is_exact:
+            num_bytes = packed_bytes(tables, missed.index.num_rows, spilled_id_bytes)
+            _check_room(directory, num_bytes, disk_bytes)
         packed: dict[str, PackedTable] = {}
         counts = PackCounts()
         for number, (path, table) in enumerate(tables.items()):
-            job = _Job(path, table, trace, index, own / f"{number}.rows")
+            job = TableJob(path, table, missed, own / f"{number}.rows")
             offsets, more = job.run(memory_bytes, num_threads, stop, advance)
             packed[path] = job.opened(offsets)
             counts = _sum(counts, more)
+        if isinstance(missed, SpilledMisses):
+            missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
         engine = next(iter(tables.values())).engine.name
-        return PackedSuperbatch(own, index, packed, run_reader(engine), counts)
+        return PackedSuperbatch(own, missed.index, packed, run_reader(engine), counts)
     except BaseException:
+        if isinstance(missed, SpilledMisses):
+            missed.close()
         shutil.rmtree(own, ignore_errors=True)
         raise
 
 
+def _must_spill(tables: Mapping[str, DirectRows], sorting: MissSorting, memory_bytes: int) -> bool:
+    """Return whether sorted rows go to files; raise if there is too little memory even so."""
+    misses, id_bytes = sorting.most, sorting.id_dtype.itemsize
+    is_in_memory = isinstance(sorting.trace, Trace)
+    if is_in_memory and memory_bytes >= least_memory(tables, misses, id_bytes):
+        return False
+    least = least_memory(tables, misses, id_bytes, sorting.read_rows, spills=True)
+    if memory_bytes < least:
+        raise too_little_memory(len(misses), memory_bytes, least - memory_bytes)
+    return True
+
+
 def append_packed(
     tables: Mapping[str, DirectRows],
-    trace: Trace,
-    slots: SuperbatchPlan | npt.NDArray[Any],
+    trace: BatchTrace,
+    slots: BatchPlan | npt.NDArray[Any],
     files: Mapping[str, tuple[Path, int]],
     *,
     memory_bytes: int,
@@ -183,28 +225,60 @@ def append_packed(
         As `pack`. Behind the beginnings, files may hold anything then.
     """
     start = perf_counter()
-    slots = _as_slots(slots)
     num_rows = next(iter(tables.values())).num_rows
-    index = _index(trace, slots, num_rows, memory_bytes, num_threads)
+    missed = sorted_misses(
+        trace, slots, num_rows, memory_bytes=memory_bytes, num_threads=num_threads
+    )
+    offsets, counts = append_missed(
+        tables,
+        missed,
+        files,
+        memory_bytes=memory_bytes,
+        num_threads=num_threads,
+        disk_bytes=disk_bytes,
+        advance=advance,
+    )
+    return missed.index, offsets, replace(counts, seconds=perf_counter() - start)
+
+
+def append_missed(
+    tables: Mapping[str, DirectRows],
+    missed: MissedRows,
+    files: Mapping[str, tuple[Path, int]],
+    *,
+    memory_bytes: int,
+    num_threads: int = 1,
+    disk_bytes: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[dict[str, npt.NDArray[np.int64]], PackCounts]:
+    """Pack rows that are sorted out already, as `append_packed` does those of a trace.
+
+    Parameters
+    ----------
+    missed : MissedRows
+        A run is written for each of its batches. Counted with `memory_bytes`.
+
+    Returns
+    -------
+    dict of str to ndarray of int64 [S + 1]
+    PackCounts
+        As of `append_packed`.
+
+    Raises
+    ------
+    BudgetError, NoSpaceError, StorageError
+        As `pack`.
+    """
+    start = perf_counter()
     directory = next(iter(files.values()))[0].parent
-    _check_room(directory, packed_bytes(tables, index.num_rows), disk_bytes)
+    _check_room(directory, packed_bytes(tables, missed.index.num_rows), disk_bytes)
     offsets: dict[str, npt.NDArray[np.int64]] = {}
     counts = PackCounts()
     for path, table in tables.items():
-        job = _Job(path, table, trace, index, *files[path], grows=True)
+        job = TableJob(path, table, missed, *files[path], grows=True)
         offsets[path], more = job.run(memory_bytes, num_threads, None, advance)
         counts = _sum(counts, more)
-    return index, offsets, replace(counts, seconds=perf_counter() - start)
-
-
-def _as_slots(slots: SuperbatchPlan | npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    if isinstance(slots, SuperbatchPlan):
-        return slots.slots
-    if slots.dtype == np.bool_:
-        return slots.astype(np.int32) - np.int32(1)
-    if slots.dtype != np.int32:
-        raise UsageError(f"slots are int32 (negative: missed) or bool, got {slots.dtype}")
-    return slots
+    return offsets, replace(counts, seconds=perf_counter() - start)
 
 
 def _sum(a: PackCounts, b: PackCounts) -> PackCounts:
@@ -232,148 +306,31 @@ def _check_room(directory: Path, num_bytes: int, disk_bytes: int | None) -> None
         )
 
 
-def _index(
-    trace: Trace, slots: npt.NDArray[np.int32], num_rows: int, memory_bytes: int, num_threads: int
-) -> MissIndex:
-    """Sort out the misses, with as many threads as there is memory for."""
-    if len(slots) != trace.num_accesses:
-        raise UsageError(
-            f"the trace has {trace.num_accesses} rows, but there are {len(slots)} slots; "
-            "pack with the plan that was made of this trace"
-        )
-    misses = np.zeros(trace.num_batches, np.int64)
-    for i in range(trace.num_batches):
-        misses[i] = np.count_nonzero(slots[trace.offsets[i] : trace.offsets[i + 1]] < 0)
-    left = memory_bytes - 4 * int(misses.sum())
-    while num_threads > 1 and sorting_bytes(misses, num_threads) > left:
-        num_threads -= 1
-    if (missing := sorting_bytes(misses, num_threads) - left) > 0:
-        raise too_little_memory(trace.num_batches, memory_bytes, missing)
-    return MissIndex.of(trace, slots, num_rows, num_threads)
+def sorted_misses(
+    trace: BatchTrace,
+    slots: BatchPlan | npt.NDArray[Any],
+    num_rows: int,
+    *,
+    memory_bytes: int,
+    num_threads: int,
+    stop: threading.Event | None = None,
+) -> MissedRows:
+    """Sort what is missed, in memory, on a thread of its own: it may be interrupted, or stopped."""
+    return _watched_sorting(
+        lambda is_stopped: sort_out(
+            trace,
+            slots,
+            num_rows,
+            memory_bytes=memory_bytes,
+            num_threads=num_threads,
+            is_stopped=is_stopped,
+        ),
+        stop,
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class _Job:
-    """One table of one superbatch, to be packed."""
-
-    path: str
-    table: DirectRows
-    trace: Trace
-    index: MissIndex
-    file_path: Path
-    begin: int = 0
-    grows: bool = False
-
-    def run(
-        self,
-        memory_bytes: int,
-        num_threads: int,
-        stop: threading.Event | None,
-        advance: Callable[[int], None] | None,
-    ) -> tuple[npt.NDArray[np.int64], PackCounts]:
-        """Write the table's file; return where the run of each batch begins."""
-        table, index, row_bytes = self.table, self.index, self.table.row_bytes
-        id_bytes = self.trace.ids.itemsize
-        left = memory_bytes - index.num_bytes
-        shares, max_indexed_rows = share_out(table, index.num_rows, id_bytes, left)
-        offsets = np.zeros(self.trace.num_batches + 1, np.int64)
-        np.cumsum(run_bytes(index.num_rows, row_bytes), out=offsets[1:])
-        offsets += self.begin
-        file_bytes = int(offsets[-1])
-        progress = np.zeros(2, np.int64)  # bytes so far; whether to stop
-
-        def work() -> dict[str, int]:
-            return _core.pack_rows(
-                table.files,
-                self.trace.ids,
-                self.trace.offsets,
-                index.positions,
-                index.begins,
-                index.num_rows,
-                [self.file_path],
-                [file_bytes],
-                np.zeros(self.trace.num_batches, np.int64),
-                offsets[:-1],
-                progress,
-                engine=table.engine.name,
-                **place_of(table),
-                num_windows=shares.num_windows,
-                window_bytes=shares.window_bytes(table),
-                buffer_bytes=shares.buffer_bytes,
-                num_spare_buffers=shares.num_spare_buffers,
-                max_indexed_rows=max_indexed_rows,
-                num_threads=num_threads,
-                grows=self.grows,
-            )
-
-        try:
-            counts = _watched(work, progress, stop, advance)
-        except OSError as error:
-            raise self._error(error, file_bytes - self.begin) from error
-        return offsets, PackCounts(**counts)
-
-    def opened(self, offsets: npt.NDArray[np.int64]) -> PackedTable:
-        """Return the file to be read."""
-        file_bytes = int(offsets[-1])
-        try:
-            files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
-        except OSError as error:
-            raise self._error(error, file_bytes) from error
-        return PackedTable(self.file_path, offsets, self.table.row_bytes, files)
-
-    def _error(self, error: OSError, file_bytes: int) -> OSError:
-        where = error.filename or self.table.array.file_paths[0]
-        doing = f"pack rows of the array {self.path!r} ({format_size(file_bytes)})"
-        return storage_error(error, doing, where)
-
-
-def _watched(
-    work: Callable[[], dict[str, int]],
-    progress: npt.NDArray[np.int64],
-    stop: threading.Event | None,
-    advance: Callable[[int], None] | None,
-) -> dict[str, int]:
-    """Run a kernel on a thread of its own, so that it can be interrupted."""
-    result: list[dict[str, int]] = []
-    failure: list[BaseException] = []
-    # Not `Thread.join`: an interrupted one takes the thread for ended, in CPython 3.11, and files
-    # would be removed that are being written.
-    running = threading.Lock()
-    running.acquire()
-
-    def run() -> None:
-        try:
-            result.append(work())
-        except BaseException as error:
-            failure.append(error)
-        running.release()
-
-    thread = threading.Thread(target=run, name="gnnstore-pack")
-    thread.start()
-    done = 0
-
-    def report() -> None:
-        nonlocal done
-        now = int(progress[0])  # once: it goes up meanwhile
-        if advance is not None and now > done:
-            advance(now - done)
-            done = now
-
-    try:
-        while not result and not failure:
-            running.acquire(timeout=_POLL_SECONDS)
-            report()
-            if stop is not None and stop.is_set():
-                progress[1] = 1
-    finally:
-        progress[1] = 1  # an exception, such as KeyboardInterrupt, ends the work
-        while not result and not failure:
-            with suppress(KeyboardInterrupt):  # the first one is on its way
-                running.acquire(timeout=_POLL_SECONDS)
-        thread.join()
-    if failure and stop is not None and stop.is_set():
-        raise PackingStoppedError("packing was stopped; what was written has been removed")
-    if failure:
-        raise failure[0]
-    report()
-    return result[0]
+def _watched_sorting(
+    sort: Callable[[Callable[[], bool]], _Sorted], stop: threading.Event | None
+) -> _Sorted:
+    progress = np.zeros(2, np.int64)
+    return watched(lambda: sort(lambda: bool(progress[1])), progress, stop, None)

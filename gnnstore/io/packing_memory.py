@@ -1,8 +1,9 @@
 """How packing shares out its memory, and the least that it needs.
 
-It holds windows of the table, which are being read or copied; for each batch a buffer with the
-rows that are to be written next; and the missed rows by id, of as large a range of ids as fits:
-where there are more, one range is worked through after the other.
+It holds the missed rows of each batch, sorted: ids and positions; or, where these are in files, the
+ids of a range of the table. While they are sorted, it holds a batch for each thread that sorts; and
+then windows of the table, which are being read or copied, and for each batch a buffer with the rows
+that are to be written next.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Shares:
     buffer_bytes : int
         What is collected of a batch before it is written.
     num_spare_buffers : int
-        Buffers that are being written.
+        Buffers that are being written, by a thread each up to 16.
     """
 
     num_windows: int
@@ -53,24 +54,32 @@ class Shares:
         return windows + (num_batches + self.num_spare_buffers) * self.buffer_bytes
 
 
-# From the most memory to the least; the first that fits is taken. Writes of 256 KiB reach a
-# disk's bandwidth (1.9 GB/s, as 1 MiB does), of 64 KiB three quarters of it.
+# From the most memory to the least; the first that fits is taken. With 1,024 batches, reading and
+# writing 2.5 GB goes at 1.4 GB/s with writes of 256 or 64 KiB, at 1.1 with 32, 0.8 with 16, and
+# 0.5 with 8: below 64 KiB a disk counts writes, not bytes.
 _CHOICES = tuple(
     Shares(num_windows, extra_kib << 10, buffer_kib << 10, num_spare_buffers)
     for num_windows, extra_kib, num_spare_buffers, buffers in (
         (16, 768, 16, (256, 128, 64)),
-        (8, 256, 8, (32, 16)),
-        (3, 0, 4, (8, 4)),
+        (8, 256, 32, (32, 16)),
+        (3, 0, 16, (8, 4)),
     )
     for buffer_kib in buffers
 )
 _SMALLEST = _CHOICES[-1]
-# At least an eighth of the rows at a time, if smaller buffers allow it: each range of ids costs
-# some 20 ms in which nothing is read.
-_MAX_RANGES = 8
-# With fewer at a time, ranges of ids would be so short that their pages are read again for the
-# next one. 64 KiB, or 128.
-_LEAST_INDEXED_ROWS = 1 << 14
+# Of each batch, in the index of what is missed: where it begins, how many rows, and repeated ones.
+_BATCH_BYTES = 24
+# Where missed rows are in files, of each batch: where they and their positions begin, how many
+# there are and their checksums; and what is known of it while it is packed.
+SPILLED_BATCH_BYTES = 256
+# Beside it, every 1024th row is kept, from which the end of a range follows. So many rows of each
+# batch are in memory at least, 4 or 8 KiB: no more than its smallest buffers.
+STRIDE_ROWS = 1024
+# With four times the least, a range has three quarters of what there is room for, or more, and a
+# batch's part of it is read by some 16 KiB.
+_PREFERRED_STRIDES = 4
+# The pool rounds buffers up to whole ones, from half a one on.
+_POOLED_UNIT_BYTES = 2 << 20
 
 
 def place_of(table: DirectRows) -> dict[str, int]:
@@ -85,13 +94,55 @@ def place_of(table: DirectRows) -> dict[str, int]:
     }
 
 
-def sorting_bytes(misses: npt.NDArray[np.int64], num_threads: int) -> int:
-    """Return what sorting the misses of batches takes: keys of 8 bytes, twice."""
-    return 16 * int(misses.max(initial=0)) * min(num_threads, len(misses))
+def held_bytes(num_missed: int, num_batches: int, id_bytes: int) -> int:
+    """Return what sorted rows take, as long as they are packed: ids, positions, and an index."""
+    return (4 + id_bytes) * num_missed + _BATCH_BYTES * num_batches + 8
+
+
+def spilled_bytes(misses: npt.NDArray[np.int64], id_bytes: int) -> int:
+    """Return what is held of rows in files, as long as they are sorted or packed."""
+    # Twice: samples of each batch become one array.
+    samples = 2 * id_bytes * int((-(-misses // STRIDE_ROWS)).sum())
+    return SPILLED_BATCH_BYTES * len(misses) + samples
+
+
+def sorting_bytes(
+    misses: npt.NDArray[np.int64],
+    num_threads: int,
+    id_bytes: int,
+    read_rows: int = 0,
+    *,
+    spills: bool = False,
+) -> int:
+    """Return what sorting the misses of batches takes: keys of 8 bytes, twice.
+
+    Parameters
+    ----------
+    read_rows : int
+        Of the largest batch, where its ids and slots are read to be sorted.
+    spills : bool
+        Whether what is sorted goes to files, from memory of each thread.
+    """
+    largest = int(misses.max(initial=0))
+    keys = 2 * _pooled_bytes(8 * largest)
+    read = _pooled_bytes(id_bytes * read_rows) + _pooled_bytes(4 * read_rows)
+    scratch = (4 + id_bytes) * largest if spills else 0
+    return (keys + read + scratch) * min(num_threads, len(misses))
+
+
+def _pooled_bytes(num_bytes: int) -> int:
+    """Return what an array takes that comes from the pool of buffers, at most."""
+    rounded_up = num_bytes + num_bytes // 8
+    return rounded_up if num_bytes < _POOLED_UNIT_BYTES // 2 else rounded_up + _POOLED_UNIT_BYTES
 
 
 def least_memory(
-    tables: Mapping[str, DirectRows], misses: npt.NDArray[np.int64], id_bytes: int
+    tables: Mapping[str, DirectRows],
+    misses: npt.NDArray[np.int64],
+    id_bytes: int,
+    read_rows: int = 0,
+    *,
+    spills: bool = False,
 ) -> int:
     """Return the least `memory_bytes` that packing works with; with more it is faster.
 
@@ -99,58 +150,83 @@ def least_memory(
     ----------
     tables : Mapping of str to DirectRows
     misses : ndarray of int64 [S]
-        Missed rows of each batch. One that a batch has twice counts twice here, and takes 4
-        bytes more.
+        Distinct missed rows of each batch. Another position of the same row takes 8 bytes more.
     id_bytes : int
         4 or 8, as the trace has them.
+    read_rows : int
+        Rows of the largest batch, if trace and plan are on disk; 0: they are in memory.
+    spills : bool
+        Whether sorted rows go to files. They do in `pack` if the trace is on disk, or memory is
+        short; then another position of a row takes nothing.
     """
     num_batches, total = len(misses), int(misses.sum())
-    kept = 4 * total + 16 * num_batches + 8
-    indexed_bytes = id_bytes * _least_rows(num_batches, total)
-    working = [_SMALLEST.num_bytes(t, num_batches) + indexed_bytes for t in tables.values()]
-    return kept + max(sorting_bytes(misses, 1), *working)
+    if spills:
+        rows_bytes = id_bytes * _least_rows(misses)
+        working = [_SMALLEST.num_bytes(t, num_batches) + rows_bytes for t in tables.values()]
+        sorting = sorting_bytes(misses, 1, id_bytes, read_rows, spills=True)
+        return spilled_bytes(misses, id_bytes) + max(sorting, *working)
+    held = held_bytes(total, num_batches, id_bytes)
+    working = [_SMALLEST.num_bytes(table, num_batches) for table in tables.values()]
+    return held + max(sorting_bytes(misses, 1, id_bytes, read_rows), *working)
 
 
-def _least_rows(num_batches: int, total: int) -> int:
-    """Return how many rows are sorted out at a time at least: all, or some of each batch."""
-    return max(num_batches, min(total, _LEAST_INDEXED_ROWS), 1)
-
-
-def share_out(
-    table: DirectRows, num_rows: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
-) -> tuple[Shares, int]:
+def share_out(table: DirectRows, num_batches: int, memory_bytes: int) -> Shares:
     """Decide how memory is used while a table is packed.
 
     Parameters
     ----------
-    table : DirectRows
-    num_rows : ndarray of int64 [S]
-        Rows that are packed for each batch.
-    id_bytes : int
-        4 or 8, as the trace has them.
     memory_bytes : int
-        What there is, less what is kept afterwards.
-
-    Returns
-    -------
-    Shares
-    max_indexed_rows : int
-        Rows of all batches that are sorted out at a time.
+        What there is beside the sorted rows.
 
     Raises
     ------
     BudgetError
         If there is too little.
     """
-    num_batches, total = len(num_rows), int(num_rows.sum())
-    least = _least_rows(num_batches, total)
     for shares in _CHOICES:
-        rows = (memory_bytes - shares.num_bytes(table, num_batches)) // id_bytes
-        wanted = 0 if shares is _SMALLEST else total // _MAX_RANGES
-        if rows >= max(least, wanted):
-            return shares, min(rows, max(total, least))
-    missing = _SMALLEST.num_bytes(table, num_batches) + id_bytes * least - memory_bytes
+        if shares.num_bytes(table, num_batches) <= memory_bytes:
+            return shares
+    missing = _SMALLEST.num_bytes(table, num_batches) - memory_bytes
     raise too_little_memory(num_batches, memory_bytes, missing)
+
+
+def share_with_rows(
+    table: DirectRows, misses: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
+) -> tuple[Shares, int]:
+    """Decide how memory is used while a table is packed by rows that are in a file.
+
+    Parameters
+    ----------
+    misses : ndarray of int64 [S]
+        Distinct missed rows of each batch.
+    id_bytes : int
+        Of one of these.
+    memory_bytes : int
+        What there is beside what is known of them.
+
+    Returns
+    -------
+    Shares
+    int
+        How many rows are in memory at a time.
+
+    Raises
+    ------
+    BudgetError
+        If there is too little.
+    """
+    num_batches, total, least = len(misses), int(misses.sum()), _least_rows(misses)
+    left_bytes = memory_bytes - id_bytes * min(total, _PREFERRED_STRIDES * least)
+    fitting = (s for s in _CHOICES if s.num_bytes(table, num_batches) <= left_bytes)
+    shares = next(fitting, _SMALLEST)
+    left_bytes = memory_bytes - shares.num_bytes(table, num_batches)
+    if (missing := id_bytes * least - left_bytes) > 0:
+        raise too_little_memory(num_batches, memory_bytes, missing)
+    return shares, min(total, left_bytes // id_bytes)
+
+
+def _least_rows(misses: npt.NDArray[np.int64]) -> int:
+    return int(np.minimum(misses, STRIDE_ROWS).sum())
 
 
 def too_little_memory(num_batches: int, memory_bytes: int, missing_bytes: int) -> BudgetError:

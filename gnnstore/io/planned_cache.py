@@ -119,6 +119,11 @@ class PlannedCache:
         """
         return self._nodes.copy()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no lease is using the slots: none is current, or it rests."""
+        return self._turns.is_free
+
     def begin(self) -> Lease:
         """Take over the cache as the last batch left it, to follow a new plan.
 
@@ -195,6 +200,11 @@ class Lease:
     def is_current(self) -> bool:
         """Whether it has the cache still: no later lease, not closed, and no batch failed."""
         return self._series.is_current
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether a later lease has the cache, and nothing else has gone wrong."""
+        return self._series.is_overtaken
 
     @property
     def num_gathered(self) -> int:
@@ -281,6 +291,10 @@ class Lease:
         For errors that keep a batch from being gathered at all; `gather` calls it for its own.
         """
         self._series.fail(number, error)
+
+    def rest(self, rests: bool = True) -> None:
+        """Note that no more batches come for now, so that others may take the slots."""
+        self._series.is_resting = rests
 
     def close(self) -> None:
         """End the lease: threads that wait for their turn fail. May be called again."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.reader import StoreReader
     from gnnstore.io.index_rows import IndexRows
     from gnnstore.io.shared_cache import SharedCache
+    from gnnstore.planning.static_cache import CacheSettings
     from gnnstore.sampling.staged import CachedNeighbors
     from gnnstore.store import GraphStore
 
@@ -42,6 +43,7 @@ class Residents:
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._caches: dict[Hashable, SharedCache] = {}
         self._planned: dict[Hashable, PlannedCache] = {}
+        self._promised: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._neighbors: CachedNeighbors | None = None
         self._topology_bytes = 0
 
@@ -112,6 +114,37 @@ class Residents:
                 trim(0)  # before others are taken: they would not fit where these lay
             self._planned[key] = PlannedCache(tables, num_slots)
             return self._planned[key]
+
+    def promise(self, owner: object, num_bytes: int) -> None:
+        """Note what a planned cache will take, which is made when a loader is first iterated.
+
+        Parameters
+        ----------
+        owner : object
+            The promise is void when it is gone.
+        """
+        with self._lock:
+            self._promised[owner] = num_bytes
+
+    def taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
+        """Return what caches take, or will, that a loader on the same store has no part in.
+
+        Parameters
+        ----------
+        shared : CacheSettings, "planned" or None
+            The loader's own kind of cache; loaders of one kind share one.
+        """
+        with self._lock:
+            # A cache's key begins with its settings.
+            others = [
+                cache.num_bytes
+                for key, cache in self._caches.items()
+                if not (isinstance(key, tuple) and key[:1] == (shared,))
+            ]
+            if shared == "planned":
+                return sum(others)
+            made = sum(cache.num_bytes for cache in self._planned.values())
+            return sum(others) + max(made, *self._promised.values(), 0)
 
     def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
         """Return the graph's structure, in memory or mapped."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,91 +28,13 @@ from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.engines import Engine, open_engine
 from gnnstore.io.packed_rows import run_reader
 from gnnstore.io.planned_cache import BatchStep
-from gnnstore.io.ragged_file import crc_seed, decode_record, encode_record
+from gnnstore.io.ragged_file import crc_seed, decode_record
 from gnnstore.io.rows import Gathered
-from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.io.run_frames import FrameReader
+from gnnstore.io.saved_record import SavedRecord
+from gnnstore.io.segment_rows import SharedReader
 
-# Arrays of a record before those of the attributes: input_id, slots, changes (positions and
-# slots), and where missed rows go (positions; targets and sources of those that come again).
-_STEP_ARRAYS = 7
-
-
-@dataclass(frozen=True, eq=False)
-class SavedRecord:
-    """What a plan holds of one batch of n nodes and m edges, but for packed rows.
-
-    Attributes
-    ----------
-    input_id : ndarray of int64 [B]
-    slots : ndarray of int32 [n]
-    change_positions, change_slots : ndarray of int32 [c]
-        As in `BatchStep`.
-    positions, repeat_targets, repeat_sources : ndarray of int32
-        As `MissIndex.batch` returns them.
-    plain : tuple of ndarray
-        Rows of the attributes that are not cached, [n, ...] or [m, ...].
-    edge_ids : ndarray of int32 or int64 [m], or None
-        None: positions are ids.
-    subgraph : CompactSubgraph
-    """
-
-    input_id: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int32]
-    change_positions: npt.NDArray[np.int32]
-    change_slots: npt.NDArray[np.int32]
-    positions: npt.NDArray[np.int32]
-    repeat_targets: npt.NDArray[np.int32]
-    repeat_sources: npt.NDArray[np.int32]
-    plain: tuple[npt.NDArray[Any], ...]
-    edge_ids: npt.NDArray[Any] | None
-    subgraph: CompactSubgraph
-
-    @property
-    def step(self) -> BatchStep:
-        """What the plan says of the batch."""
-        changes = (self.change_positions, self.change_slots)
-        return BatchStep(self.subgraph.n_id, self.slots, *changes)
-
-    def encode(self, number: int) -> tuple[list[memoryview], int, int]:
-        """Return the bytes of the record in pieces, their number, and their crc32c."""
-        arrays: list[npt.NDArray[Any]] = [self.input_id, self.slots]
-        arrays += [self.change_positions, self.change_slots]
-        arrays += [self.positions, self.repeat_targets, self.repeat_sources, *self.plain]
-        arrays += [] if self.edge_ids is None else [self.edge_ids]
-        parts = encode_record([*arrays, *self.subgraph.arrays()])
-        crc = crc_seed(number)
-        for part in parts:
-            crc = _core.crc32c(np.frombuffer(part, np.uint8), crc)
-        return parts, sum(map(len, parts)), crc
-
-    @classmethod
-    def of(
-        cls, arrays: Sequence[npt.NDArray[Any]], num_plain: int, has_edge_ids: bool
-    ) -> SavedRecord:
-        """Return the record that was encoded as these arrays; it keeps them.
-
-        Raises
-        ------
-        CorruptStoreError
-            If they are those of no record.
-        """
-        first = _STEP_ARRAYS + num_plain
-        last = first + int(has_edge_ids)
-        if len(arrays) < last:
-            raise CorruptStoreError(f"{len(arrays)} arrays are no record of a batch")
-        input_id, slots, change_positions, change_slots, *places = arrays[:_STEP_ARRAYS]
-        return cls(
-            input_id=input_id,
-            slots=slots,
-            change_positions=change_positions,
-            change_slots=change_slots,
-            positions=places[0],
-            repeat_targets=places[1],
-            repeat_sources=places[2],
-            plain=tuple(arrays[_STEP_ARRAYS:first]),
-            edge_ids=arrays[first] if has_edge_ids else None,
-            subgraph=CompactSubgraph.from_arrays(arrays[last:]),
-        )
+_HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
 
 class SavedRows(DirectRows):
@@ -182,6 +103,11 @@ class SavedPlan:
             spec.path: SavedRows.describing(spec, reader.rows[spec.path], engine)
             for spec in reader.manifest.cached_specs
         }
+        self._shared = None if reader.segments is None else SharedReader(reader, engine)
+        self._frames: FrameReader | None = None
+        if reader.manifest.compression is not None:
+            columns = (reader.run_columns(kind) for kind in range(3))
+            self._frames = FrameReader(self._runs, reader.index, *columns)
         self._columns = {path: column for column, path in enumerate(self.tables)}
         self._descriptor = -1
         if reader.batches.file_paths:
@@ -214,7 +140,11 @@ class SavedPlan:
     def staging_bytes(self) -> int:
         """Bytes of memory for each thread that reads, besides what it hands out."""
         records = self.reader.index[:, 1]
-        return self._runs.staging_bytes + int(records.max(initial=0))
+        shared = 0 if self._shared is None else self.engine.staging_bytes
+        frames = 0
+        if self._frames is not None:
+            frames = self._frames.staging_bytes([t.row_bytes for t in self.tables.values()])
+        return self._runs.staging_bytes + shared + frames + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
         """Read what the plan holds of a batch, of all epochs counted together.
@@ -245,7 +175,9 @@ class SavedPlan:
         manifest = self.reader.manifest
         try:
             arrays = decode_record(record)
-            saved = SavedRecord.of(arrays, len(manifest.plain), manifest.has_edge_ids)
+            saved = SavedRecord.of(
+                arrays, len(manifest.plain), manifest.has_edge_ids, manifest.has_segments
+            )
             self._check(saved)
         except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
             raise self._damaged(number, f"it is no record of this plan ({error})") from error
@@ -285,15 +217,21 @@ class SavedPlan:
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
         """
-        if len(record.positions) == 0:
-            return NO_READS
-        table = self.tables[path]
+        table, column = self.tables[path], self._columns[path]
+        counts = NO_READS
+        if self._shared is not None and record.shared is not None:
+            # First: a row that comes again may be a shared one.
+            counts = self._shared.read(number, column, table, record.shared, out)
+        if len(record.positions) + len(record.repeat_targets) == 0:
+            return counts
         try:
-            counts = _core.read_packed_rows(
+            if self._frames is not None:
+                return counts + self._read_frame(number, record, path, out)
+            run = _core.read_packed_rows(
                 self._runs,
                 table.files,
                 0,
-                int(self.reader.run_begins(number)[self._columns[path]]),
+                int(self.reader.run_begins(number)[column]),
                 record.positions,
                 record.repeat_targets,
                 record.repeat_sources,
@@ -304,7 +242,22 @@ class SavedPlan:
             where = error.filename or table.array.file_paths[0]
             doing = f"read the packed rows of {self.name_of(number)}, {path!r}"
             raise storage_error(error, doing, where) from error
-        return ReadCounts.of(counts)
+        return counts + ReadCounts.of(run)
+
+    def _read_frame(
+        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        assert self._frames is not None  # noqa: S101 - for the type checker
+        table, column = self.tables[path], self._columns[path]
+        try:
+            counts = self._frames.read(number, column, table, record.positions, out)
+        except CorruptStoreError as error:
+            error.message = (
+                f"{error.message}; they are of {self.name_of(number)}, {path!r}. {_HELP}"
+            )
+            raise
+        out[record.repeat_targets] = out[record.repeat_sources]
+        return counts
 
     def name_of(self, number: int) -> str:
         """Return what a batch is called in messages."""
@@ -315,8 +268,7 @@ class SavedPlan:
         path = self.reader.batches.file_paths[0]
         return CorruptStoreError(
             f"{path}: bytes {begin} to {begin + num_bytes}, the record of {self.name_of(number)}, "
-            f"are damaged: {what}. Restore the plan from a copy, or pack again; 'gnnstore verify' "
-            "shows all that is damaged",
+            f"are damaged: {what}. {_HELP}",
             path=path,
             offset=begin,
         )

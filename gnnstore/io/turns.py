@@ -27,6 +27,13 @@ class Turns:
         self._beginning: list[threading.Lock] = []
         self._is_retired = False
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody has use for further turns, as far as is known."""
+        with self.lock:
+            is_wanted = self.latest is not None and self.latest.wants_turns
+            return not is_wanted and not self._is_retired
+
     def begin(self) -> Series:
         """Start a series; the one before does not get another turn.
 
@@ -82,6 +89,19 @@ class Series:
         self._waiting: dict[int, threading.Lock] = {}
         self._failure: tuple[int, str] | None = None
         self._is_closed = False
+        self.is_resting = False
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether another series has begun since, and nothing else has gone wrong."""
+        with self._turns.lock:
+            is_open = not self._is_closed and self._failure is None
+            return is_open and self._turns.latest is not self
+
+    @property
+    def wants_turns(self) -> bool:
+        """Whether more batches may come: it is current, and nobody has said that it rests."""
+        return self.is_current and not self.is_resting
 
     @property
     def is_current(self) -> bool:

@@ -10,15 +10,28 @@ once it has been assembled, so that nothing is looked up by node id at run time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import UsageError
+from gnnstore.planning.spilled_plan import SpilledPlan, spilled_transient_bytes
 
-__all__ = ["BeladyPlanner", "SuperbatchPlan", "Trace", "transient_bytes"]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gnnstore.planning.trace_file import SpilledTrace
+
+__all__ = [
+    "BeladyPlanner",
+    "SpilledPlan",
+    "SuperbatchPlan",
+    "Trace",
+    "spilled_transient_bytes",
+    "transient_bytes",
+]
 
 # Positions in a trace and slots of a cache have 31 bits in the kernel.
 MAX_SLOTS = 2**31 - 3
@@ -159,10 +172,22 @@ def check_num_slots(num_slots: int) -> None:
         )
 
 
-def distinct_nodes(nodes: npt.NDArray[Any], num_slots: int) -> npt.NDArray[np.int64]:
+def distinct_nodes(
+    nodes: npt.NDArray[Any], num_slots: int, out: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.int64]:
     """Return what each slot holds, int64 [C], a row in several slots named for the first only.
 
-    A row that left a cache and entered it again may still lie where it was before.
+    A row that left a cache and entered it again may still lie where it was before. Takes 10
+    bytes a slot at most, beside the result.
+
+    Parameters
+    ----------
+    nodes : ndarray of int64 [C]
+        -1: none.
+    num_slots : int
+        C.
+    out : ndarray of int64 [C], optional
+        Takes the result; may be `nodes`.
 
     Raises
     ------
@@ -173,10 +198,9 @@ def distinct_nodes(nodes: npt.NDArray[Any], num_slots: int) -> npt.NDArray[np.in
         raise UsageError(
             f"expected the rows in {num_slots} slots, got an array of shape {nodes.shape}"
         )
-    distinct = np.full(num_slots, -1, np.int64)
-    _, first = np.unique(nodes, return_index=True)
-    distinct[first] = nodes[first]
-    return np.maximum(distinct, -1, out=distinct)
+    distinct = np.empty(num_slots, np.int64) if out is None else out
+    _core.distinct_rows(np.ascontiguousarray(nodes, np.int64), distinct)
+    return distinct
 
 
 class BeladyPlanner:
@@ -234,8 +258,36 @@ class BeladyPlanner:
             planned = _core.plan_belady(trace.ids, trace.offsets, self._nodes, self._frequencies)
         except (ValueError, IndexError) as error:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
-        slots, misses, offsets, positions, change_slots, self._nodes, self._frequencies = planned
-        return SuperbatchPlan(trace.offsets, slots, misses, offsets, positions, change_slots)
+        return SuperbatchPlan(trace.offsets, *planned)
+
+    def plan_spilled(self, trace: SpilledTrace, path: Path, *, table_bytes: int) -> SpilledPlan:
+        """Plan the next superbatch in files, in the same way.
+
+        Takes the memory of `spilled_transient_bytes`. If it fails because a file cannot be read
+        or written, the cache may count as empty afterwards.
+
+        Parameters
+        ----------
+        trace : SpilledTrace
+            Must not be closed meanwhile.
+        path : Path
+            Without a suffix: `path.slots` and `path.changes` are made, and removed by the plan's
+            `close`, or if planning fails.
+        table_bytes : int
+            Memory for a table of next uses, 4 bytes for each node of the graph; never takes more
+            than that. With less it goes through the trace several times.
+
+        Raises
+        ------
+        CorruptStoreError
+            If a file no longer holds what was written.
+        NoSpaceError, StorageError
+            If the files cannot be made, read or written.
+        UsageError
+            If the trace has 2^31 rows or more, or names nodes that the graph does not have; if it
+            is closed; if the table has no place for a node.
+        """
+        return SpilledPlan(trace, path, self._nodes, self._frequencies, table_bytes)
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows, each needed once so far.
@@ -250,8 +302,8 @@ class BeladyPlanner:
         UsageError
             If there is not one entry per slot.
         """
-        self._nodes = distinct_nodes(nodes, self.num_slots)
-        self._frequencies = (self._nodes >= 0).astype(np.int32)
+        distinct_nodes(nodes, self.num_slots, out=self._nodes)
+        np.greater_equal(self._nodes, 0, out=self._frequencies, casting="unsafe")
 
     def clear(self) -> None:
         """Forget the cache, so that the next superbatch finds it empty."""

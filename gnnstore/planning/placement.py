@@ -6,15 +6,17 @@ reason in words, so that nobody has to guess which way a run went.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
-from gnnstore.available import available_bytes
+from gnnstore.available import available_bytes, group_limit_bytes
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.planning.planned_settings import PLANNED
 from gnnstore.planning.sizes import StoreSizes
 from gnnstore.planning.static_cache import CachePlan
-from gnnstore.planning.superbatch_size import PLANNED, SuperbatchSize
+from gnnstore.planning.superbatch_size import SuperbatchSize
 from gnnstore.units import format_at_least, format_size, parse_size
 
 Strategy = Literal["memory", "mmap", "direct", "static", "belady", "lru", "sieve", "packed"]
@@ -25,6 +27,7 @@ Mode = Literal["memory", "mmap", "direct"]
 READ_BY_ENGINES = ("direct", "static", *PLANNED)
 STRATEGIES = ("auto", "memory", "mmap", *READ_BY_ENGINES)
 
+ASKED_FOR = "it was asked for"
 # "auto" leaves an eighth of the budget to the batches that are being prepared.
 _BATCH_SHARE = 8
 # A label of 8 bytes costs a read as long as a row of 512 does. Rows up to this width are
@@ -78,6 +81,8 @@ class Placement:
         Rows that are held besides; set by `with_cache`.
     superbatch : SuperbatchSize, optional
         What a planned strategy holds besides; set by `with_superbatch`.
+    predicted_seconds : float
+        Of an epoch; NaN where nothing was predicted.
     """
 
     strategy: Strategy
@@ -91,6 +96,7 @@ class Placement:
     neighbors_bytes: int = 0
     cache: CachePlan | None = None
     superbatch: SuperbatchSize | None = None
+    predicted_seconds: float = math.nan
 
     @property
     def reads_disk(self) -> bool:
@@ -134,8 +140,10 @@ def place(
     seeds_bytes: int = 0,
     shared_bytes: int = 0,
     cached_bytes: int = 0,
+    taken_bytes: int = 0,
     staging_bytes: Callable[[int], int] = lambda _: 0,
     instead_of_static: str = "",
+    why: str = ASKED_FOR,
 ) -> Placement:
     """Decide where a store's parts lie while a loader runs.
 
@@ -158,11 +166,16 @@ def place(
     cached_bytes : int
         What their caches hold besides: memory that a loader with such a cache shares, and one
         of another strategy does not have.
+    taken_bytes : int
+        What those of them take that such a loader has no part in: it is theirs of a budget that
+        the user has set, which is one for all loaders on a store.
     staging_bytes : callable
         Returns what the engines' staging takes under a budget; called only if rows are read
         by them.
     instead_of_static : str
         Why "auto" is not to choose "static", if it is not: it takes "mmap" then.
+    why : str
+        Why it is this strategy, unless it is "auto".
 
     Raises
     ------
@@ -177,10 +190,11 @@ def place(
     budget, source = _budget(memory, shared_bytes)
     if memory not in {None, "auto"}:
         cached_bytes = 0  # what is free is known without the caches of others, and a promise is not
+        budget -= taken_bytes
+        source += f", less {format_size(taken_bytes)} of other caches" if taken_bytes else ""
     have = f"{format_size(budget)} {source}"
     usable = budget - budget // _BATCH_SHARE
 
-    why = "it was asked for"
     if strategy == "auto":
         total = format_size(sizes.total_bytes)
         strategy = "mmap" if instead_of_static else "static"
@@ -274,7 +288,14 @@ def _budget(memory: int | str | None, shared_bytes: int) -> tuple[int, str]:
         free = available_bytes()
         whose = f"of the budget, three quarters of the {format_size(free)} that are free"
         return free - free // _FREE_SHARE + shared_bytes, whose
-    return parse_size(memory, name="memory"), "of the memory= budget"
+    budget, limit = parse_size(memory, name="memory"), group_limit_bytes()
+    if limit is not None and budget > limit:
+        raise BudgetError(
+            f"memory={memory!r} is {budget} bytes, but the cgroup of this process, such as its "
+            f"container, is limited to {limit}: it would be killed for keeping to its budget; "
+            f"lower memory= to less than {format_size(limit)}, or raise the container's limit"
+        )
+    return budget, "of the memory= budget"
 
 
 def _held_tables(sizes: StoreSizes, left_bytes: int) -> dict[str, int]:

@@ -36,11 +36,14 @@ class PlanSize:
         Batches that are planned and packed at a time.
     memory_bytes : int
         For a superbatch: its trace, plan, subgraphs and packing.
+    table_bytes : int
+        Of it for a planner whose traces and plans are on disk; 0: they are in memory.
     """
 
     num_slots: int
     superbatch: int
     memory_bytes: int
+    table_bytes: int = 0
 
 
 def size_plan(
@@ -72,7 +75,7 @@ def size_plan(
     if size is None:
         return PlanSize(0, min(num_batches, MAX_BATCHES), _PACKING_BYTES)
     if row_bytes == 0 or num_rows == 0:
-        return PlanSize(0, size.num_batches, size.num_bytes)
+        return PlanSize(0, size.num_batches, size.num_bytes, size.table_bytes)
     rolling_bytes = size.num_bytes - size.num_slots * (row_bytes + _PLANNED_SLOT_BYTES)
     num_slots = size.num_slots
     if not cache_is_given:
@@ -89,4 +92,4 @@ def size_plan(
         batch_bytes = max(1, planning_bytes // size.num_batches)
         larger = (memory_bytes - _PACKING_BYTES) // batch_bytes
         superbatch = max(superbatch, min(larger, num_batches, MAX_BATCHES))
-    return PlanSize(num_slots, superbatch, memory_bytes)
+    return PlanSize(num_slots, superbatch, memory_bytes, size.table_bytes)

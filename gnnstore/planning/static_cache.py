@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from gnnstore.planning.belady import Trace
+    from gnnstore.planning.trace_file import SpilledTrace
 
 Score = Literal["degree", "frequency"]
 SCORES: tuple[Score, ...] = ("degree", "frequency")
@@ -193,6 +197,29 @@ def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int6
         nodes[filled : filled + len(found)] = found + first
         filled += len(found)
     return nodes
+
+
+def most_needed(
+    trace: Trace | SpilledTrace, num_nodes: int, num_rows: int
+) -> npt.NDArray[np.int64]:
+    """Choose the nodes that most batches of a trace need, of its first 255.
+
+    Takes a byte for each node of the graph meanwhile.
+
+    Returns
+    -------
+    ndarray of int64 [<= num_rows]
+        Node ids, ascending.
+
+    Raises
+    ------
+    StorageError, CorruptStoreError
+        If a trace on disk cannot be read back as it was written.
+    """
+    counts = np.zeros(num_nodes, np.uint8)
+    for i in range(min(trace.num_batches, MAX_COUNTED_BATCHES)):
+        _core.count_ids(trace.batch(i), counts)
+    return select_nodes(counts, num_rows)
 
 
 def _threshold(scores: npt.NDArray[Any], num_rows: int) -> tuple[int, int]:

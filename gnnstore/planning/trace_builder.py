@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.planning.belady import Trace
+from gnnstore.planning.trace_file import id_dtype
+
+__all__ = ["TraceBuilder", "id_dtype"]
 
 
 class TraceBuilder:
@@ -47,8 +50,3 @@ class TraceBuilder:
             # Fresh memory is touched here, and as much is given back: never twice the trace.
             ids[begin:end] = batches.pop()
         return Trace(ids, offsets)
-
-
-def id_dtype(num_nodes: int) -> np.dtype[Any]:
-    """Return the narrowest element type of node ids that the planners know."""
-    return np.dtype(np.int32 if num_nodes <= 2**31 else np.int64)

@@ -289,3 +289,29 @@ def _sieve_victim(order: list[int], state: TwinOnlineState) -> int:
     victim = order.pop(place)
     state.hand = order[place] if place < len(order) else None
     return victim
+
+
+def plan_fixed(batches: Sequence[Sequence[int]], nodes: Sequence[int], held: set[int]) -> TwinPlan:
+    """Plan a cache that is to hold the row of node ``nodes[s]`` in slot s, as soon as it can.
+
+    Parameters
+    ----------
+    nodes : sequence of int [C]
+        -1: a slot that stays empty.
+    held : set of int
+        Slots whose row is there before the first batch.
+    """
+    slot_of = {row: slot for slot, row in enumerate(nodes) if row >= 0}
+    plan, held = TwinPlan(slots=[], misses=[]), set(held)
+    for batch in batches:
+        plan.slots += [slot_of[row] if slot_of.get(row) in held else -1 for row in batch]
+        missed = dict.fromkeys(row for row in batch if slot_of.get(row) not in held)
+        plan.misses.append(len(missed))
+        for row in missed:
+            if row in slot_of:
+                plan.change_positions.append(batch.index(row))
+                plan.change_slots.append(slot_of[row])
+                held.add(slot_of[row])
+        plan.change_offsets.append(len(plan.change_slots))
+    plan.nodes = [row if slot in held else -1 for slot, row in enumerate(nodes)]
+    return plan

@@ -11,36 +11,24 @@ from numpy.typing import NDArray
 RUN_ALIGNMENT_BYTES = 4096
 
 
-def index_misses(
-    ids: NDArray[Any], offsets: NDArray[np.int64], slots: NDArray[np.int32]
+def sort_misses(
+    ids: NDArray[Any], slots: NDArray[np.int32]
 ) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Return what `_core.index_misses` returns, as lists: positions, begins, rows, sources.
+    """Return rows, positions, repeat targets and sources of a batch, as lists.
 
-    The missed accesses of a batch are taken in the order of (row, position). Those that come
-    first of their row stand before those that repeat one.
+    The missed accesses are taken in the order of (row, position). Those that come first of
+    their row stand apart from those that repeat one.
     """
-    positions: list[int] = []
+    first: dict[int, int] = {}  # row -> position
+    targets: list[int] = []
     sources: list[int] = []
-    begins, num_rows = [0], []
-    for begin, end in pairwise(offsets.tolist()):
-        first: dict[int, int] = {}  # row -> position
-        repeats = []
-        for row, k in sorted(
-            (row, k)
-            for k, (row, slot) in enumerate(
-                zip(ids[begin:end].tolist(), slots[begin:end].tolist(), strict=True)
-            )
-            if slot < 0
-        ):
-            if row in first:
-                repeats.append(k)
-                sources.append(first[row])
-            else:
-                first[row] = k
-        positions += [*first.values(), *repeats]
-        num_rows.append(len(first))
-        begins.append(len(positions))
-    return positions, begins, num_rows, sources
+    for row, k in sorted((row, k) for k, row in enumerate(ids.tolist()) if slots[k] < 0):
+        if row in first:
+            targets.append(k)
+            sources.append(first[row])
+        else:
+            first[row] = k
+    return list(first), list(first.values()), targets, sources
 
 
 def packed_file(

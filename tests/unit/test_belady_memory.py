@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
-from gnnstore.planning.belady import Trace, transient_bytes
+from gnnstore.planning.belady import (
+    BeladyPlanner,
+    Trace,
+    spilled_transient_bytes,
+    transient_bytes,
+)
+from gnnstore.planning.trace_file import TraceFile
 
 
 @pytest.fixture
@@ -64,7 +70,60 @@ def test_planning_takes_no_more_than_it_says(
         assert taken <= transient_bytes(num_accesses, num_slots)
         assert taken >= 3 * num_accesses  # what it surely takes is seen
         held.append(planned)  # what is given back would count as taken
-        state = planned[5:]
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+@pytest.mark.parametrize("num_slots", [0, 1_000_000])
+@pytest.mark.parametrize("num_rounds", [1, 4])
+@pytest.mark.parametrize("num_batches", [2, 500, 20_000])
+def test_planning_in_files_takes_no_more_than_it_says(
+    tmp_path: Path, num_batches: int, num_rounds: int, num_slots: int
+) -> None:
+    """Memory goes with slots, nodes and the largest batch: not with the trace."""
+    num_accesses, num_nodes = 1 << 21, 1 << 21
+    batch_rows = num_accesses // num_batches
+    trace = skewed_trace(num_batches, batch_rows, num_nodes, 1)
+    file = TraceFile(tmp_path / "trace", num_batches, num_nodes)
+    for i in range(num_batches):
+        file.put(i, trace.batch(i))
+    spilled = file.build()
+    del trace
+    planner = BeladyPlanner(num_slots)
+    table_bytes = 4 * num_nodes // num_rounds
+    for name in ("first", "second"):
+        Path("/proc/self/clear_refs").write_text("5")
+        plan = planner.plan_spilled(spilled, tmp_path / name, table_bytes=table_bytes)
+        taken = resident("VmHWM") - resident("VmRSS")
+        least = 12 * batch_rows + max(table_bytes, 4 * num_slots)
+        promised = spilled_transient_bytes(
+            num_nodes, batch_rows, num_batches, num_slots, table_bytes
+        )
+        assert least <= taken + 2**20  # what it surely takes is seen
+        assert taken + plan.num_bytes <= promised + plan.num_bytes
+        plan.close()
+    file.close()
+
+
+@pytest.mark.usefixtures("_nothing_kept")
+def test_going_on_from_other_rows_takes_little() -> None:
+    num_slots = 2_000_000
+    planner = BeladyPlanner(num_slots)
+    nodes = np.random.default_rng(0).integers(-1, num_slots, num_slots)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    planner.restart(nodes)
+    taken = resident("VmHWM") - before
+    assert 5 * num_slots <= taken <= 10 * num_slots + 2**21
+
+
+def test_what_planning_in_files_takes() -> None:
+    """A slot may cost little more than its row, and a batch nearly nothing."""
+    least = spilled_transient_bytes(0, 0, 0, 0, 0)
+    assert least <= 5 * 2**20
+    assert spilled_transient_bytes(0, 0, 0, 1000, 0) - least <= 14 * 1000
+    assert spilled_transient_bytes(10**9, 0, 0, 0, 2**20) - least == 2**20
+    assert spilled_transient_bytes(1000, 0, 0, 0, 2**20) - least == 4000
+    assert spilled_transient_bytes(0, 0, 1024, 0, 0) - least <= 2**18
 
 
 def test_what_planning_takes() -> None:

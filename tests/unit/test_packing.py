@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,12 +23,12 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore.errors import BudgetError, NoSpaceError, StorageError, UsageError
-from gnnstore.io import packing
+from gnnstore.io import packing_thread
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.engines import open_engine
 from gnnstore.io.packed_rows import PackedSuperbatch
 from gnnstore.io.packing import PackingStoppedError, least_memory, pack, packed_bytes
-from gnnstore.planning.belady import Trace
+from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.packing import packed_file
 from gnnstore.testing.reads import write_array
@@ -169,8 +170,8 @@ def test_a_short_write_that_is_taken_for_a_whole_one_would_be_seen(tmp_path: Pat
         "page_stride_bytes": 4096,
     }
     ids, slots = np.array([0, 1]), np.full(2, -1, np.int32)
-    offsets = np.array([0, 2])
-    index = _core.index_misses(ids, offsets, slots, num_rows=2)
+    rows, positions = np.empty(2, np.int64), np.empty(2, np.int32)
+    assert _core.sort_misses(ids, slots, rows, positions, num_rows=2)[0] == 2
     faults = [Fault("pwrite", short_bytes=4096), Fault("pwrite", errno.EIO, skip=1)]
     with (
         inject_all(*faults),
@@ -178,9 +179,9 @@ def test_a_short_write_that_is_taken_for_a_whole_one_would_be_seen(tmp_path: Pat
     ):
         _core.pack_rows(
             source,
-            ids,
-            offsets,
-            *index[:3],
+            rows,
+            np.zeros(1, np.int64),
+            np.full(1, 2),
             [path],
             [8192],
             np.zeros(1, np.int64),
@@ -193,7 +194,6 @@ def test_a_short_write_that_is_taken_for_a_whole_one_would_be_seen(tmp_path: Pat
             window_bytes=1 << 20,
             buffer_bytes=8192,
             num_spare_buffers=1,
-            max_indexed_rows=2,
         )
     assert path.read_bytes() == bytes([9]) * 4096 + bytes(4096)
 
@@ -328,9 +328,12 @@ def test_a_disk_budget(case: Case) -> None:
 
 
 def test_a_memory_budget(case: Case) -> None:
-    least = least_memory({"x": case.table}, case.misses, 8)
-    case.check(memory_bytes=least)
-    with pytest.raises(BudgetError, match=r"6 batches needs \d+ B more than"):
+    in_memory = least_memory({"x": case.table}, case.misses, 8)
+    least = least_memory({"x": case.table}, case.misses, 8, spills=True)
+    assert least < in_memory
+    for memory_bytes in (in_memory, in_memory - 1, least):
+        case.check(memory_bytes=memory_bytes)
+    with pytest.raises(BudgetError, match=r"6 batches needs 8 B more than"):
         case.pack(memory_bytes=least - 8)
     with pytest.raises(BudgetError, match=r"raise the memory budget, or make superbatches smaller"):
         case.pack(memory_bytes=20_000)  # less than sorting takes
@@ -416,7 +419,7 @@ def test_an_interrupted_wait_ends_the_work(case: Case) -> None:
 
 
 def test_progress_adds_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "_POLL_SECONDS", 1e-4)
+    monkeypatch.setattr(packing_thread, "_POLL_SECONDS", 1e-4)
     done: list[int] = []
     with case.pack(advance=done.append) as packed:
         counts = packed.counts
@@ -464,7 +467,10 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
     tables = {"x": case.table}
 
     def refused(
-        trace: Trace, slots: NDArray[Any], message: str, tables: dict[str, DirectRows] = tables
+        trace: Trace,
+        slots: SuperbatchPlan | NDArray[Any],
+        message: str,
+        tables: dict[str, DirectRows] = tables,
     ) -> None:
         with pytest.raises(UsageError, match=message):
             pack(tables, trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
@@ -482,9 +488,16 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
         tables | {"y": DirectRows.open(other, case.table.engine)},
     )
     refused(Trace(trace.ids + 1, trace.offsets), slots, r"row id 3000 .* outside \[0, 3000\)")
-    refused(Trace(trace.ids, trace.offsets[:-1]), slots, "offsets must go from 0 to 4200")
+    refused(Trace(trace.ids[:-1], trace.offsets), slots[:-1], "offsets go from 0 to 4200")
+    refused(Trace(trace.ids, trace.offsets + 1), slots, "offsets go from 1 to 4201")
     backwards = np.array([0, 2000, 1000, 4200])
-    refused(Trace(trace.ids, backwards), slots, "offsets must not descend")
+    refused(Trace(trace.ids, backwards), slots, "batch 1 has -1000")
+    plan = BeladyPlanner(100).plan(trace)
+    shorter = Trace(trace.ids[:3500], trace.offsets[:6])
+    refused(shorter, plan, "3500 rows in 5 batches, but there are 4200 slots in 6")
+    one = np.array([0, 1, 0, 0, 0, 0])
+    for misses in (plan.misses + one, plan.misses - one):
+        refused(trace, replace(plan, misses=misses), "batch 1")
 
 
 class Arguments(NamedTuple):
@@ -498,16 +511,13 @@ class Arguments(NamedTuple):
 
 @pytest.fixture
 def arguments(case: Case) -> Arguments:
-    index = _core.index_misses(case.trace.ids, case.trace.offsets, case.slots, num_rows=NUM_ROWS)
     geometry = case.table.array.geometry
     run_bytes = -(-700 * ROW_BYTES // 4096) * 4096
     given = {
         "files": case.table.files,
-        "ids": case.trace.ids,
-        "offsets": case.trace.offsets,
-        "positions": index[0],
-        "begins": index[1],
-        "num_rows_of": index[2],
+        "rows": np.concatenate([np.sort(case.trace.batch(i)) for i in range(6)]),
+        "begins": case.trace.offsets[:-1],
+        "num_rows_of": np.full(6, 700),
         "paths": [case.directory / "a", case.directory / "b"],
         "file_bytes": [3 * run_bytes, 3 * run_bytes],
         "run_files": np.array([0, 1, 0, 1, 0, 1]),
@@ -523,7 +533,6 @@ def arguments(case: Case) -> Arguments:
         "window_bytes": 1 << 20,
         "buffer_bytes": 8192,
         "num_spare_buffers": 2,
-        "max_indexed_rows": 1000,
         "num_threads": 2,
     }
     return Arguments(given)
@@ -548,12 +557,16 @@ def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
         ({"run_offsets": np.full(6, 100)}, ValueError, "multiple of 4096"),
         ({"run_offsets": np.full(6, 1 << 30)}, ValueError, "behind the end of its file"),
         ({"run_offsets": np.full(5, 0)}, ValueError, "run_offsets must have 6 entries"),
-        ({"num_rows_of": np.full(6, 701)}, ValueError, "fewer positions than 701"),
-        ({"num_rows_of": np.full(6, -1)}, ValueError, "fewer positions"),
-        ({"positions": np.full(4200, 700, np.int32)}, IndexError, "position 700 is outside"),
-        ({"positions": np.full(4200, -1, np.int32)}, IndexError, "position -1 is outside"),
-        ({"positions": np.full(4200, 5, np.int32)}, ValueError, "do not ascend"),
-        ({"positions": np.zeros(4200, np.int64)}, TypeError, "positions must be int32"),
+        ({"num_rows_of": np.full(6, 701)}, ValueError, "batch 5 has 701 rows from row 3500 on"),
+        ({"num_rows_of": np.full(6, -1)}, ValueError, "batch 0 has -1 rows"),
+        ({"num_rows_of": np.full(5, 700)}, ValueError, "num_rows_of must have 6 entries"),
+        ({"begins": np.full(6, -1)}, ValueError, "from row -1 on"),
+        ({"begins": np.full(6, 2**62)}, ValueError, "but there are 4200"),
+        ({"begins": np.full(6, 1.5)}, TypeError, "begins must be int64"),
+        ({"rows": np.full(4200, -1)}, ValueError, "do not ascend"),
+        ({"rows": np.full(4200, 5)}, ValueError, "do not ascend"),
+        ({"rows": np.arange(4200)[::-1].copy()}, ValueError, "do not ascend"),
+        ({"rows": np.zeros(4200)}, TypeError, "rows must be int32 or int64"),
         ({"num_rows": 100}, ValueError, "do not ascend"),
         ({"num_rows": 10**9}, ValueError, "the bodies add up to"),
         ({"row_bytes": 0}, ValueError, "row_bytes"),
@@ -563,7 +576,6 @@ def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
         ({"window_bytes": (1 << 20) + 1}, ValueError, "window_bytes"),
         ({"buffer_bytes": 1000}, ValueError, "buffer_bytes"),
         ({"num_spare_buffers": 0}, ValueError, "num_spare_buffers"),
-        ({"max_indexed_rows": 5}, ValueError, "max_indexed_rows"),
         ({"num_threads": 0}, ValueError, "num_threads"),
         ({"engine": "libaio"}, ValueError, "libaio"),
     ],

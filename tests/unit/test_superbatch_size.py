@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,16 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore.errors import BudgetError
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.packing_memory import Shares, share_with_rows, sorting_bytes, spilled_bytes
 from gnnstore.planning.belady import transient_bytes
+from gnnstore.planning.planned_settings import PlannedSettings
 from gnnstore.planning.planners import slot_bytes
-from gnnstore.planning.superbatch_size import (
-    PlannedSettings,
-    SuperbatchCosts,
-    SuperbatchSize,
-    choose_size,
-    size_of,
-    with_measured_changes,
-)
+from gnnstore.planning.spilled_plan import spilled_transient_bytes
+from gnnstore.planning.superbatch_costs import SuperbatchCosts, with_measured_changes
+from gnnstore.planning.superbatch_size import SuperbatchSize, choose_size, size_of
 from gnnstore.planning.trace_builder import TraceBuilder, id_dtype
 
 MB = 10**6
@@ -29,7 +28,7 @@ COSTS = SuperbatchCosts(
 )
 BELADY = PlannedSettings("belady")
 FIXED = transient_bytes(0, 0)  # tables that any plan takes
-SLOT = 512 + 8 + 2 * 12 + transient_bytes(0, 1) - FIXED
+SLOT = 512 + 8 + 12 + transient_bytes(0, 1) - FIXED
 
 
 def test_what_plans_take() -> None:
@@ -83,20 +82,89 @@ def test_the_size_that_misses_least_is_chosen() -> None:
         tried.append(size)
         return abs(size.num_batches - 35)
 
-    chosen = choose_size(COSTS, BELADY, 100 * MB, 1000, misses)
+    chosen = choose_size(COSTS, BELADY, 100 * MB, 1000, cost=misses)
     assert [size.num_batches for size in tried] == [17, 35, 71, 142]
     assert chosen.num_batches == 35
     assert all(a.num_slots > b.num_slots for a, b in pairwise(tried))
-    assert choose_size(COSTS, BELADY, 100 * MB, 1000, lambda _: 7).num_batches == 17
+    assert choose_size(COSTS, BELADY, 100 * MB, 1000, cost=lambda _: 7).num_batches == 17
 
     tried.clear()
-    assert choose_size(COSTS, BELADY, 100 * MB, 20, misses).num_batches == 20
+    assert choose_size(COSTS, BELADY, 100 * MB, 20, cost=misses).num_batches == 20
     assert tried[-1].num_batches == 20, "an epoch is as far as one can look"
+
+
+def test_plans_that_are_large_go_to_the_disk() -> None:
+    few = choose_size(COSTS, BELADY, 100 * MB, 10, disk_bytes=10**9)
+    assert few.plans_in_memory, "3.4 MB are less than a sixteenth"
+    whole = choose_size(COSTS, BELADY, 100 * MB, 500, disk_bytes=10**9)
+    assert (whole.num_batches, whole.plans_in_memory) == (500, False)
+    # However far it looks, it takes the same but for what is known of each batch.
+    fewer = replace(BELADY, num_batches=100)
+    near = choose_size(COSTS, fewer, 100 * MB, 500, disk_bytes=10**9)
+    assert not near.plans_in_memory
+    assert 0 <= near.num_slots - whole.num_slots <= 400 * 200 // 500
+    assert whole.table_bytes == 10 * whole.num_slots, "which slots have afterwards"
+    assert COSTS.table_bytes(10**6) == 4 * 10**6, "one pass over the trace"
+    assert COSTS.table_bytes(0) == 2**20
+    with_half = choose_size(COSTS, BELADY, 100 * MB, 500, disk_bytes=50 * MB)
+    assert with_half.plans_in_memory, "there is no room on the disk for so many"
+    assert with_half.num_batches < 500
+    online = choose_size(
+        replace(COSTS, policy="lru"),
+        replace(BELADY, policy="lru"),
+        100 * MB,
+        500,
+        disk_bytes=10**9,
+    )
+    assert online.plans_in_memory
+
+
+def test_one_superbatch_at_a_time_where_there_is_no_other() -> None:
+    costs = replace(COSTS, packed_rows=1000, epoch_batches=300)
+    assert costs.disk_bytes(300) == 300 * 512_000
+    assert costs.disk_bytes(299) == 2 * 299 * 512_000
+    assert costs.spilled_disk_bytes(299) == 2 * 299 * (10_000 * 16 + 100_000 + 1000 * 8)
+
+
+def test_packing_by_plans_on_disk_takes_nothing_for_each_row() -> None:
+    few = replace(COSTS, policy="packed", packed_rows=10_000, batch_nodes=500_000)
+    many = replace(few, packed_rows=250_000)
+    for batches in (100, 1000):
+        grows = many.packing_bytes(batches, spills=True) - few.packing_bytes(batches, spills=True)
+        # Every 1024th row twice; and one batch is sorted at a time.
+        assert grows <= batches * 240_000 * 2 * 4 // 1000 + 240_000 * 26
+        planned = many.spilled_planning_bytes(batches)
+        assert planned - many.packing_bytes(batches, spills=True) < 4 * 10**7
+    assert many.packing_bytes(1000) > 12 * 250_000 * 1000
+
+
+def test_packing_has_what_was_promised() -> None:
+    """With plans on disk: windows of 1 MiB, writes of 64 KiB, and reads of a batch's ids of 16."""
+    table = cast(DirectRows, None)
+    for nodes, missed, batches, id_bytes in (
+        (136_000, 20_000, 1024, 4),
+        (500_000, 250_000, 1024, 8),
+        (5_000_000, 5_000_000, 2, 4),
+        (100, 3, 1024, 4),
+    ):
+        costs = replace(
+            COSTS, policy="packed", batch_nodes=nodes, packed_rows=missed, id_bytes=id_bytes
+        )
+        memory_bytes = costs.packing_bytes(batches, spills=True)
+        misses = np.full(batches, missed)
+        held = spilled_bytes(misses, id_bytes)
+        sorting = sorting_bytes(misses, 1, id_bytes, nodes, spills=True)
+        assert held + sorting <= memory_bytes
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Shares, "window_bytes", lambda *_: (1 << 20) + (64 << 10))
+            shares, rows = share_with_rows(table, misses, id_bytes, memory_bytes - held)
+        assert shares.buffer_bytes >= 64 << 10
+        assert rows >= batches * min(missed, 4096)
 
 
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 1), (1, 1), (2, 2)])
 def test_short_epochs(epoch: int, expected: int) -> None:
-    assert choose_size(COSTS, BELADY, 100 * MB, epoch, lambda _: 0).num_batches == expected
+    assert choose_size(COSTS, BELADY, 100 * MB, epoch, cost=lambda _: 0).num_batches == expected
 
 
 def test_a_given_number_of_batches() -> None:
@@ -105,13 +173,34 @@ def test_a_given_number_of_batches() -> None:
 
     for given_batches, expected in ((1, 1), (50, 50), (5000, 200)):
         settings = replace(BELADY, num_batches=given_batches)
-        assert choose_size(COSTS, settings, 200 * MB, 200, misses).num_batches == expected
+        assert choose_size(COSTS, settings, 200 * MB, 200, cost=misses).num_batches == expected
 
 
 def test_too_little_for_two_batches() -> None:
     with pytest.raises(BudgetError, match="the plans of 2 batches at a time"):
-        choose_size(COSTS, BELADY, FIXED + 600_000, 100, lambda _: 0)
-    assert choose_size(COSTS, BELADY, FIXED + 700_000, 100, lambda _: 0).num_batches == 2
+        choose_size(COSTS, BELADY, FIXED + 600_000, 100)
+    assert choose_size(COSTS, BELADY, FIXED + 700_000, 100).num_batches == 2
+
+
+@given(
+    left=st.integers(0, 10**9),
+    batches=st.integers(1, 2000),
+    nodes=st.integers(0, 10**6),
+    rows=st.integers(1, 10**8),
+)
+def test_what_planning_on_disk_takes_is_counted(
+    left: int, batches: int, nodes: int, rows: int
+) -> None:
+    costs = SuperbatchCosts(rows, 512, batch_nodes=nodes, id_bytes=4, kept_bytes=10 * nodes)
+    try:
+        size = size_of(costs, BELADY, left, batches, 10**15)
+    except BudgetError:
+        return
+    if size.plans_in_memory:
+        return
+    taken = spilled_transient_bytes(rows, nodes, batches, size.num_slots, size.table_bytes)
+    state = (512 + 8 + 12) * size.num_slots
+    assert taken + state <= left
 
 
 @given(
@@ -131,15 +220,25 @@ def test_too_little_for_two_batches() -> None:
         cache_bytes=st.none() | st.integers(0, 10**10),
         num_batches=st.none() | st.integers(1, 5000),
     ),
+    disk=st.integers(0, 10**11),
+    has_cost=st.booleans(),
 )
 def test_a_choice_stays_within_the_budget(
-    left: int, epoch: int, costs: SuperbatchCosts, settings: PlannedSettings
+    *,
+    left: int,
+    epoch: int,
+    costs: SuperbatchCosts,
+    settings: PlannedSettings,
+    disk: int,
+    has_cost: bool,
 ) -> None:
+    cost = (lambda size: -size.num_slots) if has_cost else None
     try:
-        size = choose_size(costs, settings, left, epoch, lambda size: -size.num_slots)
+        size = choose_size(costs, settings, left, epoch, disk_bytes=disk, cost=cost)
     except BudgetError:
         return
     assert size.num_bytes <= left
+    assert size.plans_in_memory or costs.spilled_disk_bytes(size.num_batches) <= disk
     assert 1 <= size.num_batches <= max(1, epoch)
     assert size.num_slots >= 0
 

@@ -6,5 +6,6 @@ NB_MODULE(_kernels, m) {
     bind_storage(m);
     bind_sampling(m);
     bind_planning(m);
+    bind_fixed_cache(m);
     bind_build_info(m);
 }

@@ -2,24 +2,23 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
 #include "kernels/pack.h"
-#include "kernels/pack_windows.h"
+#include "kernels/pack_index.h"
+#include "kernels/pack_ranges.h"
 #include "kernels/packed_read.h"
+#include "kernels/spill_file.h"
 
 using namespace gnnstore;
 using namespace nb::literals;
 
 namespace {
-
-int64_t num_batches_of(const InputArray &offsets, const char *name) {
-    if (length(offsets) == 0) throw std::invalid_argument(std::string(name) + " must not be empty");
-    return length(offsets) - 1;
-}
 
 void expect_length(const InputArray &array, const char *name, int64_t expected) {
     if (length(array) != expected)
@@ -27,30 +26,23 @@ void expect_length(const InputArray &array, const char *name, int64_t expected) 
                                     " entries, got " + std::to_string(length(array)));
 }
 
-nb::tuple index_missed(const InputArray &ids, const InputArray &offsets, const InputArray &slots,
-                       int64_t num_rows, int num_threads) {
+nb::tuple sort_missed(const InputArray &ids, const InputArray &slots, const OutputArray &rows,
+                      const OutputArray &positions, int64_t num_rows) {
     check_vector(ids, "ids");
-    const int64_t *bounds = input_data<int64_t>(offsets, "offsets", "int64");
     const int32_t *places = input_data<int32_t>(slots, "slots", "int32");
-    const int64_t num_batches = num_batches_of(offsets, "offsets");
     expect_length(slots, "slots", length(ids));
-    check_offsets(bounds, num_batches, length(ids));
-    auto begins = pooled_vector<int64_t>(num_batches + 1);
-    {
-        const GilRelease release;
-        count_misses(places, bounds, num_batches, begins.data());
-    }
-    auto positions = pooled_vector<int32_t>(begins.data()[num_batches]);
-    auto counts = pooled_vector<int64_t>(num_batches);
-    std::vector<int32_t> repeats;
+    int32_t *first = output_data<int32_t>(positions, "positions", "int32");
+    if (length(rows) != length(positions))
+        throw std::invalid_argument("rows and positions must have the same length");
+    SortedMisses found;
     with_integers(ids, "ids", [&](const auto *values) {
         using Id = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
+        Id *sorted = output_data<Id>(rows, "rows", "of the ids' dtype");
         const GilRelease release;
-        repeats = index_misses(Misses<Id>{values, places, length(ids), bounds, num_batches},
-                               num_rows, begins.data(), positions.data(), counts.data(),
-                               num_threads);
+        found = sort_misses(values, places, length(ids), num_rows, sorted, first, length(rows));
     });
-    return nb::make_tuple(positions, begins, counts, take_vector(std::move(repeats)));
+    return nb::make_tuple(found.num_rows, take_vector(std::move(found.repeat_targets)),
+                          take_vector(std::move(found.repeat_sources)));
 }
 
 int64_t least_window(const FileSet &files, int64_t num_rows, int64_t row_bytes,
@@ -60,63 +52,147 @@ int64_t least_window(const FileSet &files, int64_t num_rows, int64_t row_bytes,
     return min_window_bytes(files, layout, gap_bytes);
 }
 
-nb::dict pack(const FileSet &files, const InputArray &ids, const InputArray &offsets,
-              const InputArray &positions, const InputArray &begins, const InputArray &counts,
-              nb::handle paths, const std::vector<int64_t> &file_bytes,
+// The rows of batch i are rows[begins[i]] to rows[begins[i] + counts[i] - 1].
+template <class Id>
+SortedRows<Id> sorted_rows(const Id *rows, int64_t num_rows, const InputArray &begins,
+                           const InputArray &counts) {
+    const int64_t *first = input_data<int64_t>(begins, "begins", "int64");
+    const int64_t *sizes = input_data<int64_t>(counts, "num_rows_of", "int64");
+    expect_length(counts, "num_rows_of", length(begins));
+    SortedRows<Id> sorted{rows, {}, {}};
+    for (int64_t i = 0; i < length(begins); ++i) {
+        if (first[i] < 0 || first[i] > num_rows || sizes[i] < 0 || sizes[i] > num_rows - first[i])
+            throw std::invalid_argument("batch " + std::to_string(i) + " has " +
+                                        std::to_string(sizes[i]) + " rows from row " +
+                                        std::to_string(first[i]) + " on, but there are " +
+                                        std::to_string(num_rows));
+        sorted.begins.push_back(first[i]);
+        sorted.ends.push_back(first[i] + sizes[i]);
+    }
+    return sorted;
+}
+
+// Everything about packing a table but the rows that are missed.
+struct Packing {
+    const FileSet &files;
+    RowLayout layout;
+    std::vector<std::string> names;
+    const std::vector<int64_t> &file_bytes;
+    const int64_t *run_files, *run_offsets;
+    PackProgress *progress;
+    PackOptions options;
+    bool grows;
+
+    Packing(const FileSet &table, const RowLayout &rows, nb::handle paths,
+            const std::vector<int64_t> &sizes, const InputArray &files_of_runs,
+            const InputArray &offsets_of_runs, const OutputArray &state, int64_t num_batches,
+            const PackOptions &given, bool are_there)
+        : files(table),
+          layout(rows),
+          names(fs_paths(paths)),
+          file_bytes(sizes),
+          run_files(input_data<int64_t>(files_of_runs, "run_files", "int64")),
+          run_offsets(input_data<int64_t>(offsets_of_runs, "run_offsets", "int64")),
+          progress(reinterpret_cast<PackProgress *>(
+              output_data<int64_t>(state, "progress", "int64"))),
+          options(given),
+          grows(are_there) {
+        if (names.size() != file_bytes.size())
+            throw std::invalid_argument("paths and file_bytes must have the same length");
+        expect_length(files_of_runs, "run_files", num_batches);
+        expect_length(offsets_of_runs, "run_offsets", num_batches);
+        static_assert(sizeof(PackProgress) == 2 * sizeof(int64_t));
+        if (length(state) != 2) throw std::invalid_argument("progress must have 2 entries");
+    }
+
+    // Without the interpreter's lock.
+    template <class Id>
+    PackCounts run(MissedRanges<Id> &missed) const {
+        std::vector<std::unique_ptr<PackFile>> outputs;
+        for (size_t i = 0; i < names.size(); ++i)
+            outputs.push_back(std::make_unique<PackFile>(names[i], file_bytes[i], grows));
+        return pack_rows(files, layout, missed, outputs, run_files, run_offsets, options,
+                         progress);
+    }
+};
+
+nb::dict as_dict(const PackCounts &counts) {
+    nb::dict dict;
+    dict["reads"] = counts.reads;
+    dict["bytes_read"] = counts.bytes_read;
+    dict["writes"] = counts.writes;
+    dict["bytes_written"] = counts.bytes_written;
+    dict["rows_packed"] = counts.rows_packed;
+    return dict;
+}
+
+PackOptions options_of(const std::string &engine, int num_threads, int64_t gap_bytes,
+                       int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
+                       int64_t num_spare_buffers) {
+    return {.kind = parse_engine_kind(engine),
+            .num_threads = num_threads,
+            .gap_bytes = gap_bytes,
+            .num_windows = num_windows,
+            .window_bytes = window_bytes,
+            .buffer_bytes = buffer_bytes,
+            .num_spare_buffers = num_spare_buffers};
+}
+
+nb::dict pack(const FileSet &files, const InputArray &rows, const InputArray &begins,
+              const InputArray &counts, nb::handle paths, const std::vector<int64_t> &file_bytes,
               const InputArray &run_files, const InputArray &run_offsets,
               const OutputArray &progress, const std::string &engine, int64_t num_rows,
               int64_t row_bytes, int64_t rows_per_page, int64_t page_stride_bytes,
               int64_t gap_bytes, int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
-              int64_t num_spare_buffers, int64_t max_indexed_rows, int num_threads, bool grows) {
-    const RowLayout layout{num_rows, row_bytes, rows_per_page, page_stride_bytes};
-    const std::vector<std::string> names = fs_paths(paths);
-    if (names.size() != file_bytes.size())
-        throw std::invalid_argument("paths and file_bytes must have the same length");
-    const int64_t *bounds = input_data<int64_t>(offsets, "offsets", "int64");
-    const int32_t *places = input_data<int32_t>(positions, "positions", "int32");
+              int64_t num_spare_buffers, int num_threads, bool grows) {
+    check_vector(begins, "begins");
+    const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
+                          file_bytes, run_files, run_offsets, progress, length(begins),
+                          options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
+                                     buffer_bytes, num_spare_buffers),
+                          grows);
+    check_vector(rows, "rows");
+    PackCounts result;
+    with_integers(rows, "rows", [&](const auto *values) {
+        MissedInMemory missed(sorted_rows(values, length(rows), begins, counts));
+        const GilRelease release;
+        result = packing.run(missed);
+    });
+    return as_dict(result);
+}
+
+nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArray &begins,
+                      const InputArray &counts, const InputArray &crcs, const InputArray &samples,
+                      nb::handle paths, const std::vector<int64_t> &file_bytes,
+                      const InputArray &run_files, const InputArray &run_offsets,
+                      const OutputArray &progress, int64_t stride, int64_t max_rows,
+                      const std::string &engine, int64_t num_rows, int64_t row_bytes,
+                      int64_t rows_per_page, int64_t page_stride_bytes, int64_t gap_bytes,
+                      int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
+                      int64_t num_spare_buffers, int num_threads) {
     const int64_t *first = input_data<int64_t>(begins, "begins", "int64");
     const int64_t *sizes = input_data<int64_t>(counts, "num_rows_of", "int64");
-    const int64_t *out_files = input_data<int64_t>(run_files, "run_files", "int64");
-    const int64_t *out_offsets = input_data<int64_t>(run_offsets, "run_offsets", "int64");
-    int64_t *state = output_data<int64_t>(progress, "progress", "int64");
-    const int64_t num_batches = num_batches_of(offsets, "offsets");
-    expect_length(begins, "begins", num_batches + 1);
+    const uint32_t *checksums = input_data<uint32_t>(crcs, "crcs", "uint32");
+    const int64_t num_batches = length(begins);
     expect_length(counts, "num_rows_of", num_batches);
-    expect_length(run_files, "run_files", num_batches);
-    expect_length(run_offsets, "run_offsets", num_batches);
-    if (length(progress) != 2) throw std::invalid_argument("progress must have 2 entries");
-    check_vector(ids, "ids");
-    check_offsets(bounds, num_batches, length(ids));
-    check_offsets(first, num_batches, length(positions));
-    static_assert(sizeof(PackProgress) == 2 * sizeof(int64_t));
-    const PackOptions options{.kind = parse_engine_kind(engine),
-                              .num_threads = num_threads,
-                              .gap_bytes = gap_bytes,
-                              .num_windows = num_windows,
-                              .window_bytes = window_bytes,
-                              .buffer_bytes = buffer_bytes,
-                              .num_spare_buffers = num_spare_buffers,
-                              .max_indexed_rows = max_indexed_rows};
+    expect_length(crcs, "crcs", num_batches);
+    if (std::any_of(sizes, sizes + num_batches, [](int64_t size) { return size < 0; }))
+        throw std::invalid_argument("num_rows_of must not be negative");
+    const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
+                          file_bytes, run_files, run_offsets, progress, num_batches,
+                          options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
+                                     buffer_bytes, num_spare_buffers),
+                          false);
+    check_vector(samples, "samples");
     PackCounts result;
-    with_integers(ids, "ids", [&](const auto *values) {
+    with_integers(samples, "samples", [&](const auto *values) {
         using Id = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
         const GilRelease release;
-        std::vector<std::unique_ptr<PackFile>> outputs;
-        for (size_t i = 0; i < names.size(); ++i)
-            outputs.push_back(std::make_unique<PackFile>(names[i], file_bytes[i], grows));
-        result = pack_rows(files, layout,
-                           PackIndex<Id>{values, bounds, places, first, sizes, num_batches},
-                           outputs, out_files, out_offsets, options,
-                           reinterpret_cast<PackProgress *>(state));
+        MissedOnDisk<Id> missed(std::vector<int64_t>(sizes, sizes + num_batches),
+                                {ids, first, checksums, values, length(samples), stride, max_rows});
+        result = packing.run(missed);
     });
-    nb::dict dict;
-    dict["reads"] = result.reads;
-    dict["bytes_read"] = result.bytes_read;
-    dict["writes"] = result.writes;
-    dict["bytes_written"] = result.bytes_written;
-    dict["rows_packed"] = result.rows_packed;
-    dict["passes"] = result.passes;
-    return dict;
+    return as_dict(result);
 }
 
 nb::dict read_packed(Reader &reader, const FileSet &files, int64_t file, int64_t offset,
@@ -144,17 +220,23 @@ nb::dict read_packed(Reader &reader, const FileSet &files, int64_t file, int64_t
 }  // namespace
 
 void bind_pack(nb::module_ &m) {
-    m.def("index_misses", index_missed, "ids"_a.noconvert(), "offsets"_a.noconvert(),
-          "slots"_a.noconvert(), nb::kw_only(), "num_rows"_a, "num_threads"_a = 1);
+    m.def("sort_misses", sort_missed, "ids"_a.noconvert(), "slots"_a.noconvert(),
+          "rows"_a.noconvert(), "positions"_a.noconvert(), nb::kw_only(), "num_rows"_a);
     m.def("min_pack_window_bytes", least_window, "files"_a, nb::kw_only(), "num_rows"_a,
           "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a);
-    m.def("pack_rows", pack, "files"_a, "ids"_a.noconvert(), "offsets"_a.noconvert(),
-          "positions"_a.noconvert(), "begins"_a.noconvert(), "num_rows_of"_a.noconvert(),
-          "paths"_a, "file_bytes"_a, "run_files"_a.noconvert(), "run_offsets"_a.noconvert(),
-          "progress"_a.noconvert(), nb::kw_only(), "engine"_a, "num_rows"_a, "row_bytes"_a,
-          "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a, "num_windows"_a,
-          "window_bytes"_a, "buffer_bytes"_a, "num_spare_buffers"_a, "max_indexed_rows"_a,
+    m.def("pack_rows", pack, "files"_a, "rows"_a.noconvert(), "begins"_a.noconvert(),
+          "num_rows_of"_a.noconvert(), "paths"_a, "file_bytes"_a, "run_files"_a.noconvert(),
+          "run_offsets"_a.noconvert(), "progress"_a.noconvert(), nb::kw_only(), "engine"_a,
+          "num_rows"_a, "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a,
+          "num_windows"_a, "window_bytes"_a, "buffer_bytes"_a, "num_spare_buffers"_a,
           "num_threads"_a = 1, "grows"_a = false);
+    m.def("pack_spilled_rows", pack_spilled, "files"_a, "ids"_a, "begins"_a.noconvert(),
+          "num_rows_of"_a.noconvert(), "crcs"_a.noconvert(), "samples"_a.noconvert(), "paths"_a,
+          "file_bytes"_a, "run_files"_a.noconvert(), "run_offsets"_a.noconvert(),
+          "progress"_a.noconvert(), nb::kw_only(), "stride"_a, "max_rows"_a, "engine"_a,
+          "num_rows"_a, "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a,
+          "num_windows"_a, "window_bytes"_a, "buffer_bytes"_a, "num_spare_buffers"_a,
+          "num_threads"_a = 1);
     m.def("read_packed_rows", read_packed, "reader"_a, "files"_a, "file"_a, "offset"_a,
           "positions"_a.noconvert(), "repeat_targets"_a.noconvert(),
           "repeat_sources"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a);

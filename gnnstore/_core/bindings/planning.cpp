@@ -4,7 +4,10 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "kernels/belady.h"
+#include "kernels/belady_spilled.h"
+#include "kernels/distinct_rows.h"
 #include "kernels/online_caches.h"
+#include "kernels/spill_file.h"
 
 using namespace gnnstore;
 using namespace nb::literals;
@@ -37,23 +40,124 @@ NumpyVector<T> copy_of(const InputArray &array, const char *name, const char *ex
     return copy;
 }
 
-nb::tuple belady(const InputArray &ids, const InputArray &offsets, const InputArray &nodes,
-                 const InputArray &frequencies) {
+// The cache that a plan begins with and leaves.
+struct Cache {
+    Cache(const OutputArray &nodes, const OutputArray &frequencies)
+        : num_slots(length_of(nodes, "nodes")),
+          nodes(output_data<int64_t>(nodes, "nodes", "int64")),
+          frequencies(output_data<int32_t>(frequencies, "frequencies", "int32")) {
+        if (num_slots != length(frequencies))
+            throw std::invalid_argument("nodes and frequencies must have the same length");
+    }
+
+    int64_t num_slots;
+    int64_t *nodes;
+    int32_t *frequencies;
+
+private:
+    static int64_t length_of(const OutputArray &array, const char *name) {
+        check_vector(array, name);
+        return length(array);
+    }
+};
+
+nb::tuple belady(const InputArray &ids, const InputArray &offsets, const OutputArray &nodes,
+                 const OutputArray &frequencies) {
     auto misses = pooled_vector<int64_t>(num_batches_of(offsets));
     check_vector(ids, "ids");
     auto slots = pooled_vector<int32_t>(length(ids));
-    auto nodes_after = copy_of<int64_t>(nodes, "nodes", "int64");
-    auto frequencies_after = copy_of<int32_t>(frequencies, "frequencies", "int32");
-    if (length(nodes) != length(frequencies))
-        throw std::invalid_argument("nodes and frequencies must have the same length");
+    const Cache cache(nodes, frequencies);
     CacheChanges changes;
     with_trace(ids, offsets, [&](const auto &trace) {
-        changes = plan_belady(trace, length(nodes), nodes_after.data(), frequencies_after.data(),
-                              slots.data(), misses.data());
+        changes = plan_belady(trace, cache.num_slots, cache.nodes, cache.frequencies, slots.data(),
+                              misses.data());
     });
     return nb::make_tuple(slots, misses, take_vector(std::move(changes.offsets)),
                           take_vector(std::move(changes.positions)),
-                          take_vector(std::move(changes.slots)), nodes_after, frequencies_after);
+                          take_vector(std::move(changes.slots)));
+}
+
+// One of the arrays that say something of each batch.
+template <class T>
+const T *of_batches(const InputArray &array, const char *name, const char *dtype,
+                    int64_t num_batches) {
+    const T *values = input_data<T>(array, name, dtype);
+    if (length(array) != num_batches)
+        throw std::invalid_argument(std::string(name) + " must have one entry for each of " +
+                                    std::to_string(num_batches) + " batches, got " +
+                                    std::to_string(length(array)));
+    return values;
+}
+
+nb::tuple belady_spilled(const SpillFile &ids, const InputArray &begins, const InputArray &crcs,
+                         const InputArray &offsets, bool are_wide, int64_t num_nodes,
+                         const OutputArray &nodes, const OutputArray &frequencies,
+                         int64_t table_bytes, SpillFile &slots, SpillFile &changes) {
+    const int64_t num_batches = num_batches_of(offsets);
+    const SpilledTrace trace{ids,
+                             of_batches<int64_t>(begins, "begins", "int64", num_batches),
+                             of_batches<uint32_t>(crcs, "crcs", "uint32", num_batches),
+                             input_data<int64_t>(offsets, "offsets", "int64"),
+                             num_batches,
+                             num_nodes};
+    const Cache cache(nodes, frequencies);
+    auto misses = pooled_vector<int64_t>(num_batches);
+    auto slot_crcs = pooled_vector<uint32_t>(num_batches);
+    auto change_offsets = pooled_vector<int64_t>(num_batches + 1);
+    auto change_crcs = pooled_vector<uint32_t>(num_batches);
+    const SpilledPlan plan{slots,           changes, misses.data(), slot_crcs.data(),
+                           change_offsets.data(), change_crcs.data()};
+    {
+        const GilRelease release;
+        const auto make = are_wide ? plan_belady_spilled<int64_t> : plan_belady_spilled<int32_t>;
+        make(trace, cache.num_slots, cache.nodes, cache.frequencies, table_bytes, plan);
+    }
+    return nb::make_tuple(misses, slot_crcs, change_offsets, change_crcs);
+}
+
+void distinct(const InputArray &nodes, const OutputArray &out) {
+    const int64_t *held = input_data<int64_t>(nodes, "nodes", "int64");
+    int64_t *result = output_data<int64_t>(out, "out", "int64");
+    if (length(nodes) != length(out))
+        throw std::invalid_argument("nodes and out must have the same length");
+    const GilRelease release;
+    distinct_rows(held, length(nodes), result);
+}
+
+// --- files of traces and plans -------------------------------------------------------------------
+
+void make_file(SpillFile *self, nb::handle path) {
+    const std::string name = fs_path(path);
+    const GilRelease release;
+    new (self) SpillFile(name);
+}
+
+nb::tuple append_values(SpillFile &file, const InputArray &values, int64_t batch) {
+    return with_integers(values, "values", [&](const auto *data) {
+        const auto num_bytes = length(values) * static_cast<int64_t>(sizeof *data);
+        uint32_t crc;
+        int64_t begin;
+        {
+            const GilRelease release;
+            crc = SpillFile::checksum(data, num_bytes, batch);
+            begin = file.append(data, num_bytes);
+        }
+        return nb::make_tuple(begin, crc);
+    });
+}
+
+template <class T>
+NumpyVector<T> read_values(const SpillFile &file, int64_t begin, int64_t count, uint32_t crc,
+                    int64_t batch) {
+    auto values = pooled_vector<T>(count);
+    const GilRelease release;
+    file.read(values.data(), count * static_cast<int64_t>(sizeof(T)), begin, crc, batch);
+    return values;
+}
+
+void close_file(SpillFile &file) {
+    const GilRelease release;
+    file.close();
 }
 
 nb::tuple online(const std::string &policy, const InputArray &ids, const InputArray &offsets,
@@ -89,6 +193,18 @@ nb::tuple online(const std::string &policy, const InputArray &ids, const InputAr
 void bind_planning(nb::module_ &m) {
     m.def("plan_belady", belady, "ids"_a.noconvert(), "offsets"_a.noconvert(),
           "nodes"_a.noconvert(), "frequencies"_a.noconvert());
+    m.def("plan_belady_spilled", belady_spilled, "ids"_a, "begins"_a.noconvert(),
+          "crcs"_a.noconvert(), "offsets"_a.noconvert(), nb::kw_only(), "are_wide"_a,
+          "num_nodes"_a, "nodes"_a.noconvert(), "frequencies"_a.noconvert(), "table_bytes"_a,
+          "slots"_a, "changes"_a);
+    m.def("distinct_rows", distinct, "nodes"_a.noconvert(), "out"_a.noconvert());
+    nb::class_<SpillFile>(m, "SpillFile")
+        .def("__init__", make_file, "path"_a)
+        .def("append", append_values, "values"_a.noconvert(), "batch"_a)
+        .def("read_int32", read_values<int32_t>, "begin"_a, "count"_a, "crc"_a, "batch"_a)
+        .def("read_int64", read_values<int64_t>, "begin"_a, "count"_a, "crc"_a, "batch"_a)
+        .def("close", close_file)
+        .def_prop_ro("num_bytes", &SpillFile::size);
     m.def("plan_online", online, "policy"_a, "ids"_a.noconvert(), "offsets"_a.noconvert(),
           "nodes"_a.noconvert(), "order"_a.noconvert(), "visited"_a.noconvert(), "hand"_a);
 }

@@ -52,9 +52,9 @@ void make_reader(Reader *self, const std::string &engine, int queue_depth, int n
 
 nb::dict gather(Reader &reader, const FileSet &files, const InputArray &ids,
                 const OutputArray &out, int64_t num_rows, int64_t row_bytes, int64_t rows_per_page,
-                int64_t page_stride_bytes, int64_t gap_bytes,
+                int64_t page_stride_bytes, int64_t begin_bytes, int64_t gap_bytes,
                 const std::optional<InputArray> &cache, const std::optional<InputArray> &slots) {
-    const RowLayout layout{num_rows, row_bytes, rows_per_page, page_stride_bytes};
+    const RowLayout layout{num_rows, row_bytes, rows_per_page, page_stride_bytes, begin_bytes};
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
     if (cache && !slots) throw std::invalid_argument("cache is given without slots");
     CachedRows cached{.num_slots = any_slot};
@@ -171,7 +171,7 @@ void bind_reader(nb::module_ &m) {
              "num_threads"_a = 32, "max_read_bytes"_a = 1 << 16)
         .def("gather_rows", gather, "files"_a, "ids"_a.noconvert(), "out"_a.noconvert(),
              nb::kw_only(), "num_rows"_a, "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a,
-             "gap_bytes"_a = 0, "cache"_a.noconvert() = nb::none(),
+             "begin_bytes"_a = 0, "gap_bytes"_a = 0, "cache"_a.noconvert() = nb::none(),
              "slots"_a.noconvert() = nb::none())
         .def("read_ranges", read_ranges, "files"_a, "file_index"_a.noconvert(),
              "offsets"_a.noconvert(), "num_bytes"_a.noconvert(), "out_offsets"_a.noconvert(),

@@ -12,7 +12,8 @@ namespace gnnstore {
 inline constexpr int32_t max_frequency = 65535;
 
 // Plans a cache of num_slots rows. nodes and frequencies [num_slots] are the cache before the
-// superbatch, and become the cache after it; -1 and 0: an empty slot. slots [num_ids] receives
+// superbatch, and become the cache after it; -1 and 0: an empty slot. If planning fails they stay
+// what they are, or become empty if it fails late. slots [num_ids] receives
 // the slot of each access that is a hit, else -1; misses [num_batches] the distinct rows of
 // each batch that are not in the cache. gnnstore.testing.caches.belady_plan defines the result.
 template <class Id>

@@ -8,7 +8,6 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <numeric>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -16,7 +15,6 @@
 #include "kernels/errors.h"
 #include "kernels/pack_buffers.h"
 #include "kernels/pack_memory.h"
-#include "kernels/pack_windows.h"
 #include "kernels/parallel.h"
 #include "kernels/row_copy.h"
 #include "kernels/stream_copy.h"
@@ -26,8 +24,9 @@ namespace gnnstore {
 namespace {
 
 // Threads that write: a disk needs several writes in flight, and they wait more than they work.
-// 256 KiB each: 1.9 GB/s with 4 threads and with 8, 1.5 with 1.
-constexpr int num_writers = 6;
+// 256 KiB each: 1.9 GB/s with 4 threads and with 8, 1.5 with 1. Where memory is short, or batches
+// are many, writes are smaller, and more are needed: 32 KiB each, 1.0 GB/s with 6, 1.2 with 24.
+constexpr int64_t max_writers = 16;
 constexpr int64_t max_read_bytes = 1 << 20;
 constexpr std::chrono::milliseconds longest_wait{20};
 
@@ -38,7 +37,7 @@ void require(bool good, const std::string &message) {
 template <class Id>
 class Packer {
 public:
-    Packer(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+    Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
            const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
            const int64_t *run_offsets, const PackOptions &options, PackProgress *progress);
 
@@ -60,9 +59,7 @@ private:
         int64_t num_users = 0;  // copying threads that are not done with it
     };
 
-    int64_t num_batches() const { return index_.num_batches; }
-    int64_t end_of_range(const std::vector<int64_t> &done) const;
-    void sort_out(int64_t end_row, std::vector<int64_t> &done);
+    int64_t num_batches() const { return missed_.num_batches(); }
     void pack_range();
     template <class Work>
     void guarded(const Work &work);
@@ -86,18 +83,16 @@ private:
 
     const FileSet &files_;
     const RowLayout layout_;
-    const PackIndex<Id> &index_;
+    MissedRanges<Id> &missed_;
     const PackOptions options_;
     PackProgress *const progress_;
     const StreamCopy stream_;
-    const int64_t num_rows_;  // to be packed
     PackCounts counts_;
     SharedFailure failure_;
     PackMemory windows_;
     PackBuffers buffers_;
-    PackArray<Id> rows_;  // of the range that is being packed
-    SortedRows<Id> sorted_;
-    std::vector<int64_t> copied_;  // of each batch, in rows_
+    SortedRows<Id> range_;         // that is being packed
+    std::vector<int64_t> copied_;  // of each batch, in range_.rows
     std::vector<Run> runs_;
 
     std::mutex mutex_;  // of the following
@@ -110,25 +105,23 @@ private:
 };
 
 template <class Id>
-Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                    const std::vector<std::unique_ptr<PackFile>> &outputs,
                    const int64_t *run_files, const int64_t *run_offsets,
                    const PackOptions &options, PackProgress *progress)
     : files_(files),
       layout_(layout),
-      index_(index),
+      missed_(missed),
       options_(options),
       progress_(progress),
       stream_(layout.row_bytes >= min_streamed_row_bytes &&
                       layout.row_bytes % stream_line_bytes == 0
                   ? stream_copy()
                   : nullptr),
-      num_rows_(std::accumulate(index.num_rows, index.num_rows + index.num_batches, int64_t{0})),
       windows_(checked_multiply(options.num_windows, options.window_bytes, "the windows")),
-      buffers_(checked_add(index.num_batches, options.num_spare_buffers, "the buffers"),
-               options.buffer_bytes, num_writers, failure_),
-      rows_(std::min(num_rows_, options.max_indexed_rows)),
-      copied_(static_cast<size_t>(index.num_batches)),
+      buffers_(checked_add(missed.num_batches(), options.num_spare_buffers, "the buffers"),
+               options.buffer_bytes,
+               static_cast<int>(std::min(options.num_spare_buffers, max_writers)), failure_),
       slots_(static_cast<size_t>(options.num_windows)) {
     for (int64_t i = 0; i < num_batches(); ++i)
         runs_.push_back({outputs[static_cast<size_t>(run_files[i])].get(), run_offsets[i]});
@@ -141,86 +134,23 @@ Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, const PackInde
 
 template <class Id>
 PackCounts Packer<Id>::run() {
-    std::vector<int64_t> done(static_cast<size_t>(num_batches()), 0);
-    while (counts_.rows_packed < num_rows_) {
+    for (;;) {
         check_stop();
-        const int64_t before = counts_.rows_packed;
-        sort_out(end_of_range(done), done);
-        if (counts_.rows_packed == before)
-            throw std::invalid_argument("packed rows do not ascend, or are not below " +
-                                        std::to_string(layout_.num_rows));
-        ++counts_.passes;
+        if (!missed_.next(layout_.num_rows, options_.num_threads, range_)) break;
         pack_range();
     }
     flush();
     failure_.rethrow();
     counts_.writes = buffers_.num_writes();
     counts_.bytes_written = buffers_.bytes_written();
+    counts_.rows_packed = missed_.num_rows();
     return counts_;
 }
 
-// The largest row such that no more rows lie before it than fit into rows_.
-template <class Id>
-int64_t Packer<Id>::end_of_range(const std::vector<int64_t> &done) const {
-    const auto rows_before = [&](int64_t bound) {
-        int64_t count = 0;
-        for (int64_t i = 0; i < num_batches(); ++i) {
-            const int64_t first = done[static_cast<size_t>(i)];
-            count += bound < layout_.num_rows ? index_.lower_bound(i, first, bound) - first
-                                              : index_.num_rows[i] - first;
-        }
-        return count;
-    };
-    if (rows_before(layout_.num_rows) <= options_.max_indexed_rows) return layout_.num_rows;
-    int64_t low = 0, high = layout_.num_rows;
-    while (high - low > 1) {
-        const int64_t middle = low + (high - low) / 2;
-        (rows_before(middle) <= options_.max_indexed_rows ? low : high) = middle;
-    }
-    return low;
-}
-
-// Lists the rows below end_row that are not packed yet, batch by batch.
-template <class Id>
-void Packer<Id>::sort_out(int64_t end_row, std::vector<int64_t> &done) {
-    const auto size = static_cast<size_t>(num_batches());
-    sorted_.rows = rows_.data();
-    sorted_.begins.assign(size, 0);
-    sorted_.ends.assign(size, 0);
-    int64_t num_rows = 0;
-    for (int64_t i = 0; i < num_batches(); ++i) {
-        const auto batch = static_cast<size_t>(i);
-        const int64_t last = end_row < layout_.num_rows
-                                 ? index_.lower_bound(i, done[batch], end_row)
-                                 : index_.num_rows[i];
-        sorted_.begins[batch] = num_rows;
-        num_rows += last - done[batch];
-        sorted_.ends[batch] = num_rows;
-    }
-    run_workers(options_.num_threads, num_batches(), [&](TaskQueue &queue) {
-        for (int64_t i; queue.take(i);) {
-            const auto batch = static_cast<size_t>(i);
-            int64_t k = done[batch];
-            int64_t previous = k > 0 ? index_.row(i, k - 1) : -1;
-            for (int64_t at = sorted_.begins[batch]; at < sorted_.ends[batch]; ++at, ++k) {
-                const int64_t row = index_.row(i, k);
-                if (row <= previous || row >= layout_.num_rows)
-                    throw std::invalid_argument(
-                        "the packed rows of batch " + std::to_string(i) +
-                        " do not ascend: the positions are those of another trace");
-                rows_[at] = static_cast<Id>(row);
-                previous = row;
-            }
-            done[batch] = k;
-        }
-    });
-    counts_.rows_packed += num_rows;
-}
-
-// Reads and copies what has been sorted out.
+// Reads and copies the rows of a range. What is in a batch's buffer then stays there.
 template <class Id>
 void Packer<Id>::pack_range() {
-    copied_ = sorted_.begins;
+    copied_ = range_.begins;
     for (Slot &slot : slots_) slot.number = -1;
     num_windows_ = -1;
     num_copiers_ = 0;
@@ -270,7 +200,7 @@ void Packer<Id>::guarded(const Work &work) {
 
 template <class Id>
 void Packer<Id>::read_windows() {
-    WindowPlan<Id> plan(files_, layout_, sorted_, options_.gap_bytes, options_.window_bytes);
+    WindowPlan<Id> plan(files_, layout_, range_, options_.gap_bytes, options_.window_bytes);
     std::deque<Read> waiting;
     std::vector<Read> reads;
     std::vector<uint64_t> tags(static_cast<size_t>(options_.queue_depth));
@@ -392,8 +322,8 @@ void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_
         const auto i = static_cast<size_t>(batch);
         const PackExtent *extent = window.extents.data();
         int64_t k = copied_[i];
-        for (const int64_t end = sorted_.ends[i]; k < end; ++k) {
-            const int64_t row = rows_[k];
+        for (const int64_t end = range_.ends[i]; k < end; ++k) {
+            const int64_t row = range_.rows[k];
             if (row >= window.end_row) break;
             const int64_t offset = layout_.offset(row);
             while (extent->end <= offset) ++extent;
@@ -450,7 +380,7 @@ void Packer<Id>::flush() {
 
 // Throws unless everything fits together; the Packer relies on it.
 template <class Id>
-void check(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+void check(const FileSet &files, const RowLayout &layout, const MissedRanges<Id> &missed,
            const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
            const int64_t *run_offsets, const PackOptions &options) {
     layout.check();
@@ -474,13 +404,9 @@ void check(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &i
             "buffer_bytes must be a positive multiple of 4096, got " +
                 std::to_string(options.buffer_bytes));
     require(options.num_spare_buffers >= 1, "num_spare_buffers must be at least 1");
-    require(options.max_indexed_rows >= std::max<int64_t>(1, index.num_batches),
-            "max_indexed_rows must be at least the number of batches");
-    for (int64_t i = 0; i < index.num_batches; ++i) {
+    for (int64_t i = 0; i < missed.num_batches(); ++i) {
         const std::string name = "batch " + std::to_string(i);
-        const int64_t num_rows = index.num_rows[i];
-        require(num_rows >= 0 && num_rows <= index.begins[i + 1] - index.begins[i],
-                name + " has fewer positions than " + std::to_string(num_rows));
+        const int64_t num_rows = missed.size(i);
         if (run_files[i] < 0 || run_files[i] >= static_cast<int64_t>(outputs.size()))
             throw std::out_of_range(name + ": file " + std::to_string(run_files[i]) +
                                     " is outside [0, " + std::to_string(outputs.size()) + ")");
@@ -497,22 +423,20 @@ void check(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &i
 }  // namespace
 
 template <class Id>
-PackCounts pack_rows(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
                      const int64_t *run_files, const int64_t *run_offsets,
                      const PackOptions &options, PackProgress *progress) {
-    check(files, layout, index, outputs, run_files, run_offsets, options);
-    if (std::all_of(index.num_rows, index.num_rows + index.num_batches,
-                    [](int64_t count) { return count == 0; }))
-        return {};
-    return Packer<Id>(files, layout, index, outputs, run_files, run_offsets, options, progress)
+    check(files, layout, missed, outputs, run_files, run_offsets, options);
+    if (missed.num_rows() == 0) return {};
+    return Packer<Id>(files, layout, missed, outputs, run_files, run_offsets, options, progress)
         .run();
 }
 
-template PackCounts pack_rows(const FileSet &, const RowLayout &, const PackIndex<int32_t> &,
+template PackCounts pack_rows(const FileSet &, const RowLayout &, MissedRanges<int32_t> &,
                               const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
                               const int64_t *, const PackOptions &, PackProgress *);
-template PackCounts pack_rows(const FileSet &, const RowLayout &, const PackIndex<int64_t> &,
+template PackCounts pack_rows(const FileSet &, const RowLayout &, MissedRanges<int64_t> &,
                               const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
                               const int64_t *, const PackOptions &, PackProgress *);
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/pack_file.h"
-#include "kernels/pack_index.h"
+#include "kernels/pack_ranges.h"
 #include "kernels/read_engine.h"
 #include "kernels/row_reader.h"
 #include "kernels/rows.h"
@@ -28,7 +28,6 @@ struct PackOptions {
     int64_t window_bytes = 0;      // of each
     int64_t buffer_bytes = 0;      // of each batch's buffer: whole blocks of PackFile
     int64_t num_spare_buffers = 0;  // being written; at least 1
-    int64_t max_indexed_rows = 0;   // rows of all batches that are sorted out at a time
 };
 
 // What is shared with whoever waits.
@@ -41,14 +40,14 @@ struct PackCounts {
     int64_t reads = 0, bytes_read = 0;
     int64_t writes = 0, bytes_written = 0;
     int64_t rows_packed = 0;
-    int64_t passes = 0;  // ranges of ids that were worked through one by one
 };
 
-// Packs the rows of a table: those of batch i go to file `run_files[i]`, from byte
-// `run_offsets[i]` on, a multiple of PackFile::alignment; the last block is filled up with
-// zeros. Throws IoError (ECANCELED if progress->stop was set). Nothing is in flight afterwards.
+// Packs the rows of a table, range by range, with buffers that are filled on from range to range:
+// those of batch i go to file `run_files[i]`, from byte `run_offsets[i]` on, a multiple of
+// PackFile::alignment; the last block is filled up with zeros. Throws what `missed` throws, and
+// IoError (ECANCELED if progress->stop was set). Nothing is in flight afterwards.
 template <class Id>
-PackCounts pack_rows(const FileSet &files, const RowLayout &layout, const PackIndex<Id> &index,
+PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
                      const int64_t *run_files, const int64_t *run_offsets,
                      const PackOptions &options, PackProgress *progress);

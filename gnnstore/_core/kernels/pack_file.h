@@ -13,9 +13,10 @@ public:
     static constexpr int64_t alignment = 4096;
 
     // Makes a file of num_bytes, which must not exist; or, if `grows`, makes one that does longer,
-    // and leaves its bytes alone. Where the file system can, its room is set aside at once: a disk that is full is found out before anything is written, and
-    // threads that write side by side need not wait for each other to make the file longer.
-    // Throws IoError; the file may be there then.
+    // and leaves its bytes alone. Where the file system can, its room is set aside at once: a disk
+    // that is full is found out before anything is written, and threads that write side by side
+    // need not wait for each other to make the file longer. Throws IoError; the file may be there
+    // then.
     PackFile(std::string path, int64_t num_bytes, bool grows = false);
     ~PackFile();
     PackFile(const PackFile &) = delete;

@@ -3,9 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
-
-#include "kernels/errors.h"
 
 namespace gnnstore {
 
@@ -22,21 +19,6 @@ public:
 private:
     const int64_t num_bytes_;
     uint8_t *data_ = nullptr;
-};
-
-template <class T>
-class PackArray {
-    static_assert(std::is_trivially_copyable_v<T>);
-
-public:
-    explicit PackArray(int64_t count)
-        : memory_(checked_multiply(count, sizeof(T), "the size of an array")) {}
-
-    T *data() const { return reinterpret_cast<T *>(memory_.data()); }
-    T &operator[](int64_t i) const { return data()[i]; }
-
-private:
-    PackMemory memory_;
 };
 
 }  // namespace gnnstore

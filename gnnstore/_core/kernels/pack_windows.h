@@ -15,6 +15,11 @@ template <class Id>
 struct SortedRows {
     const Id *rows;
     std::vector<int64_t> begins, ends;  // of each batch in `rows`
+
+    int64_t num_batches() const { return static_cast<int64_t>(begins.size()); }
+    int64_t size(int64_t batch) const {
+        return ends[static_cast<size_t>(batch)] - begins[static_cast<size_t>(batch)];
+    }
 };
 
 // Bytes of the table, counted from the first file's beginning through all bodies, and where

@@ -59,7 +59,7 @@ private:
     int64_t place(int64_t row) const {
         // A 64-bit division per row would cost as much as copying a short row.
         if (shift_ < 0) return layout_.offset(row);
-        return (row >> shift_) * layout_.page_stride_bytes +
+        return layout_.begin_bytes + (row >> shift_) * layout_.page_stride_bytes +
                (row & (layout_.rows_per_page - 1)) * layout_.row_bytes;
     }
     int64_t floor(int64_t offset) const { return offset / alignment_ * alignment_; }

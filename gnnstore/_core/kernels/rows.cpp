@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "kernels/check_ids.h"
 #include "kernels/errors.h"
@@ -25,7 +26,9 @@ void RowLayout::check() const {
                 std::to_string(rows_per_page) + " rows of " + std::to_string(row_bytes) +
                 " bytes need " + std::to_string(used));
     const int64_t num_pages = num_rows / rows_per_page + (num_rows % rows_per_page != 0);
-    checked_multiply(num_pages, page_stride_bytes, "the table");
+    const int64_t table = checked_multiply(num_pages, page_stride_bytes, "the table");
+    require(begin_bytes >= 0 && begin_bytes <= std::numeric_limits<int64_t>::max() - table,
+            "begin_bytes is out of range: " + std::to_string(begin_bytes));
 }
 
 namespace {

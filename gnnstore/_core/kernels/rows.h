@@ -8,7 +8,7 @@
 namespace gnnstore {
 
 // Where rows lie: row i starts at byte
-//   (i / rows_per_page) * page_stride_bytes + (i % rows_per_page) * row_bytes.
+//   begin_bytes + (i / rows_per_page) * page_stride_bytes + (i % rows_per_page) * row_bytes.
 // A dense table has one row per page and a stride of row_bytes; a row longer than a page
 // has a stride of several pages.
 struct RowLayout {
@@ -16,13 +16,15 @@ struct RowLayout {
     int64_t row_bytes;
     int64_t rows_per_page;
     int64_t page_stride_bytes;
+    int64_t begin_bytes = 0;  // not 0 only for rows that are read from a part of a file
 
     // Throws std::invalid_argument unless the fields fit together and their products fit
     // in 64 bits; the other functions rely on it.
     void check() const;
 
     int64_t offset(int64_t row) const {
-        return row / rows_per_page * page_stride_bytes + row % rows_per_page * row_bytes;
+        return begin_bytes + row / rows_per_page * page_stride_bytes +
+               row % rows_per_page * row_bytes;
     }
     // The bytes that a table must have: the end of its last row.
     int64_t end_offset() const { return num_rows == 0 ? 0 : offset(num_rows - 1) + row_bytes; }

@@ -36,11 +36,6 @@ public:
     int32_t end() const { return begins_.back(); }
     int64_t batch(int32_t position) const { return batches_.data()[position >> shift_]; }
 
-    // Of the trace's ids.
-    int64_t index(int32_t position) const {
-        return offsets_[batch(position)] + position - begin(batch(position));
-    }
-
 private:
     // About 8 blocks for a batch, whose table stays in a core's first cache; fewer would leave
     // gaps for which there may be too few positions.

@@ -1,0 +1,13 @@
+// What a cache holds, each row named once: a row that left the cache and entered it again may
+// still lie where it was before.
+#pragma once
+
+#include <cstdint>
+
+namespace gnnstore {
+
+// distinct [num_slots] becomes nodes [num_slots], but -1 for all slots of a row behind its first,
+// and for negative ones. They may be the same array. Takes 5 to 10 bytes a slot.
+void distinct_rows(const int64_t *nodes, int64_t num_slots, int64_t *distinct);
+
+}  // namespace gnnstore

@@ -1,0 +1,94 @@
+"""Reads the rows that the batches of a segment share: pages from among those of other batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import storage_error
+from gnnstore.formats.plan_segments import segment_layout
+from gnnstore.io.counts import NO_READS, ReadCounts
+
+if TYPE_CHECKING:
+    from gnnstore.formats.plan_reader import PlanReader
+    from gnnstore.io.direct_rows import DirectRows
+    from gnnstore.io.engines import Engine
+
+_IS_READ, _IS_LEFT = np.int32(-1), np.int32(0)
+
+
+class SharedReader:
+    """The shared rows of a plan with segments. Safe to use from many threads at once.
+
+    Parameters
+    ----------
+    reader : PlanReader
+        Of a plan that has segments.
+    engine : Engine
+        Reads each page once, and those that are near together.
+    """
+
+    def __init__(self, reader: PlanReader, engine: Engine) -> None:
+        assert reader.segments is not None  # noqa: S101 - for the type checker
+        self._reader = reader
+        self._engine = engine
+        self._ends = reader.segments[:, 1]
+
+    def read(
+        self,
+        number: int,
+        column: int,
+        table: DirectRows,
+        places: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
+        out: npt.NDArray[Any],
+    ) -> ReadCounts:
+        """Write the rows that a batch shares with others to their places; the others stay.
+
+        Parameters
+        ----------
+        number : int
+            Of the batch, of all epochs counted together.
+        column : int
+            Of the attribute, among those that are cached.
+        table : DirectRows
+            Of the attribute.
+        places : pair of ndarray of int32 [d]
+            Where in the batch each row goes, and its rank: its place in the segment's order.
+        out : ndarray [n, *row_shape], C-ordered
+
+        Raises
+        ------
+        IndexError
+            If a rank or a position is out of range.
+        StorageError
+            Naming the file and offset of a read that failed, or met the end of its file.
+        """
+        positions, ranks = places
+        if len(positions) == 0 or table.row_bytes == 0:
+            return NO_READS
+        segment = int(np.searchsorted(self._ends, number, side="right"))
+        layout = segment_layout(self._reader, segment, column)
+        ids = np.zeros(len(out), np.int32)
+        slots = np.full(len(out), _IS_LEFT)
+        ids[positions], slots[positions] = ranks, _IS_READ
+        try:
+            counts = self._engine.reader.gather_rows(
+                table.files,
+                ids,
+                out.reshape(-1).view(np.uint8),
+                num_rows=layout.num_rows,
+                row_bytes=layout.row_bytes,
+                rows_per_page=layout.chunk_rows,
+                page_stride_bytes=layout.chunk_bytes,
+                begin_bytes=layout.begin,
+                gap_bytes=self._engine.tuning.gap_bytes,
+                slots=slots,
+            )
+        except OSError as error:
+            where = error.filename or table.array.file_paths[0]
+            first, end = self._reader.segments[segment, :2]  # type: ignore[index]  # it has some
+            doing = f"read the rows that the batches {first} to {end - 1} of a plan share"
+            raise storage_error(error, doing, where) from error
+        return ReadCounts.of(counts)

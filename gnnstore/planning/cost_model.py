@@ -1,0 +1,334 @@
+"""What an epoch takes by each strategy, predicted from a sample and the disk's measurements.
+
+An epoch has stages. Those that go on at the same time take as long as the longest of them, on the
+disk or on the processors; the others add up. Where a superbatch is the whole epoch nothing of it is
+trained on while it is sampled, planned and packed, so these add up with the rest.
+
+The model knows no graph: it takes plain numbers, and returns plain numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gnnstore.planning.device_profile import DeviceProfile
+from gnnstore.planning.read_counts import ReadTotals
+from gnnstore.planning.workload import PAGE_BYTES, Workload
+
+Choice = Literal[
+    "memory", "mmap", "direct", "static-degree", "static-frequency", "belady", "packed", "plan"
+]
+# "plan" is what `gnnstore pack` makes; a loader does not choose it by itself.
+CHOICES: tuple[Choice, ...] = (
+    *("memory", "mmap", "direct", "static-degree", "static-frequency"),
+    *("belady", "packed", "plan"),
+)
+# What is done once is worth waiting for if a run has a few epochs.
+_EPOCHS = 10
+
+# Seconds of a processor, on one of 3 GHz: to put a read into a queue and take its result, to take
+# a page fault, to plan a row (Belady, with its trace on disk), to hand a batch from thread to
+# thread and make it an object of PyG's.
+_READ_SECONDS = 3e-6
+_FAULT_SECONDS = 20e-6
+_PLAN_SECONDS = 60e-9
+_BATCH_SECONDS = 1e-3
+_NOT_FILLED = {"memory", "mmap", "plan"}
+# On disk, for each row of a batch that is planned: its id, its slot, and what may enter.
+_SPILLED_ROW_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What there is to work with.
+
+    Attributes
+    ----------
+    disk : DeviceProfile
+        Of the file system that holds the store.
+    gather_bytes_per_second : float
+        Of one thread that copies rows from all over memory.
+    num_threads, num_cores : int
+        That prepare batches, and processors for them.
+    num_faulting : int
+        Threads that wait for a page of a mapping at once.
+    """
+
+    disk: DeviceProfile
+    gather_bytes_per_second: float
+    num_threads: int
+    num_cores: int
+    num_faulting: int = 1
+
+    @property
+    def workers(self) -> int:
+        """Threads that compute at the same time."""
+        return max(1, min(self.num_threads, self.num_cores))
+
+    def faults_per_second(self) -> float:
+        """Return how many pages of a mapping are read when each thread waits for its own."""
+        rates = self.disk.random_reads_per_second[PAGE_BYTES]
+        depth = max([depth for depth in rates if depth <= self.num_faulting] or [min(rates)])
+        return 1 / (1 / rates[depth] + _FAULT_SECONDS / min(depth, self.workers))
+
+    def random_seconds(self, reads: ReadTotals) -> float:
+        """Return what reads of single rows take; in order they are not slower than that."""
+        return reads.seconds_on(self.disk)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a strategy would have.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        That it holds in all.
+    num_slots : int
+        Rows that it caches.
+    cached_bytes : int
+        Bytes of them; of a mapping, of the page cache that it may have.
+    superbatch : int
+        Batches that are planned at a time; 0 where nothing is planned.
+    keeps_in_memory : bool
+        Whether sampled subgraphs and plans wait in memory; else on disk.
+    disk_bytes : int
+        That it takes beside the store, at once.
+    """
+
+    memory_bytes: int
+    num_slots: int = 0
+    cached_bytes: int = 0
+    superbatch: int = 0
+    keeps_in_memory: bool = True
+    disk_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An epoch by one strategy.
+
+    Attributes
+    ----------
+    choice : str
+        One of `CHOICES`.
+    seconds, seconds_once : float
+        Of an epoch, and before the first one or in it, once. NaN where it cannot be.
+    stages : Mapping of str to float
+        Seconds of each stage by itself; "filling" and, for a plan, "packing" are done once.
+    bottleneck : str
+        The longest stage of an epoch.
+    reads : ReadTotals
+        Reads of single rows or pages, of an epoch.
+    sequential_bytes, written_bytes : int
+        Read in order, and written, in an epoch.
+    resources : Resources
+    problem : str
+        Why it cannot be; empty if it can.
+    """
+
+    choice: Choice
+    seconds: float
+    seconds_once: float
+    stages: Mapping[str, float]
+    bottleneck: str
+    reads: ReadTotals
+    sequential_bytes: int
+    written_bytes: int
+    resources: Resources
+    problem: str = ""
+
+    @classmethod
+    def impossible(cls, choice: Choice, problem: str) -> Prediction:
+        """Return that a strategy cannot be, and why."""
+        nothing = ReadTotals()
+        return cls(choice, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
+
+    @property
+    def is_feasible(self) -> bool:
+        """Whether it can be."""
+        return not self.problem
+
+    @property
+    def cost(self) -> float:
+        """Seconds of an epoch with its share of what is done once; infinite if it cannot be."""
+        return self.seconds + self.seconds_once / _EPOCHS if self.is_feasible else math.inf
+
+
+def predict(
+    choice: Choice, workload: Workload, machine: Machine, resources: Resources
+) -> Prediction:
+    """Predict an epoch.
+
+    Parameters
+    ----------
+    choice : str
+        One of `CHOICES`, that is possible.
+    resources : Resources
+        What it would have; see `gnnstore.loaders.choosing`.
+    """
+    model = _Model(workload, machine, resources)
+    if choice in {"belady", "packed"}:
+        return model.planned(choice)
+    if choice == "plan":
+        return model.from_plan()
+    return model.unplanned(choice)
+
+
+@dataclass(frozen=True, eq=False)
+class _Model:
+    workload: Workload
+    machine: Machine
+    resources: Resources
+
+    @property
+    def sampling(self) -> float:
+        return self.workload.seconds_sampling * self.workload.epoch_batches
+
+    @property
+    def assembling(self) -> float:
+        """Seconds in which all threads copy the rows of an epoch into batches."""
+        each = self.workload.batch_bytes / self.machine.gather_bytes_per_second + _BATCH_SECONDS
+        return each * self.workload.epoch_batches / self.machine.workers
+
+    def unplanned(self, choice: Choice) -> Prediction:
+        """Predict batches that are sampled and assembled one by one."""
+        work, slots = self.workload, self.resources.num_slots
+        reads, once, reading = ReadTotals(), 0.0, 0.0
+        issuing = 0.0
+        if choice == "mmap":
+            num_pages = self.resources.cached_bytes // PAGE_BYTES
+            per_batch = work.pages.lru_misses(num_pages, work.epoch_batches)
+            faults = round(per_batch * work.epoch_batches)
+            reads = ReadTotals(faults, faults * PAGE_BYTES)
+            reading = faults / self.machine.faults_per_second()
+            first = work.pages.lru_first_misses(num_pages, work.epoch_batches)
+            once = first / self.machine.faults_per_second()
+        elif choice == "memory":
+            once = work.table_bytes / self.machine.disk.sequential_read_bytes_per_second
+        else:
+            if choice == "direct":
+                reads = work.direct_reads()
+            else:
+                reads = work.static_reads(slots, by_degree=choice == "static-degree")
+                once = self._filling(slots)
+            reading = self.machine.random_seconds(reads)
+            issuing = reads.reads * _READ_SECONDS / self.machine.workers
+        computing = self.sampling + self.assembling + issuing
+        stages = {
+            "sampling": self.sampling,
+            "reading rows": reading,
+            "assembling": self.assembling + issuing,
+        }
+        return self._prediction(choice, max(reading, computing), once, stages, reads)
+
+    def planned(self, choice: Choice) -> Prediction:
+        """Predict batches that are sampled and planned a superbatch at a time."""
+        work, machine, slots = self.workload, self.machine, self.resources.num_slots
+        size = max(1, min(self.resources.superbatch, work.epoch_batches))
+        num = work.epoch_batches / size
+        num_rows = work.batch_rows * work.epoch_batches
+        planning = num_rows * _PLAN_SECONDS
+        kept = 0
+        if not self.resources.keeps_in_memory:
+            kept = int(work.ids_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
+        writing = kept / machine.disk.sequential_write_bytes_per_second
+        recalling = kept / machine.disk.sequential_read_bytes_per_second
+        stages = {"sampling": self.sampling, "planning": planning}
+        reads, in_order, written = ReadTotals(), kept, kept
+        making_disk, making_computing = writing, self.sampling + planning
+        if choice == "packed":
+            misses = work.belady_misses(slots, size)
+            packed = int(misses * work.row_bytes)
+            scanned = math.ceil(num) * work.scan_bytes(slots, size)
+            packing = scanned / machine.disk.sequential_read_bytes_per_second
+            packing += packed / machine.disk.sequential_write_bytes_per_second
+            reading = packed / machine.disk.sequential_read_bytes_per_second
+            in_order, written = in_order + scanned + packed, written + packed
+            stages |= {"packing": packing, "reading packed": reading}
+            making_disk += packing
+            issuing = 0.0
+        else:
+            reads = work.belady_reads(slots, size)
+            reading = machine.random_seconds(reads)
+            issuing = reads.reads * _READ_SECONDS / machine.workers
+            stages |= {"reading rows": reading}
+        stages |= {"assembling": self.assembling + issuing}
+        # Subgraphs are written while others are sampled; packing needs the plan of all.
+        making = max(self.sampling, writing) + planning + (making_disk - writing)
+        following = max(reading + recalling, self.assembling + issuing)
+        seconds = self._overlapped(
+            num,
+            making,
+            following,
+            max(
+                making_disk + reading + recalling,
+                making_computing + self.assembling + issuing,
+            ),
+        )
+        once = self._filling(slots)
+        return self._prediction(choice, seconds, once, stages, reads, in_order, written)
+
+    def from_plan(self) -> Prediction:
+        """Predict batches that were sampled and packed before training."""
+        work, machine, slots = self.workload, self.machine, self.resources.num_slots
+        size = max(1, min(self.resources.superbatch, work.epoch_batches))
+        rolling = replace(self.resources, keeps_in_memory=True)
+        packed = _Model(work, machine, rolling).planned("packed")
+        recorded = int(work.ids_bytes * work.epoch_batches)
+        rows = int(work.belady_misses(slots, size) * work.row_bytes)
+        in_order = recorded + rows
+        reading = in_order / machine.disk.sequential_read_bytes_per_second
+        stages = {
+            "reading packed": reading,
+            "assembling": self.assembling,
+            "packing": sum(packed.stages[name] for name in ("sampling", "planning", "packing"))
+            + recorded / machine.disk.sequential_write_bytes_per_second,
+        }
+        seconds = max(reading, self.assembling)
+        # Packing is done for each epoch, but before training.
+        once = stages["packing"] * _EPOCHS + self._filling(slots)
+        return self._prediction("plan", seconds, once, stages, ReadTotals(), in_order, 0)
+
+    def _filling(self, num_slots: int) -> float:
+        return self.machine.random_seconds(self.workload.fill_reads(num_slots))
+
+    @staticmethod
+    def _overlapped(num: float, making: float, following: float, busiest: float) -> float:
+        """Return what superbatches take of which one is followed while the next is made.
+
+        Parameters
+        ----------
+        num : float
+            Superbatches of an epoch.
+        making, following : float
+            Of the whole epoch.
+        busiest : float
+            What the disk, or the processors, have to do in it.
+        """
+        if num <= 1:
+            return making + following
+        alone = (making + following) / num
+        together = (1 - 1 / num) * max(making, following)
+        return max(alone + together, busiest)
+
+    def _prediction(  # noqa: PLR0917 - in the order of the fields
+        self,
+        choice: Choice,
+        seconds: float,
+        once: float,
+        stages: dict[str, float],
+        reads: ReadTotals,
+        in_order: int = 0,
+        written: int = 0,
+    ) -> Prediction:
+        of_epoch = {n: s for n, s in stages.items() if (choice, n) != ("plan", "packing")}
+        bottleneck = max(of_epoch, key=lambda name: of_epoch[name])
+        if once:
+            stages = {"filling": once, **stages} if choice not in _NOT_FILLED else stages
+        return Prediction(
+            choice, seconds, once, stages, bottleneck, reads, in_order, written, self.resources
+        )

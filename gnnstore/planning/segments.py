@@ -1,0 +1,185 @@
+"""Rows that several batches of a segment miss, and in which order they are stored once.
+
+Packing writes a row for each batch that misses it. Where the disk has no room for that, batches are
+taken together in segments: a row that two or more batches of a segment miss is stored once for all
+of them (DiskGNN, section 5.1). A batch then reads it from among rows of others, so rows that the
+same batches need should be neighbours: they are ordered by MinHash (its algorithm 1). The key of a
+row is the least place of its batches in each of two permutations of the segment's batches, and rows
+of like sets of batches have like keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+
+# "minhash"; "rows": by their number in the table, what is left without an order of one's own.
+Order = Literal["minhash", "rows"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+# Rows whose batches are looked at together: 2 bytes for each of three tables, 24 MB in all. Any
+# number gives the same result.
+RANGE_ROWS = 1 << 22
+# Numbers of batches have 16 bits in these tables.
+MAX_BATCHES = 2**16 - 2
+_NO_BATCH = 2**16 - 1
+
+_HASHES = 2  # DiskGNN: "empirically using 2 hash functions provides good reordering quality"
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """The rows that two or more batches of one segment miss.
+
+    Attributes
+    ----------
+    rows : ndarray of int32 or int64 [d]
+        Ascending.
+    ranks : ndarray of int32 [d]
+        The place of each in the order on disk.
+    """
+
+    rows: npt.NDArray[Any]
+    ranks: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int, order: Order) -> Self:
+        """Find them, and put them in order.
+
+        Parameters
+        ----------
+        missed : sequence of ndarray of int32 or int64
+            The distinct rows that each batch of the segment misses, ascending.
+        num_rows : int
+            Of the table.
+        order : "minhash" or "rows"
+
+        Raises
+        ------
+        UsageError
+            If there are more batches than a segment may have.
+        """
+        check_num_batches(len(missed))
+        rows, keys = [], []
+        permutations = [permutation(len(missed), k) for k in range(_HASHES)]
+        for first, parts in ranges_of(missed, num_rows):
+            counts = np.zeros(min(RANGE_ROWS, num_rows - first), np.uint16)
+            for part in parts:
+                counts[part] += 1
+            found = np.flatnonzero(counts > 1)
+            rows.append((found + first).astype(_dtype(missed)))
+            keys.append(_least_places(parts, permutations, len(counts))[found])
+        ids = np.concatenate(rows) if rows else np.empty(0, _dtype(missed))
+        if len(ids) >= 2**31:
+            raise UsageError(
+                f"{len(missed)} batches share {len(ids)} rows, but a segment has room for 2^31; "
+                "make segments shorter"
+            )
+        ranks = np.arange(len(ids), dtype=np.int32)
+        if order == "minhash" and len(ids):
+            # Stable: rows of one key stay in the order of the table.
+            ranks[np.argsort(np.concatenate(keys), kind="stable")] = ranks.copy()
+        return cls(ids, ranks)
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory."""
+        return self.rows.nbytes + self.ranks.nbytes
+
+    def in_order(self) -> npt.NDArray[Any]:
+        """Return the rows in the order in which they lie on disk."""
+        ordered = np.empty_like(self.rows)
+        ordered[self.ranks] = self.rows
+        return ordered
+
+    def find(self, rows: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """Return the rank of each of some rows, int32; -1 where it is not shared."""
+        if self.num_rows == 0:
+            return np.full(len(rows), -1, np.int32)
+        places = np.searchsorted(self.rows, rows)
+        np.minimum(places, self.num_rows - 1, out=places)
+        return np.where(self.rows[places] == rows, self.ranks[places], np.int32(-1))
+
+
+def segments_of(num_batches: int, segment: int) -> Iterator[range]:
+    """Cut batches into segments of so many consecutive ones; the last may be shorter."""
+    for first in range(0, num_batches, segment):
+        yield range(first, min(first + segment, num_batches))
+
+
+def check_num_batches(num_batches: int) -> None:
+    """Refuse more batches than the tables here can count.
+
+    Raises
+    ------
+    UsageError
+    """
+    if num_batches > MAX_BATCHES:
+        raise UsageError(
+            f"{num_batches} batches are to be compared, at most {MAX_BATCHES} can; plan fewer at "
+            "a time with superbatch="
+        )
+
+
+def permutation(size: int, number: int) -> npt.NDArray[np.uint16]:
+    """Return a permutation of `size` numbers, the same with every version of NumPy.
+
+    Sorted by the finaliser of SplitMix64, whose seeds are numbered.
+    """
+    values = np.arange(1, size + 1, dtype=np.uint64) + np.uint64((number + 1) << 32)
+    values *= np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    places = np.empty(size, np.uint16)
+    places[np.argsort(values ^ (values >> np.uint64(31)), kind="stable")] = np.arange(size)
+    return places
+
+
+def ranges_of(
+    missed: Sequence[npt.NDArray[Any]], num_rows: int
+) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
+    """Go through the rows of some batches, a range of the table at a time.
+
+    Yields
+    ------
+    first : int
+        Of the range of `RANGE_ROWS`.
+    list of ndarray
+        For each batch its rows in the range, less `first`.
+    """
+    for first in range(0, num_rows, RANGE_ROWS):
+        parts = []
+        for rows in missed:
+            begin, end = np.searchsorted(rows, (first, first + RANGE_ROWS))
+            parts.append(rows[begin:end] - first)
+        yield first, parts
+
+
+def _least_places(
+    parts: Sequence[npt.NDArray[Any]], permutations: Sequence[npt.NDArray[np.uint16]], size: int
+) -> npt.NDArray[np.uint32]:
+    """Return the key of each row of a range: its least places, the first one in the upper bits."""
+    keys = np.zeros(size, np.uint32)
+    least = np.empty(size, np.uint16)
+    for places in permutations:
+        least.fill(_NO_BATCH)
+        # From the last place to the first, so that what is written last is the least.
+        for batch in np.argsort(places)[::-1]:
+            least[parts[batch]] = places[batch]
+        keys = keys << np.uint32(16) | least
+    return keys
+
+
+def _dtype(missed: Sequence[npt.NDArray[Any]]) -> np.dtype[Any]:
+    return missed[0].dtype if missed else np.dtype(np.int64)

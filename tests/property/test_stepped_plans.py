@@ -1,0 +1,114 @@
+"""Plans made batch by batch are those of their twins, in memory and in files alike."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gnnstore.planning.belady import SuperbatchPlan, Trace
+from gnnstore.planning.fixed import FixedPlanner
+from gnnstore.planning.online import LruPlanner, SievePlanner
+from gnnstore.planning.planners import Plan, Planner
+from gnnstore.planning.trace_file import TraceFile
+from gnnstore.testing.caches import TwinPlan, batches_of, plan_fixed
+
+
+@st.composite
+def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
+    """Draw a superbatch: batches may be empty, and may repeat ids."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    sizes = draw(st.lists(st.integers(0, 60), max_size=10))
+    dtype = draw(st.sampled_from([np.int32, np.int64]))
+    batches = [(num_nodes * rng.random(size) ** 2).astype(dtype) for size in sizes]
+    return Trace.of(batches) if batches else Trace(np.empty(0, dtype), np.zeros(1, np.int64))
+
+
+def spilled(planner: Planner, trace: Trace, num_nodes: int, directory: Path) -> SuperbatchPlan:
+    """Plan in files, and read all of it."""
+    file = TraceFile(directory / "trace", trace.num_batches, num_nodes)
+    for i in reversed(range(trace.num_batches)):
+        file.put(i, trace.batch(i))
+    built = file.build()
+    plan = planner.plan_spilled(built, directory / "plan", table_bytes=1 << 20)
+    built.close()
+    whole = in_memory(plan)
+    assert sum(path.stat().st_size for path in directory.iterdir()) == plan.num_disk_bytes
+    plan.close()
+    assert list(directory.iterdir()) == []
+    return whole
+
+
+def in_memory(plan: Plan) -> SuperbatchPlan:
+    count = range(plan.num_batches)
+    changes = [plan.batch_changes(i) for i in count]
+    none: NDArray[np.int32] = np.empty(0, np.int32)
+    return SuperbatchPlan(
+        plan.offsets,
+        np.concatenate([none, *(plan.batch_slots(i) for i in count)]),
+        plan.misses,
+        np.cumsum([0, *(len(slots) for _, slots in changes)]),
+        np.concatenate([none, *(positions for positions, _ in changes)]),
+        np.concatenate([none, *(slots for _, slots in changes)]),
+    )
+
+
+def as_lists(plan: SuperbatchPlan | TwinPlan) -> list[list[int]]:
+    names = ("slots", "misses", "change_offsets", "change_positions", "change_slots")
+    return [np.asarray(getattr(plan, name)).tolist() for name in names]
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_a_fixed_cache_is_planned_as_its_twin_says(data: st.DataObject) -> None:
+    num_nodes = data.draw(st.integers(1, 300))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    nodes = np.full(data.draw(st.integers(0, 200)), -1, np.int64)
+    chosen = np.sort(rng.permutation(num_nodes)[: data.draw(st.integers(0, len(nodes)))])
+    nodes[: len(chosen)] = chosen
+    planner = FixedPlanner(nodes, num_nodes)
+    assert planner.num_slots == len(nodes)
+    held: set[int] = set()
+    with tempfile.TemporaryDirectory() as name:
+        for _ in range(3):
+            match data.draw(st.sampled_from(["go on", "clear", "restart"])):
+                case "clear":
+                    planner.clear()
+                    held = set()
+                case "restart":
+                    # Some of them in their slots, others in other ones, and rows that are not
+                    # wanted.
+                    found = rng.integers(-1, num_nodes, len(nodes))
+                    found = np.where(rng.random(len(nodes)) < 0.5, nodes, found)
+                    planner.restart(found)
+                    held = set(np.flatnonzero((found == nodes) & (nodes >= 0)).tolist())
+            trace = data.draw(traces(num_nodes))
+            if data.draw(st.booleans()):
+                plan = planner.plan(trace)
+            else:
+                plan = spilled(planner, trace, num_nodes, Path(name))
+            twin = plan_fixed(batches_of(trace.ids, trace.offsets), nodes.tolist(), held)
+            assert as_lists(plan) == as_lists(twin)
+            assert planner.nodes.tolist() == twin.nodes
+            held = {slot for slot, node in enumerate(twin.nodes) if node >= 0}
+
+
+@settings(deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", [LruPlanner, SievePlanner])
+def test_online_caches_are_planned_alike_in_files(kind: Any, data: st.DataObject) -> None:
+    num_nodes = data.draw(st.integers(1, 300))
+    num_slots = data.draw(st.sampled_from([0, 1, 10, 150, 2000]))
+    one, other = kind(num_slots), kind(num_slots)
+    with tempfile.TemporaryDirectory() as name:
+        for _ in range(3):
+            trace = data.draw(traces(num_nodes))
+            expected = one.plan(trace)
+            assert as_lists(spilled(other, trace, num_nodes, Path(name))) == as_lists(expected)
+            assert other.nodes.tolist() == one.nodes.tolist()

@@ -1,0 +1,188 @@
+"""A cache of rows that were chosen once, planned and followed; and plans that cannot be made."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.packing import pack
+from gnnstore.io.planned_cache import BatchStep, PlannedCache
+from gnnstore.planning import fixed
+from gnnstore.planning.belady import Trace
+from gnnstore.planning.fixed import FixedPlanner
+from gnnstore.planning.planned_settings import PLANNED
+from gnnstore.planning.planners import (
+    Plan,
+    make_planner,
+    slot_bytes,
+    spilled_bytes,
+    spilled_slot_bytes,
+)
+from gnnstore.planning.spilled_plan import SpilledPlan, spilled_transient_bytes
+from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.testing.faults import inject
+from gnnstore.testing.reads import write_array
+
+NUM_NODES = 5000
+
+
+def spill(trace: Trace, path: Path) -> SpilledTrace:
+    file = TraceFile(path, trace.num_batches, NUM_NODES)
+    for i in range(trace.num_batches):
+        file.put(i, trace.batch(i))
+    return file.build()
+
+
+def some_trace(seed: int, num_batches: int = 6) -> Trace:
+    rng = np.random.default_rng(seed)
+    return Trace.of([np.unique(rng.integers(0, NUM_NODES, 900)) for _ in range(num_batches)])
+
+
+@pytest.mark.parametrize("is_filled", [False, True])
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spilled: bool) -> None:
+    """What a loader does: the rows of some nodes in memory, what batches miss packed."""
+    rng = np.random.default_rng(0)
+    features = rng.random((NUM_NODES, 25), dtype=np.float32)
+    array = write_array(tmp_path / "x", features)
+    tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0]))}
+    nodes = np.full(800, -1, np.int64)
+    nodes[:700] = np.sort(rng.permutation(NUM_NODES)[:700])
+    cache, planner = PlannedCache(tables, 800), FixedPlanner(nodes, NUM_NODES)
+    lease, number = cache.begin(), 0
+    if is_filled:
+        lease.fill(0, nodes[:700])
+        number = 1
+        planner.restart(cache.nodes)
+    plan: Plan
+    for seed in range(3):
+        trace = some_trace(seed)
+        if is_spilled:
+            on_disk = spill(trace, tmp_path / "trace")
+            plan = planner.plan_spilled(on_disk, tmp_path / "plan")
+            packed = pack(tables, on_disk, plan, tmp_path, memory_bytes=1 << 26)
+            on_disk.close()
+        else:
+            plan = planner.plan(trace)
+            packed = pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26)
+        with packed:
+            for i in range(trace.num_batches):
+                step = BatchStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+                found = lease.gather(number, step, packed.source(i))
+                np.testing.assert_array_equal(found["x"].rows, features[step.ids])
+                assert found["x"].counts.rows_read == plan.misses[i]
+                if is_filled:
+                    assert len(step.change_slots) == 0
+                    cached = np.isin(step.ids, nodes[:700])
+                    assert found["x"].counts.rows_cached == cached.sum()
+                number += 1
+        if isinstance(plan, SpilledPlan):
+            plan.close()
+    # Eighteen batches of 900 out of 5000 need nearly every row once.
+    assert np.count_nonzero(cache.nodes >= 0) > (699 if is_filled else 600)
+    np.testing.assert_array_equal(cache.nodes, planner.nodes)
+    lease.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ([5, 5, 7], "ascend"),
+        ([7, 5], "ascend"),
+        ([3, NUM_NODES], "outside"),
+        ([-1, 3], "ascending order, and -1 behind them"),
+        ([3, -1, 4], "ascending order, and -1 behind them"),
+    ],
+)
+def test_nodes_that_are_none(nodes: list[int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        FixedPlanner(np.array(nodes), NUM_NODES)
+
+
+def test_what_cannot_be_planned(tmp_path: Path) -> None:
+    nodes: NDArray[np.int64] = np.arange(100)
+    planner = FixedPlanner(nodes, NUM_NODES)
+    planner.restart(np.where(nodes < 50, nodes, -1))
+    wrong = Trace.of([np.arange(60), np.array([3, NUM_NODES + 64])])
+    with pytest.raises(UsageError, match="cannot plan batch 1"):
+        planner.plan(wrong)
+    with pytest.raises(UsageError, match="100 slots"):
+        planner.restart(nodes[:-1])
+    trace = spill(some_trace(0), tmp_path / "trace")
+    with (
+        inject("pwrite", errno=errno.ENOSPC, skip=3, times=-1) as fault,
+        pytest.raises(NoSpaceError, match="no space left"),
+    ):
+        planner.plan_spilled(trace, tmp_path / "plan")
+    assert fault.count > 0
+    trace.close()
+    with pytest.raises(UsageError, match="closed"):
+        planner.plan_spilled(trace, tmp_path / "plan")
+    # Nothing is left, and nothing is taken for held that did not come.
+    assert list(tmp_path.iterdir()) == []
+    assert planner.nodes.tolist() == [*range(50), *[-1] * 50]
+
+
+def test_a_plan_that_was_damaged(tmp_path: Path) -> None:
+    trace = spill(some_trace(0), tmp_path / "trace")
+    planner = FixedPlanner(np.arange(1000), NUM_NODES)
+    with (tmp_path / "plan.slots").open("wb") as file:  # of somebody else
+        file.write(b"mine")
+    with pytest.raises(OSError, match=r"plan\.slots"):
+        planner.plan_spilled(trace, tmp_path / "plan")
+    assert (tmp_path / "plan.slots").read_bytes() == b"mine"
+    (tmp_path / "plan.slots").unlink()
+    plan = planner.plan_spilled(trace, tmp_path / "plan")
+    for name, read in (("slots", plan.batch_slots), ("changes", plan.batch_changes)):
+        path = tmp_path / f"plan.{name}"
+        begin = 4 * plan.offsets[3] if name == "slots" else 8
+        number = 3 if name == "slots" else 0
+        with path.open("r+b") as file:
+            file.seek(begin)
+            byte = file.read(1)[0]
+            file.seek(begin)
+            file.write(bytes([byte ^ 16]))
+        with pytest.raises(CorruptStoreError, match=rf"plan\.{name}.*batch {number}"):
+            read(number)
+    plan.close()
+    trace.close()
+
+
+def test_what_it_takes() -> None:
+    """A node of the graph takes 2.5 bits, a slot 10 bytes: papers100M with 1 % cached, 46 MB."""
+    num_nodes = 111_059_956
+    taken = fixed.index_bytes(num_nodes) + fixed.spilled_transient_bytes(num_nodes, 0)
+    assert 2.5 / 8 * num_nodes <= taken < 2.5 / 8 * num_nodes + 64
+    planner = FixedPlanner(np.arange(10_000), num_nodes)
+    arrays = [value for value in vars(planner).values() if isinstance(value, np.ndarray)]
+    held = sum(array.nbytes for array in arrays)
+    assert held <= fixed.index_bytes(num_nodes) + fixed.SLOT_BYTES * 10_000
+
+
+def test_all_planners_can_be_made() -> None:
+    for policy in PLANNED:
+        assert make_planner(policy, 7).num_slots == 7
+
+
+@pytest.mark.parametrize("num_slots", [0, 10**5, 10**7])
+@pytest.mark.parametrize("table_bytes", [4, 1 << 20, 1 << 26])
+def test_what_plans_in_files_take_has_two_parts(num_slots: int, table_bytes: int) -> None:
+    """Loaders count what slots take apart; together that is no less than what planning says."""
+    of = (10**7, 10**5, 300)
+    whole = spilled_transient_bytes(*of, num_slots, table_bytes) + 12 * num_slots
+    sizes = dict(zip(("num_nodes", "largest_batch", "num_batches"), of, strict=True))
+    beside = spilled_bytes("belady", **sizes, table_bytes=table_bytes)
+    assert beside + num_slots * spilled_slot_bytes("belady") >= whole
+    assert spilled_bytes("belady", **sizes, table_bytes=table_bytes) == (
+        spilled_transient_bytes(*of, 0, table_bytes)
+    )
+    assert spilled_slot_bytes("lru") > slot_bytes("lru")
+    assert spilled_bytes("lru", **sizes, table_bytes=0) >= 10**5 * 46

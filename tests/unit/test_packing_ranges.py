@@ -1,0 +1,337 @@
+"""Packing from sorted rows in files: range by range of the table, and what happens to the files."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gnnstore import _core
+from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
+from gnnstore.io import missed_files, packing, packing_job, packing_memory
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.packed_rows import PackedSuperbatch
+from gnnstore.io.packing import least_memory, pack, packed_bytes
+from gnnstore.io.planned_cache import BatchStep
+from gnnstore.planning.belady import BeladyPlanner, Trace
+from gnnstore.planning.spilled_plan import SpilledPlan
+from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.testing.faults import inject
+from gnnstore.testing.packing import packed_file
+from gnnstore.testing.reads import write_array
+
+NUM_ROWS, ROW_BYTES = 4000, 300
+MEMORY_BYTES = 1 << 25
+SIZES = (900, 0, 700, 800, 1)
+
+
+class Case:
+    """A table, and a superbatch on disk with repeated ids and an empty batch."""
+
+    def __init__(self, directory: Path) -> None:
+        rng = np.random.default_rng(0)
+        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
+        array = write_array(directory / "x", self.rows)
+        self.tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0], "pread"))}
+        self.directory = directory / "run"
+        self.directory.mkdir()
+        self.known = Trace.of([rng.integers(0, NUM_ROWS, n, np.int32) for n in SIZES])
+        self.expected = BeladyPlanner(300).plan(self.known)
+        file = TraceFile(directory / "trace", len(SIZES), NUM_ROWS)
+        for i in range(len(SIZES)):
+            file.put(i, self.known.batch(i))
+        self.trace: SpilledTrace = file.build()
+        planner = BeladyPlanner(300)
+        path = directory / "plan"
+        self.plan: SpilledPlan = planner.plan_spilled(self.trace, path, table_bytes=4 * NUM_ROWS)
+
+    def pack(self, **options: Any) -> PackedSuperbatch:
+        arguments: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
+        return pack(self.tables, self.trace, self.plan, self.directory, **arguments)
+
+    def check(self, packed: PackedSuperbatch) -> None:
+        known, slots = self.known, self.expected.slots
+        content = packed_file(self.rows, known.ids, known.offsets, slots)
+        assert packed.tables["x"].file_path.read_bytes() == content
+        for i in range(len(SIZES)):
+            self.check_batch(packed, i)
+
+    def check_batch(self, packed: PackedSuperbatch, i: int) -> None:
+        ids, slots = self.known.batch(i), self.expected.batch_slots(i)
+        out = np.full((len(ids), ROW_BYTES), 7, np.uint8)
+        packed.source(i).read_missed("x", step_of(slots), out)
+        np.testing.assert_array_equal(out[slots < 0], self.rows[ids[slots < 0]])
+        assert np.all(out[slots >= 0] == 7)
+
+    def left(self) -> list[str]:
+        return sorted(str(p.relative_to(self.directory)) for p in self.directory.rglob("*"))
+
+
+def spoil(path: Path, place: int, bit: int = 0) -> None:
+    """Change a bit of a file; `bit` is counted from the byte at `place`."""
+    content = bytearray(path.read_bytes())
+    content[place + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def step_of(slots: NDArray[np.int32]) -> BatchStep:
+    none = np.empty(0, np.int32)
+    return BatchStep(none, slots, none, none)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    num_rows = data.draw(st.integers(1, 3000))
+    dtype = data.draw(st.sampled_from([np.int32, np.int64]))
+    stride = data.draw(st.sampled_from([1, 2, 7, 64, 5000]))
+    batches = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        # Some batches have rows of a part of the table only.
+        first = data.draw(st.integers(0, num_rows - 1))
+        part = np.arange(first, data.draw(st.integers(first + 1, num_rows)), dtype=dtype)
+        batches.append(part[rng.random(len(part)) < data.draw(st.sampled_from([0, 0.01, 0.5, 1]))])
+    sizes = np.array([len(batch) for batch in batches])
+    least = int(np.minimum(sizes, stride).sum())
+    max_rows = least + data.draw(st.sampled_from([0, 1, 50, 10**6]))
+    row_bytes = data.draw(st.sampled_from([1, 100, 513, 5000]))
+    rows = rng.integers(0, 256, (num_rows, row_bytes), dtype=np.uint8)
+    offsets = np.append(0, np.cumsum(-(-sizes * row_bytes // 4096) * 4096))
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        array = write_array(directory / "x", rows, shard_bytes=2**17)
+        table = DirectRows.open(array, open_engine(array.file_paths[0], "pread"))
+        file = _core.SpillFile(directory / "ids")
+        order = rng.permutation(len(batches))
+        places = {int(i): file.append(batches[i], int(i)) for i in order}
+        place = packing_memory.place_of(table)
+        counts = _core.pack_spilled_rows(
+            table.files,
+            file,
+            np.array([places[i][0] for i in range(len(batches))]),
+            sizes,
+            np.array([places[i][1] for i in range(len(batches))], np.uint32),
+            np.concatenate([batch[::stride] for batch in batches]),
+            [directory / "packed"],
+            [int(offsets[-1])],
+            np.zeros(len(batches), np.int64),
+            offsets[:-1],
+            np.zeros(2, np.int64),
+            stride=stride,
+            max_rows=max_rows,
+            engine="pread",
+            **place,
+            num_windows=data.draw(st.integers(1, 5)),
+            window_bytes=-(-_core.min_pack_window_bytes(table.files, **place) // 4096) * 4096,
+            buffer_bytes=4096 * data.draw(st.integers(1, 3)),
+            num_spare_buffers=2,
+            num_threads=data.draw(st.integers(1, 4)),
+        )
+        ids, missed = np.concatenate(batches), np.full(int(sizes.sum()), -1, np.int32)
+        begins = np.append(0, np.cumsum(sizes))
+        assert (directory / "packed").read_bytes() == packed_file(rows, ids, begins, missed)
+        assert counts["rows_packed"] == sizes.sum()
+        assert counts["bytes_written"] == offsets[-1]
+        file.close()
+
+
+@pytest.mark.parametrize("stride", [1, 3, 1024])
+def test_with_as_little_memory_as_will_do(
+    case: Case, monkeypatch: pytest.MonkeyPatch, stride: int
+) -> None:
+    monkeypatch.setattr(packing_memory, "STRIDE_ROWS", stride)
+    kernel, max_rows = _core.pack_spilled_rows, []
+
+    def noted(*given: Any, **options: Any) -> dict[str, int]:
+        max_rows.append(options["max_rows"])
+        return kernel(*given, **options)
+
+    monkeypatch.setattr(_core, "pack_spilled_rows", noted)
+    share = packing_memory.share_with_rows
+
+    def least_rows(table: Any, misses: Any, *given: Any) -> tuple[Any, int]:
+        return share(table, misses, *given)[0], int(np.minimum(misses, stride).sum())
+
+    monkeypatch.setattr(packing_job, "share_with_rows", least_rows)
+    misses = case.plan.misses
+    least = least_memory(case.tables, misses, 4, max(SIZES), spills=True)
+    with case.pack(memory_bytes=least) as packed:
+        case.check(packed)
+        assert max_rows == [np.minimum(misses, stride).sum()]
+        num_files = packed_bytes(case.tables, misses) + 4 * int(misses.sum())
+        assert num_files <= packed.num_bytes <= num_files + 8 * (sum(SIZES) - int(misses.sum()))
+
+
+def test_files_come_and_go(case: Case) -> None:
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    packed = case.pack()
+    names = [name.split("/")[-1] for name in case.left() if "/" in name]
+    assert names == ["0.rows", "positions"], "ids are of no use any more"
+    assert packed.resident_bytes < 100 * len(SIZES)
+    packed.close()
+    packed.close()
+    assert case.left() == []
+    case.check_batch(packed, 0)  # as it is with the rows: files are open
+    del packed
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_trace_in_memory_may_have_too_many_misses(case: Case) -> None:
+    """Then they are in files; an array of slots does not tell how many rows are the same."""
+    trace = Trace.of([np.tile(np.arange(NUM_ROWS, dtype=np.int32), 10)] * 20)
+    slots = np.full(trace.num_accesses, -1, np.int32)
+    num_misses = np.full(20, 10 * NUM_ROWS)
+    in_memory = least_memory(case.tables, num_misses, 4)
+    least = least_memory(case.tables, num_misses, 4, spills=True)
+    assert least < in_memory // 2
+    distinct = packed_bytes(case.tables, np.full(20, NUM_ROWS), 4)
+    with pack(
+        case.tables, trace, slots, case.directory, memory_bytes=least, disk_bytes=distinct
+    ) as packed:
+        out = np.zeros((10 * NUM_ROWS, ROW_BYTES), np.uint8)
+        packed.read(19, "x", out.reshape(-1))
+        np.testing.assert_array_equal(out, np.tile(case.rows, (10, 1)))
+
+
+@pytest.mark.parametrize("batch", [0, 2, 4])
+def test_positions_that_were_damaged_are_not_used(case: Case, batch: int) -> None:
+    with case.pack() as packed:
+        (path,) = case.directory.rglob("positions")
+        index = packed.index
+        assert isinstance(index, missed_files.SpilledIndex)
+        spoil(path, int(index.positions.begins[batch]))
+        for i in range(len(SIZES)):
+            if i != batch:
+                case.check_batch(packed, i)
+        with pytest.raises(CorruptStoreError, match=rf"positions: batch {batch} is not what"):
+            case.check_batch(packed, batch)
+        with pytest.raises(CorruptStoreError, match=rf"batch {batch} is not what was written"):
+            packed.read(batch, "x", np.zeros(SIZES[batch] * ROW_BYTES, np.uint8))
+    assert case.left() == []
+
+
+def test_positions_that_cannot_be_read(case: Case) -> None:
+    with (
+        case.pack() as packed,
+        inject("pread", errno=errno.EIO),
+        pytest.raises(StorageError, match=r"read where packed rows of batch 3 go: .*positions"),
+    ):
+        case.check_batch(packed, 3)
+
+
+@pytest.mark.parametrize("max_strides", [1, 100])
+@pytest.mark.parametrize("number", [0, 7, 63, -1])
+def test_rows_that_were_damaged_are_not_packed(
+    case: Case, monkeypatch: pytest.MonkeyPatch, number: int, max_strides: int
+) -> None:
+    """Of whatever bit: rows that still ascend are found out by their checksum."""
+    monkeypatch.setattr(packing_memory, "STRIDE_ROWS", 16)
+    share, spill_out = packing_memory.share_with_rows, missed_files.spill_out
+
+    def fewer(table: Any, misses: Any, *given: Any) -> tuple[Any, int]:
+        least = int(np.minimum(misses, 16 * max_strides).sum())
+        return share(table, misses, *given)[0], least
+
+    monkeypatch.setattr(packing_job, "share_with_rows", fewer)
+    for bit in (0, 3, 11, 31):
+
+        def spoiled(*given: Any, bit: int = bit, **options: Any) -> missed_files.SpilledMisses:
+            missed = spill_out(*given, **options)
+            place = int(missed.rows.begins[2]) + 4 * (number % int(missed.rows.counts[2]))
+            spoil(missed.path, place, bit)
+            return missed
+
+        monkeypatch.setattr(packing, "spill_out", spoiled)
+        with pytest.raises(CorruptStoreError, match=r"missed: batch 2 is not what was written"):
+            case.pack()
+        assert case.left() == []
+
+
+@pytest.mark.parametrize("skip", range(5))
+def test_a_disk_that_is_full_while_rows_are_sorted(case: Case, skip: int) -> None:
+    with (
+        inject("pwrite", errno=errno.ENOSPC, skip=skip, times=-1),
+        pytest.raises(NoSpaceError, match=r"which rows batch \d misses: no space left for .*run"),
+    ):
+        case.pack(num_threads=1)
+    assert case.left() == []
+
+
+@pytest.mark.parametrize("skip", [0, 1])
+def test_files_that_cannot_be_made(case: Case, skip: int) -> None:
+    with (
+        inject("open", errno=errno.EMFILE, skip=2 * skip),
+        pytest.raises(StorageError, match="missed" if skip == 0 else "positions"),
+    ):
+        case.pack(num_threads=1)
+    assert case.left() == []
+
+
+def test_the_disk_budget_knows_them(case: Case) -> None:
+    num_bytes = packed_bytes(case.tables, case.plan.misses, 4)
+    assert num_bytes == packed_bytes(case.tables, case.plan.misses) + 8 * case.plan.num_misses
+    case.pack(disk_bytes=num_bytes).close()
+    with pytest.raises(BudgetError, match="1 B more than the budget"):
+        case.pack(disk_bytes=num_bytes - 1)
+    assert case.left() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"stride": 0}, "stride must be at least 1"),
+        ({"max_rows": 1}, "max_rows must be at least 2"),
+        ({"samples": np.zeros(2, np.int32)}, "there must be 1 samples, got 2"),
+        ({"num_rows_of": np.array([-1])}, "must not be negative"),
+        ({"crcs": np.zeros(2, np.uint32)}, "crcs must have 1 entries"),
+        ({"run_offsets": np.zeros(2, np.int64)}, "run_offsets must have 1 entries"),
+    ],
+)
+def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: str) -> None:
+    table = case.tables["x"]
+    file = _core.SpillFile(case.directory / "ids")
+    begin, crc = file.append(np.array([1, 2], np.int32), 0)
+    place = packing_memory.place_of(table)
+    given: dict[str, Any] = {
+        "files": table.files,
+        "ids": file,
+        "begins": np.array([begin]),
+        "num_rows_of": np.array([2]),
+        "crcs": np.array([crc], np.uint32),
+        "samples": np.array([1], np.int32),
+        "paths": [case.directory / "packed"],
+        "file_bytes": [4096],
+        "run_files": np.zeros(1, np.int64),
+        "run_offsets": np.zeros(1, np.int64),
+        "progress": np.zeros(2, np.int64),
+        "stride": 2,
+        "max_rows": 2,
+        "engine": "pread",
+        **place,
+        "num_windows": 2,
+        "window_bytes": 1 << 20,
+        "buffer_bytes": 4096,
+        "num_spare_buffers": 1,
+    }
+    with pytest.raises(ValueError, match=error):
+        _core.pack_spilled_rows(**given | changes)
+    (case.directory / "packed").unlink(missing_ok=True)
+    assert _core.pack_spilled_rows(**given)["rows_packed"] == 2
+    file.close()

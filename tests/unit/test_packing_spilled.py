@@ -1,0 +1,247 @@
+"""Packing from traces and plans on disk: the same files, and no memory for what is missed."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gnnstore import _core
+from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.missed_rows import sort_out
+from gnnstore.io.packing import PackingStoppedError, append_packed, least_memory, pack
+from gnnstore.planning.belady import BeladyPlanner, Trace
+from gnnstore.planning.spilled_plan import SpilledPlan
+from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.testing.faults import inject
+from gnnstore.testing.packing import packed_file
+from gnnstore.testing.reads import write_array
+
+NUM_ROWS, ROW_BYTES = 4000, 300
+MEMORY_BYTES = 1 << 25
+
+
+class Spilled(NamedTuple):
+    """A superbatch on disk."""
+
+    trace: SpilledTrace
+    plan: SpilledPlan
+
+    def close(self) -> None:
+        self.trace.close()
+        self.plan.close()
+
+
+def spill(trace: Trace, planner: BeladyPlanner, directory: Path, num_nodes: int) -> Spilled:
+    file = TraceFile(directory / "trace", trace.num_batches, num_nodes)
+    for i in reversed(range(trace.num_batches)):
+        file.put(i, trace.batch(i))
+    on_disk = file.build()
+    plan = planner.plan_spilled(on_disk, directory / "plan", table_bytes=4 * num_nodes)
+    return Spilled(on_disk, plan)
+
+
+class Case:
+    """A table, a place for files, and superbatches with repeated ids and an empty batch."""
+
+    def __init__(self, directory: Path) -> None:
+        rng = np.random.default_rng(0)
+        self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
+        array = write_array(directory / "x", self.rows)
+        self.tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0]))}
+        self.directory = directory / "run"
+        self.directory.mkdir()
+        self.traces = [
+            Trace.of([rng.integers(0, NUM_ROWS, n, np.int32) for n in sizes])
+            for sizes in ([900, 0, 700, 800], [1], [500] * 9)
+        ]
+
+    def spilled(self, num_slots: int = 0) -> Spilled:
+        return spill(self.traces[0], BeladyPlanner(num_slots), self.directory, NUM_ROWS)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("num_slots", [0, 300])
+def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
+    """Over several superbatches, alone and behind each other in one file."""
+    one, other = BeladyPlanner(num_slots), BeladyPlanner(num_slots)
+    file, end = case.directory / "packed", 0
+    file.touch()
+    for trace in case.traces:
+        expected = one.plan(trace)
+        spilled = spill(trace, other, case.directory, NUM_ROWS)
+        content = packed_file(case.rows, trace.ids, trace.offsets, expected.slots)
+        with pack(
+            case.tables,
+            *spilled,
+            case.directory,
+            memory_bytes=MEMORY_BYTES,
+            num_threads=num_threads,
+        ) as packed:
+            assert packed.tables["x"].file_path.read_bytes() == content
+            for i in range(trace.num_batches):
+                ids, slots = trace.batch(i), expected.batch_slots(i)
+                out = np.full((len(ids), ROW_BYTES), 7, np.uint8)
+                packed.read(i, "x", out.reshape(-1))
+                np.testing.assert_array_equal(out[slots < 0], case.rows[ids[slots < 0]])
+                assert np.all(out[slots >= 0] == 7)
+        index, offsets, _ = append_packed(
+            case.tables,
+            *spilled,
+            {"x": (file, end)},
+            memory_bytes=MEMORY_BYTES,
+            num_threads=num_threads,
+        )
+        assert file.read_bytes()[end:] == content
+        end = int(offsets["x"][-1])
+        np.testing.assert_array_equal(index.num_rows, expected.misses)
+        spilled.close()
+    assert list(case.directory.iterdir()) == [file]
+
+
+def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
+    """A trace and plan of 48 MB, and some 12 % of it missed."""
+    num_rows, num_batches, batch_rows = 300_000, 40, 150_000
+    rng = np.random.default_rng(1)
+    array = write_array(tmp_path / "x", np.arange(num_rows, dtype=np.int64).reshape(-1, 1))
+    tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0], "pread"))}
+    file = TraceFile(tmp_path / "trace", num_batches, num_rows)
+    for i in range(num_batches):
+        file.put(i, rng.permutation(num_rows)[:batch_rows].astype(np.int32))
+    trace = file.build()
+    planner = BeladyPlanner(200_000)
+    planner.restart(np.arange(200_000))
+    plan = planner.plan_spilled(trace, tmp_path / "plan", table_bytes=1 << 21)
+    assert 500_000 < plan.num_misses < 1_000_000
+    least = least_memory(tables, plan.misses, 4, batch_rows, spills=True)
+    in_memory = least_memory(tables, plan.misses, 4, batch_rows)
+    # One batch is held while it is sorted, and some of all of them.
+    assert least + 7 * plan.num_misses < in_memory + 8 * plan.misses.max()
+    with pytest.raises(BudgetError, match=r"needs 1 B more"):
+        pack(tables, trace, plan, tmp_path, memory_bytes=least - 1)
+
+    def packed() -> int:
+        """Pack, and return the most that was taken."""
+        _core.pool_trim()
+        gc.collect()
+        before, most, is_over = anonymous_bytes(), [0], threading.Event()
+
+        def watch() -> None:
+            while not is_over.wait(1e-4):
+                most[0] = max(most[0], anonymous_bytes() - before)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            with pack(tables, trace, plan, tmp_path, memory_bytes=least, num_threads=4) as done:
+                ids = trace.batch(3)
+                out = np.full(len(ids), -1)
+                done.read(3, "x", out.view(np.uint8))
+        finally:
+            is_over.set()
+            watcher.join()
+        missed = plan.batch_slots(3) < 0
+        np.testing.assert_array_equal(out, np.where(missed, ids, -1))
+        return most[0]
+
+    packed()  # what is there to stay, such as malloc's arenas
+    # Threads have stacks, and a batch is read back here.
+    assert packed() <= least + (4 << 20)
+    trace.close()
+    plan.close()
+
+
+def anonymous_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.split("RssAnon:")[1].split()[0])
+
+
+def left(case: Case) -> list[str]:
+    return sorted(path.name for path in case.directory.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["trace", "plan.slots"])
+def test_what_was_damaged_is_not_packed(case: Case, suffix: str) -> None:
+    spilled = case.spilled()
+    path = case.directory / suffix
+    content = bytearray(path.read_bytes())
+    content[4 * 1000] ^= 4  # of batch 2 in the plan; of another one in the trace
+    path.write_bytes(content)
+    before = left(case)
+    with pytest.raises(CorruptStoreError, match=f"{suffix}.*batch"):
+        pack(case.tables, *spilled, case.directory, memory_bytes=MEMORY_BYTES, num_threads=2)
+    assert left(case) == before
+    spilled.close()
+
+
+def test_what_cannot_be_read_is_not_packed(case: Case) -> None:
+    spilled = case.spilled()
+    with inject("pread", errno=errno.EIO, skip=2), pytest.raises(StorageError, match="batch"):
+        pack(case.tables, *spilled, case.directory, memory_bytes=MEMORY_BYTES)
+    spilled.close()
+    with pytest.raises(UsageError, match="closed"):
+        pack(case.tables, *spilled, case.directory, memory_bytes=MEMORY_BYTES)
+    assert left(case) == []
+
+
+def test_sorting_can_be_stopped(case: Case) -> None:
+    spilled = case.spilled()
+    read: list[int] = []
+
+    class Watched:
+        """The trace; the second batch that is read ends it."""
+
+        offsets, num_batches = spilled.trace.offsets, spilled.trace.num_batches
+        num_accesses, id_dtype = spilled.trace.num_accesses, spilled.trace.id_dtype
+
+        def batch(self, i: int) -> NDArray[Any]:
+            read.append(i)
+            if len(read) == 2:
+                stop.set()
+                waited.wait(0.2)  # for whoever packs to notice
+            return spilled.trace.batch(i)
+
+    stop, waited = threading.Event(), threading.Event()
+    before = left(case)
+    with pytest.raises(PackingStoppedError):
+        pack(
+            case.tables,
+            Watched(),
+            spilled.plan,
+            case.directory,
+            memory_bytes=MEMORY_BYTES,
+            stop=stop,
+        )
+    assert len(read) == 2
+    assert left(case) == before
+    spilled.close()
+
+
+def test_threads_that_cannot_be_started_are_done_without(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, "Thread", Thread)
+    trace = case.traces[0]
+    slots = np.full(trace.num_accesses, -1, np.int32)
+    missed = sort_out(trace, slots, NUM_ROWS, memory_bytes=MEMORY_BYTES, num_threads=8)
+    index = missed.index
+    for i in range(trace.num_batches):
+        rows = missed.rows[index.begins[i] : index.begins[i] + index.num_rows[i]]
+        np.testing.assert_array_equal(rows, np.unique(trace.batch(i)))

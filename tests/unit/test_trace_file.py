@@ -1,0 +1,329 @@
+"""Traces and plans in files: what is put comes back, or an error says why; nothing is left."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
+from gnnstore.planning.belady import BeladyPlanner, SpilledPlan
+from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.testing.faults import inject
+
+NUM_BATCHES, NUM_NODES, NUM_SLOTS = 12, 500, 60
+TABLE_BYTES = 4 * NUM_NODES // 2  # two rounds
+
+
+def batch(i: int) -> npt.NDArray[np.int32]:
+    rng = np.random.default_rng(i)
+    return (NUM_NODES * rng.random(80 + i) ** 2).astype(np.int32)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Iterator[SpilledTrace]:
+    file = TraceFile(tmp_path / "trace", NUM_BATCHES, NUM_NODES)
+    for i in reversed(range(NUM_BATCHES)):
+        file.put(i, batch(i))
+    yield file.build()
+    file.close()
+
+
+@pytest.fixture
+def plan(trace: SpilledTrace, tmp_path: Path) -> Iterator[SpilledPlan]:
+    planned = BeladyPlanner(NUM_SLOTS).plan_spilled(
+        trace, tmp_path / "plan", table_bytes=TABLE_BYTES
+    )
+    yield planned
+    planned.close()
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one bit of a file."""
+    with path.open("r+b") as file:
+        file.seek(offset)
+        value = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([value ^ 8]))
+
+
+def names(path: Path) -> list[str]:
+    return sorted(each.name for each in path.iterdir())
+
+
+def test_what_is_put_by_many_threads_comes_back(tmp_path: Path) -> None:
+    batches = [np.arange(i % 7 * 100, dtype=np.int64) for i in range(64)]
+    file = TraceFile(tmp_path / "trace", len(batches), NUM_NODES)
+    order = np.random.default_rng(0).permutation(len(batches)).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda i: file.put(i, batches[i]), order))
+        built = file.build()
+        found = list(pool.map(built.batch, range(len(batches))))
+    assert built.num_batches == len(batches)
+    assert built.num_accesses == sum(map(len, batches))
+    assert built.num_disk_bytes == 4 * built.num_accesses
+    assert built.num_disk_bytes == (tmp_path / "trace").stat().st_size
+    assert np.diff(built.offsets).tolist() == [len(each) for each in batches]
+    for ids, expected in zip(found, batches, strict=True):
+        assert ids.dtype == built.id_dtype == np.int32
+        assert ids.tolist() == expected.tolist()
+    file.close()
+
+
+def test_a_trace_ends_where_a_batch_is_missing(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace", 5, NUM_NODES)
+    for i in (0, 1, 3):
+        file.put(i, batch(i))
+    trace = file.build()
+    assert trace.num_batches == 2
+    assert trace.batch(1).tolist() == batch(1).tolist()
+    file.close()
+
+
+def test_a_strided_array_is_put(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    file.put(0, np.arange(20, dtype=np.int32)[::3])
+    assert file.build().batch(0).tolist() == list(range(0, 20, 3))
+    file.close()
+
+
+def test_files_are_removed_once(plan: SpilledPlan, trace: SpilledTrace, tmp_path: Path) -> None:
+    assert names(tmp_path) == ["plan.changes", "plan.slots", "trace"]
+    assert plan.num_disk_bytes == sum(
+        (tmp_path / name).stat().st_size for name in ("plan.changes", "plan.slots")
+    )
+    assert plan.num_bytes < 40 * NUM_BATCHES
+    for _ in range(2):
+        plan.close()
+        trace.close()
+    assert names(tmp_path) == []
+    for read in (trace.batch, plan.batch_slots, plan.batch_changes):
+        with pytest.raises(UsageError, match="is closed"):
+            read(0)
+
+
+def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    assert names(tmp_path) == ["trace"]
+    del file
+    assert names(tmp_path) == []
+
+
+def test_a_forked_process_removes_nothing(trace: SpilledTrace, tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        trace.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert names(tmp_path) == ["trace"]
+    assert trace.batch(2).tolist() == batch(2).tolist()
+
+
+def test_closing_waits_for_those_that_read(trace: SpilledTrace) -> None:
+    """Else they would read what another file has put at their descriptor."""
+    errors: list[BaseException] = []
+    started = threading.Event()
+
+    def read() -> None:
+        while True:
+            started.set()
+            try:
+                for i in range(NUM_BATCHES):
+                    assert trace.batch(i).tolist() == batch(i).tolist()
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    started.wait(10)
+    trace.close()
+    for thread in threads:
+        thread.join(10)
+    assert [type(error) for error in errors] == [UsageError] * 4
+
+
+def test_a_file_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("mine")
+    with pytest.raises(StorageError, match=r"cannot create a file: .*trace: .*File exists"):
+        TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    assert (tmp_path / "trace").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["plan.slots", "plan.changes"])
+def test_a_plan_file_that_is_there(trace: SpilledTrace, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StorageError, match=f"cannot create a file: .*{name}"):
+        BeladyPlanner(3).plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES)
+    assert names(tmp_path) == sorted([name, "trace"])
+
+
+# --- a disk that is full, or fails ---------------------------------------------------------------
+
+
+def test_a_full_disk_while_a_trace_is_put(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace", 2, NUM_NODES)
+    file.put(0, batch(0))
+    with (
+        inject("pwrite", errno=errno.ENOSPC) as fault,
+        pytest.raises(NoSpaceError, match=r"write the trace of batch 1: no space left for .*trace"),
+    ):
+        file.put(1, batch(1))
+    assert fault.count == 1
+    assert file.build().num_batches == 1
+    file.put(1, batch(1))  # there is room again
+    assert file.build().batch(1).tolist() == batch(1).tolist()
+    file.close()
+
+
+def test_short_writes_and_reads_go_on(trace: SpilledTrace, tmp_path: Path) -> None:
+    expected = BeladyPlanner(NUM_SLOTS).plan_spilled(
+        trace, tmp_path / "first", table_bytes=TABLE_BYTES
+    )
+    with inject("pwrite", short_bytes=77, times=40) as fault:
+        plan = BeladyPlanner(NUM_SLOTS).plan_spilled(
+            trace, tmp_path / "second", table_bytes=TABLE_BYTES
+        )
+    assert fault.count == 40
+    with inject("pread", short_bytes=33, times=5) as fault:
+        found = [plan.batch_slots(i).tolist() for i in range(NUM_BATCHES)]
+    assert fault.count == 5
+    assert found == [expected.batch_slots(i).tolist() for i in range(NUM_BATCHES)]
+    plan.close()
+    expected.close()
+
+
+def test_a_write_that_never_writes_ends(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    with (
+        inject("pwrite", short_bytes=0, times=-1),
+        pytest.raises(StorageError, match="the system writes nothing of them"),
+    ):
+        file.put(0, batch(0))
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "text"),
+    [
+        (("pwrite", errno.ENOSPC), NoSpaceError, "plan a superbatch: no space left for .*plan"),
+        (("fallocate", errno.ENOSPC), NoSpaceError, r"no space .*slots \(cannot set \d+ bytes"),
+        (("pwrite", errno.EIO), StorageError, "plan a superbatch: .*cannot write .* at offset"),
+        (("pread", errno.EIO), StorageError, "plan a superbatch: .*cannot read .* at offset"),
+    ],
+)
+def test_planning_on_a_disk_that_fails(
+    trace: SpilledTrace, tmp_path: Path, fault: tuple[Any, int], error: type[Exception], text: str
+) -> None:
+    """At any of its calls: no file is left, and the planner goes on."""
+    call, code = fault
+    skips = itertools.count(0, 1 if call == "fallocate" else 7)
+    for skip in skips:
+        planner = BeladyPlanner(NUM_SLOTS)
+        planner.plan_spilled(trace, tmp_path / "before", table_bytes=TABLE_BYTES).close()
+        before = planner.nodes
+        raised: list[str] = []
+        with inject(call, errno=code, skip=skip) as injection:
+            try:
+                planner.plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES).close()
+            except error as found:
+                raised.append(str(found))
+        assert names(tmp_path) == ["trace"]
+        assert len(raised) == injection.count
+        if not raised:
+            break
+        assert re.search(text, raised[0])
+        # What was not reached leaves the cache as it is; from then on it counts as empty.
+        held = planner.nodes
+        assert (held == before).all() or (held == -1).all()
+        again = planner.plan_spilled(trace, tmp_path / "again", table_bytes=TABLE_BYTES)
+        assert again.misses[0] == len(np.setdiff1d(batch(0), held))
+        again.close()
+    assert skip > 0
+
+
+def test_where_room_cannot_be_set_aside(trace: SpilledTrace, tmp_path: Path) -> None:
+    with inject("fallocate", errno=errno.EOPNOTSUPP) as fault:
+        plan = BeladyPlanner(NUM_SLOTS).plan_spilled(
+            trace, tmp_path / "plan", table_bytes=TABLE_BYTES
+        )
+    assert fault.count == 1
+    assert len(plan.batch_slots(NUM_BATCHES - 1)) == len(batch(NUM_BATCHES - 1))
+    plan.close()
+
+
+# --- files that change ---------------------------------------------------------------------------
+
+
+def test_a_bit_of_the_trace(trace: SpilledTrace, tmp_path: Path) -> None:
+    flip(tmp_path / "trace", int(trace.begins[4]) + 13)
+    text = r"trace: batch 4 is not what was written: \d+ bytes at offset \d+ have the crc32c"
+    with pytest.raises(CorruptStoreError, match=text) as raised:
+        trace.batch(4)
+    assert raised.value.path == str(tmp_path / "trace")
+    assert trace.batch(3).tolist() == batch(3).tolist()
+    with pytest.raises(CorruptStoreError, match=text):
+        BeladyPlanner(NUM_SLOTS).plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES)
+    assert names(tmp_path) == ["trace"]
+
+
+def test_a_bit_of_a_plan(plan: SpilledPlan, tmp_path: Path) -> None:
+    flip(tmp_path / "plan.slots", 4 * int(plan.offsets[6]) + 2)
+    with pytest.raises(CorruptStoreError, match=r"plan\.slots: batch 6 is not what was written"):
+        plan.batch_slots(6)
+    positions, _ = plan.batch_changes(2)
+    begin = 8 * sum(len(plan.batch_changes(i)[0]) for i in range(2))
+    flip(tmp_path / "plan.changes", begin + 8 * len(positions) - 1)
+    with pytest.raises(CorruptStoreError, match=r"plan\.changes: batch 2 is not what was written"):
+        plan.batch_changes(2)
+    assert len(plan.batch_changes(3)[0]) >= 0
+
+
+def test_a_file_that_ends_early_between_the_passes(trace: SpilledTrace, tmp_path: Path) -> None:
+    with (
+        inject("pread", short_bytes=0, skip=3 * NUM_BATCHES, times=1),
+        pytest.raises(StorageError, match="the file ends at byte"),
+    ):
+        BeladyPlanner(NUM_SLOTS).plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES)
+
+
+def test_a_batch_that_lies_where_another_should(trace: SpilledTrace) -> None:
+    """Its checksum knows which batch it is."""
+    size = len(batch(4))
+    with pytest.raises(OSError, match="batch 5 is not what was written"):
+        trace.file.read_int32(int(trace.begins[4]), size, int(trace.crcs[4]), 5)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_nodes_that_the_graph_does_not_have(tmp_path: Path) -> None:
+    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    file.put(0, np.array([1, NUM_NODES]))
+    with pytest.raises(UsageError, match=r"row id 500 at position 1 is outside \[0, 500\)"):
+        BeladyPlanner(2).plan_spilled(file.build(), tmp_path / "plan", table_bytes=TABLE_BYTES)
+    planner = BeladyPlanner(2)
+    planner.restart(np.array([NUM_NODES, 0]))
+    file.put(0, np.array([1, 2]))
+    with pytest.raises(UsageError, match="slot 0 holds row 500, but there are only 500"):
+        planner.plan_spilled(file.build(), tmp_path / "plan", table_bytes=TABLE_BYTES)
+    assert sorted(planner.nodes.tolist()) == [0, NUM_NODES]
+    assert names(tmp_path) == ["trace"]
+    file.close()
+
+
+def test_no_table(trace: SpilledTrace, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has at least 4 bytes, got 3"):
+        BeladyPlanner(2).plan_spilled(trace, tmp_path / "plan", table_bytes=3)
+    assert names(tmp_path) == ["trace"]
