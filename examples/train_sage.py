@@ -25,7 +25,7 @@ from torch_geometric.transforms import NormalizeFeatures
 import gnnstore
 from gnnstore.loaders.stats import LoaderStats
 
-STRATEGIES = ("auto", "memory", "mmap", "direct", "static")
+STRATEGIES = ("auto", "memory", "mmap", "direct", "static", "belady", "packed")
 SCORES = ("degree", "frequency")
 
 
@@ -86,6 +86,7 @@ def run(arguments: argparse.Namespace) -> Result:
     train_loader = gnnstore.NeighborLoader(
         store, arguments.fanouts, input_nodes="train", shuffle=True, **options
     )
+    # The loaders share tables, cache and budget, for they take turns over one store.
     everything = [-1] * len(arguments.fanouts)
     eval_loaders = {
         split: gnnstore.NeighborLoader(store, everything, input_nodes=split, **options)

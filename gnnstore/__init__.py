@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from gnnstore.formats.verification import verify
+    from gnnstore.loaders.inference import inference
+    from gnnstore.loaders.inference_result import open_embeddings
     from gnnstore.loaders.neighbor_loader import NeighborLoader
     from gnnstore.loaders.plan_loader import open_plan
     from gnnstore.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
@@ -50,7 +52,9 @@ _HOMES: dict[str, str | None] = {
     "UnsupportedVersionError": "gnnstore.errors",
     "UsageError": "gnnstore.errors",
     "converters": None,
+    "inference": "gnnstore.loaders.inference",
     "open": "gnnstore.store",
+    "open_embeddings": "gnnstore.loaders.inference_result",
     "open_plan": "gnnstore.loaders.plan_loader",
     "verify": "gnnstore.formats.verification",
 }
@@ -70,7 +74,9 @@ __all__ = [
     "UsageError",
     "__version__",
     "converters",
+    "inference",
     "open",
+    "open_embeddings",
     "open_plan",
     "verify",
 ]

@@ -7,6 +7,7 @@ kernel kills rather than refuses; so the smallest of all limits is what counts.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _PROC = Path("/proc")
@@ -27,16 +28,13 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
     -----
     Page cache that can be dropped counts as available, in the machine and in a cgroup.
     """
-    limits = [_machine_bytes(proc)]
-    for line in _read(proc / "self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if not controllers:
-            limits += _group_limits(cgroups, group, "memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            limits += _group_limits(
-                cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"
-            )
-    return max(0, min(limits))
+    lefts = [limit - usage for limit, usage in _group_limits(proc, cgroups)]
+    return max(0, min([_machine_bytes(proc), *lefts]))
+
+
+def group_limit_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
+    """Return the most that a container or another cgroup allows this process; None: no limit."""
+    return min((limit for limit, _ in _group_limits(proc, cgroups)), default=None)
 
 
 def _machine_bytes(proc: Path) -> int:
@@ -44,9 +42,22 @@ def _machine_bytes(proc: Path) -> int:
     return int(match[1]) * 1024 if match else _UNLIMITED
 
 
-def _group_limits(root: Path, group: str, limit_file: str, usage_file: str) -> list[int]:
-    """Return what is left in a cgroup and in each of its ancestors that has a limit."""
-    found = []
+def _group_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each cgroup around this process, and what is taken of it for good."""
+    for line in _read(proc / "self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if not controllers:
+            yield from _limits_up(cgroups, group, "memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            yield from _limits_up(
+                cgroups / "memory", group, "memory.limit_in_bytes", "memory.usage_in_bytes"
+            )
+
+
+def _limits_up(
+    root: Path, group: str, limit_file: str, usage_file: str
+) -> Iterator[tuple[int, int]]:
+    """Yield limit and usage of a cgroup and of each of its ancestors that has a limit."""
     # Inside a container the group's path may name directories that only the host sees;
     # the container's own limits then stand at the root of the mount.
     directory = root / group.lstrip("/")
@@ -54,10 +65,9 @@ def _group_limits(root: Path, group: str, limit_file: str, usage_file: str) -> l
         limit = _number(place / limit_file)
         if limit is not None and limit < _UNLIMITED:
             usage = _number(place / usage_file) or 0
-            found.append(limit - usage + _reclaimable(place))
+            yield limit, usage - _reclaimable(place)
         if place == root:
             break
-    return found
 
 
 def _reclaimable(place: Path) -> int:

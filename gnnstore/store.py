@@ -188,8 +188,8 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     @property
     def num_edges(self) -> int:
-        """Number of edges."""
-        return self.schema.edge.num_edges
+        """Number of edges; 0 where a store has nodes only, as embeddings have."""
+        return sum(edge.num_edges for edge in self.schema.edge_types)
 
     @property
     def features(self) -> Attribute:

@@ -31,15 +31,26 @@ from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
 
 PLANS_DIRECTORY = "plans"
 PLAN_FORMAT_NAME = "gnnstore-plan"
-PLAN_FORMAT_VERSION = 1
+PLAN_FORMAT_VERSION = 2
+# What a plan without segments and compression is: readers of that version need not be shut out.
+_PLAIN_VERSION = 1
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
 ROWS_GROUP = "rows"
+SEGMENTS_ARRAY = "segments"
 # Of the index: where a batch's record begins, its bytes and its crc32c, the rows it misses. Then,
 # for each cached attribute, where its run of rows begins.
 INDEX_COLUMNS = 4
-# Records and runs begin at multiples of this, so that they can be read around the page cache.
+# In a plan that is compressed: then, for each cached attribute, the bytes of its run as it is kept;
+# then their crc32c, for each.
+FRAME_COLUMNS = 2
+COMPRESSIONS = ("lz4", "zstd")
+# Of the segments: the first batch and the one behind the last, shared rows, and rows of a chunk.
+# Then, for each cached attribute, where the first chunk begins.
+SEGMENT_COLUMNS = 4
+# Records, runs and chunks begin at multiples of this, so that they can be read around the page
+# cache.
 PLAN_ALIGNMENT_BYTES = 4096
 
 _MAX_EPOCHS = 2**31
@@ -59,8 +70,14 @@ class PlanManifest:
     batches_per_epoch : int
     superbatch : int
         Batches that were planned at a time.
+    segment : int
+        Batches that share rows on disk; 1: each has its own.
+    compression : str or None
+        How runs are kept: "lz4" or "zstd"; None: as they are.
     num_slots : int
         Rows of each cached attribute that are held while the batches are assembled.
+    cached_by : str
+        What decided which: "belady", "degree" or "frequency".
     largest_batch_bytes : int
         Of a batch with its attributes.
     schema : Schema
@@ -87,6 +104,9 @@ class PlanManifest:
     cached: tuple[str, ...]
     plain: tuple[str, ...]
     has_edge_ids: bool
+    segment: int = 1
+    cached_by: str = "belady"
+    compression: str | None = None
     files: tuple[FileEntry, ...] = ()
     checksum_files: tuple[tuple[FileEntry, int], ...] = ()
 
@@ -94,6 +114,23 @@ class PlanManifest:
     def num_batches(self) -> int:
         """Batches of all epochs."""
         return self.epochs * self.batches_per_epoch
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether batches share rows on disk."""
+        return self.segment > 1
+
+    @property
+    def format_version(self) -> int:
+        """The oldest version whose readers can read the plan."""
+        is_plain = not self.has_segments and self.compression is None
+        return _PLAIN_VERSION if is_plain else PLAN_FORMAT_VERSION
+
+    @property
+    def index_columns(self) -> int:
+        """How many the index has."""
+        each = 1 + (0 if self.compression is None else FRAME_COLUMNS)
+        return INDEX_COLUMNS + each * len(self.cached)
 
     @property
     def cached_specs(self) -> tuple[AttributeSpec, ...]:
@@ -122,7 +159,7 @@ class PlanManifest:
             {
                 "gnnstore_plan": {
                     "format": PLAN_FORMAT_NAME,
-                    "format_version": PLAN_FORMAT_VERSION,
+                    "format_version": self.format_version,
                     "manifest_crc32c": ZERO_CRC,
                     "created_by": self.created_by,
                     "fingerprint": dict(self.fingerprint),
@@ -130,7 +167,10 @@ class PlanManifest:
                     "epochs": self.epochs,
                     "batches_per_epoch": self.batches_per_epoch,
                     "superbatch": self.superbatch,
+                    **({"segment": self.segment} if self.has_segments else {}),
+                    **({} if self.compression is None else {"compression": self.compression}),
                     "num_slots": self.num_slots,
+                    "cached_by": self.cached_by,
                     "largest_batch_bytes": self.largest_batch_bytes,
                     "cached": list(self.cached),
                     "plain": list(self.plain),
@@ -185,6 +225,12 @@ class PlanManifest:
             epochs=own.integer("epochs", 1, _MAX_EPOCHS),
             batches_per_epoch=own.integer("batches_per_epoch"),
             superbatch=own.integer("superbatch", 1),
+            # Written from the first version on, but for the first plans of it.
+            cached_by=own.text("cached_by") if "cached_by" in own.document else "belady",
+            segment=own.integer("segment", 2) if "segment" in own.document else 1,
+            compression=(
+                own.choice("compression", COMPRESSIONS) if "compression" in own.document else None
+            ),
             num_slots=own.integer("num_slots"),
             largest_batch_bytes=own.integer("largest_batch_bytes"),
             schema=Schema.from_json(own.fields("schema")),

@@ -20,10 +20,13 @@ from gnnstore.formats.plan_manifest import (
     INDEX_COLUMNS,
     PLAN_ALIGNMENT_BYTES,
     PLANS_DIRECTORY,
+    SEGMENT_COLUMNS,
+    SEGMENTS_ARRAY,
     PlanManifest,
     find_plans,
     rows_array,
 )
+from gnnstore.formats.plan_segments import batches_sharing, check_segments, row_bytes_of
 from gnnstore.formats.reader import array_document, check_sizes, read_block_checksums
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.formats.zarr_metadata import METADATA_FILE, parse_paged, shard_name
@@ -40,9 +43,13 @@ class PlanReader:
     path : Path
         The plan's directory, absolute.
     manifest : PlanManifest
-    index : ndarray of int64 [num_batches, 4 + cached attributes]
+    index : ndarray of int64 [num_batches, columns]
         Of each batch, epoch by epoch: where its record begins, its bytes and crc32c; the rows
-        that it misses; where its run of rows begins, for each cached attribute.
+        that its run has; where its run begins, for each cached attribute. Where runs are
+        compressed, then the bytes of each run, and then their crc32c.
+    segments : ndarray of int64 [segments, 4 + cached attributes] or None
+        Of each segment, where the plan has any: its batches, as first and end; its shared rows;
+        the rows of a chunk; where its first chunk begins, for each cached attribute.
     """
 
     def __init__(self, path: Path, manifest: PlanManifest) -> None:
@@ -54,8 +61,12 @@ class PlanReader:
             spec.path: self._paged(rows_array(spec), "uint8", (None,))
             for spec in manifest.cached_specs
         }
-        columns = INDEX_COLUMNS + len(self.rows)
-        self.index = self._paged(INDEX_ARRAY, "int64", (manifest.num_batches, columns)).load()
+        self.segments: npt.NDArray[np.int64] | None = None
+        if manifest.has_segments:
+            width = SEGMENT_COLUMNS + len(self.rows)
+            self.segments = self._paged(SEGMENTS_ARRAY, "int64", (None, width)).load()
+        shape = (manifest.num_batches, manifest.index_columns)
+        self.index = self._paged(INDEX_ARRAY, "int64", shape).load()
         self._check_index()
 
     @classmethod
@@ -120,8 +131,20 @@ class PlanReader:
 
     def run_begins(self, number: int) -> npt.NDArray[np.int64]:
         """Return where the runs of a batch begin, one for each cached attribute."""
-        begins: npt.NDArray[np.int64] = self.index[number, INDEX_COLUMNS:]
+        begins: npt.NDArray[np.int64] = self.index[number, self.run_columns(0)]
         return begins
+
+    def run_columns(self, kind: int) -> slice:
+        """Return the columns of the index that say where runs begin (0), their bytes and crcs."""
+        first = INDEX_COLUMNS + kind * len(self.rows)
+        return slice(first, first + len(self.rows))
+
+    def run_bytes(self, column: int) -> npt.NDArray[np.int64]:
+        """Return the bytes of all runs of the cached attribute with a number, as they are kept."""
+        if self.manifest.compression is not None:
+            sizes: npt.NDArray[np.int64] = self.index[:, self.run_columns(1)][:, column]
+            return sizes
+        return self.index[:, 3] * row_bytes_of(self.manifest.cached_specs[column])
 
     def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
         """Return the numbers of the batches that have bytes in a part of a file.
@@ -133,7 +156,9 @@ class PlanReader:
         """
         begins, ends = self._extents(file)
         hit = (begins < end_byte) & (ends > first_byte)
-        return [int(number) for number in np.flatnonzero(hit)]
+        numbers = {int(number) for number in np.flatnonzero(hit)}
+        numbers.update(batches_sharing(self, file.rpartition("/")[0], first_byte, end_byte))
+        return sorted(numbers)
 
     def _extents(self, file: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         array = file.rpartition("/")[0]
@@ -142,7 +167,7 @@ class PlanReader:
         for column, spec in enumerate(self.manifest.cached_specs):
             if array == rows_array(spec):
                 begins = self.index[:, INDEX_COLUMNS + column]
-                return begins, begins + self.index[:, 3] * _row_bytes(spec)
+                return begins, begins + self.run_bytes(column)
         none = np.empty(0, np.int64)
         return none, none
 
@@ -169,14 +194,15 @@ class PlanReader:
 
     def _check_index(self) -> None:
         """Refuse an index that leads outside of the files."""
+        if reason := check_segments(self):
+            raise self._bad_index(reason)
         index = self.index
         ends = [(index[:, 0], index[:, 1], self.batches)]
         for column, spec in enumerate(self.manifest.cached_specs):
-            width = _row_bytes(spec)
             if index.size and (index[:, 3].min() < 0 or index[:, 3].max() > 2**31):
                 raise self._bad_index("rows that are missed are out of range")
             ends.append(
-                (index[:, INDEX_COLUMNS + column], index[:, 3] * width, self.rows[spec.path])
+                (index[:, INDEX_COLUMNS + column], self.run_bytes(column), self.rows[spec.path])
             )
         for begins, lengths, array in ends:
             if index.size == 0:
@@ -224,10 +250,6 @@ def find_plan(store: Path, plan: str | os.PathLike[str]) -> Path:
         f"{names}. Make one with 'gnnstore pack'",
         path=named,
     )
-
-
-def _row_bytes(spec: AttributeSpec) -> int:
-    return spec.num_bytes // max(1, spec.num_rows)
 
 
 def _not_a_plan(directory: Path) -> NotFoundError:

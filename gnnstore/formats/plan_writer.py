@@ -36,7 +36,8 @@ from gnnstore.formats.pages import DEFAULT_PAGE_BYTES
 from gnnstore.formats.plan_manifest import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
-    INDEX_COLUMNS,
+    SEGMENT_COLUMNS,
+    SEGMENTS_ARRAY,
     PlanManifest,
     is_plan,
     rows_array,
@@ -76,6 +77,8 @@ class PlanWriter:
         What counts: that which was given, or that of the attempt that is continued.
     index : list of list of int
         Of each batch that is done; see `PlanReader`.
+    segments : list of list of int
+        Of each segment that is done; see `PlanReader`.
     num_superbatches : int
         That are done.
     largest_batch_bytes : int
@@ -101,6 +104,7 @@ class PlanWriter:
         self._on_event = on_event
         self.decided: Mapping[str, Any] = decided
         self.index: list[list[int]] = []
+        self.segments: list[list[int]] = []
         self.num_superbatches = 0
         self.largest_batch_bytes = 0
         self._values: dict[str, ValuesFile] = {}
@@ -145,7 +149,12 @@ class PlanWriter:
         """Return the file of an attribute's rows."""
         return self._values[rows_array(spec)]
 
-    def finish_superbatch(self, index: Sequence[Sequence[int]], largest_batch_bytes: int) -> None:
+    def finish_superbatch(
+        self,
+        index: Sequence[Sequence[int]],
+        largest_batch_bytes: int,
+        segments: Sequence[Sequence[int]] = (),
+    ) -> None:
         """Make what was appended durable, and write it down.
 
         Parameters
@@ -154,6 +163,8 @@ class PlanWriter:
             Of each of its batches.
         largest_batch_bytes : int
             Of its batches.
+        segments : sequence of sequence of int
+            Of each of its segments, where there are any.
         """
         regions = {name: values.end_region() for name, values in self._values.items()}
         record = {
@@ -163,6 +174,7 @@ class PlanWriter:
             "crcs": {name: crc for name, (_, crc) in regions.items()},
             "largest_batch_bytes": largest_batch_bytes,
             "index": [list(row) for row in index],
+            **({"segments": [list(row) for row in segments]} if segments else {}),
         }
         append_record(self.temporary_path / JOURNAL_FILE, record)
         self._count(record)
@@ -180,9 +192,12 @@ class PlanWriter:
         files: dict[str, tuple[int, npt.NDArray[np.uint32]]] = {}
         for values in self._values.values():
             files |= values.finish()
-        columns = INDEX_COLUMNS + len(manifest.cached)
-        index = np.array(self.index, np.int64).reshape(len(self.index), columns)
+        more = len(manifest.cached)
+        index = np.array(self.index, np.int64).reshape(-1, manifest.index_columns)
         files |= self._write_paged(INDEX_ARRAY, "int64", index)
+        if manifest.has_segments:
+            segments = np.array(self.segments, np.int64).reshape(-1, SEGMENT_COLUMNS + more)
+            files |= self._write_paged(SEGMENTS_ARRAY, "int64", segments)
         for spec in manifest.schema.graph_arrays.values():
             directory = self.temporary_path / spec.path
             directory.mkdir(parents=True)
@@ -310,6 +325,7 @@ class PlanWriter:
     def _count(self, record: Mapping[str, Any]) -> None:
         self.num_superbatches += 1
         self.index += record["index"]
+        self.segments += record.get("segments", [])
         self.largest_batch_bytes = max(self.largest_batch_bytes, record["largest_batch_bytes"])
 
     def _describe_start(self) -> str:

@@ -90,20 +90,17 @@ class Reading:
         self.start = start
         self.position = position
         self._bookmark = bookmark
-        self._ahead: deque[dict[str, Any] | None] = deque()
+        self._ahead: deque[Position] = deque()
 
-    def number(
-        self, batches: Iterable[tuple[Any, dict[str, Any] | None]]
-    ) -> Iterator[tuple[int, Any]]:
-        """Yield the number and the positions of each batch, and keep what the sampler said."""
-        for number, (index, said) in enumerate(batches, self.start.batches):
-            self._ahead.append(said)
+    def number(self, batches: Iterable[tuple[int, Any, Position]]) -> Iterator[tuple[int, Any]]:
+        """Yield number and seeds of each batch, and keep where the consumer is after it."""
+        for number, index, after in batches:
+            self._ahead.append(after)
             yield number, index
 
     def hand_out(self) -> None:
         """Move past the next batch."""
-        epoch, batches = self.position.epoch, self.position.batches + 1
-        self.position = Position(epoch, batches, self._ahead.popleft())
+        self.position = self._ahead.popleft()
         self._bookmark.moved(self)
 
     def end(self) -> None:

@@ -106,6 +106,10 @@ class CacheMaker:
         self.presampler.run(self.structure, self.num_threads, counts)
         return counts
 
+    def choose(self, num_rows: int) -> npt.NDArray[np.int64]:
+        """Return the best `num_rows` nodes, or fewer: int64, ascending."""
+        return select_nodes(self.scores(), num_rows)
+
     @property
     def _key(self) -> tuple[Any, ...]:
         return (self.settings, self.engine.name, tuple(spec.path for spec in self.specs))

@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore.io.counts import NO_READS, ReadCounts
+from gnnstore.planning.fixed import FixedPlanner
+from gnnstore.planning.planned_settings import LOOKING_AHEAD
 from gnnstore.planning.planners import Planner, make_planner
-from gnnstore.planning.static_cache import MAX_COUNTED_BATCHES, select_nodes
+from gnnstore.planning.static_cache import most_needed
 
 if TYPE_CHECKING:
     from gnnstore.io.planned_cache import Lease, PlannedCache
     from gnnstore.planning.belady import Trace
-    from gnnstore.planning.superbatch_size import PlannedPolicy
+    from gnnstore.planning.planned_settings import PlannedPolicy
+    from gnnstore.planning.trace_file import SpilledTrace
+
+
+class FixedNodes:
+    """The nodes whose rows a cache holds always, chosen when they are first asked for.
+
+    Parameters
+    ----------
+    choose : callable
+        Returns so many node ids, or fewer, ascending: int64.
+    num_nodes : int
+        Of the graph.
+    """
+
+    def __init__(self, choose: Callable[[int], npt.NDArray[np.int64]], num_nodes: int) -> None:
+        self._choose = choose
+        self._chosen: dict[int, npt.NDArray[np.int64]] = {}
+        self.num_nodes = num_nodes
+
+    def of(self, num_slots: int) -> npt.NDArray[np.int64]:
+        """Return the nodes for a cache of so many slots."""
+        if num_slots not in self._chosen:
+            self._chosen = {num_slots: self._choose(num_slots)}
+        return self._chosen[num_slots]
+
+    def planner(self, num_slots: int) -> FixedPlanner:
+        """Return a planner of a cache that is empty, and is to hold them."""
+        return FixedPlanner(in_slots(self.of(num_slots), num_slots), self.num_nodes)
 
 
 @dataclass(eq=False)
@@ -29,6 +60,7 @@ class Course:
     policy: PlannedPolicy
     lease: Lease
     planner: Planner
+    fixed: FixedNodes | None = None
     num_planned: int = 0
 
     @property
@@ -37,15 +69,15 @@ class Course:
         return self.lease.is_current and self.lease.num_gathered == self.num_planned
 
     @classmethod
-    def begin(cls, cache: PlannedCache, policy: PlannedPolicy) -> Self:
+    def begin(cls, cache: PlannedCache, policy: PlannedPolicy, fixed: FixedNodes | None) -> Self:
         """Take the cache over, with the rows that are in it."""
-        lease = cache.begin()
-        planner = make_planner(policy, cache.num_slots)
+        lease, num_slots = cache.begin(), cache.num_slots
+        planner = make_planner(policy, num_slots) if fixed is None else fixed.planner(num_slots)
         planner.restart(cache.nodes)
-        return cls(policy, lease, planner)
+        return cls(policy, lease, planner, fixed)
 
-    def fill(self, trace: Trace, num_nodes: int) -> ReadCounts:
-        """Fill a cache that is empty with the rows that most batches of a trace need.
+    def fill(self, trace: Trace | SpilledTrace, num_nodes: int) -> ReadCounts:
+        """Fill a cache that is empty with the rows that it always holds, or most batches need.
 
         The batches would read them too, but one by one and as they come; in order, most of a
         million rows out of 17 million come with one pass over the table. Caches that do not
@@ -61,23 +93,28 @@ class Course:
         StorageError
             If a row cannot be read.
         """
-        knows = self.policy in {"belady", "packed"}
+        knows = self.policy in LOOKING_AHEAD
         if not knows or self.num_planned or not trace.num_accesses or self._holds_rows:
             return NO_READS
-        counts = np.zeros(num_nodes, np.uint8)
-        for i in range(min(trace.num_batches, MAX_COUNTED_BATCHES)):
-            _core.count_ids(trace.batch(i), counts)
-        nodes = select_nodes(counts, self.planner.num_slots)
-        del counts
+        num_slots = self.planner.num_slots
+        if self.fixed is None:
+            nodes = most_needed(trace, num_nodes, num_slots)
+        else:
+            nodes = self.fixed.of(num_slots)
         filled = self.lease.fill(self.num_planned, nodes)
         if filled is None:
             return NO_READS
         self.num_planned += 1
-        slots = np.full(self.planner.num_slots, -1, np.int64)
-        slots[: len(nodes)] = nodes
-        self.planner.restart(slots)
+        self.planner.restart(in_slots(nodes, num_slots))
         return filled
 
     @property
     def _holds_rows(self) -> bool:
         return bool((self.planner.nodes >= 0).any())
+
+
+def in_slots(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
+    """Return what each slot holds, where nodes have the first ones."""
+    slots = np.full(num_slots, -1, np.int64)
+    slots[: len(nodes)] = nodes
+    return slots

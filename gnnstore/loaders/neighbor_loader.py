@@ -2,8 +2,8 @@
 
 It is the one class that most users meet, so it keeps PyG's signature, batches and habits,
 and leaves the work to its neighbours: what the options mean (`options`), which seeds
-(`seeds`), where data lies (`planning`), what is in a batch (`batch`), and preparing batches
-ahead (`threaded`, `pipeline`).
+(`seeds`), where data lies (`planning`), what is in a batch (`batch`), preparing batches ahead
+(`threaded`, `pipeline`), and those that are asked for by index (`on_demand`).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import get_worker_info
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
 from gnnstore.loaders.batch import BatchBuilder, PreparedBatch
+from gnnstore.loaders.on_demand import OnDemandLoader
 from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
 from gnnstore.loaders.plan_tables import open_plan_tables
 from gnnstore.loaders.planned_batch import PlannedBatch
 from gnnstore.loaders.presampling import Presampler, batch_shape
+from gnnstore.loaders.ranks import Deal
 from gnnstore.loaders.resumable import shuffles
 from gnnstore.loaders.seeds import resolve_input_nodes
 from gnnstore.loaders.state import sampling_fingerprint
 from gnnstore.loaders.stats import LoaderStats
 from gnnstore.loaders.tables import ReadRequest, open_tables
-from gnnstore.loaders.threaded import ThreadedLoader
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
@@ -39,11 +39,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Epoch of batches that are asked for by index instead of by iterating; no run counts so far.
-_ON_DEMAND_EPOCH = 2**63 - 1
 
-
-class NeighborLoader(ThreadedLoader):
+class NeighborLoader(OnDemandLoader):
     """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
 
     A drop-in for `torch_geometric.loader.NeighborLoader` on a homogeneous graph: the same
@@ -84,7 +81,8 @@ class NeighborLoader(ThreadedLoader):
         row, or are read but for those that a cache holds: the same always ("static"), or
         those needed again soonest, known by sampling ahead ("belady"); "lru" and "sieve" are
         there to compare. "packed": as "belady", and what is missed is collected ahead in one
-        pass over the table. "auto" is "memory" where everything fits, else "static".
+        pass over the table. "auto" is "memory" where everything fits, else what is predicted
+        to be fastest within `memory` and `disk`; the disk is measured for it, once.
     memory : int or str, optional
         Budget for everything the loader holds, such as "8GB"; "auto": three quarters of what
         the machine or its cgroup has free.
@@ -105,19 +103,25 @@ class NeighborLoader(ThreadedLoader):
         variable GNNSTORE_IO_ENGINE, else the first that works.
     cache : "degree" or "frequency", optional
         Cache rows of the nodes with the highest out-degree, or (the default of "static") of
-        those that sampled batches need most often. With "direct" it means "static".
+        those that sampled batches need most often. With "direct" it means "static"; with
+        "packed", these stay cached, and all others are packed (as in DiskGNN).
     cache_bytes : int or str, optional
         Memory for the cache; by default what `memory` leaves, or half of what is available.
     superbatch : int or "auto", optional
-        Batches that "belady", "lru" and "sieve" sample and plan at a time; by default what a
-        short profile finds best. Two superbatches are under way at once.
+        Batches that are sampled and planned at a time; by default an epoch of up to 1,024,
+        or what memory or disk have room for. Two superbatches are under way at once.
     tmpdir : str or Path, optional
         For subgraphs that the budget has no room for, and packed rows, while they are
         needed; by default the store's directory.
     disk : int or str, optional
-        Budget for packed rows; by default half of what is free there.
+        Budget for what "packed" and "belady" keep there; by default half of what is free.
     plan : str or Path, optional
         Read a plan that `gnnstore pack` has made, by its name in the store or as a path.
+    rank, world_size : int, optional
+        Of one of several processes that train together: it takes every `world_size`-th batch
+        of the epoch of a single process, from the batch number `rank` on. All take equally
+        many: where the last do not suffice for all, the first of the epoch come once more, or
+        the last are left out if `drop_last` is set. Needs `seed`, the same on all.
     input_id : tensor of int64, optional
         What `batch.input_id` shows for each input node.
     custom_cls : type, optional
@@ -184,6 +188,8 @@ class NeighborLoader(ThreadedLoader):
         tmpdir: str | Path | None = None,
         disk: int | str | None = None,
         plan: str | Path | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
         **kwargs: Any,
@@ -225,6 +231,7 @@ class NeighborLoader(ThreadedLoader):
             num_threads=num_threads,
             prefetch_batches=prefetch_batches,
             options=kwargs,
+            deal=Deal.of(rank, world_size, seed, kwargs),
         )
         # Under the names of the parameters, for PyG's users and for frameworks that build
         # a loader anew from the attributes of another.
@@ -251,14 +258,23 @@ class NeighborLoader(ThreadedLoader):
         self.tmpdir = tmpdir
         self.disk = disk
         self.plan = plan
+        self.rank = rank
+        self.world_size = world_size
         self.input_id = input_id
         self.custom_cls = custom_cls
 
+        presampler = Presampler.of(
+            self.data,
+            self._config,
+            self._seeds,
+            *batch_shape(kwargs),
+            world_size=world_size or 1,
+        )
         tables = (open_tables if plan is None else open_plan_tables)(
             ReadRequest(
                 self.data,
                 options,
-                Presampler.of(self.data, self._config, self._seeds, *batch_shape(kwargs)),
+                presampler,
                 # Ids, what input_id shows, and the keys and order of a shuffle: 8 bytes each.
                 seeds_bytes=8 * self._seeds.num_seeds * (4 if shuffles(kwargs) else 2),
                 num_threads=max(1, self._thread_count(waits_for_disk=True)),
@@ -272,7 +288,6 @@ class NeighborLoader(ThreadedLoader):
             most_threads=tables.num_threads,
             spare_bytes=placement.spare_bytes,
         )
-        self._num_calls = 0
         self._builder = BatchBuilder(self.data, self._config, tables, custom_cls or Data)
         self._follow(tables.saved)
         self._stats = LoaderStats(
@@ -284,6 +299,8 @@ class NeighborLoader(ThreadedLoader):
             io_engine="" if tables.engine is None else tables.engine.name,
             cache=tables.cached_by,
             superbatch=0 if placement.superbatch is None else placement.superbatch.num_batches,
+            predicted_epoch_seconds=placement.predicted_seconds,
+            epoch_batches=presampler.epoch_batches,
         )
 
     def stats(self) -> LoaderStats:
@@ -318,42 +335,6 @@ class NeighborLoader(ThreadedLoader):
         """The sampler behind the loader."""
         self._draw_seed()
         return self._builder.sampler
-
-    def __call__(self, index: Any) -> Any:
-        """Return the batch of some positions in `input_nodes`, prepared here and now."""
-        output = self.collate_fn(index)
-        return output if self.filter_per_worker else self.filter_fn(output)
-
-    def collate_fn(self, index: Any) -> Any:
-        """Sample a batch; join it with its attributes too if `filter_per_worker` is set.
-
-        Parameters
-        ----------
-        index : list or tensor of int [B]
-            Positions in `input_nodes`.
-
-        Notes
-        -----
-        Every call draws anew. In a worker process of another loader (PyG's `ZipLoader`),
-        torch's seed of that worker takes the place of the epoch.
-        """
-        self._draw_seed()
-        worker = get_worker_info()
-        epoch = _ON_DEMAND_EPOCH if worker is None else worker.seed
-        call, self._num_calls = self._num_calls, self._num_calls + 1
-        sampled = self._sample(index, epoch=epoch, batch=call)
-        return self.filter_fn(sampled.output) if self.filter_per_worker else sampled.output
-
-    def filter_fn(self, out: SamplerOutput) -> Any:
-        """Join sampler output with its attributes, and apply the transforms."""
-        if self.transform_sampler_output is not None:
-            out = self.transform_sampler_output(out)
-        data, _, _ = self._builder.assemble(out)
-        return data if self.transform is None else self.transform(data)
-
-    def _sample(self, index: Any, *, epoch: int, batch: int) -> PreparedBatch:
-        seeds, input_id = self._seeds.select(index)
-        return self._builder.sample(seeds, input_id, epoch=epoch, batch=batch)
 
     @contextmanager
     def _ahead(

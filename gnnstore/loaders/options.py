@@ -16,8 +16,8 @@ from typing import Any
 from gnnstore.errors import UsageError
 from gnnstore.io.engines import ENGINES
 from gnnstore.loaders.tables import ReadOptions
+from gnnstore.planning.planned_settings import PlannedSettings
 from gnnstore.planning.static_cache import read_cache_settings
-from gnnstore.planning.superbatch_size import PlannedSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.store import GraphStore
 from gnnstore.store import open as open_store
@@ -125,14 +125,23 @@ def read_options(
             disk=disk,
         )
         return ReadOptions(memory=memory, io_engine=io_engine, plan=os.fspath(plan))
+    if strategy == "auto":
+        PlannedSettings.read(strategy, None, superbatch)
+        # For a strategy that samples ahead, if that is chosen.
+        planned = PlannedSettings.read("packed", None, None, tmpdir, disk)
+        _, settings = read_cache_settings(strategy, cache, cache_bytes)
+        return ReadOptions(strategy, topology, memory, io_engine, settings, planned)
     planned = PlannedSettings.read(strategy, cache_bytes, superbatch, tmpdir, disk)
     if planned is not None:
-        if cache is not None:
+        if cache is None:
+            return ReadOptions(strategy, topology, memory, io_engine, None, planned)
+        if strategy != "packed":
             raise UsageError(
                 f"strategy={strategy!r} has no use for cache={cache!r}: it decides by itself "
-                "which rows to cache; choose strategy='static', or leave the option out"
+                "which rows to cache; choose strategy='static' or 'packed', or leave the option out"
             )
-        return ReadOptions(strategy, topology, memory, io_engine, None, planned)
+        _, settings = read_cache_settings("static", cache, None)
+        return ReadOptions(strategy, topology, memory, io_engine, settings, planned)
     strategy, settings = read_cache_settings(strategy, cache, cache_bytes)
     return ReadOptions(strategy, topology, memory, io_engine, settings)
 

@@ -18,14 +18,20 @@ from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.plan_manifest import PlanManifest, rows_array
 from gnnstore.formats.plan_writer import PlanWriter
-from gnnstore.io.packed_rows import MissIndex
-from gnnstore.io.packing import append_packed, least_memory, packed_bytes
+from gnnstore.io.packing import least_memory, packed_bytes, sorted_misses
 from gnnstore.io.resident import residents_of
-from gnnstore.io.saved_plan import SavedRecord, name_of_batch
+from gnnstore.io.run_frames import COMPRESSIONS, Compression, Frames, compress_runs
+from gnnstore.io.saved_plan import name_of_batch
+from gnnstore.io.saved_record import SavedRecord
+from gnnstore.io.segment_packing import (
+    DividedMisses,
+    append_divided,
+    divide_misses,
+    segment_memory,
+)
 from gnnstore.loaders.pipeline import ordered_map
 from gnnstore.loaders.plan_records import RecordMaker
 from gnnstore.loaders.plan_sampling import PlanSampler, PlanSettings, SampledSuperbatch
-from gnnstore.planning.planners import make_planner
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.units import format_at_least, format_size
@@ -52,6 +58,10 @@ class PlanPacker:
     batches_per_epoch : int
     num_slots, superbatch : int
         Rows that are cached, and batches that are planned at a time.
+    segment : int
+        Batches that share rows on disk; 1: each has its own. May be set before `pack`.
+    compression : str or None
+        How runs are kept: "lz4", "zstd", or None. May be set before `pack`.
 
     Raises
     ------
@@ -68,9 +78,13 @@ class PlanPacker:
         self.batches_per_epoch = self._sampler.batches_per_epoch
         attributes = store.schema.node.attributes.values()
         cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
-        self._decide(cached, self._sampler.size.num_slots, self._sampler.size.superbatch)
+        size = self._sampler.size
+        self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
+        self.compression: Compression | None = None
+        if settings.compress in COMPRESSIONS:
+            self.compression = settings.compress
 
-    def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int) -> None:
+    def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
         store, engine = self.store, self._sampler.tables.engine
         node, edge = store.schema.node, store.schema.edge
@@ -82,6 +96,8 @@ class PlanPacker:
                 for spec in node.attributes.values()
                 if spec.path in cached
             }
+        # Without rows on disk there are none to share.
+        self.segment = min(segment, superbatch) if self.tables else 1
         plain_nodes = [spec for spec in node.attributes.values() if spec.path not in self.tables]
         self._records = RecordMaker(
             self._sampler.tables, tuple(plain_nodes), tuple(edge.attributes.values()), store.schema
@@ -91,6 +107,12 @@ class PlanPacker:
     def plain(self) -> tuple[AttributeSpec, ...]:
         """The attributes whose rows are in the records: of nodes, and then of edges."""
         return (*self._records.plain_nodes, *self._records.edges)
+
+    @property
+    def rolling(self) -> tuple[int, int] | None:
+        """Batches that a loader with strategy "packed" would plan at a time, and cached rows."""
+        size = self._sampler.tables.placement.superbatch
+        return None if size is None else (size.num_batches, size.num_slots)
 
     @property
     def reason(self) -> str:
@@ -134,8 +156,11 @@ class PlanPacker:
                 "seed": settings.config.seed,
                 "epochs": settings.epochs,
                 "memory": settings.memory,
+                "cache": settings.cached_by,
                 "cache_bytes": settings.cache_bytes,
                 "superbatch": settings.superbatch,
+                "segment": settings.segment,
+                "compress": settings.compress,
                 "program": __version__,
             },
             decided={
@@ -143,6 +168,8 @@ class PlanPacker:
                 "rows": [rows_array(rows.array.spec) for rows in self.tables.values()],
                 "num_slots": self.num_slots,
                 "superbatch": self.superbatch,
+                "segment": self.segment,
+                "compression": self.compression,
             },
             overwrite=overwrite,
             resume=resume,
@@ -151,7 +178,8 @@ class PlanPacker:
         progress = progress or NullProgress()
         with writer:
             known = writer.decided
-            self._decide(known["cached"], known["num_slots"], known["superbatch"])
+            self._decide(known["cached"], known["num_slots"], known["superbatch"], known["segment"])
+            self.compression = known["compression"]
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
                 phase.advance(len(writer.index))
@@ -165,11 +193,12 @@ class PlanPacker:
                 )
 
     def _manifest(self, writer: PlanWriter) -> PlanManifest:
+        settings = self.settings
         return PlanManifest(
             created_by=f"gnnstore {__version__}",
             fingerprint=self._sampler.fingerprint,
-            seed=self.settings.config.seed,
-            epochs=self.settings.epochs,
+            seed=settings.config.seed,
+            epochs=settings.epochs,
             batches_per_epoch=self.batches_per_epoch,
             superbatch=self.superbatch,
             num_slots=self.num_slots,
@@ -178,6 +207,9 @@ class PlanPacker:
             cached=tuple(self.tables),
             plain=tuple(spec.path for spec in self.plain),
             has_edge_ids=self._sampler.tables.edge_ids is not None,
+            segment=self.segment,
+            cached_by=settings.cached_by,
+            compression=self.compression,
         )
 
     def _pack_epoch(self, writer: PlanWriter, epoch: int, advance: Callable[[int], None]) -> None:
@@ -185,12 +217,16 @@ class PlanPacker:
         per_epoch = -(-self.batches_per_epoch // self.superbatch)
         if writer.num_superbatches >= (epoch + 1) * per_epoch:
             return
-        planner = make_planner("packed", self.num_slots)
+        planner = self.make_planner()
         superbatches = self._sampler.superbatches(epoch, self.superbatch, planner)
         for number, superbatch in enumerate(superbatches, epoch * per_epoch):
-            with closing(superbatch.kept):
+            with closing(superbatch):
                 if number >= writer.num_superbatches:
                     self._pack_superbatch(writer, superbatch, advance)
+
+    def make_planner(self) -> Planner:
+        """Return what decides which rows are cached, for the empty cache of an epoch."""
+        return self._sampler.make_planner(self.num_slots)
 
     def first_batches(self, planner: Planner, most: int) -> SampledSuperbatch:
         """Sample and plan the first batches; to be closed by the caller."""
@@ -208,8 +244,7 @@ class PlanPacker:
     def _pack_superbatch(
         self, writer: PlanWriter, of: SampledSuperbatch, advance: Callable[[int], None]
     ) -> None:
-        self._check_disk(writer, packed_bytes(self.tables, of.plan.misses))
-        misses, offsets = self._pack_rows(writer, of)
+        misses, offsets, frames = self._pack_rows(writer, of)
 
         def make(i: int) -> tuple[SavedRecord, int]:
             compact = of.kept.get(i)
@@ -232,34 +267,88 @@ class PlanPacker:
                 parts, num_bytes, crc = record.encode(of.first + i)
                 self._check_disk(writer, num_bytes)
                 begin = writer.batches.append(parts)
-                num_missed = 0 if misses is None else int(misses.num_rows[i])
+                num_missed = 0 if misses is None else int(misses.own[i])
                 runs = [int(offsets[path][i]) for path in self.tables]
-                index.append([begin, num_bytes, crc, num_missed, *runs])
+                kept = [int(found.num_bytes[i]) for found in frames]
+                kept += [int(found.crcs[i]) for found in frames]
+                index.append([begin, num_bytes, crc, num_missed, *runs, *kept])
                 largest = max(largest, batch_bytes)
                 advance(1)
-        writer.finish_superbatch(index, largest)
+        segments = [
+            [
+                of.first + place.first,
+                of.first + place.end,
+                place.num_rows,
+                place.chunk_rows,
+                *(int(offsets[path][of.plan.num_batches + place.first_chunk]) for path in offsets),
+            ]
+            for place in (() if misses is None else misses.segments)
+        ]
+        writer.finish_superbatch(index, largest, segments)
 
     def _pack_rows(
         self, writer: PlanWriter, of: SampledSuperbatch
-    ) -> tuple[MissIndex | None, dict[str, npt.NDArray[np.int64]]]:
+    ) -> tuple[DividedMisses | None, dict[str, npt.NDArray[np.int64]], list[Frames]]:
         """Append the rows that the batches miss; return where they go, and where they lie."""
         if not self.tables:
-            return None, {}
+            return None, {}, []
         files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
-        # A plan that is continued has the sizes of before, whatever memory is left now.
-        least = least_memory(self.tables, of.plan.misses, of.trace.ids.itemsize)
-        left = self._sampler.size.memory_bytes - of.num_bytes
-        misses, offsets, _ = append_packed(
+        memory_bytes = self.packing_memory(of)
+        misses = self.divided(of, memory_bytes)
+        self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
+        offsets = append_divided(
             self.tables,
-            of.trace,
-            of.plan,
+            misses,
             {path: (file.file_path, file.size_bytes) for path, file in files.items()},
-            memory_bytes=max(least, left),
+            memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
+        frames: list[Frames] = []
         for path, file in files.items():
+            if self.compression is not None:
+                rows = self.tables[path]
+                found = compress_runs(
+                    file.file_path,
+                    offsets[path],
+                    [int(size) * rows.row_bytes for size in misses.own],
+                    self.compression,
+                    rows.array.dtype.itemsize,
+                    memory_bytes=memory_bytes - misses.num_bytes,
+                    num_threads=self.settings.num_threads,
+                )
+                offsets[path] = found.offsets
+                frames.append(found)
             file.grown_to(int(offsets[path][-1]))
-        return misses, offsets
+        return misses, offsets, frames
+
+    def packing_memory(self, of: SampledSuperbatch) -> int:
+        """Return the memory that there is for packing a superbatch."""
+        # A plan that is continued has the sizes of before, whatever memory is left now.
+        return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
+
+    def divided(self, of: SampledSuperbatch, memory_bytes: int) -> DividedMisses:
+        """Sort out what the batches miss, and what they share."""
+        tables = self.tables.values()
+        num_rows = next(iter(tables)).num_rows
+        missed = sorted_misses(
+            of.trace,
+            of.plan,
+            num_rows,
+            memory_bytes=memory_bytes,
+            num_threads=self.settings.num_threads,
+        )
+        return divide_misses(
+            missed,
+            self.segment,
+            num_table_rows=num_rows,
+            row_bytes=max(table.row_bytes for table in tables),
+        )
+
+    def _least_memory(self, of: SampledSuperbatch) -> int:
+        least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.read_rows)
+        if self.segment == 1:
+            return least
+        return least + segment_memory(of.plan.misses, of.id_bytes)
 
     def _check_disk(self, writer: PlanWriter, more_bytes: int) -> None:
         """Stop, in a way that can be resumed, where the budget of disk is used up."""
@@ -270,6 +359,7 @@ class PlanPacker:
         raise NoSpaceError(
             f"{writer.path}: the plan takes more than the {format_size(most)} of disk that it may: "
             f"{done} of {total} batches take {format_size(writer.num_bytes)}, and at least "
-            f"{format_at_least(missing)} are missing; raise --disk, or pack fewer epochs.",
+            f"{format_at_least(missing)} are missing; raise --disk, pack fewer epochs, or have "
+            "rows shared by more batches (--segment).",
             path=writer.path,
         )

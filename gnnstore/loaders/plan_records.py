@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.io.saved_plan import SavedRecord
+from gnnstore.io.saved_record import SavedRecord
+from gnnstore.io.segment_packing import BatchMisses
 
 if TYPE_CHECKING:
     from gnnstore.formats.schema import AttributeSpec, Schema
-    from gnnstore.io.packed_rows import MissIndex
+    from gnnstore.io.segment_packing import DividedMisses
     from gnnstore.loaders.tables import Tables
-    from gnnstore.planning.belady import SuperbatchPlan
+    from gnnstore.planning.planners import Plan
     from gnnstore.sampling.compact import CompactSubgraph
 
 _NOWHERE = np.empty(0, np.int32)
+_NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
 # input_id, positions and e_id in a batch.
 _WIDE_BYTES = 8
 
@@ -45,20 +47,21 @@ class RecordMaker:
         self,
         subgraph: CompactSubgraph,
         input_id: npt.NDArray[np.int64],
-        plan: SuperbatchPlan,
-        misses: MissIndex | None,
+        plan: Plan,
+        misses: DividedMisses | None,
         i: int,
     ) -> SavedRecord:
         """Return the record of batch i of a superbatch.
 
         Parameters
         ----------
-        misses : MissIndex or None
+        misses : DividedMisses or None
             None: no attribute is cached.
         """
-        positions, targets, sources = _NOWHERE, _NOWHERE, _NOWHERE
-        if misses is not None:
-            positions, targets, sources = misses.batch(i)
+        places = _NONE_MISSED if misses is None else misses.batch(i)
+        shared = None
+        if misses is not None and misses.segments:
+            shared = (places.shared_positions, places.shared_ranks)
         changes = plan.batch_changes(i)
         tables = self.tables
         rows = [tables.nodes[spec.name].gather(subgraph.n_id).rows for spec in self.plain_nodes]
@@ -71,12 +74,13 @@ class RecordMaker:
             slots=plan.batch_slots(i),
             change_positions=changes[0],
             change_slots=changes[1],
-            positions=positions,
-            repeat_targets=targets,
-            repeat_sources=sources,
+            positions=places.positions,
+            repeat_targets=places.repeat_targets,
+            repeat_sources=places.repeat_sources,
             plain=tuple(rows),
             edge_ids=edge_ids,
             subgraph=subgraph,
+            shared=shared,
         )
 
     def batch_bytes(self, subgraph: CompactSubgraph) -> int:

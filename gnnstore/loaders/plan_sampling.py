@@ -14,27 +14,40 @@ import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.io.kept_subgraphs import KeptSubgraphs, SubgraphsInMemory, SubgraphsOnDisk
+from gnnstore.io.missed_rows import id_dtype
 from gnnstore.io.run_directory import RunDirectory, default_parent
+from gnnstore.io.run_frames import COMPRESSIONS
 from gnnstore.loaders.ahead import sample_in_order
+from gnnstore.loaders.caching import CacheMaker
 from gnnstore.loaders.options import read_options
 from gnnstore.loaders.presampling import Presampler
 from gnnstore.loaders.seeds import batches_in_order, epoch_permutation, resolve_input_nodes
 from gnnstore.loaders.state import sampling_fingerprint
 from gnnstore.loaders.tables import ReadRequest, open_tables
+from gnnstore.planning.fixed import FixedPlanner
 from gnnstore.planning.plan_size import size_plan
+from gnnstore.planning.planners import make_planner
+from gnnstore.planning.spilled_plan import SpilledPlan
+from gnnstore.planning.static_cache import SCORES, CacheSettings, select_nodes
 from gnnstore.planning.trace_builder import TraceBuilder
+from gnnstore.planning.trace_file import SpilledTrace, TraceFile
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
     from gnnstore.formats.schema import AttributeSpec
-    from gnnstore.planning.belady import SuperbatchPlan, Trace
-    from gnnstore.planning.planners import Planner
+    from gnnstore.planning.belady import Trace
+    from gnnstore.planning.planners import Plan, Planner
     from gnnstore.store import GraphStore
 
 # Rolling packing must fit a budget of disk with every superbatch; here all are kept, and what
 # they take is compared with the budget as a whole.
 _NO_DISK_LIMIT = 2**62
+
+
+# The first by default: nothing misses fewer rows.
+CACHED_BY = ("belady", *SCORES)
+COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 
 @dataclass(frozen=True)
@@ -45,30 +58,42 @@ class PlanSettings:
     ----------
     config : SamplingConfig
         How to sample, the seed included.
-    input_nodes : str or None
-        A split; None: all nodes.
+    input_nodes : None, str, tensor, array or sequence
+        A split, or as of `NeighborLoader`; None: all nodes.
     batch_size, epochs : int
     shuffle, drop_last : bool
+    cache : str or None
+        By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady";
+        None: the last.
     memory, cache_bytes, superbatch, topology
         As of `NeighborLoader`, for packing and for the cache of training.
     disk_bytes : int or None
         The most that the plan may take; None: what is free.
+    segment : int or None
+        Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks
+        for (see `plan_estimate`).
+    compress : str
+        How runs of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
+        measurements of the disk (see `plan_estimate`; "none" unless an estimate was made).
     tmpdir : Path or None
         For subgraphs that `memory` has no room for; None: beside the store.
     num_threads : int
     """
 
     config: SamplingConfig
-    input_nodes: str | None
+    input_nodes: Any
     batch_size: int
     epochs: int
     shuffle: bool = True
     drop_last: bool = False
+    cache: str | None = None
     memory: int | str | None = None
     cache_bytes: int | str | None = None
     superbatch: int | None = None
     topology: str = "auto"
     disk_bytes: int | None = None
+    segment: int | None = None
+    compress: str = "none"
     tmpdir: Path | None = None
     num_threads: int = 1
 
@@ -78,6 +103,19 @@ class PlanSettings:
                 f"epochs={self.epochs} of batches of {self.batch_size} input nodes: at least 1 of "
                 "each is needed"
             )
+        if self.compress not in COMPRESS:
+            raise UsageError(
+                f"compress={self.compress!r} is unknown; choose one of {', '.join(COMPRESS)}"
+            )
+        if self.cached_by not in CACHED_BY:
+            raise UsageError(
+                f"cache={self.cache!r} is unknown; choose one of {', '.join(CACHED_BY)}"
+            )
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached."""
+        return self.cache or CACHED_BY[0]
 
 
 @dataclass(eq=False)
@@ -92,14 +130,34 @@ class SampledSuperbatch:
 
     first: int
     kept: KeptSubgraphs
-    trace: Trace
-    plan: SuperbatchPlan
+    trace: Trace | SpilledTrace
+    plan: Plan
     input_ids: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return self.kept.num_bytes + self.trace.ids.nbytes + self.plan.num_bytes
+        trace = 0 if isinstance(self.trace, SpilledTrace) else self.trace.ids.nbytes
+        return self.kept.num_bytes + trace + self.plan.num_bytes
+
+    @property
+    def id_bytes(self) -> int:
+        """Of a node id in the trace: 4 or 8."""
+        return id_dtype(self.trace).itemsize
+
+    @property
+    def read_rows(self) -> int:
+        """Rows of the largest batch, if trace and plan are on disk; else 0."""
+        is_spilled = isinstance(self.trace, SpilledTrace)
+        return int(np.diff(self.trace.offsets).max(initial=0)) if is_spilled else 0
+
+    def close(self) -> None:
+        """Let go of what is kept of it. Idempotent."""
+        self.kept.close()
+        if isinstance(self.trace, SpilledTrace):
+            self.trace.close()
+        if isinstance(self.plan, SpilledPlan):
+            self.plan.close()
 
 
 class PlanSampler:
@@ -138,6 +196,9 @@ class PlanSampler:
                 f"{store.path}: {self.seeds.num_seeds} input nodes make no batch of "
                 f"{settings.batch_size}, so there is nothing to pack; choose other input nodes"
             )
+        presampler = Presampler.of(
+            store, settings.config, self.seeds, settings.batch_size, not settings.shuffle
+        )
         options = read_options(
             strategy="packed",
             topology=settings.topology,
@@ -154,9 +215,7 @@ class PlanSampler:
             ReadRequest(
                 store,
                 options,
-                Presampler.of(
-                    store, settings.config, self.seeds, settings.batch_size, not settings.shuffle
-                ),
+                presampler,
                 seeds_bytes=seeds_bytes,
                 num_threads=settings.num_threads,
                 may_use_fewer=True,
@@ -178,6 +237,29 @@ class PlanSampler:
         )
         self._sampler = self.tables.structure.sampler(settings.config, store.schema.index_dtype)
         self._run: RunDirectory | None = None
+        self._presampler, self._specs = presampler, tuple(specs)
+        self._fixed: npt.NDArray[np.int64] | None = None
+
+    def make_planner(self, num_slots: int) -> Planner:
+        """Return what decides which rows are cached, for the empty cache of an epoch."""
+        score, engine = self.settings.cached_by, self.tables.engine
+        if score not in SCORES or engine is None or num_slots == 0:
+            return make_planner("packed", num_slots)
+        if self._fixed is None or len(self._fixed) != num_slots:
+            maker = CacheMaker(
+                self.store,
+                self.tables.structure,
+                engine,
+                CacheSettings(score),
+                self._specs,
+                self._presampler,
+                self.settings.num_threads,
+            )
+            # Rows enter when they are needed first, and stay: nothing is read beforehand.
+            self._fixed = np.full(num_slots, -1, np.int64)
+            nodes = select_nodes(maker.scores(), num_slots)
+            self._fixed[: len(nodes)] = nodes
+        return FixedPlanner(self._fixed, self.store.num_nodes)
 
     def is_read(self, spec: AttributeSpec) -> bool:
         """Whether rows of an attribute are read from disk, so that they are cached and packed."""
@@ -225,7 +307,13 @@ class PlanSampler:
         self, epoch: int, first: int, batches: list[Any], planner: Planner
     ) -> SampledSuperbatch:
         csc = self.tables.structure.csc
-        trace = TraceBuilder(len(batches), csc.num_nodes)
+        number = epoch * self.batches_per_epoch + first
+        trace: TraceBuilder | TraceFile
+        if self.size.table_bytes:
+            path = self._run_directory() / f"trace-{number}"
+            trace = TraceFile(path, len(batches), csc.num_nodes)
+        else:
+            trace = TraceBuilder(len(batches), csc.num_nodes)
         input_ids: dict[int, npt.NDArray[np.int64]] = {}
         kept = self._keep(first, len(batches))
 
@@ -253,20 +341,30 @@ class PlanSampler:
                 for _ in sampled:
                     pass
             built = trace.build()
-            plan = planner.plan(built)
+            plan = self._plan(built, planner, number)
         except BaseException:
             kept.close()
+            if isinstance(trace, TraceFile):
+                trace.close()
             raise
-        number = epoch * self.batches_per_epoch + first
         return SampledSuperbatch(number, kept, built, plan, input_ids)
+
+    def _plan(self, trace: Trace | SpilledTrace, planner: Planner, number: int) -> Plan:
+        if not isinstance(trace, SpilledTrace):
+            return planner.plan(trace)
+        path = self._run_directory() / f"plan-{number}"
+        return planner.plan_spilled(trace, path, table_bytes=self.size.table_bytes)
 
     def _keep(self, first: int, num_batches: int) -> KeptSubgraphs:
         if num_batches <= self._most_in_memory:
             return SubgraphsInMemory()
+        return SubgraphsOnDisk(self._run_directory() / f"batch-{first}")
+
+    def _run_directory(self) -> Path:
         if self._run is None:
             parent = self.settings.tmpdir or default_parent(self.store.path)
             self._run = RunDirectory.create(parent, purpose="what a plan has sampled ahead")
-        return SubgraphsOnDisk(self._run.path / f"batch-{first}")
+        return self._run.path
 
     def close(self) -> None:
         """Remove what was written beside the plan. Idempotent."""

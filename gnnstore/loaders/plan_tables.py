@@ -141,7 +141,7 @@ class PlanTables(Tables):
     @property
     def cached_by(self) -> str:
         """By what rows are cached; empty without a cache."""
-        return "belady" if self.num_cached else ""
+        return self.saved.plan.reader.manifest.cached_by if self.num_cached else ""
 
     @property
     def num_cached(self) -> int:

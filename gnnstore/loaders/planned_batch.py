@@ -15,6 +15,7 @@ from gnnstore.io.buffers import empty
 from gnnstore.io.planned_cache import BatchStep
 from gnnstore.io.rows import Gathered
 from gnnstore.loaders.batch import PreparedBatch, prepared
+from gnnstore.planning.spilled_plan import SpilledPlan
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from gnnstore.io.kept_subgraphs import KeptSubgraphs
     from gnnstore.io.planned_cache import Lease
     from gnnstore.loaders.rolling import PackedBatches
-    from gnnstore.planning.belady import SuperbatchPlan
+    from gnnstore.planning.planners import Plan
     from gnnstore.sampling.compact import CompactSubgraph
     from gnnstore.sampling.neighbor import IndexDtype
 
@@ -36,16 +37,53 @@ class BatchNote:
 
 
 @dataclass(eq=False)
+class PlannedPart:
+    """The batches of a superbatch from one on, as they were planned under one lease.
+
+    A lease may be lost to another loader on the same store, and the rest be planned again.
+
+    Attributes
+    ----------
+    plan : SuperbatchPlan, SpilledPlan or None
+        None once each batch has taken its share: memory is counted for the plan that is followed
+        and the one that is made, and iterators hold on to what they have yielded last.
+    begin : int
+        The first batch, in the superbatch.
+    first : int
+        Its number under the lease.
+    """
+
+    plan: Plan | None
+    lease: Lease
+    begin: int
+    first: int
+
+    def step(self, i: int, ids: npt.NDArray[Any]) -> BatchStep:
+        """Return what the plan says of batch i of the superbatch."""
+        k, plan = i - self.begin, self.plan
+        if plan is None:
+            raise KeyError(f"batch {i} was taken before")
+        return BatchStep(ids, plan.batch_slots(k), *plan.batch_changes(k))
+
+    def number(self, i: int) -> int:
+        """Return the number of batch i under the lease."""
+        return self.first + i - self.begin
+
+    def close(self) -> None:
+        """Let go of the plan. Idempotent."""
+        plan, self.plan = self.plan, None
+        if isinstance(plan, SpilledPlan):
+            plan.close()
+
+
+@dataclass(eq=False)
 class Superbatch:
     """S batches, sampled and planned.
 
     Attributes
     ----------
-    plan : SuperbatchPlan or None
-        None once each batch has taken its part: memory is counted for the plan that is followed
-        and the one that is made, and iterators hold on to what they have yielded last.
-    first : int
-        Number of the first batch under the lease.
+    part : PlannedPart
+        How batches that are handed out from now on are planned.
     packed : PackedBatches or None
         Where rows are that the plan misses; None: in their table.
     error : Exception or None
@@ -53,10 +91,8 @@ class Superbatch:
     """
 
     kept: KeptSubgraphs
-    plan: SuperbatchPlan | None
+    part: PlannedPart
     notes: list[BatchNote]
-    lease: Lease
-    first: int
     seconds_planning: float
     bytes_spilled: int
     packed: PackedBatches | None
@@ -69,36 +105,34 @@ class Superbatch:
     def __len__(self) -> int:
         return len(self.notes)
 
-    def take(self, i: int) -> tuple[CompactSubgraph, BatchStep]:
+    def take(self, part: PlannedPart, i: int) -> tuple[CompactSubgraph, BatchStep]:
         """Return a subgraph and what the plan says of it, and forget both.
 
-        The last one closes what has kept the subgraphs.
+        The last one closes what has kept them.
         """
-        subgraph, plan = self.kept.get(i), self.plan
-        if plan is None:
-            raise KeyError(f"batch {i} was taken before")
-        step = BatchStep(subgraph.n_id, plan.batch_slots(i), *plan.batch_changes(i))
+        subgraph = self.kept.get(i)
+        step = part.step(i, subgraph.n_id)
         self.kept.drop(i)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
         if is_last:
             self.kept.close()
-            self.plan = None
+            part.close()
         return subgraph, step
 
-    def gather(self, i: int, step: BatchStep) -> dict[str, Gathered]:
+    def gather(self, part: PlannedPart, i: int, step: BatchStep) -> dict[str, Gathered]:
         """Return the rows of a batch, by the table's path."""
         if self.packed is None:
-            return self.lease.gather(self.first + i, step)
+            return part.lease.gather(part.number(i), step)
         try:
-            return self.lease.gather(self.first + i, step, self.packed.source(i))
+            return part.lease.gather(part.number(i), step, self.packed.source(i))
         finally:
             self.packed.done()
 
-    def fail(self, i: int, error: BaseException) -> None:
+    def fail(self, part: PlannedPart, i: int, error: BaseException) -> None:
         """Give up a batch that cannot be gathered, or what waits for it would wait for ever."""
-        self.lease.fail(self.first + i, error)
+        part.lease.fail(part.number(i), error)
         if self.packed is not None:
             self.packed.done()
 
@@ -108,6 +142,7 @@ class PlannedBatch:
     """A batch that is to be assembled as its superbatch's plan says."""
 
     superbatch: Superbatch
+    part: PlannedPart
     i: int
     index_dtype: IndexDtype
 
@@ -117,21 +152,21 @@ class PlannedBatch:
         Raises
         ------
         StorageError, CorruptStoreError
-            If its subgraph was written to disk and cannot be read back as it was.
+            If its subgraph or plan was written to disk and cannot be read back as it was.
         """
-        of, i = self.superbatch, self.i
+        of, part, i = self.superbatch, self.part, self.i
         start = time.perf_counter()
         try:
-            compact, step = of.take(i)
+            compact, step = of.take(part, i)
             subgraph = compact.expand(self.index_dtype, empty)
         except BaseException as error:
-            of.fail(i, error)
+            of.fail(part, i, error)
             raise
         note = of.notes[i]
         seconds = note.seconds_sampling + time.perf_counter() - start
 
         def rows_of(output: SamplerOutput) -> Mapping[str, Gathered]:
-            gathered = of.gather(i, step)
+            gathered = of.gather(part, i, step)
             wanted = output.node.numpy()
             if np.array_equal(wanted, step.ids):
                 return gathered

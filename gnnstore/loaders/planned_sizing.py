@@ -1,7 +1,7 @@
 """Divides a budget between batches in flight, cached rows and the plans that say which they are.
 
-A few batches tell how large they are; some more, planned in superbatches of several sizes, tell
-which size misses the fewest rows.
+A few batches tell how large they are. Where missed rows are packed, some more are planned, to tell
+how many that will be.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ import numpy as np
 from gnnstore.errors import BudgetError
 from gnnstore.io.buffers import release
 from gnnstore.io.packed_rows import RUN_STAGING_BYTES
+from gnnstore.loaders.course import FixedNodes, in_slots
 from gnnstore.planning.in_flight import check_two_batches, expected_bytes, in_flight_bytes
-from gnnstore.planning.planners import make_planner
-from gnnstore.planning.superbatch_size import (
-    PlannedPolicy,
-    PlannedSettings,
-    SuperbatchCosts,
-    SuperbatchSize,
-    choose_size,
-    with_measured_changes,
-)
+from gnnstore.planning.planned_settings import LOOKING_AHEAD, PlannedPolicy, PlannedSettings
+from gnnstore.planning.planners import Planner, make_planner
+from gnnstore.planning.static_cache import most_needed
+from gnnstore.planning.superbatch_costs import SuperbatchCosts, with_measured_changes
+from gnnstore.planning.superbatch_size import SuperbatchSize, choose_size
 from gnnstore.planning.trace_builder import TraceBuilder, id_dtype
 from gnnstore.units import format_at_least
 
@@ -42,6 +39,8 @@ if TYPE_CHECKING:
 _PROFILE_BATCHES = 128
 # Without memory= nobody has said what the model needs besides.
 _UNPROMISED_SHARE = 2
+_STEP_BYTES = 4 + 8
+_POSITION_BYTES = 4
 # Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
 # one pass; more memory makes for fewer passes.
 _BULK_SHARE = 8
@@ -57,6 +56,7 @@ def size_superbatches(
     num_threads: int,
     staging_bytes: int = 0,
     disk_bytes: int = 0,
+    fixed: FixedNodes | None = None,
 ) -> Placement:
     """Decide how many batches are planned at a time, and how many rows are cached.
 
@@ -71,7 +71,10 @@ def size_superbatches(
     staging_bytes : int
         Memory of a thread that reads.
     disk_bytes : int
-        For packed rows, where there are some.
+        For what is kept on disk: packed rows, and traces and plans that memory is too small for.
+
+    fixed : FixedNodes, optional
+        What the cache holds always; by default the policy decides.
 
     Raises
     ------
@@ -86,7 +89,8 @@ def size_superbatches(
     release()  # the samples' buffers: nothing gives them back before the first batch
     left, threads_bytes = placement.left_bytes, 0
     if placement.budget_is_promise:
-        batch_bytes = expected_bytes(seen.largest_bytes)
+        # And what the plan says of each of its nodes: a slot, and one that it enters.
+        batch_bytes = expected_bytes(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
         check_two_batches(placement, batch_bytes)
         threads_bytes = _threads_bytes(structure, seen, num_threads, staging_bytes)
         if packs:
@@ -94,12 +98,15 @@ def size_superbatches(
             read = {path for path, mode in placement.modes.items() if mode == "direct"}
             spared = 0 if read - {spec.path for spec in specs} else placement.staging_bytes
             threads_bytes += max(0, num_threads * RUN_STAGING_BYTES - spared)
+            # And where the rows of a run go.
+            threads_bytes += num_threads * _POSITION_BYTES * expected_bytes(seen.largest_nodes)
         left -= in_flight_bytes(placement, batch_bytes, num_threads) + threads_bytes
     else:
         left //= _UNPROMISED_SHARE
     bulk_bytes = max(0, left) // _BULK_SHARE if structure.is_read else 0
     left -= bulk_bytes
     id_bytes = id_dtype(csc.num_nodes).itemsize
+    num_batches = presampler.epoch_batches
     batch_nodes = expected_bytes(seen.largest_nodes)
     costs = SuperbatchCosts(
         num_rows=csc.num_nodes,
@@ -110,8 +117,8 @@ def size_superbatches(
         kept_bytes=expected_bytes(seen.largest_ids_bytes),
         packed_rows=batch_nodes if packs else 0,
         policy=settings.policy,
+        epoch_batches=num_batches,
     )
-    num_batches = -(-presampler.seeds.num_seeds // max(1, presampler.batch_size))
     # Half of what batches and rows will take later is for the trace and its plan; threads that
     # sample have the other half.
     plans = replace(costs, packed_rows=0)
@@ -124,35 +131,47 @@ def size_superbatches(
         num_batches=max(1, min(_PROFILE_BATCHES, num_batches, affordable)),
         num_threads=num_threads,
         spare_bytes=placement.spare_bytes,
+        fixed=fixed,
     )
     # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
     # memory for the worst case caches more, so it is measured before the sizes are compared.
-    size = choose_size(costs, settings, left, num_batches, lambda size: -size.num_batches)
-    if size.num_slots or packs:
+    size = choose_size(costs, settings, left, num_batches, disk_bytes=disk_bytes)
+    if packs or (size.num_slots and size.plans_in_memory):
         measured = profile.run(size)
         costs = with_measured_changes(costs, measured.changes, measured.accesses)
         if packs:
-            costs = replace(costs, packed_rows=expected_bytes(measured.most_missed))
+            costs = replace(costs, packed_rows=max(1, expected_bytes(measured.most_missed)))
 
     def cost(size: SuperbatchSize) -> float:
-        if not packs:
-            return profile.run(size).misses
-        if costs.disk_bytes(size.num_batches) > disk_bytes:
+        if costs.disk_bytes(size.num_batches) + _spilled(costs, size) > disk_bytes:
             return math.inf
         # The table is read once for each superbatch; what is packed is written and read.
         scans = profile.num_batches / size.num_batches
         rows = scans * costs.num_rows + 2 * profile.run(size).misses
         return rows * costs.row_bytes
 
-    size = choose_size(costs, settings, left, num_batches, cost)
-    if packs and (missing := costs.disk_bytes(size.num_batches) - disk_bytes) > 0:
+    size = choose_size(
+        costs,
+        settings,
+        left,
+        num_batches,
+        disk_bytes=disk_bytes,
+        cost=cost if packs else None,
+    )
+    needed = costs.disk_bytes(size.num_batches) + _spilled(costs, size)
+    if packs and (missing := needed - disk_bytes) > 0:
         raise BudgetError(
-            f"strategy 'packed': the packed rows of two superbatches of {size.num_batches} "
-            f"batches take up to {disk_bytes + missing} bytes on disk, and {disk_bytes} may be "
+            f"strategy 'packed': the packed rows of superbatches of {size.num_batches} batches "
+            f"take up to {disk_bytes + missing} bytes on disk, and {disk_bytes} may be "
             f"used: {missing} bytes too few; raise disk= by at least {format_at_least(missing)}, "
             "name a roomier tmpdir=, or choose strategy='belady'"
         )
     return placement.with_superbatch(size.with_sampling(bulk_bytes, threads_bytes))
+
+
+def _spilled(costs: SuperbatchCosts, size: SuperbatchSize) -> int:
+    """Return what a choice keeps on disk besides packed rows."""
+    return 0 if size.plans_in_memory else costs.spilled_disk_bytes(size.num_batches)
 
 
 def _threads_bytes(
@@ -197,6 +216,7 @@ class _Profile:
         num_batches: int,
         num_threads: int,
         spare_bytes: int | None,
+        fixed: FixedNodes | None,
     ) -> None:
         self._structure = structure
         self._presampler = presampler
@@ -204,12 +224,13 @@ class _Profile:
         self.num_batches = num_batches
         self._num_threads = num_threads
         self._spare_bytes = spare_bytes
+        self._fixed = fixed
         self._trace: Trace | None = None
 
     def run(self, size: SuperbatchSize) -> _Planned:
-        """Plan the sample in superbatches of some size, from an empty cache."""
+        """Plan the sample in superbatches of some size, from where a loader begins."""
         trace = self._sampled()
-        planner = make_planner(self._policy, size.num_slots)
+        planner = self._planner(size)
         misses = changes = most = 0
         for first in range(0, trace.num_batches, size.num_batches):
             plan = planner.plan(_part(trace, first, first + size.num_batches))
@@ -217,6 +238,18 @@ class _Profile:
             changes += len(plan.change_positions)
             most = max(most, int(plan.misses.max(initial=0)))
         return _Planned(misses, changes, trace.num_accesses, most)
+
+    def _planner(self, size: SuperbatchSize) -> Planner:
+        num_slots, num_nodes = size.num_slots, self._structure.csc.num_nodes
+        if self._fixed is not None:
+            planner: Planner = self._fixed.planner(num_slots)
+            planner.restart(in_slots(self._fixed.of(num_slots), num_slots))
+            return planner
+        planner = make_planner(self._policy, num_slots)
+        if self._policy in LOOKING_AHEAD and size.fills(num_nodes):
+            first = _part(self._sampled(), 0, size.num_batches)
+            planner.restart(in_slots(most_needed(first, num_nodes, num_slots), num_slots))
+        return planner
 
     def _sampled(self) -> Trace:
         if self._trace is None:

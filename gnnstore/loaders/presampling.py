@@ -82,6 +82,8 @@ class Presampler:
         Attribute values that a node and an edge bring into a batch.
     index_dtype : "int64" or "int32"
         Of `n_id` and `edge_index`.
+    world_size : int
+        Loaders that the batches of an epoch are dealt out to.
     """
 
     config: SamplingConfig
@@ -91,6 +93,7 @@ class Presampler:
     node_bytes: int
     edge_bytes: int
     index_dtype: IndexDtype = "int64"
+    world_size: int = 1
 
     @classmethod
     def of(
@@ -100,6 +103,8 @@ class Presampler:
         seeds: InputNodes,
         batch_size: int,
         in_order: bool,
+        *,
+        world_size: int = 1,
     ) -> Self:
         """Take the widths of rows and the type of ids from a store's schema."""
         schema = store.schema
@@ -115,7 +120,14 @@ class Presampler:
             node_bytes=row_bytes(schema.node.attributes),
             edge_bytes=row_bytes(schema.edge.attributes),
             index_dtype=schema.index_dtype,
+            world_size=world_size,
         )
+
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of an epoch that this loader yields."""
+        batches = -(-self.seeds.num_seeds // max(1, self.batch_size))
+        return -(-batches // self.world_size)
 
     def run(
         self,

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, SequentialSampler
 
 from gnnstore.errors import UsageError
 from gnnstore.loaders.bookmark import Bookmark
-from gnnstore.loaders.seeds import SeededShuffle, batches_in_order, epoch_permutation
+from gnnstore.loaders.ranks import Deal, DealtSampler
+from gnnstore.loaders.seeds import SeededShuffle, epoch_permutation
 from gnnstore.loaders.state import LoaderState, Position
 from gnnstore.loaders.user_order import UserOrder
 
@@ -31,12 +32,20 @@ class ResumableLoader(DataLoader[Any]):
         Key of shuffling and sampling; None: drawn at the first use.
     options : dict
         Keyword arguments of torch's `DataLoader`.
+    deal : Deal
+        Which of the batches are this process's.
     """
 
-    def __init__(self, num_seeds: int, *, seed: int | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self, num_seeds: int, *, seed: int | None, options: dict[str, Any], deal: Deal
+    ) -> None:
         # Frameworks that build a loader anew pass these two, which are ours to choose.
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
-        if shuffles(options):
+        self._deal = deal
+        self._shuffles = shuffles(options) or _is_shuffle(options.get("sampler"))
+        if deal.world_size > 1:
+            options |= {"shuffle": False, "sampler": self._dealt(num_seeds, seed, options)}
+        elif self._shuffles:
             options |= {"shuffle": False, "sampler": SeededShuffle(num_seeds)}
         positions: Any = range(num_seeds)
         super().__init__(positions, collate_fn=self.collate_fn, **options)
@@ -46,6 +55,17 @@ class ResumableLoader(DataLoader[Any]):
         self.epoch = 0
         self._user_order = self._order_of_the_user()
         self._bookmark = Bookmark(self._user_order)
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of the epoch that are still to be handed out; all of them before it begins.
+
+        0 between the last batch and what follows the loop: the next epoch has not begun.
+        """
+        done = self._bookmark.position(self.epoch).batches
+        if self._user_order is not None:
+            return max(0, len(self) - done)
+        return self._deal.num_rounds(done, self._num_batches, drop_last=self.drop_last)
 
     @abstractmethod
     def collate_fn(self, index: Any) -> Any:
@@ -102,10 +122,10 @@ class ResumableLoader(DataLoader[Any]):
         found.refuse_unless_of(self._all_fingerprints(), given)
         if self._user_order is not None:
             self._user_order.check(found.position.sampler)
-        elif found.position.batches > len(self):
+        elif found.position.batches > self._num_batches:
             raise UsageError(
-                f"the state's 'batches' is {found.position.batches}; expected at most {len(self)}, "
-                "which is an epoch"
+                f"the state's 'batches' is {found.position.batches}; expected at most "
+                f"{self._num_batches}, which is an epoch"
             )
         if self.seed != found.seed:
             self.seed = found.seed
@@ -118,7 +138,7 @@ class ResumableLoader(DataLoader[Any]):
             **self._fingerprint(),
             "batch_size": self.batch_size,
             "drop_last": self.drop_last,
-            "shuffle": isinstance(self.sampler, SeededShuffle),
+            "shuffle": self._shuffles,
             "sampler": None if self._user_order is None else self._user_order.name,
         }
 
@@ -129,30 +149,57 @@ class ResumableLoader(DataLoader[Any]):
             self.seed = int(drawn)
             self._use_seed(self.seed)
 
-    def _positions(self, start: Position) -> Iterator[tuple[Any, dict[str, Any] | None]]:
-        """Yield the positions in `input_nodes` of each batch, and what the user's sampler says."""
+    @property
+    def _num_batches(self) -> int:
+        """Of an epoch of all ranks, in the loader's own order."""
+        size = self.batch_size or 1  # None: what the sampler gives are batches
+        return self._num_seeds // size if self.drop_last else -(-self._num_seeds // size)
+
+    def _number(self, first: int, k: int) -> int:
+        """Return the number in its epoch of the k-th batch after the first so many."""
         if self._user_order is not None:
-            yield from self._user_order.batches(start)
+            return first + k
+        return self._deal.number(first, k, self._num_batches)
+
+    def _positions(self, start: Position) -> Iterator[tuple[int, Any, Position]]:
+        """Yield the number, the positions in `input_nodes`, and the place after each batch."""
+        if self._user_order is not None:
+            for number, (index, said) in enumerate(self._user_order.batches(start), start.batches):
+                yield number, index, Position(start.epoch, number + 1, said)
             return
         order: Any = range(self._num_seeds)
-        if isinstance(self.sampler, SeededShuffle):
+        if self._shuffles:
             order = epoch_permutation(self._num_seeds, self.seed or 0, start.epoch)
-        left = order[start.batches * (self.batch_size or 1) :]
-        batches = left
-        if self.batch_size is not None:  # else what the sampler gives are batches
-            batches = batches_in_order(left, self.batch_size, drop_last=self.drop_last)
-        for index in batches:
-            yield index, None
+        size, total, drop_last = self.batch_size, self._num_batches, self.drop_last
+        for number, done in self._deal.batches(start.batches, total, drop_last=drop_last):
+            index = order[number] if size is None else order[number * size : (number + 1) * size]
+            yield number, index, Position(start.epoch, done)
+
+    def _dealt(self, num_seeds: int, seed: int | None, options: dict[str, Any]) -> DealtSampler:
+        return DealtSampler(
+            num_seeds,
+            self._deal,
+            batch_size=options.get("batch_size", 1),
+            shuffle=self._shuffles,
+            seed=seed or 0,
+            drop_last=bool(options.get("drop_last")),
+        )
 
     def _order_of_the_user(self) -> UserOrder | None:
         sampler: Any = self.sampler
         is_in_order = type(sampler) is SequentialSampler and len(sampler) == self._num_seeds
-        is_ours = is_in_order or isinstance(sampler, SeededShuffle)
+        is_ours = is_in_order or isinstance(sampler, (SeededShuffle, DealtSampler))
         if self.batch_sampler is None:
             return None if is_ours else UserOrder(sampler)
         if self.batch_size is None or not is_ours:
             return UserOrder(self.batch_sampler)
         return None
+
+
+def _is_shuffle(sampler: Any) -> bool:
+    """Whether a sampler is one of those that shuffling loaders make for themselves."""
+    is_dealt = isinstance(sampler, DealtSampler) and sampler.shuffle
+    return is_dealt or isinstance(sampler, SeededShuffle)
 
 
 def shuffles(options: dict[str, Any]) -> bool:

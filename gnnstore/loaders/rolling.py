@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import shutil
 import threading
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnstore.io.packing import PackingStoppedError, pack, packed_bytes
+from gnnstore.planning.belady import Trace
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from gnnstore.io.direct_rows import DirectRows
     from gnnstore.io.packed_rows import PackedSource, PackedSuperbatch
-    from gnnstore.planning.belady import SuperbatchPlan, Trace
+    from gnnstore.planning.planners import Plan
+    from gnnstore.planning.trace_file import SpilledTrace
 
 _POLL_SECONDS = 0.05
 # Of what is free where packed rows go, if nobody has said how much they may take.
@@ -69,14 +76,16 @@ class Packer:
         self._room = _Room(disk_bytes)
         self._stop = threading.Event()
 
-    def pack(self, trace: Trace, plan: SuperbatchPlan) -> PackedBatches | None:
+    def pack(self, trace: Trace | SpilledTrace, plan: Plan) -> PackedBatches | None:
         """Pack the missed rows of a superbatch's batches.
 
         Returns
         -------
         PackedBatches or None
-            None: there is no room beside earlier superbatches, whose batches the caller itself
-            is to assemble. These rows are better read one by one than waited for.
+            Of the first batches, if the budget of disk has no room for more: how many rows will
+            be missed was estimated. None: there is none at all, or none beside earlier
+            superbatches, whose batches the caller itself is to assemble. These rows are better
+            read one by one than waited for.
 
         Raises
         ------
@@ -85,7 +94,9 @@ class Packer:
         PackingStoppedError
             If `stop` is called meanwhile.
         """
-        wanted = packed_bytes(self._tables, plan.misses)
+        num_batches, wanted = self._fitting(trace, plan)
+        if num_batches == 0:
+            return None
         while not self._room.take(wanted):
             if not self._may_wait:
                 return None
@@ -94,8 +105,8 @@ class Packer:
         try:
             packed = pack(
                 self._tables,
-                trace,
-                plan,
+                _first_of_trace(trace, num_batches),
+                _FirstOfPlan(plan, num_batches),
                 self._directory,
                 memory_bytes=self._memory_bytes,
                 num_threads=max(1, self._num_threads),
@@ -105,11 +116,46 @@ class Packer:
         except BaseException:
             self._room.give_back(wanted)
             raise
-        return PackedBatches(packed, lambda: self._room.give_back(wanted))
+        return PackedBatches(packed, plan.num_batches, lambda: self._room.give_back(wanted))
+
+    def _fitting(self, trace: Trace | SpilledTrace, plan: Plan) -> tuple[int, int]:
+        """Return how many batches, from the first on, the disk has room for, and their bytes."""
+        id_bytes = 0 if isinstance(trace, Trace) else trace.id_dtype.itemsize
+        wanted = packed_bytes(self._tables, plan.misses, id_bytes)
+        if wanted <= self._disk_bytes:
+            return plan.num_batches, wanted
+
+        def bytes_of(count: int) -> int:
+            return packed_bytes(self._tables, plan.misses[:count], id_bytes)
+
+        counts = range(plan.num_batches + 1)
+        most = bisect_right(counts, self._disk_bytes, key=bytes_of) - 1
+        return most, bytes_of(most)
 
     def stop(self) -> None:
         """End what is being packed."""
         self._stop.set()
+
+
+def _first_of_trace(trace: Trace | SpilledTrace, num_batches: int) -> Trace | SpilledTrace:
+    offsets = trace.offsets[: num_batches + 1]
+    if isinstance(trace, Trace):
+        return Trace(trace.ids[: offsets[-1]], offsets)
+    begins, crcs = trace.begins[:num_batches], trace.crcs[:num_batches]
+    return replace(trace, offsets=offsets, begins=begins, crcs=crcs)
+
+
+class _FirstOfPlan:
+    """What a plan says of its first batches."""
+
+    def __init__(self, plan: Plan, num_batches: int) -> None:
+        self._plan = plan
+        self.offsets = plan.offsets[: num_batches + 1]
+        self.misses = plan.misses[:num_batches]
+
+    def batch_slots(self, i: int) -> npt.NDArray[np.int32]:
+        """Return the slot of each row of a batch; negative: it is missed."""
+        return self._plan.batch_slots(i)
 
 
 class _Room:
@@ -141,14 +187,19 @@ class PackedBatches:
     Parameters
     ----------
     packed : PackedSuperbatch
+        The first of them.
+    num_batches : int
+        All of the superbatch.
     removed : callable
         Called once its files are gone.
     """
 
-    def __init__(self, packed: PackedSuperbatch, removed: Callable[[], None]) -> None:
+    def __init__(
+        self, packed: PackedSuperbatch, num_batches: int, removed: Callable[[], None]
+    ) -> None:
         self._packed = packed
         self._removed = removed
-        self._num_waiting = packed.num_batches
+        self._num_waiting = num_batches
         self._lock = threading.Lock()
 
     @property
@@ -156,9 +207,9 @@ class PackedBatches:
         """Bytes on disk."""
         return self._packed.num_bytes
 
-    def source(self, i: int) -> PackedSource:
-        """Return where the missed rows of batch i are read."""
-        return self._packed.source(i)
+    def source(self, i: int) -> PackedSource | None:
+        """Return where the missed rows of batch i are read; None: in their table."""
+        return self._packed.source(i) if i < self._packed.num_batches else None
 
     def done(self) -> None:
         """Note that a batch has its rows, or failed; after the last one the files are removed."""

@@ -21,7 +21,8 @@ from gnnstore.io.buffers import empty
 from gnnstore.io.counts import NO_READS
 from gnnstore.io.planned_cache import PlannedCache
 from gnnstore.io.rows import Gathered
-from gnnstore.io.saved_plan import SavedPlan, SavedRecord, SavedSource, not_packed
+from gnnstore.io.saved_plan import SavedPlan, SavedSource, not_packed
+from gnnstore.io.saved_record import SavedRecord
 from gnnstore.loaders.batch import PreparedBatch, prepared
 from gnnstore.loaders.pipeline import ordered_map
 from gnnstore.loaders.planned_batch import reselected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 from dataclasses import dataclass, fields, replace
@@ -22,6 +23,8 @@ _SETTINGS = (
     "cache",
     "cache_rows",
     "superbatch",
+    "predicted_epoch_seconds",
+    "epoch_batches",
 )
 
 
@@ -61,6 +64,11 @@ class LoaderStats:
         Nodes whose rows are cached, or have room to be.
     superbatch : int
         Batches that are planned at a time; 0 where nothing is planned.
+    predicted_epoch_seconds : float
+        What an epoch was predicted to take where nobody trains, when "auto" chose the strategy;
+        NaN if nothing was predicted.
+    epoch_batches : int
+        Batches of an epoch.
     reads, bytes_read : int
         Reads of attribute values, and their bytes, with what is read along.
     bytes_useful : int
@@ -88,6 +96,8 @@ class LoaderStats:
     cache: str = ""
     cache_rows: int = 0
     superbatch: int = 0
+    predicted_epoch_seconds: float = math.nan
+    epoch_batches: int = 0
     batches: int = 0
     nodes: int = 0
     edges: int = 0
@@ -124,6 +134,16 @@ class LoaderStats:
     def hit_rate(self) -> float:
         """Share of the rows that came from the cache; 0 where none was asked for."""
         return self._counts.hit_rate
+
+    @property
+    def waiting_epoch_seconds(self) -> float:
+        """How long an epoch stalls the consumer, by the batches so far; NaN before the first.
+
+        To be compared with what was predicted, if the consumer does nothing with the batches.
+        """
+        if not self.batches:
+            return math.nan
+        return self.seconds_waiting / self.batches * self.epoch_batches
 
     @property
     def _counts(self) -> ReadCounts:
@@ -166,7 +186,15 @@ class LoaderStats:
             f"gathering {self.seconds_gathering:.2f} s "
             f"({format_size(self.bytes_gathered)}), over {max(1, self.num_threads)} threads; "
             f"stalled {self.seconds_waiting:.2f} s; peak {format_size(self.peak_rss_bytes)}; "
-            f"strategy {self.strategy}{self._reading()}"
+            f"strategy {self.strategy}{self._reading()}{self._predicted()}"
+        )
+
+    def _predicted(self) -> str:
+        if math.isnan(self.predicted_epoch_seconds):
+            return ""
+        return (
+            f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch, stalled "
+            f"{self.waiting_epoch_seconds:.2f} s an epoch"
         )
 
     def _reading(self) -> str:

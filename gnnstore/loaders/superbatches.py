@@ -7,41 +7,30 @@ its rows comes from.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.io.buffers import release_heap
 from gnnstore.io.counts import NO_READS
-from gnnstore.io.kept_subgraphs import KeptSubgraphs, SubgraphsInMemory, SubgraphsOnDisk
-from gnnstore.io.run_directory import RunDirectory
-from gnnstore.loaders.ahead import sample_in_order
-from gnnstore.loaders.course import Course
+from gnnstore.loaders.course import Course, FixedNodes
 from gnnstore.loaders.pipeline import ordered_map
-from gnnstore.loaders.planned_batch import BatchNote, PlannedBatch, Superbatch
-from gnnstore.loaders.rolling import PackedBatches, Packer
+from gnnstore.loaders.planned_batch import PlannedBatch
+from gnnstore.loaders.superbatch_run import Item, SamplingJob, SuperbatchRun
 from gnnstore.loaders.timeline import OFF, Timeline
-from gnnstore.planning.trace_builder import TraceBuilder
-from gnnstore.sampling.compact import CompactSubgraph
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from gnnstore.io.planned_cache import PlannedCache
-    from gnnstore.planning.belady import SuperbatchPlan, Trace
-    from gnnstore.planning.superbatch_size import PlannedPolicy, SuperbatchSize
+    from gnnstore.planning.planned_settings import PlannedPolicy
+    from gnnstore.planning.superbatch_size import SuperbatchSize
     from gnnstore.sampling.disk import BatchRequest
-    from gnnstore.sampling.neighbor import IndexDtype, NeighborSampler, SampledSubgraph
+    from gnnstore.sampling.neighbor import IndexDtype, NeighborSampler
 
 # The superbatch that is assembled, and the one that is made meanwhile.
 _SUPERBATCHES = 2
-
-# The number of a batch in its epoch, and its positions in the input nodes.
-Item = tuple[int, Any]
 
 
 class Superbatches:
@@ -62,9 +51,13 @@ class Superbatches:
         Of the graph.
     index_dtype : "int64" or "int32"
         Of `n_id` and `edge_index` in a batch.
+    fixed : FixedNodes, optional
+        What the cache holds always; by default the policy decides.
 
     Attributes
     ----------
+    cache, policy, size, tmpdir, disk_bytes, num_nodes, num_edges, index_dtype, fixed
+        As given.
     seconds_planning : float
         Of all superbatches that have been handed out.
     bytes_spilled : int
@@ -84,16 +77,18 @@ class Superbatches:
         num_nodes: int,
         num_edges: int,
         index_dtype: IndexDtype,
+        fixed: FixedNodes | None = None,
     ) -> None:
-        self._cache = cache
+        self.cache = cache
         self.policy: PlannedPolicy = policy
-        self._size = size
-        self._tmpdir = tmpdir
-        self._disk_bytes = disk_bytes
-        self._num_nodes = num_nodes
-        self._num_edges = num_edges
-        self._index_dtype: IndexDtype = index_dtype
+        self.size = size
+        self.tmpdir = tmpdir
+        self.disk_bytes = disk_bytes
+        self.num_nodes = num_nodes
+        self.num_edges = num_edges
+        self.index_dtype: IndexDtype = index_dtype
         self._idle: Course | None = None  # of the last iteration, if it came to its end
+        self.fixed = fixed
         self.seconds_planning = 0.0
         self.bytes_spilled = 0
         self.filling = NO_READS
@@ -101,7 +96,16 @@ class Superbatches:
     @property
     def num_slots(self) -> int:
         """Rows that there is room for."""
-        return self._cache().num_slots
+        return self.cache().num_slots
+
+    @property
+    def fills(self) -> bool:
+        """Whether a cache that is empty is filled before the first batch."""
+        return self.fixed is not None or self.size.fills(self.num_nodes)
+
+    def begin_course(self) -> Course:
+        """Take the cache over, from whoever has it."""
+        return Course.begin(self.cache(), self.policy, self.fixed)
 
     @contextmanager
     def run(
@@ -148,11 +152,12 @@ class Superbatches:
         """
         course, self._idle = self._idle, None
         if course is None or not course.lease.is_current:
-            course = Course.begin(self._cache(), self.policy)
-        run = _Run(
+            course = self.begin_course()
+        course.lease.rest(False)
+        run = SuperbatchRun(
             self,
             course,
-            _Sampling(
+            SamplingJob(
                 request,
                 sampler,
                 num_threads,
@@ -165,7 +170,7 @@ class Superbatches:
         )
         with ExitStack() as stack:
             stack.callback(run.close)
-            numbered = _chunks(enumerate(items), self._size.num_batches)
+            numbered = _chunks(enumerate(items), self.size.num_batches)
             superbatches = ordered_map(
                 run.make,
                 numbered,
@@ -177,162 +182,8 @@ class Superbatches:
             stack.callback(run.stop)  # first, or closing would wait for what is being packed
             yield run.hand_out(superbatches)
         if run.course.is_followed:
+            run.course.lease.rest()
             self._idle = run.course
-
-
-@dataclass(frozen=True, eq=False)
-class _Sampling:
-    """How batches are sampled; see `Superbatches.run`."""
-
-    request: Callable[[Item], tuple[BatchRequest, npt.NDArray[np.int64]]]
-    sampler: NeighborSampler
-    num_threads: int
-    initializer: Callable[[], None] | None
-    timeout_seconds: float | None
-    joins_in_threads: bool
-    describe: Callable[[int], str]
-    timeline: Callable[[], Timeline]
-
-
-class _Run:
-    """One iteration: the superbatches that it makes, and what is to be closed after it."""
-
-    def __init__(self, of: Superbatches, course: Course, sampling: _Sampling) -> None:
-        self._of = of
-        self.course = course
-        self._sampling = sampling
-        self._closing = ExitStack()
-        self._directory: Path | None = None
-        self._packer: Packer | None = None
-
-    def make(self, chunk: list[tuple[int, Item]]) -> Superbatch:
-        """Sample and plan some batches; one call at a time."""
-        of = self._of
-        kept = self._keep(chunk[0][0])
-        trace = TraceBuilder(len(chunk), of._num_nodes)
-        notes: list[BatchNote] = []
-        error = self._sample_all(chunk, kept, trace, notes)
-        course = self._current_course()
-        joined = trace.build()
-        release_heap()  # of subgraphs as they were sampled, before as much is taken for the plan
-        if of._size.fills(of._num_nodes):
-            with self._sampling.timeline().span("filling"):
-                of.filling += course.fill(joined, of._num_nodes)
-        start = time.perf_counter()
-        with self._sampling.timeline().span("planning", batches=len(notes)) as args:
-            plan = course.planner.plan(joined)
-            args |= {"rows": len(plan.slots), "rows_missed": plan.num_misses}
-        seconds = time.perf_counter() - start
-        release_heap()
-        packed = self._pack(joined, plan)
-        spilled = kept.num_disk_bytes + (0 if packed is None else packed.bytes_packed)
-        first, course.num_planned = course.num_planned, course.num_planned + len(notes)
-        return Superbatch(kept, plan, notes, course.lease, first, seconds, spilled, packed, error)
-
-    def _pack(self, trace: Trace, plan: SuperbatchPlan) -> PackedBatches | None:
-        of, sampling = self._of, self._sampling
-        tables = of._cache().tables
-        if of.policy != "packed" or plan.num_batches == 0 or not tables:
-            return None
-        if self._packer is None:
-            self._packer = Packer(
-                tables,
-                self._run_directory(),
-                memory_bytes=of._size.packing_bytes,
-                disk_bytes=of._disk_bytes,
-                num_threads=sampling.num_threads,
-                may_wait=sampling.joins_in_threads,
-            )
-        with sampling.timeline().span("packing", batches=plan.num_batches) as args:
-            packed = self._packer.pack(trace, plan)
-            args["bytes"] = 0 if packed is None else packed.bytes_packed
-        return packed
-
-    def _run_directory(self) -> Path:
-        if self._directory is None:
-            run = RunDirectory.create(self._of._tmpdir, purpose="what a loader has sampled ahead")
-            self._directory = self._closing.enter_context(run).path
-        return self._directory
-
-    def _keep(self, first: int) -> KeptSubgraphs:
-        """Return where the subgraphs of a superbatch wait; `first` is its first batch's number."""
-        of = self._of
-        if of._size.in_memory:
-            return SubgraphsInMemory()
-        kept = SubgraphsOnDisk(self._run_directory() / f"batch-{first}")
-        self._closing.callback(kept.close)
-        return kept
-
-    def _sample_all(
-        self,
-        chunk: list[tuple[int, Item]],
-        kept: KeptSubgraphs,
-        trace: TraceBuilder,
-        notes: list[BatchNote],
-    ) -> Exception | None:
-        """Sample batches until one cannot be; return why."""
-        of, sampling = self._of, self._sampling
-        input_ids: dict[int, npt.NDArray[np.int64]] = {}
-
-        def request(place: int, numbered: tuple[int, Item]) -> BatchRequest:
-            wanted, input_ids[place] = sampling.request(numbered[1])
-            return wanted
-
-        def keep(place: int, subgraph: SampledSubgraph, seconds: float) -> float:
-            start = time.perf_counter()
-            compact = CompactSubgraph.of(subgraph, of._num_nodes, of._num_edges)
-            trace.put(place, compact.n_id)
-            kept.put(place, compact)
-            return seconds + time.perf_counter() - start
-
-        sampled = sample_in_order(
-            sampling.sampler,
-            chunk,
-            request,
-            keep,
-            num_threads=sampling.num_threads,
-            lookahead=lambda: 2 * max(1, sampling.num_threads),
-            bulk_bytes=of._size.bulk_bytes,
-            initializer=sampling.initializer,
-            timeout_seconds=sampling.timeout_seconds,
-            timeline=sampling.timeline,
-            describe=lambda place: sampling.describe(chunk[min(place, len(chunk) - 1)][0]),
-        )
-        with closing(sampled):
-            try:
-                for place, seconds in enumerate(sampled):
-                    notes.append(BatchNote(input_ids[place], seconds))
-            except Exception as error:
-                return error
-        return None
-
-    def _current_course(self) -> Course:
-        # Another iteration may have taken the cache over. What was planned before goes on
-        # without it, reading every row; from here on the cache is ours again.
-        if not self.course.lease.is_current:
-            self.course = Course.begin(self._of._cache(), self._of.policy)
-        return self.course
-
-    def hand_out(self, superbatches: Iterator[Superbatch]) -> Iterator[PlannedBatch]:
-        """Yield the batches of the superbatches, one superbatch after the other."""
-        for superbatch in superbatches:
-            self._of.seconds_planning += superbatch.seconds_planning
-            self._of.bytes_spilled += superbatch.bytes_spilled
-            for i in range(len(superbatch)):
-                yield PlannedBatch(superbatch, i, self._of._index_dtype)
-            if superbatch.error is not None:
-                raise superbatch.error
-
-    def stop(self) -> None:
-        """End what takes long of the superbatch that is being made."""
-        if self._packer is not None:
-            self._packer.stop()
-
-    def close(self) -> None:
-        """Let go of everything that is held for batches that nobody will ask for."""
-        self._closing.close()
-        if not self.course.is_followed:
-            self.course.lease.close()
 
 
 def _chunks(items: Iterable[Any], size: int) -> Generator[list[Any], None, None]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore.errors import BudgetError
 from gnnstore.io.buffers import release
@@ -15,13 +15,17 @@ from gnnstore.io.rows import MemoryRows, RowSource
 from gnnstore.io.run_directory import default_parent
 from gnnstore.io.structure import Structure
 from gnnstore.loaders.caching import CacheMaker, divide_rest
+from gnnstore.loaders.choosing import choices_for
+from gnnstore.loaders.course import FixedNodes
 from gnnstore.loaders.planned_sizing import size_superbatches
 from gnnstore.loaders.rolling import disk_budget
+from gnnstore.loaders.situation import place_for
 from gnnstore.loaders.superbatches import Superbatches
-from gnnstore.planning.placement import Placement, place
+from gnnstore.planning.placement import ASKED_FOR, Placement
+from gnnstore.planning.planned_settings import PLANNED, PlannedSettings
 from gnnstore.planning.sizes import StoreSizes
 from gnnstore.planning.static_cache import CacheSettings
-from gnnstore.planning.superbatch_size import PlannedSettings
+from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.schema import AttributeSpec
@@ -110,6 +114,39 @@ class ReadRequest:
         """Return where runs put what they need for a while."""
         return default_parent(self.store.path) if settings.tmpdir is None else Path(settings.tmpdir)
 
+    def disk_bytes(self) -> int:
+        """Return what may be taken on disk beside the store, for a while."""
+        settings = self.options.planned or PlannedSettings("packed")
+        return disk_budget(self.tmpdir(settings), settings.disk_bytes)
+
+    def taken_bytes(self, strategy: str) -> int:
+        """Return what other loaders' caches take of the budget, under some strategy."""
+        shared = residents_of(self.store)
+        if strategy in PLANNED:
+            return shared.taken_bytes("planned")
+        return shared.taken_bytes(
+            (self.options.cache or CacheSettings()) if strategy in {"auto", "static"} else None
+        )
+
+    def without_second_cache(self) -> Self:
+        """Return the request of a loader that has no cache if another kind has the memory.
+
+        A cache takes what its loader's batches leave. Were there another in what this loader's
+        leave, the larger batches of the two would not fit. What the user sized, they have counted.
+        """
+        options = self.options
+        is_budget = options.memory not in {None, "auto"}
+        if not is_budget or not self.taken_bytes(options.strategy):
+            return self
+        if options.planned is not None and options.planned.cache_bytes is None:
+            return replace(
+                self, options=replace(options, planned=replace(options.planned, cache_bytes=0))
+            )
+        cache = options.cache or (CacheSettings() if options.strategy == "static" else None)
+        if cache is not None and cache.num_bytes is None:
+            return replace(self, options=replace(options, cache=replace(cache, num_bytes=0)))
+        return self
+
     def node_specs(self, placement: Placement) -> tuple[AttributeSpec, ...]:
         """Return the node attributes that are read from disk."""
         attributes = self.store.schema.node.attributes.values()
@@ -128,6 +165,17 @@ class ReadRequest:
         return CacheMaker(
             self.store, structure, engine, settings, specs, self.presampler, self.num_threads
         )
+
+    def fixed_nodes(
+        self, placement: Placement, structure: Structure, engine: Engine | None
+    ) -> FixedNodes | None:
+        """Return whose rows a planned cache holds always; None if its policy decides."""
+        if self.options.planned is None or self.options.cache is None:
+            return None
+        maker = self.cache_maker(placement, structure, engine)
+        if maker is None:
+            return None
+        return FixedNodes(maker.choose, self.store.num_nodes)
 
 
 class Tables:
@@ -178,6 +226,9 @@ class Tables:
             self.cache = None if maker is None else maker.open(placement.cache.num_rows)
 
         self.superbatches = self._superbatches(request)
+        if self.superbatches is not None and placement.superbatch is not None:
+            # Planners stay as well, and what plans took is not given back at once.
+            shared.promise(self.superbatches, placement.superbatch.num_bytes)
 
         def open_rows(spec: AttributeSpec) -> RowSource:
             mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
@@ -225,6 +276,7 @@ class Tables:
             num_nodes=self.structure.csc.num_nodes,
             num_edges=self.structure.csc.num_edges,
             index_dtype=store.schema.index_dtype,
+            fixed=request.fixed_nodes(self.placement, self.structure, engine),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -243,33 +295,42 @@ def open_tables(request: ReadRequest) -> Tables:
     StorageError, CorruptStoreError
         If the store cannot be read.
     """
+    if request.options.strategy != "auto":
+        return Tables(request, _placed(request))
+    missing: BudgetError | None = None
+    for chosen in choices_for(request):
+        own = replace(request, options=chosen.options)
+        try:
+            placement = _placed(own, chosen.why, chosen.instead_of_static)
+        except BudgetError as error:
+            missing = error
+        else:
+            return Tables(own, replace(placement, predicted_seconds=chosen.seconds))
+    raise missing if missing is not None else BudgetError("nothing fits the budget")
+
+
+def _placed(request: ReadRequest, why: str = ASKED_FOR, instead_of_static: str = "") -> Placement:
     options = request.options
-    try:
-        placement = _placed(request)
-    except BudgetError:
-        if options.strategy != "auto" or options.cache is not None:
-            raise
-        # A mapping works in the least memory: its pages can be taken back at any time.
-        placement = _placed(request, instead_of_static="strategy 'static' would need more")
-    return Tables(request, placement)
-
-
-def _placed(request: ReadRequest, instead_of_static: str = "") -> Placement:
-    store, options = request.store, request.options
-    shared = residents_of(store)
-    placement = place(
-        StoreSizes.of(store.schema),
-        strategy=options.strategy,
-        topology=options.topology,
-        memory=options.memory,
-        seeds_bytes=request.seeds_bytes,
-        shared_bytes=shared.resident_bytes - shared.cached_bytes,
-        cached_bytes=shared.cached_bytes,
-        staging_bytes=request.staging_bytes,
-        instead_of_static=instead_of_static,
-    )
+    placement = place_for(request, options.strategy, why=why, instead_of_static=instead_of_static)
     if not placement.reads_disk:
         return placement
+    own = request.without_second_cache()
+    if own is request:
+        return _divided(request, placement)
+    taken = format_size(request.taken_bytes(options.strategy))
+    try:
+        placement = _divided(own, placement)
+    except BudgetError as error:
+        raise BudgetError(
+            f"{error}. Of memory=, {taken} are the cache of a loader on the same store, with "
+            f"another strategy; give both the same, and they share it"
+        ) from None
+    return placement.because(f"no cache, for {taken} of memory= are that of another strategy")
+
+
+def _divided(request: ReadRequest, placement: Placement) -> Placement:
+    """Divide what a budget leaves between batches, a cache, and what says which rows it holds."""
+    options = request.options
     engine = request.open_engine()
     if engine is not None:
         placement = placement.because(f"read by {engine.reason}")
@@ -285,6 +346,7 @@ def _placed(request: ReadRequest, instead_of_static: str = "") -> Placement:
             num_threads=request.num_threads,
             staging_bytes=0 if engine is None else engine.staging_bytes,
             disk_bytes=disk_budget(request.tmpdir(options.planned), options.planned.disk_bytes),
+            fixed=request.fixed_nodes(placement, structure, engine),
         )
         release()  # of the batches that were sampled and planned to find the sizes
         return placement

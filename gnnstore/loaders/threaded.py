@@ -25,6 +25,7 @@ from gnnstore.io.buffers import trim
 from gnnstore.loaders.batch import PreparedBatch
 from gnnstore.loaders.bookmark import Reading
 from gnnstore.loaders.pipeline import Lookahead, ordered_map
+from gnnstore.loaders.ranks import ALONE, Deal
 from gnnstore.loaders.resumable import ResumableLoader
 from gnnstore.loaders.saved_batches import SavedBatch, SavedBatches
 from gnnstore.loaders.stats import LoaderStats, peak_rss_bytes
@@ -54,6 +55,8 @@ class ThreadedLoader(ResumableLoader):
         The most batches prepared ahead; None: `prefetch_factor` (2) per thread.
     options : dict
         Keyword arguments of torch's `DataLoader`.
+    deal : Deal
+        Which of the batches are this process's.
     """
 
     # Class-wide, so that an unpickled loader has it; `trace` sets that of one loader.
@@ -71,8 +74,9 @@ class ThreadedLoader(ResumableLoader):
         num_threads: int | None,
         prefetch_batches: int | None,
         options: dict[str, Any],
+        deal: Deal = ALONE,
     ) -> None:
-        super().__init__(num_seeds, seed=seed, options=options)
+        super().__init__(num_seeds, seed=seed, options=options, deal=deal)
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
         self._num_threads_given = _threads_given(num_threads, self.num_workers)
@@ -118,6 +122,11 @@ class ThreadedLoader(ResumableLoader):
             If the plan was packed for a loader with other batches.
         """
         if saved is not None:
+            if self._deal.world_size > 1:
+                raise UsageError(
+                    "plan= and rank= exclude one another: a plan is followed from batch to batch, "
+                    "by one process; leave out one of them"
+                )
             saved.check(self._all_fingerprints(), self.seed)
             self.seed = saved.seed
         self._saved = saved
@@ -248,7 +257,8 @@ class ThreadedLoader(ResumableLoader):
         epoch, first = reading.start.epoch, reading.start.batches
 
         def prepare(numbered: tuple[int, Any]) -> PreparedBatch:
-            batch, item = numbered
+            k, item = numbered
+            batch = self._number(first, k)
             prepared = self._take(item, epoch)
             if self.transform_sampler_output is not None:
                 return prepared
@@ -256,14 +266,14 @@ class ThreadedLoader(ResumableLoader):
             return prepared if self.transform is not None else self._pinned(prepared)
 
         def describe(k: int) -> str:
-            return f"while preparing batch {first + k} of epoch {epoch}"
+            return f"while preparing batch {self._number(first, k)} of epoch {epoch}"
 
         lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
         with ExitStack() as stack:
             numbered = reading.number(self._positions(reading.start))
             batches = ordered_map(
                 prepare,
-                enumerate(stack.enter_context(self._upcoming(numbered, epoch, describe)), first),
+                enumerate(stack.enter_context(self._upcoming(numbered, epoch, describe))),
                 num_threads=self.num_threads,
                 lookahead=lookahead,
                 timeout_seconds=self.timeout or None,
@@ -271,7 +281,7 @@ class ThreadedLoader(ResumableLoader):
                 describe=describe,
             )
             stack.enter_context(closing(batches))
-            batch = first  # `enumerate` would hold on to the one before
+            k, batch = 0, self._number(first, 0)  # `enumerate` would hold on to the one before
             start_ns = time.perf_counter_ns()
             for prepared in batches:
                 end_ns = time.perf_counter_ns()
@@ -289,7 +299,7 @@ class ThreadedLoader(ResumableLoader):
                 end_ns = time.perf_counter_ns()
                 self._timeline.add("training", start_ns, end_ns, epoch=epoch, batch=batch)
                 start_ns = end_ns
-                batch += 1
+                k, batch = k + 1, self._number(first, k + 1)
         reading.end()
 
     def _gathered(self, sampled: PreparedBatch, epoch: int, batch: int) -> PreparedBatch:

@@ -29,8 +29,8 @@ import torch
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.io.packed_rows import PackedSuperbatch
-from gnnstore.io.packing import _watched
-from gnnstore.planning.superbatch_size import PLANNED
+from gnnstore.io.packing_thread import watched
+from gnnstore.planning.planned_settings import PLANNED
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 
@@ -89,7 +89,7 @@ def spill(loader: NeighborLoader) -> NeighborLoader:
     """Have a loader keep subgraphs on disk, whatever its budget says."""
     superbatches = loader._builder.tables.superbatches
     assert superbatches is not None
-    superbatches._size = replace(superbatches._size, in_memory=False)
+    superbatches.size = replace(superbatches.size, in_memory=False)
     return loader
 
 
@@ -185,15 +185,42 @@ def test_two_superbatches_stay_within_what_is_given_on_disk(
     assert superbatches is not None
     list(loader)
     each = superbatches.bytes_spilled // -(-len(loader) // 3)
-    superbatches._disk_bytes = each + each // 2
+    superbatches.disk_bytes = each + each // 2
     found, most = [], 0
     loader.set_epoch(0)
     for batch in loader:
         found.append(batch.to_dict())
-        files = list(tmp_path.glob(".gnnstore-run-*/packed-*/*"))
-        most = max(most, sum(_size_of(file) for file in files))
+        # os.walk passes over what is removed meanwhile.
+        files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
+        packed = [file for file in files if file.parent.name.startswith("packed-")]
+        most = max(most, sum(_size_of(file) for file in packed))
     assert same(found, expected)
     assert 0 < most <= each + each // 2
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("share", [0.0, 0.6])
+def test_more_is_missed_than_there_is_disk_for(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], share: float, on_disk: bool
+) -> None:
+    """What does not fit is read from the table."""
+    loader = loader_of(path, strategy="packed", superbatch=6, tmpdir=tmp_path)
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    if on_disk:
+        superbatches.size = replace(superbatches.size, table_bytes=256)
+    list(loader)
+    packed = superbatches.bytes_spilled // -(-len(loader) // 6)
+    superbatches.disk_bytes = int(share * packed)
+    loader.set_epoch(0)
+    most = 0
+    for batch, wanted in zip(loader, expected, strict=True):
+        assert same([batch.to_dict()], [wanted])
+        files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
+        runs = [file for file in files if file.parent.name.startswith("packed-")]
+        most = max(most, sum(_size_of(file) for file in runs))
+    assert most <= superbatches.disk_bytes
+    assert (most > 0) == (share > 0)
 
 
 def _size_of(file: Path) -> int:
@@ -239,13 +266,13 @@ def test_a_disk_that_is_full(
     spill(loader)
     superbatches = loader._builder.tables.superbatches
     assert superbatches is not None
-    superbatches._tmpdir = tiny_disk
+    superbatches.tmpdir = tiny_disk
     got: list[Any] = []
     with pytest.raises(NoSpaceError, match="Free some space"):
         got.extend(loader)
     assert not list(tiny_disk.iterdir())
     assert not threads()
-    superbatches._tmpdir = tmp_path
+    superbatches.tmpdir = tmp_path
     loader.set_epoch(0)
     assert same(as_dicts(loader), expected)
 
@@ -314,7 +341,7 @@ def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        _watched(work, progress, None, None)
+        watched(work, progress, None, None)
     assert ended.is_set()
     timer.join()
 

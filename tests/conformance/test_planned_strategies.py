@@ -20,7 +20,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.io.resident import residents_of
-from gnnstore.planning.superbatch_size import PLANNED
+from gnnstore.planning.planned_settings import LOOKING_AHEAD, PLANNED
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 
@@ -76,13 +76,17 @@ def expected(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
 @pytest.mark.parametrize("policy", PLANNED)
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("on_disk", ["", "subgraphs", "plans"])
 def test_batches_are_the_same(
-    tmp_path: Path, request: pytest.FixtureRequest, num_threads: int, policy: str, in_memory: bool
+    tmp_path: Path, request: pytest.FixtureRequest, num_threads: int, policy: str, on_disk: str
 ) -> None:
     path, expected = request.getfixturevalue("path"), request.getfixturevalue("expected")
+    if on_disk == "plans" and policy not in LOOKING_AHEAD:
+        pytest.skip("planned in memory always")
     loader = loader_of(path, strategy=policy, num_threads=num_threads, tmpdir=tmp_path)
-    _keep_subgraphs(loader, in_memory=in_memory)
+    _keep_subgraphs(loader, in_memory=on_disk != "subgraphs")
+    if on_disk == "plans":
+        planned_on_disk(loader)
     assert same(batches(loader, 2), expected)
     stats = loader.stats()
     assert (stats.strategy, stats.cache, stats.superbatch) == (policy, policy, 5)
@@ -90,8 +94,33 @@ def test_batches_are_the_same(
     assert stats.rows_cached > 0
     assert stats.bytes_useful > 0
     assert stats.seconds_planning > 0
-    assert (stats.bytes_spilled > 0) == (policy == "packed" or not in_memory)
+    assert (stats.bytes_spilled > 0) == (policy == "packed" or on_disk != "")
     assert not list(tmp_path.iterdir()), "spilled subgraphs are removed at the end of an epoch"
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("score", ["degree", "frequency"])
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_packed_beside_a_cache_that_stays(
+    path: Path, expected: list[dict[str, Any]], score: str, num_threads: int, on_disk: bool
+) -> None:
+    """What DiskGNN does."""
+    loader = loader_of(path, strategy="packed", cache=score, num_threads=num_threads)
+    if on_disk:
+        planned_on_disk(loader)
+    assert same(batches(loader, 2), expected)
+    first = loader.stats()
+    assert first.rows_cached > 0
+    loader.set_epoch(0)
+    assert same(batches(loader), expected[:BATCHES])
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    assert superbatches.fixed is not None
+    nodes, held = superbatches.fixed.of(loader.stats().cache_rows), superbatches.cache().nodes
+    assert held[held >= 0].tolist() == nodes.tolist()
+    if score == "degree":
+        degrees = np.bincount(gnnstore.open(path).topology("mmap").indices, minlength=N)
+        assert degrees[nodes].min() >= np.delete(degrees, nodes).max()
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
@@ -221,6 +250,30 @@ def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) ->
     assert same(found, expected[:BATCHES])
     train.set_epoch(1)
     assert same(batches(train), expected[BATCHES:])
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_rest_is_planned_again_after_validation(
+    path: Path, expected: list[dict[str, Any]], on_disk: bool
+) -> None:
+    """A plan for a cache that another loader has used since would read every row."""
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {"strategy": "belady", "cache_bytes": "100kB", "num_threads": 0}
+    options["superbatch"] = BATCHES
+    train, alone = loader_of(store, **options), loader_of(path, **options)
+    if on_disk:
+        train, alone = planned_on_disk(train), planned_on_disk(alone)
+    valid = NeighborLoader(store, [4], "valid", batch_size=40, seed=1, **options)
+    found = []
+    for i, batch in enumerate(train):
+        found.append(batch.to_dict())
+        if i == 1:
+            list(valid)
+            before = train.stats()
+    assert same(found, expected[:BATCHES])
+    assert same(batches(alone), expected[:BATCHES])
+    rest, undisturbed = train.stats().since(before), alone.stats()
+    assert rest.rows_cached / rest.rows_read > 0.8 * undisturbed.rows_cached / undisturbed.rows_read
 
 
 def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str, Any]]) -> None:
@@ -411,8 +464,16 @@ def test_a_budget_too_small(path: Path) -> None:
         loader_of(path, memory="8.5MB", num_threads=1, cache_bytes=None)
 
 
+def planned_on_disk(loader: NeighborLoader) -> NeighborLoader:
+    """Have a loader keep traces and plans in files, whatever its budget says."""
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    superbatches.size = replace(superbatches.size, table_bytes=256)
+    return loader
+
+
 def _keep_subgraphs(loader: NeighborLoader, *, in_memory: bool) -> None:
     """Have a loader keep subgraphs in memory or on disk, whatever its budget says."""
     superbatches = loader._builder.tables.superbatches
     assert superbatches is not None
-    superbatches._size = replace(superbatches._size, in_memory=in_memory)
+    superbatches.size = replace(superbatches.size, in_memory=in_memory)

@@ -13,6 +13,7 @@ import pytest
 import gnnstore
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.formats.manifest import ZERO_CRC, crc32c_of, seal
+from gnnstore.formats.plan_manifest import PLAN_FORMAT_VERSION
 from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import batches_of, pack
@@ -160,8 +161,9 @@ def test_a_manifest_that_makes_no_sense(plan: Path, field: str, value: Any) -> N
 
 
 def test_a_newer_plan(plan: Path) -> None:
-    rewrite(plan, lambda own: own.update(format_version=2))
-    with pytest.raises(UnsupportedVersionError, match=r"format version 2.*Upgrade"):
+    newer = PLAN_FORMAT_VERSION + 1
+    rewrite(plan, lambda own: own.update(format_version=newer))
+    with pytest.raises(UnsupportedVersionError, match=rf"format version {newer}.*Upgrade"):
         gnnstore.open_plan(plan)
 
 
@@ -182,3 +184,69 @@ def test_slots_are_checked(plan: Path) -> None:
     rewrite(plan, lambda own: own.update(num_slots=3))
     with pytest.raises((IndexError, gnnstore.GnnstoreError)):
         batches_of(gnnstore.open_plan(plan).loader(num_threads=1))
+
+
+# --- rows that batches share ---------------------------------------------------------------
+
+
+@pytest.fixture
+def segmented(store: Path, tmp_path: Path) -> Path:
+    """Return a plan whose batches share rows, four at a time."""
+    return pack(store, [4, 4], output=tmp_path / "segmented", superbatch=12, segment=4)
+
+
+def test_a_segment_that_is_damaged(segmented: Path) -> None:
+    reader = PlanReader.open(segmented)
+    assert reader.segments is not None
+    assert gnnstore.verify(segmented).ok
+    first, end, num_rows, _, begin = (int(value) for value in reader.segments[-1])
+    assert (first, end) == (2 * BATCHES - 4, 2 * BATCHES)
+    flip(segmented / "rows/x/c.0", begin + num_rows * 400 - 1)
+    (problem,) = gnnstore.verify(segmented).problems
+    assert problem.path == str(segmented / "rows/x/c.0")
+    for number in range(BATCHES - 4, BATCHES):
+        assert f"batch {number} of epoch 1" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("segment", "column", "value", "message"),
+    [
+        (0, 0, 1, "not those of all batches"),
+        (1, 1, 5, "not those of all batches"),
+        (1, 1, 4, "not those of all batches"),
+        (5, 1, 2 * BATCHES + 1, "not those of all batches"),
+        (0, 2, -1, "rows that are out of range"),
+        (0, 2, 2**31, "rows that are out of range"),
+        (0, 3, 0, "rows that are out of range"),
+        (0, 4, 1, "segment 0 begins at byte 1 of"),
+        (0, 4, -4096, "segment 0 begins at byte -4096 of"),
+        (0, 4, 2**40, "segment 0 begins at byte"),
+        (5, 2, 10**6, "segment 5 ends at byte"),
+    ],
+)
+def test_segments_that_lead_elsewhere(
+    segmented: Path, segment: int, column: int, value: int, message: str
+) -> None:
+    path = segmented / "segments" / "c.0.0"
+    with path.open("r+b") as file:
+        file.seek((segment * 5 + column) * 8)
+        file.write(value.to_bytes(8, "little", signed=True))
+    with pytest.raises(CorruptStoreError, match=f"{message}.*pack again"):
+        gnnstore.open_plan(segmented)
+
+
+def test_a_segmented_plan_that_says_it_is_none(segmented: Path) -> None:
+    rewrite(segmented, lambda own: own.update(segment=1))
+    with pytest.raises(CorruptStoreError, match="segment"):
+        gnnstore.open_plan(segmented)
+
+
+def test_ranks_are_checked(segmented: Path) -> None:
+    """Fewer shared rows than records name: refused before anything is read."""
+    path = segmented / "segments" / "c.0.0"
+    with path.open("r+b") as file:
+        for segment in range(6):
+            file.seek((segment * 5 + 2) * 8)
+            file.write((3).to_bytes(8, "little"))
+    with pytest.raises(IndexError):
+        batches_of(gnnstore.open_plan(segmented).loader(num_threads=1))

@@ -103,9 +103,17 @@ def server(folder: Path, store: Path, output: Path) -> Iterator[Attempt]:
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_random_points(tmp_path: Path, store: Path) -> None:
+@pytest.mark.parametrize(
+    ("segment", "num_kills", "touches"),
+    # Of the 67 touches with segments, those from 21 to 36 come after some superbatch.
+    [(1, NUM_KILLS, range(1, MAX_TOUCH)), (2, NUM_KILLS // 2, range(21, 60))],
+)
+def test_killed_at_random_points(
+    tmp_path: Path, store: Path, segment: int, num_kills: int, touches: range
+) -> None:
     untouched = shutil.copytree(store, tmp_path / "untouched.gnn")
-    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, batch_size=100)
+    options: dict[str, Any] = {"segment": segment, "compress": "none" if segment == 1 else "zstd"}
+    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, batch_size=100, **options)
     folder = tmp_path / "out"
     folder.mkdir()
     output = folder / "plan"
@@ -113,25 +121,25 @@ def test_killed_at_random_points(tmp_path: Path, store: Path) -> None:
     kills = resumed = 0
     with server(tmp_path, store, output) as attempt:
         began = time.monotonic()
-        assert attempt() == 0
+        assert attempt(**options) == 0
         seconds = time.monotonic() - began
         assert_same_files(output, whole)
         shutil.rmtree(output)
-        while kills < NUM_KILLS:
+        while kills < num_kills:
             while not output.exists():
-                point: dict[str, Any] = {"touch": draw.randrange(1, MAX_TOUCH)}
+                point: dict[str, Any] = {"touch": draw.choice(touches)}
                 if draw.random() < 0.5:
                     point = {"seconds": draw.uniform(0.02, 0.95) * seconds}
                 left = [item.state for item in find_leftovers(folder)]
                 assert set(left) <= {"resumable", "unfinished"}
                 resumed += left == ["resumable"]
-                status = attempt(**point, resume=True)
+                status = attempt(**point, resume=True, **options)
                 assert status in {0, -signal.SIGKILL, -signal.SIGALRM}
                 kills += status != 0
             assert_same_files(output, whole)
             assert [item.name for item in folder.iterdir()] == ["plan"]
             shutil.rmtree(output)
-    assert resumed > NUM_KILLS // 4
+    assert resumed > num_kills // 4
     assert_same_files(store, untouched)
 
 
@@ -204,7 +212,15 @@ def test_a_budget_of_disk_that_runs_out(tmp_path: Path, store: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"seed": 4}, {"epochs": 3}, {"batch_size": 60}, {"cache_bytes": "50kB"}, {"shuffle": False}],
+    [
+        {"seed": 4},
+        {"epochs": 3},
+        {"batch_size": 60},
+        {"cache_bytes": "50kB"},
+        {"shuffle": False},
+        {"segment": 2},
+        {"compress": "lz4"},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_another_plan_is_not_continued(
@@ -217,6 +233,15 @@ def test_another_plan_is_not_continued(
     with pytest.raises(UsageError, match=f"cannot be continued.*{name} was"):
         pack(store, [4, 4], output=folder / "plan", superbatch=2, resume=True, **options)
     assert [item.state for item in find_leftovers(folder)] == ["resumable"]
+
+
+def test_a_full_disk_while_segments_are_packed(tmp_path: Path, store: Path) -> None:
+    whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, segment=2)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    leave_unfinished(store, folder / "plan", segment=2)
+    plan = pack(store, [4, 4], output=folder / "plan", superbatch=2, segment=2, resume=True)
+    assert_same_files(plan, whole)
 
 
 def test_what_was_damaged_meanwhile_is_packed_again(tmp_path: Path, store: Path) -> None:

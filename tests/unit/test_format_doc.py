@@ -19,6 +19,8 @@ from gnnstore.formats import (
 from gnnstore.formats.dtypes import STORAGE_DTYPES, zarr_data_type
 from gnnstore.testing.stores import write_example_store
 
+# Fields of a plan's manifest that are there only if the plan has what they speak of.
+PLAN_OPTIONS = {"segment", "compression"}
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
 
@@ -74,12 +76,32 @@ def test_plan_manifest_fields(tmp_path: Path) -> None:
     own = json.loads((plan / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
     table = PAGE.split("## Packed plans\n", 1)[1].split("| field | content |", 1)[1]
     rows = [line.split("|") for line in table.split("\n\n", 1)[0].splitlines() if "`" in line]
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row[1])} == own.keys()
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert named - PLAN_OPTIONS == own.keys()
+    assert named >= PLAN_OPTIONS
     fingerprint = next(row[2] for row in rows if "`fingerprint`" in row[1])
     assert re.findall(r"`([\w ]+)`", fingerprint) == list(own["fingerprint"])
     columns = PAGE.split("| column | content |", 1)[1].split("\n\n", 1)[0]
     assert columns.count("\n") - 2 == plan_manifest.INDEX_COLUMNS
     assert f"multiple of {plan_manifest.PLAN_ALIGNMENT_BYTES}" in columns
+
+
+def test_plans_with_segments(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    from gnnstore.testing.graphs import random_graph  # noqa: PLC0415
+    from gnnstore.testing.plans import pack  # noqa: PLC0415
+
+    graph = random_graph(50, 200, feature_dim=30, num_classes=2)
+    plan = pack(graph.write(tmp_path / "s.gnn"), [2], epochs=1, batch_size=5, segment=2)
+    own = json.loads((plan / "zarr.json").read_text())["attributes"]["gnnstore_plan"]
+    assert own["segment"] == 2
+    columns = PAGE.split("| of a segment, column | content |", 1)[1].split("\n\n", 1)[0]
+    first = plan_manifest.SEGMENT_COLUMNS
+    assert f"| {first - 1} |" in columns
+    assert f"| {first}, {first + 1}, ... |" in columns
+    versions = PAGE.split("| version of a plan | changes |", 1)[1].split("\n\n", 1)[0]
+    last = int(versions.strip().splitlines()[-1].split("|")[1])
+    assert last == own["format_version"] == plan_manifest.PLAN_FORMAT_VERSION
 
 
 def test_versions_table_ends_with_the_current_version() -> None:

@@ -1,0 +1,66 @@
+"""Consecutive nodes with all their in-neighbours: what a layer is run on at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """D consecutive nodes (the targets), and m edges into them from n distinct nodes.
+
+    Attributes
+    ----------
+    x : Tensor [n, F]
+        Rows of the targets, in their order, and then of the other in-neighbours. Targets come
+        first so that node i of a bipartite block is the same node on both sides, which is what
+        convolutions that add self-loops go by.
+    begins : Tensor of int64 [D + 1]
+        The edges into target i are begins[i] ... begins[i + 1] - 1.
+    sources : Tensor of int64 [m]
+        Rows of `x`.
+    edges : Mapping of str to Tensor [m, ...]
+        Data of the edges, by the name of the argument that takes it.
+    scale : Tensor [n] or None
+        For each row, what a normalisation by degrees multiplies it with.
+    """
+
+    x: Tensor
+    begins: Tensor
+    sources: Tensor
+    edges: Mapping[str, Tensor] = field(default_factory=dict)
+    scale: Tensor | None = None
+
+    @property
+    def num_targets(self) -> int:
+        """D."""
+        return len(self.begins) - 1
+
+    @property
+    def targets(self) -> Tensor:
+        """The target of each edge: int64 [m], a new tensor."""
+        degrees = self.begins.diff()
+        nodes = torch.arange(self.num_targets, device=self.begins.device)
+        return torch.repeat_interleave(nodes, degrees, output_size=len(self.sources))
+
+    @property
+    def edge_index(self) -> Tensor:
+        """Sources above targets: int64 [2, m], a new tensor."""
+        return torch.stack([self.sources, self.targets])
+
+    def to(self, device: torch.device) -> Block:
+        """Return the block on a device."""
+        if self.x.device == device:
+            return self
+        return replace(
+            self,
+            x=self.x.to(device),
+            begins=self.begins.to(device),
+            sources=self.sources.to(device),
+            edges={name: values.to(device) for name, values in self.edges.items()},
+            scale=None if self.scale is None else self.scale.to(device),
+        )

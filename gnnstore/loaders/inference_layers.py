@@ -1,0 +1,211 @@
+"""A model as layers that can be run one after the other over all nodes.
+
+A layer looks at the in-neighbours of a node at most once, and then works on each node's row by
+itself. What a user has is a list of convolutions and activations, or one of PyTorch Geometric's
+models, whose `forward` this module takes apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch_geometric.nn import MessagePassing
+from torch_geometric.nn.models.basic_gnn import BasicGNN
+
+from gnnstore import _core
+from gnnstore.errors import UsageError
+
+_HOW = (
+    "give a list of layers, such as [conv1, torch.relu, conv2], in which each takes "
+    "((x, x_dst), edge_index), or x alone"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One pass over all nodes.
+
+    Attributes
+    ----------
+    name : str
+        For messages, such as "layer 1 (SAGEConv)".
+    conv : callable or None
+        Takes ((x, x_dst), edge_index), or is a convolution of PyTorch Geometric; None: no
+        neighbour is looked at.
+    after : tuple of callable
+        Each takes the rows [n, width] that the one before it gives.
+    """
+
+    name: str
+    conv: Callable[..., Tensor] | None
+    after: tuple[Callable[..., Tensor], ...]
+
+    def finish(self, rows: Tensor) -> Tensor:
+        """Apply what follows the convolution."""
+        for function in self.after:
+            rows = function(rows)
+        return rows
+
+    @property
+    def parts(self) -> tuple[Callable[..., Tensor], ...]:
+        """The convolution, if there is one, and what follows it."""
+        return (*(() if self.conv is None else (self.conv,)), *self.after)
+
+
+def read_layers(model: Any) -> tuple[Layer, ...]:
+    """Take a model apart.
+
+    Parameters
+    ----------
+    model : sequence of callable, torch.nn.Module
+        Layers in order; or one of PyTorch Geometric's `BasicGNN` models (GraphSAGE, GCN, GAT,
+        GIN, PNA, EdgeCNN); or one layer.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be run layer by layer, or has weights without a shape as yet.
+    """
+    stages = list(_stages(model))
+    if not stages:
+        raise UsageError(f"there is no layer to run; {_HOW}")
+    layers: list[Layer] = []
+    for number, stage in enumerate(stages):
+        if not callable(stage):
+            raise UsageError(f"layers[{number}] is a {type(stage).__name__}, not a layer; {_HOW}")
+        _refuse_lazy(stage, number)
+        if looks_at_neighbors(stage):
+            layers.append(_layer(len(layers), stage, ()))
+        elif not layers:
+            layers.append(_layer(0, None, (stage,)))
+        else:
+            layers[-1] = _layer(len(layers) - 1, layers[-1].conv, (*layers[-1].after, stage))
+    return tuple(layers)
+
+
+def _layer(number: int, conv: Any, after: tuple[Any, ...]) -> Layer:
+    return Layer(f"layer {number + 1} ({name_of(after[0] if conv is None else conv)})", conv, after)
+
+
+def _stages(model: Any) -> Iterator[Any]:
+    if isinstance(model, BasicGNN):
+        yield from _stages_of_basic_gnn(model)
+    elif isinstance(model, (torch.nn.Sequential, torch.nn.ModuleList)):
+        for stage in model:
+            yield from _stages(stage)
+    elif isinstance(model, Sequence) and not isinstance(model, str):
+        for stage in model:
+            # A list in a list is a mistake; a Sequential in one is not.
+            yield from _stages(stage) if isinstance(stage, torch.nn.Sequential) else (stage,)
+    else:
+        yield model
+
+
+def _stages_of_basic_gnn(model: Any) -> Iterator[Any]:
+    """Yield what `BasicGNN.forward` does, in evaluation."""
+    if model.jk_mode not in (None, "last"):
+        raise UsageError(
+            f"{name_of(model)} joins the outputs of all its layers (jk={model.jk_mode!r}), so it "
+            "cannot be run layer by layer; run it with jk=None or jk='last', or evaluate with a "
+            "gnnstore.NeighborLoader that takes all neighbours ([-1, -1])"
+        )
+    for number, (conv, norm) in enumerate(zip(model.convs, model.norms, strict=True)):
+        yield conv
+        if number < model.num_layers - 1 or model.jk_mode is not None:
+            act = [] if model.act is None else [model.act]
+            yield from (*act, norm) if model.act_first else (norm, *act)
+    if hasattr(model, "lin"):
+        yield model.lin
+
+
+def looks_at_neighbors(stage: Any) -> bool:
+    """Whether a callable takes edges: two arguments, or it is a convolution."""
+    if isinstance(stage, MessagePassing):
+        return True
+    if isinstance(stage, torch.nn.Module):
+        if type(stage).__module__.startswith("torch.nn.modules."):
+            return False
+        stage = stage.forward
+    try:
+        parameters = inspect.signature(stage).parameters.values()
+    except (TypeError, ValueError):  # compiled, as torch.relu is
+        return False
+    needed = [
+        one
+        for one in parameters
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
+    ]
+    takes_any = any(one.kind is one.VAR_POSITIONAL for one in parameters)
+    return len(needed) >= 2 or (takes_any and not needed)
+
+
+def name_of(stage: Any) -> str:
+    """Return what to call a layer in messages."""
+    if isinstance(stage, torch.nn.Module):
+        return type(stage).__name__
+    return str(getattr(stage, "__name__", type(stage).__name__))
+
+
+def modules_of(layers: Sequence[Layer]) -> list[torch.nn.Module]:
+    """Return the modules among the parts of layers."""
+    return [part for layer in layers for part in layer.parts if isinstance(part, torch.nn.Module)]
+
+
+@contextmanager
+def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
+    """Put modules into evaluation mode for as long as the context lasts, as inference needs it."""
+    training = [m for module in modules_of(layers) for m in module.modules() if m.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def describe(layer: Layer) -> list[dict[str, Any]]:
+    """Return what decides a layer's results, as JSON values: its parts, settings and weights.
+
+    Of a plain function only the name can be told.
+    """
+    return [_describe(part) for part in layer.parts]
+
+
+def _describe(part: Callable[..., Tensor]) -> dict[str, Any]:
+    if not isinstance(part, torch.nn.Module):
+        where = getattr(part, "__module__", None) or "builtins"
+        return {"function": f"{where}.{getattr(part, '__qualname__', name_of(part))}"}
+    settings = {
+        f"{path}.{key}" if path else key: value
+        for path, module in part.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str))
+        and key != "training"
+        and not key.startswith("_")
+    }
+    crc = 0
+    for name, tensor in sorted(part.state_dict(keep_vars=True).items()):
+        if isinstance(tensor, Tensor):
+            values = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+            crc = _core.crc32c(np.frombuffer(name.encode(), np.uint8), crc)
+            crc = _core.crc32c(values.numpy(), crc)
+    return {"module": repr(part), "settings": settings, "weights": f"{crc:08x}"}
+
+
+def _refuse_lazy(stage: Any, number: int) -> None:
+    if isinstance(stage, torch.nn.Module) and any(
+        is_lazy(tensor) for tensor in (*stage.parameters(), *stage.buffers())
+    ):
+        raise UsageError(
+            f"layers[{number}] ({name_of(stage)}) has weights without a shape as yet (lazy "
+            "initialisation); train it, or load its weights, before inference"
+        )

@@ -1,0 +1,115 @@
+"""Inference keeps to `memory=` where the kernel kills a process that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.converters import ConvertOptions, from_numpy
+
+pytest.importorskip("torch_geometric")
+
+# What Python, torch and their first calls take besides.
+ALLOWANCE_BYTES = 64 * 10**6
+ROOT = Path("/sys/fs/cgroup")
+
+SCRIPT = """
+import json, os, re, sys
+from pathlib import Path
+import torch
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv
+import gnnstore
+from gnnstore.progress import NullProgress
+torch.set_num_threads(2)
+torch.zeros(300, 300) @ torch.zeros(300, 300)
+store, output, group, memory, kind = sys.argv[1:]
+def resident(field):
+    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+class Notes(NullProgress):
+    blocks = packed = 0
+    def note(self, text, facts=None):
+        if facts:
+            self.blocks += facts["num_blocks"]
+            self.packed += facts["bytes_packed"]
+layers = {
+    "sage": lambda: [SAGEConv(256, 64), torch.relu, SAGEConv(64, 32)],
+    "gcn": lambda: [GCNConv(256, 64), torch.relu, GCNConv(64, 32)],
+    "gat": lambda: [GATConv(256, 16, heads=2), torch.relu, GATConv(32, 32)],
+}[kind]()
+Path(group, "cgroup.procs").write_text(str(os.getpid()))
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+notes = Notes()
+found = gnnstore.inference(layers, store, output, memory=int(memory), progress=notes, num_threads=2)
+print(json.dumps({
+    "grown": resident("VmHWM") - before, "shape": found.shape,
+    "blocks": notes.blocks, "packed": notes.packed,
+}))
+"""
+
+
+@pytest.fixture
+def limited() -> Iterator[tuple[Path, Path]]:
+    """Make a memory cgroup; yield it and the file that takes its limit."""
+    for parent, limit in (
+        (ROOT / "memory", "memory.limit_in_bytes"),  # version 1
+        (ROOT, "memory.max"),
+    ):
+        group = parent / f"gnnstore-test-{uuid.uuid4().hex[:8]}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if not (group / limit).exists():
+            group.rmdir()
+            continue
+        yield group, group / limit
+        group.rmdir()
+        return
+    pytest.skip("no memory cgroup can be made here (it needs root or delegation)")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a graph of 300,000 nodes: 307 MB of features, 3 million edges, some nodes hubs."""
+    directory = tmp_path_factory.mktemp("arrays")
+    rng = np.random.default_rng(0)
+    num_nodes, num_edges = 300_000, 3_000_000
+    np.save(directory / "x.npy", rng.random((num_nodes, 256), dtype=np.float32))
+    sources = (num_nodes * rng.random(num_edges) ** 2).astype(np.int64)
+    np.save(directory / "edge_index.npy", [sources, rng.integers(0, num_nodes, num_edges)])
+    return from_numpy(directory, directory / "a.gnn", options=ConvertOptions(edge_ids=False))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("kind", "memory"), [("sage", 100 * 10**6), ("gcn", 100 * 10**6), ("gat", 150 * 10**6)]
+)
+def test_a_third_of_the_features(
+    store: Path, limited: tuple[Path, Path], tmp_path: Path, kind: str, memory: int
+) -> None:
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT]
+        + [str(word) for word in (store, tmp_path / "out", group, memory, kind)],
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "2"},
+    )
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    found: dict[str, Any] = json.loads(finished.stdout)
+    assert found["shape"] == [300_000, 32]
+    assert found["blocks"] > 4
+    assert found["grown"] <= memory + ALLOWANCE_BYTES

@@ -1,0 +1,149 @@
+"""Training and evaluation over one store stay within one `memory=`, under a real limit.
+
+As in `test_memory_under_a_real_limit`: the script moves itself into a memory cgroup, and what
+its two loaders take in turn is measured there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.converters import from_numpy
+
+ALLOWANCE_BYTES = 48 * 10**6
+ROOT = Path("/sys/fs/cgroup")
+
+PAIR = """
+import hashlib, itertools, json, os, re, sys
+from pathlib import Path
+import torch
+import gnnstore
+torch.zeros(1), gnnstore.NeighborLoader  # all that is imported later would count
+store, group, words = sys.argv[1:]
+words = json.loads(words)
+def resident(field):
+    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+if group:
+    Path(group, "cgroup.procs").write_text(str(os.getpid()))
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+store = gnnstore.open(store)
+def make(split, fanouts, **options):
+    return gnnstore.NeighborLoader(
+        store, fanouts, split, batch_size=256, shuffle=split == "train", seed=0, num_threads=2,
+        **options,
+    )
+def run(loader):
+    digest = hashlib.sha256()
+    for batch in itertools.islice(loader, 24):
+        digest.update(batch.n_id.numpy().tobytes())
+        digest.update(batch.edge_index.numpy().tobytes())
+        digest.update(batch.x.numpy().tobytes())
+    return digest.hexdigest()
+train = make("train", [10, 10], **words["train"])
+found = [run(train)] if words["late"] else []
+valid = make("valid", [15, 15], **words["valid"])
+for epoch in range(2):
+    found += [run(train), run(valid)]
+stats = [loader.stats() for loader in (train, valid)]
+print(json.dumps({
+    "digests": found, "grown": resident("VmHWM") - before,
+    "strategies": [s.strategy for s in stats], "cached": [s.rows_cached for s in stats],
+}))
+"""
+
+
+@pytest.fixture
+def limited() -> Iterator[tuple[Path, Path]]:
+    """Make a memory cgroup; yield it and the file that takes its limit."""
+    for parent, limit in (
+        (ROOT / "memory", "memory.limit_in_bytes"),  # version 1
+        (ROOT, "memory.max"),
+    ):
+        group = parent / f"gnnstore-test-{uuid.uuid4().hex[:8]}"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if not (group / limit).exists():
+            group.rmdir()
+            continue
+        yield group, group / limit
+        group.rmdir()
+        return
+    pytest.skip("no memory cgroup can be made here (it needs root or delegation)")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Features of 307 MB: more than the budgets below."""
+    directory = tmp_path_factory.mktemp("arrays")
+    rng = np.random.default_rng(0)
+    num_nodes = 300_000
+    np.save(directory / "x.npy", rng.random((num_nodes, 256), dtype=np.float32))
+    np.save(directory / "edge_index.npy", rng.integers(0, num_nodes, (2, 2_400_000)))
+    order = rng.permutation(num_nodes)
+    np.save(directory / "train.npy", order[:15_000])
+    np.save(directory / "valid.npy", order[15_000:30_000])
+    return from_numpy(directory, directory / "a.gnn")
+
+
+def run(store: Path, group: object, words: dict[str, Any]) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PAIR, str(store), str(group), json.dumps(words)],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr or "killed by the kernel"
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("train", "valid", "late"),
+    [
+        ("belady", "belady", False),
+        ("belady", "belady", True),  # made when the cache of training is full
+        ("static", "static", True),
+        ("packed", "belady", False),
+        ("belady", "static", False),  # which cannot share a cache
+        ("belady", "direct", True),
+    ],
+)
+def test_one_budget(
+    store: Path, limited: tuple[Path, Path], train: str, valid: str, late: bool
+) -> None:
+    """Each cache alone is half the budget and more, so two of them would be seen."""
+    memory = 170 * 10**6
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    words = {
+        "train": {"strategy": train, "memory": memory},
+        "valid": {"strategy": valid, "memory": memory},
+        "late": late,
+    }
+    found = run(store, group, words)
+    assert found["grown"] <= memory + ALLOWANCE_BYTES
+    assert found["strategies"] == [train, valid]
+    assert found["cached"][0] > 0
+    shares = valid == train or {train, valid} == {"packed", "belady"}
+    assert (found["cached"][1] > 0) == shares
+    mapped = {"strategy": "mmap"}
+    assert (
+        found["digests"]
+        == run(store, "", {"train": mapped, "valid": mapped, "late": late})["digests"]
+    )

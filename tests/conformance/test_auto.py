@@ -1,0 +1,342 @@
+"""`strategy="auto"`: what it takes, what it says, what it costs, and that batches stay the same."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gnnstore
+from gnnstore.errors import BudgetError, StorageError, UsageError
+from gnnstore.io import first_measurement
+from gnnstore.loaders import choosing, planned_sizing, situation, tables
+from gnnstore.planning import placement
+from gnnstore.planning.cost_model import Choice, Prediction
+from gnnstore.planning.device_profile import (
+    DeviceProfile,
+    filesystem_id,
+    profile_path,
+    save_profile,
+)
+from gnnstore.testing.stores import write_example_store
+
+pytest.importorskip("torch_geometric")
+
+NUM_NODES = 8000
+OPTIONS: dict[str, Any] = {"batch_size": 16, "seed": 3, "num_threads": 1, "shuffle": True}
+# Room for an engine's buffers and batches, and for a part of the rows only.
+MEMORY = 80_000_000
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("auto")
+    return write_example_store(
+        directory / "g.gnn", num_nodes=NUM_NODES, num_edges=80_000, feature_shape=(3000,)
+    ).path
+
+
+@pytest.fixture(autouse=True)
+def no_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure nothing, and keep what a test measures to itself; take small stores seriously."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(first_measurement, "_kept", {})
+    monkeypatch.setattr(situation, "SMALLEST_BYTES", 1 << 20)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("nothing is to be measured")
+
+    monkeypatch.setattr(first_measurement, "measure_disk", refuse)
+
+
+def profile_of(
+    place: Path, *, reads_a_second: float = 100_000, bytes_a_second: float = 1e9
+) -> DeviceProfile:
+    return DeviceProfile(
+        filesystem_id=filesystem_id(place),
+        mount_point="/",
+        device="disk",
+        filesystem_type="ext4",
+        engine="pread",
+        is_direct=True,
+        measured_at="2026-01-02T00:00:00+00:00",
+        sequential_read_bytes_per_second=bytes_a_second,
+        sequential_write_bytes_per_second=bytes_a_second,
+        random_reads_per_second={
+            4096: {1: reads_a_second / 10, 128: reads_a_second},
+            65536: {1: reads_a_second / 20, 128: min(reads_a_second, bytes_a_second / 65536)},
+        },
+    )
+
+
+def loader_of(path: Path, **options: Any) -> gnnstore.NeighborLoader:
+    return gnnstore.NeighborLoader(str(path), [3, 2], range(1600), **{**OPTIONS, **options})
+
+
+def batches_of(loader: gnnstore.NeighborLoader, num_batches: int = 20) -> list[Any]:
+    batches = iter(loader)
+    return [
+        (batch.n_id.numpy(), batch.edge_index.numpy(), batch.x.numpy())
+        for batch, _ in zip(batches, range(num_batches), strict=False)
+    ]
+
+
+def test_what_fits_is_loaded_and_nothing_is_measured(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("nothing is to be predicted")
+
+    monkeypatch.setattr(situation.Situation, "of", refuse)
+    stats = loader_of(path).stats()
+    assert stats.strategy == "memory"
+    assert math.isnan(stats.predicted_epoch_seconds)
+    assert "predicted" not in str(stats)
+
+
+def test_small_tables_are_not_worth_a_prediction(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(situation, "SMALLEST_BYTES", 1 << 30)
+    stats = loader_of(path, memory=MEMORY).stats()
+    assert stats.strategy == "static"
+    assert "of the store do not fit 80 MB of the memory= budget" in stats.reason
+
+
+@pytest.mark.parametrize(
+    ("reads_a_second", "bytes_a_second", "expected"),
+    [(50, 1e10, {"packed"}), (1e7, 2e7, {"static", "belady", "direct", "mmap"})],
+)
+def test_it_takes_what_the_disk_is_good_at(
+    path: Path, reads_a_second: float, bytes_a_second: float, expected: set[str]
+) -> None:
+    profile = profile_of(path, reads_a_second=reads_a_second, bytes_a_second=bytes_a_second)
+    save_profile(profile)
+    loader = loader_of(path, memory=MEMORY, disk="4GB")
+    stats = loader.stats()
+    assert stats.strategy in expected, stats.reason
+    assert f"strategy '{stats.strategy}' because it is predicted to take " in stats.reason
+    assert stats.predicted_epoch_seconds > 0
+    assert stats.epoch_batches == len(loader)
+    assert math.isnan(stats.waiting_epoch_seconds)
+    for _ in loader:
+        pass
+    later = loader.stats()
+    assert later.waiting_epoch_seconds == pytest.approx(later.seconds_waiting)
+    assert f"predicted {stats.predicted_epoch_seconds:.2f} s an epoch, stalled " in str(later)
+    assert later.since(stats).predicted_epoch_seconds == stats.predicted_epoch_seconds
+
+
+def test_the_reason_names_the_next_best(path: Path) -> None:
+    save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
+    reason = loader_of(path, memory=MEMORY, disk="4GB").stats().reason
+    first = reason.split(";")[0]
+    assert first.endswith(")")
+    others = first.split("(")[1].rstrip(")").split(", ")
+    assert len(others) == 2
+    assert {other.split()[0] for other in others} <= {"mmap", "direct", "static", "belady"}
+
+
+@pytest.mark.parametrize("reads_a_second", [50, 1e6])
+def test_batches_are_the_same(path: Path, reads_a_second: float) -> None:
+    save_profile(profile_of(path, reads_a_second=reads_a_second, bytes_a_second=1e9))
+    expected = batches_of(loader_of(path, strategy="memory"))
+    loader = loader_of(path, memory=MEMORY, disk="4GB")
+    assert loader.stats().strategy != "memory"
+    for ours, theirs in zip(batches_of(loader), expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert np.array_equal(one, other)
+
+
+def test_it_keeps_within_the_disk_budget(path: Path, tmp_path: Path) -> None:
+    save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
+    assert loader_of(path, memory=MEMORY, disk="4GB").stats().strategy == "packed"
+    assert loader_of(path, memory=MEMORY, disk=0).stats().strategy != "packed"
+    elsewhere = loader_of(path, memory=MEMORY, disk="4GB", tmpdir=tmp_path / "run")
+    assert elsewhere.stats().strategy == "packed"
+    with pytest.raises(UsageError, match="disk='lots' is not a size"):
+        loader_of(path, disk="lots")
+
+
+def test_what_proves_not_to_fit_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
+    real = planned_sizing.size_superbatches
+
+    def refuse(*arguments: Any, settings: Any, **options: Any) -> Any:
+        if settings.policy == "packed":
+            raise BudgetError("too little")
+        return real(*arguments, settings=settings, **options)
+
+    monkeypatch.setattr(tables, "size_superbatches", refuse)
+    stats = loader_of(path, memory=MEMORY, disk="4GB").stats()
+    assert stats.strategy in {"mmap", "direct", "static", "belady"}
+    assert "it is predicted to take" in stats.reason
+
+
+def test_other_options_decide_with_it(path: Path) -> None:
+    save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
+    stats = loader_of(path, memory=MEMORY, cache="degree").stats()
+    assert (stats.strategy, stats.cache) == ("static", "degree")
+    stats = loader_of(path, memory=MEMORY, io_engine="pread", disk="4GB").stats()
+    assert (stats.strategy, stats.io_engine) == ("packed", "pread")
+    assert loader_of(path, memory=MEMORY, topology="disk").stats().topology == "disk"
+    with pytest.raises(UsageError, match="has no use for superbatch=4"):
+        loader_of(path, superbatch=4)
+
+
+def test_decisions_are_pickled(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
+    loader = loader_of(path, memory=MEMORY, disk="4GB")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it was decided")
+
+    monkeypatch.setattr(situation.Situation, "of", refuse)
+    copy = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
+    assert copy.stats().strategy == loader.stats().strategy == "packed"
+    assert copy.stats().predicted_epoch_seconds == loader.stats().predicted_epoch_seconds
+    for ours, theirs in zip(batches_of(copy, 3), batches_of(loader, 3), strict=True):
+        assert np.array_equal(ours[2], theirs[2])
+
+
+def _first_node(loader: Any, answers: Any) -> None:
+    answers.put(int(next(iter(loader)).n_id[0]))
+
+
+def test_loaders_go_to_other_processes(path: Path) -> None:
+    save_profile(profile_of(path))
+    loader = loader_of(path, memory=MEMORY, disk="4GB")
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    process = context.Process(target=_first_node, args=(loader, answers))
+    process.start()
+    try:
+        assert answers.get(timeout=60) == int(next(iter(loader)).n_id[0])
+    finally:
+        process.join(60)
+        answers.close()
+        answers.join_thread()
+
+
+# --- the disk's measurements --------------------------------------------------------------------
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Return the paths that are measured from now on."""
+    measured: list[Path] = []
+
+    def measure(place: Path, **_: Any) -> Any:
+        measured.append(place)
+        return SimpleNamespace(profile=profile_of(place))
+
+    monkeypatch.setattr(first_measurement, "measure_disk", measure)
+    return measured
+
+
+def test_a_disk_is_measured_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = measuring(monkeypatch)
+    for _ in range(2):
+        loader_of(path, memory=MEMORY)
+    assert measured == [path]
+    assert profile_path(filesystem_id(path)).exists()
+
+
+def test_the_measurements_are_read_by(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring(monkeypatch)
+    stats = loader_of(path, memory=MEMORY, disk=0, io_engine="pread").stats()
+    if stats.io_engine:
+        assert "profile of 2026-01-02" in stats.reason
+
+
+def test_measurements_of_another_disk_are_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_profile(profile_of(path))
+    file = profile_path(filesystem_id(path))
+    file.write_text(file.read_text().replace(filesystem_id(path), "ext4-of-another"))
+    measured = measuring(monkeypatch)
+    loader_of(path, memory=MEMORY)
+    assert measured == [path]
+    assert "found those of 'ext4-of-another'" in caplog.text
+    assert filesystem_id(path) in file.read_text()
+
+
+def test_a_cache_directory_that_cannot_be_written_to(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    measured = measuring(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            loader_of(path, memory=MEMORY)
+    assert measured == [path], "kept in the process"
+    assert "they are kept for the rest of this process" in caplog.text
+
+
+def test_a_disk_that_cannot_be_measured(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StorageError("read-only")
+
+    monkeypatch.setattr(first_measurement, "measure_disk", refuse)
+    with caplog.at_level(logging.INFO):
+        stats = loader_of(path, memory=MEMORY).stats()
+    assert stats.predicted_epoch_seconds > 0
+    assert "80,000 reads a second are assumed" in caplog.text
+
+
+# --- budgets that make no sense -----------------------------------------------------------------
+
+
+def test_a_container_that_allows_less_than_the_budget(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "group_limit_bytes", lambda: 30_000_000)
+    for strategy in ("auto", "static", "memory"):
+        with pytest.raises(BudgetError, match="is limited to 30000000"):
+            loader_of(path, strategy=strategy, memory=MEMORY)
+    loader_of(path, memory=29_000_000, strategy="mmap")
+
+
+def test_less_than_the_least(path: Path) -> None:
+    with pytest.raises(BudgetError, match="raise memory= by at least") as caught:
+        loader_of(path, memory=10)
+    assert "bytes too few" in str(caught.value)
+
+
+# --- what is predicted is what would run --------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["static-frequency", "static-degree", "belady", "packed"])
+@pytest.mark.parametrize("memory", [MEMORY, 90_000_000])
+def test_a_strategy_gets_what_was_predicted_for_it(
+    path: Path, choice: Choice, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_profile(profile_of(path))
+    predictions: list[Prediction] = []
+
+    def only(request: Any) -> Iterator[choosing.Chosen]:
+        found = situation.Situation.of(request, situation.place_for(request, "static"))
+        assert found is not None
+        predictions.extend(found.with_degrees().predictions((choice,)))
+        yield choosing.Chosen(situation.with_choice(request.options, choice))
+
+    monkeypatch.setattr(tables, "choices_for", only)
+    stats = loader_of(path, memory=memory, disk="4GB").stats()
+    (prediction,) = predictions
+    assert prediction.problem == ""
+    assert prediction.resources.num_slots == pytest.approx(stats.cache_rows, rel=0.1)
+    assert prediction.resources.superbatch == pytest.approx(stats.superbatch, rel=0.25)

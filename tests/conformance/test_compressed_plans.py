@@ -1,0 +1,192 @@
+"""Packed plans whose runs are compressed: the batches of every other loader."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.loaders.plan_compression import try_out
+from gnnstore.loaders.plan_estimate import estimate_plan
+from gnnstore.loaders.plan_packing import PlanPacker
+from gnnstore.loaders.plan_sampling import PlanSettings
+from gnnstore.planning.device_profile import DeviceProfile
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+
+N, E = 1000, 12_000
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+BATCHES, EPOCHS = 12, 2
+
+
+def make_graph(dtype: str = "float32") -> GraphArrays:
+    """Return a graph with features that become smaller, and others that do not."""
+    graph = random_graph(N, E, seed=5, feature_dim=4, num_classes=7, skew=2.0)
+    rng = np.random.default_rng(9)
+    graph.attributes["x"] = rng.integers(0, 5, (N, 100)).astype(dtype)
+    graph.attributes["h"] = rng.standard_normal((N, 30)).astype(np.float64)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_graph().write(tmp_path_factory.mktemp("frames") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[dict[str, Any]]:
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
+    return batches_of(plain, EPOCHS)
+
+
+def loader_of(path: Path, plan: Path, **options: Any) -> NeighborLoader:
+    return NeighborLoader(path, [4, 4], "train", plan=plan, **(OPTIONS | options))
+
+
+@pytest.mark.parametrize("segment", [1, 4])
+@pytest.mark.parametrize("compress", ["lz4", "zstd"])
+def test_batches_are_the_same(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], compress: str, segment: int
+) -> None:
+    plan = pack(path, [4, 4], output=tmp_path / "plan", compress=compress, segment=segment)
+    plain = PlanReader.open(pack(path, [4, 4], output=tmp_path / "plain", segment=segment))
+    reader = PlanReader.open(plan)
+    assert (reader.manifest.compression, reader.manifest.format_version) == (compress, 2)
+    assert gnnstore.verify(plan).ok
+    sizes, raw = (
+        [int(found.run_bytes(column).sum()) for column in range(2)] for found in (reader, plain)
+    )
+    assert sizes[0] < 0.5 * raw[0], "small whole numbers"
+    assert reader.rows["nodes/node/x"].num_rows < plain.rows["nodes/node/x"].num_rows
+    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+    loader = gnnstore.open_plan(plan).loader(num_threads=2)
+    assert_same_batches(batches_of(loader, EPOCHS), expected)
+    stats = loader.stats()
+    assert stats.rows_read > 0
+    if segment == 1:
+        assert stats.bytes_useful == sum(sizes)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float16", "uint16", "bool"])
+def test_element_types(tmp_path: Path, dtype: str) -> None:
+    path = make_graph(dtype).write(tmp_path / "s.gnn")
+    plan = pack(path, [4, 4], output=tmp_path / "plan", compress="lz4")
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
+    assert_same_batches(batches_of(loader_of(path, plan), 2), batches_of(plain, 2))
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
+def test_engines(path: Path, tmp_path: Path, expected: list[dict[str, Any]], engine: str) -> None:
+    plan = pack(path, [4, 4], output=tmp_path / "plan", compress="lz4", epochs=1)
+    try:
+        loader = loader_of(path, plan, io_engine=engine)
+    except UsageError as error:
+        pytest.skip(str(error))
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
+
+
+@pytest.mark.parametrize("number", [0, 7, 2 * BATCHES - 1])
+def test_a_frame_that_is_damaged(path: Path, tmp_path: Path, number: int) -> None:
+    plan = pack(path, [4, 4], output=tmp_path / "plan", compress="zstd")
+    reader = PlanReader.open(plan)
+    begin = int(reader.run_begins(number)[0])
+    size = int(reader.run_bytes(0)[number])
+    with (plan / "rows/x/c.0").open("r+b") as file:
+        file.seek(begin + size // 2)
+        byte = file.read(1)
+        file.seek(begin + size // 2)
+        file.write(bytes([byte[0] ^ 1]))
+    loader = gnnstore.open_plan(plan).loader(num_threads=1)
+    loader.set_epoch(number // BATCHES)
+    taken: list[Any] = []
+    name = f"batch {number % BATCHES} of epoch {number // BATCHES}"
+    message = f"rows/x/c.0: bytes {begin} to {begin + size}, packed rows, are damaged.*{name}"
+    with pytest.raises(CorruptStoreError, match=message):
+        taken.extend(loader)
+    assert len(taken) == number % BATCHES
+    (problem,) = gnnstore.verify(plan).problems
+    assert problem.path == str(plan / "rows/x/c.0")
+
+
+def test_a_frame_of_another_length(path: Path, tmp_path: Path) -> None:
+    """An index whose crc fits a part of a frame: what is decoded would be too short."""
+    plan = pack(path, [4, 4], output=tmp_path / "plan", compress="zstd")
+    reader = PlanReader.open(plan)
+    begin = int(reader.run_begins(0)[0])
+    with (plan / "rows/x/c.0").open("rb") as file:
+        file.seek(begin)
+        crc = gnnstore._core.crc32c(np.frombuffer(file.read(100), np.uint8))
+    columns = reader.manifest.index_columns
+    values = reader.index.copy()
+    values[0, reader.run_columns(1).start], values[0, reader.run_columns(2).start] = 100, crc
+    with (plan / "index/c.0.0").open("r+b") as file:
+        file.write(values[:1].tobytes())
+    assert values.shape[1] == columns == 4 + 3 * 2
+    with pytest.raises(CorruptStoreError, match=r"no frame of \d+ bytes in 100"):
+        next(iter(gnnstore.open_plan(plan).loader(num_threads=1)))
+
+
+def test_what_nobody_knows(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="compress='gzip' is unknown"):
+        pack(path, [4, 4], output=tmp_path / "plan", compress="gzip")
+
+
+# --- whether it pays -----------------------------------------------------------------------
+
+
+class Clock:
+    """A clock on which each piece of work takes the same time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def __call__(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def test_what_compressing_saves() -> None:
+    small = np.zeros((1000, 100), np.float32)
+    noise = np.random.default_rng(0).integers(0, 256, (1000, 400), dtype=np.uint8)
+    trial = try_out([small, noise], "lz4", 1e6, Clock(0.05))
+    assert trial.raw_bytes == 800_000
+    assert 400_000 <= trial.kept_bytes < 410_000
+    assert trial.decode_seconds == pytest.approx(0.05), "of what became smaller"
+    assert trial.saved_seconds == pytest.approx((800_000 - trial.kept_bytes) / 1e6 - 0.05)
+    assert try_out([small], "lz4", 1e9, Clock(0.05)).saved_seconds < 0
+    assert try_out([noise], "zstd", 1e6, Clock(0.05)).saved_seconds == 0
+
+
+@pytest.mark.parametrize(("rate", "pays"), [(1e5, True), (1e15, False)])
+def test_the_choice_follows_the_disk(path: Path, rate: float, pays: bool) -> None:
+    profile = DeviceProfile(
+        filesystem_id="f",
+        mount_point="/",
+        device="d",
+        filesystem_type="ext4",
+        engine="pread",
+        is_direct=True,
+        measured_at="2026-01-01T00:00:00+00:00",
+        sequential_read_bytes_per_second=rate,
+        sequential_write_bytes_per_second=1e6,
+        random_reads_per_second={4096: {1: 1000.0}, 65536: {1: 500.0}},
+    )
+    settings = PlanSettings(
+        SamplingConfig((4, 4), seed=3), "train", 50, 1, cache_bytes=0, compress="auto"
+    )
+    with closing(PlanPacker(gnnstore.open(path), settings)) as packer:
+        assert packer.compression is None
+        choice = estimate_plan(packer, profile).compression
+        assert choice is not None
+        assert (packer.compression in {"lz4", "zstd"}) == pays
+        assert choice.compression == packer.compression
+        assert [trial.compression for trial in choice.trials] == ["lz4", "zstd"]
+        assert estimate_plan(packer, None).compression.compression is None  # type: ignore[union-attr]

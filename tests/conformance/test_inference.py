@@ -1,0 +1,409 @@
+"""Inference layer by layer equals the model on the whole graph in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+pytest.importorskip("torch_geometric")
+
+from torch_geometric.nn import (
+    APPNP,
+    BatchNorm,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    LGConv,
+    PairNorm,
+    SAGEConv,
+    SGConv,
+    TransformerConv,
+)
+from torch_geometric.nn.models import GAT, GCN, GIN, GraphSAGE
+
+import gnnstore
+from gnnstore.converters import from_numpy, from_ogb
+from gnnstore.errors import (
+    BudgetError,
+    CorruptStoreError,
+    NoSpaceError,
+    NotFoundError,
+    StoreExistsError,
+    UsageError,
+)
+from gnnstore.loaders import inference_packing, inference_run
+from gnnstore.loaders.inference_passes import PassStats
+from gnnstore.loaders.inference_result import Embeddings
+from gnnstore.progress import NullProgress
+from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
+from gnnstore.units import parse_size
+
+NUM_FEATURES, HIDDEN, NUM_CLASSES = 20, 16, 5
+# So small that a graph of a thousand nodes takes many blocks: an engine's buffers come on top.
+SMALL = 400_000
+
+
+class Notes(NullProgress):
+    """Keeps what is said of each layer."""
+
+    def __init__(self) -> None:
+        self.stats: list[dict[str, Any]] = []
+        self.texts: list[str] = []
+
+    def note(self, text: str, facts: Any = None) -> None:
+        self.texts.append(text)
+        if facts:
+            self.stats.append(dict(facts))
+
+
+def on_whole_graph(layers: Any, x: Tensor, edges: Tensor, **data: Tensor) -> Tensor:
+    """Run a model as PyTorch Geometric does."""
+    with torch.no_grad():
+        if isinstance(layers, torch.nn.Module):
+            return layers.eval()(x, edges, **data)  # type: ignore[no-any-return]
+        for layer in layers:
+            if isinstance(layer, torch.nn.Module):
+                layer.eval()
+            is_conv = hasattr(layer, "propagate")
+            x = layer(x, edges, **data) if is_conv else layer(x)
+    return x
+
+
+def awkward_graph(seed: int = 0) -> GraphArrays:
+    """Draw a graph with hubs, parallel edges, self-loops and nodes without edges."""
+    graph = random_graph(1200, 9000, seed=seed, feature_dim=NUM_FEATURES, skew=2.0)
+    edges = graph.edge_index % 1150  # the last 50 have none
+    loops = np.tile(np.arange(0, 200, 2), (2, 1))
+    edges = np.concatenate([edges, loops, loops[:, :20], edges[:, :500]], axis=1)
+    rng = np.random.default_rng(seed)
+    weights = rng.random((edges.shape[1],), dtype=np.float32)
+    vectors = rng.random((edges.shape[1], 3), dtype=np.float32)
+    data: dict[str, NDArray[Any]]
+    data = {"x": graph.attributes["x"], "edge_weight": weights, "edge_attr": vectors}
+    return GraphArrays(1200, edges, data)
+
+
+@pytest.fixture(scope="module")
+def graph() -> GraphArrays:
+    return awkward_graph()
+
+
+@pytest.fixture(scope="module")
+def path(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return graph.write(tmp_path_factory.mktemp("inference") / "a.gnn")
+
+
+@pytest.fixture(autouse=True)
+def _small_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave small budgets to blocks: what engines, writers and packing take is the same always."""
+    monkeypatch.setattr(inference_run.InferenceRun, "_fixed_bytes", lambda _: 0)
+    torch.manual_seed(0)
+
+
+def convolutions() -> dict[str, Callable[[], Any]]:
+    f, h, c = NUM_FEATURES, HIDDEN, NUM_CLASSES
+    mlp = torch.nn.Linear
+    return {
+        "SAGE": lambda: [SAGEConv(f, h), torch.relu, SAGEConv(h, c)],
+        "SAGE max": lambda: [SAGEConv(f, h, aggr="max"), torch.relu, SAGEConv(h, c, project=True)],
+        "GCN": lambda: [GCNConv(f, h), torch.nn.ReLU(), GCNConv(h, c, improved=True)],
+        "GCN without loops": lambda: [GCNConv(f, h, add_self_loops=False), GCNConv(h, c)],
+        "GCN not normalised": lambda: [GCNConv(f, c, normalize=False)],
+        "GCN cached": lambda: [GCNConv(f, c, cached=True)],
+        "LGConv": lambda: [LGConv(), LGConv()],
+        "GAT": lambda: [GATConv(f, 4, heads=4), torch.nn.ELU(), GATConv(h, c)],
+        "GATv2": lambda: [GATv2Conv(f, 4, heads=4, add_self_loops=False), GATv2Conv(h, c)],
+        "GIN": lambda: [GINConv(mlp(f, h)), GINConv(mlp(h, c), train_eps=True)],
+        "GraphConv": lambda: [GraphConv(f, c)],
+        "Transformer": lambda: [TransformerConv(f, c)],
+        "row by row": lambda: [mlp(f, h), torch.tanh, SAGEConv(h, h), BatchNorm(h), mlp(h, c)],
+        "no edges": lambda: [mlp(f, h), torch.relu, mlp(h, c)],
+        "models.GraphSAGE": lambda: GraphSAGE(f, h, 3, c, dropout=0.5, norm="batch_norm"),
+        "models.GCN": lambda: GCN(f, h, 2, c, act_first=True, norm="batch_norm"),
+        "models.GAT": lambda: GAT(f, h, 2, c, heads=2, jk="last"),
+        "models.GIN": lambda: GIN(f, h, 2, c),
+    }
+
+
+def least_memory(layers: Any, path: Path, output: Path) -> int:
+    """Return the least budget, by the message that names it."""
+    with pytest.raises(BudgetError, match="raise memory= to at least") as info:
+        gnnstore.inference(layers, path, output, memory=1)
+    return parse_size(str(info.value).split("to at least ")[1].split(",")[0])
+
+
+@pytest.mark.parametrize("name", convolutions())
+@pytest.mark.parametrize("is_small", [False, True])
+def test_equals_the_whole_graph(
+    graph: GraphArrays, path: Path, name: str, is_small: bool, tmp_path: Path
+) -> None:
+    layers = convolutions()[name]()
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    notes = Notes()
+    memory = least_memory(layers, path, tmp_path / "out") if is_small else 10**9
+    found = gnnstore.inference(
+        layers, path, tmp_path / "out", memory=memory, progress=notes, num_threads=2
+    )
+    assert isinstance(found, Embeddings)
+    expected = on_whole_graph(layers, x, edges)
+    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
+    if is_small:
+        assert max(stats["num_blocks"] for stats in notes.stats) > 2
+    else:
+        assert all(stats["num_blocks"] == 1 for stats in notes.stats)
+    assert [item.name for item in tmp_path.iterdir()] == ["out"]
+
+
+def test_weighted_edges(graph: GraphArrays, path: Path, tmp_path: Path) -> None:
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    weights = torch.from_numpy(graph.attributes["edge_weight"])
+    # Of parallel self-loops with different weights PyTorch Geometric keeps any one.
+    loops = edges[0] == edges[1]
+    weights[loops] = edges[0, loops].float() / 100 + 0.5
+    data = {**graph.attributes, "edge_weight": weights.numpy()}
+    store = GraphArrays(graph.num_nodes, graph.edge_index, data).write(tmp_path / "w.gnn")
+    for layers in (
+        [GCNConv(NUM_FEATURES, HIDDEN), torch.relu, GCNConv(HIDDEN, 3, improved=True)],
+        [GraphConv(NUM_FEATURES, HIDDEN), LGConv()],
+        GCN(NUM_FEATURES, HIDDEN, 2, 3),
+    ):
+        found = gnnstore.inference(layers, store, edge_weight="edge_weight", memory=SMALL)
+        expected = on_whole_graph(layers, x, edges, edge_weight=weights)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_edges_with_attributes(graph: GraphArrays, path: Path) -> None:
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    vectors = torch.from_numpy(graph.attributes["edge_attr"])
+    layers = [GATConv(NUM_FEATURES, 8, edge_dim=3), GATv2Conv(8, 4, edge_dim=3)]
+    # Nodes without edges of their own get an empty mean, and parallel self-loops are dropped.
+    found = gnnstore.inference(layers, path, edge_attr="edge_attr", memory=SMALL)
+    expected = on_whole_graph(layers, x, edges, edge_attr=vectors)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_functions_of_ones_own(graph: GraphArrays, path: Path) -> None:
+    weight = torch.randn(NUM_FEATURES, 4)
+
+    def sums(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+        rows = x[0] @ weight
+        out = x[1] @ weight
+        return out.index_add(0, edge_index[1], rows[edge_index[0]])
+
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    found = gnnstore.inference([sums, lambda rows: rows * 2], path, memory=SMALL)
+    torch.testing.assert_close(found, 2 * sums((x, x), edges), atol=1e-4, rtol=1e-5)
+
+
+def test_packed_rows_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of 1 kB here and there in a table of 20 MB."""
+    monkeypatch.setattr(inference_packing, "RUN_STAGING_BYTES", 1 << 10)
+    monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
+    graph = random_graph(20_000, 60_000, feature_dim=256, seed=3)
+    store = graph.write(tmp_path / "p.gnn")
+    layers = [SAGEConv(256, 300), torch.relu, GCNConv(300, 4)]
+    notes = Notes()
+    found = gnnstore.inference(layers, store, tmp_path / "out", memory="12MB", progress=notes)
+    assert isinstance(found, Embeddings)
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    expected = on_whole_graph(layers, x, edges)
+    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
+    assert all(stats["bytes_packed"] > 10**6 for stats in notes.stats)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "p.gnn"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.float64, None])
+@pytest.mark.parametrize("stored", ["float16", "float64", "uint8"])
+def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:
+    graph = random_graph(400, 3000, seed=2)
+    x = np.random.default_rng(0).integers(0, 4, (400, 8)).astype(stored)
+    store = GraphArrays(400, graph.edge_index, {"x": x}).write(tmp_path / "t.gnn")
+    layers = [SAGEConv(8, 8), SAGEConv(8, 3)]
+    found = gnnstore.inference(layers, store, tmp_path / "out", dtype=dtype, memory=SMALL)
+    assert found.dtype == str(dtype or "float32").removeprefix("torch.")
+    assert isinstance(found, Embeddings)
+    expected = on_whole_graph(
+        layers, torch.from_numpy(x).float(), torch.from_numpy(graph.edge_index)
+    )
+    atol = {"float16": 1e-2, "bfloat16": 6e-2}.get(found.dtype, 1e-5)
+    torch.testing.assert_close(found.tensor().float(), expected, atol=atol, rtol=atol)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gcn", "gat"])
+@pytest.mark.parametrize("data", ["cora", "facebook"])
+def test_real_graphs(data: str, kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if data == "cora":
+        store = from_ogb(request.getfixturevalue("cora_directory"), tmp_path / "s.gnn")
+    else:
+        store = from_numpy(request.getfixturevalue("facebook_npz"), tmp_path / "s.gnn")
+    stored = read_store(store)
+    x, edges = torch.from_numpy(stored.attributes["x"]), torch.from_numpy(stored.edge_index)
+    f, h, c = x.shape[1], HIDDEN, 7
+    layers: Sequence[Any] = {
+        "sage": lambda: [SAGEConv(f, h), torch.relu, SAGEConv(h, c)],
+        "gcn": lambda: [GCNConv(f, h), torch.relu, GCNConv(h, c)],
+        "gat": lambda: [GATConv(f, 8, heads=2), torch.relu, GATConv(h, c)],
+    }[kind]()
+    found = gnnstore.inference(layers, store, memory="20MB")
+    torch.testing.assert_close(found, on_whole_graph(layers, x, edges), atol=1e-5, rtol=1e-5)
+
+
+def test_the_result_can_be_opened(graph: GraphArrays, path: Path, tmp_path: Path) -> None:
+    layers = [SAGEConv(NUM_FEATURES, 6)]
+    output = tmp_path / "embeddings"
+    found = gnnstore.inference(layers, path, output, memory="1GB")
+    again = gnnstore.open_embeddings(output)
+    assert repr(again) == f"Embeddings({str(output)!r}, float32, shape=[1200, 6])"
+    assert (again.num_nodes, again.width, len(again)) == (1200, 6, 1200)
+    whole = again.read()
+    np.testing.assert_array_equal(again[[5, 3, 5]], whole[[5, 3, 5]])
+    rows: list[NDArray[Any]] = [part for _, part in again.scan()]
+    np.testing.assert_array_equal(np.concatenate(rows), whole)
+    assert gnnstore.verify(output).ok
+    assert again.provenance["store"] == gnnstore.open(path).reader.uuid
+    mapped = gnnstore.inference(layers, path, tmp_path / "e.npy", memory="1GB")
+    np.testing.assert_array_equal(mapped, whole)
+    np.testing.assert_array_equal(np.load(tmp_path / "e.npy"), whole)
+    assert isinstance(found, Embeddings)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["e.npy", "embeddings"]
+    with pytest.raises(StoreExistsError, match=r"e\.npy exists.*overwrite=True"):
+        gnnstore.inference(layers, path, tmp_path / "e.npy")
+    with pytest.raises(StoreExistsError, match="exists"):
+        gnnstore.inference(layers, path, output)
+    gnnstore.inference(layers, path, tmp_path / "e.npy", overwrite=True)
+    gnnstore.inference(layers, path, output, overwrite=True)
+    with pytest.raises(NotFoundError, match="not one that inference has written"):
+        gnnstore.open_embeddings(path)
+
+
+def test_modules_are_as_they_were(path: Path) -> None:
+    model = GraphSAGE(NUM_FEATURES, 8, 2, 3, dropout=0.5, norm="batch_norm").train()
+    model.convs[0].eval()
+    conv = GCNConv(NUM_FEATURES, 3, cached=True)
+    state = torch.get_rng_state()
+    gnnstore.inference(model, path)
+    gnnstore.inference([conv], path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert not model.convs[0].training
+    assert conv.normalize
+    assert conv.cached
+    assert conv._cached_edge_index is None
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([SGConv(NUM_FEATURES, 3, K=2)], r"layer 1 \(SGConv\) is not layer-wise"),
+        ([SAGEConv(NUM_FEATURES, 3), APPNP(2, 0.1)], r"layer 2 \(APPNP\) is not layer-wise"),
+        ([SAGEConv(NUM_FEATURES, 3), PairNorm()], r"layer 1 \(SAGEConv\) is not layer-wise"),
+        ([SAGEConv(NUM_FEATURES, 3), torch.nn.functional.dropout], "not layer-wise.*random"),
+        (GCN(NUM_FEATURES, 8, 2, 3, norm="layer_norm"), r"layer 1 \(GCNConv\) is not layer-wise"),
+        ([SAGEConv(7, 3)], r"layer 1 \(SAGEConv\) fails on rows of 20 float32"),
+        ([SAGEConv(NUM_FEATURES, 3), lambda x: x.argmax(-1)], "gives|not layer-wise|fails"),
+        (GraphSAGE(NUM_FEATURES, 8, 2, 3, jk="cat"), "jk='cat'.*layer by layer"),
+        ([SAGEConv(-1, 3)], "without a shape as yet"),
+        ([], "no layer to run"),
+        (["SAGE"], r"layers\[0\] is a str"),
+    ],
+    ids=[
+        "two hops",
+        "ten hops",
+        "statistics",
+        "norm",
+        "random",
+        "width",
+        "labels",
+        "jk",
+        "lazy",
+        "",
+        "str",
+    ],
+)
+def test_models_that_are_refused(path: Path, layers: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        gnnstore.inference(layers, path)
+
+
+def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
+    layers = [SAGEConv(NUM_FEATURES, 3)]
+    for options, error, message in (
+        ({"edge_weight": "edge_weight"}, UsageError, "none of the layers takes.*'edge_weight'"),
+        ({"edge_attr": "nothing"}, NotFoundError, "no edge attribute 'nothing'"),
+        ({"input": "z"}, NotFoundError, "no node attribute 'z'"),
+        ({"dtype": "int8"}, UsageError, "written as one of float16"),
+        ({"memory": "much"}, UsageError, "not a size"),
+        ({"num_threads": 0}, UsageError, "one thread is the least"),
+        ({"io_engine": "fast"}, UsageError, "is unknown"),
+        ({"resume": True}, UsageError, "need an output="),
+        ({"output": tmp_path / "a", "tmpdir": tmp_path}, UsageError, "no use beside output="),
+        ({"output": tmp_path / "a.npy", "dtype": "bfloat16"}, UsageError, "no bfloat16"),
+        ({"output": tmp_path / "no" / "a"}, NotFoundError, "does not exist"),
+    ):
+        with pytest.raises(error, match=message):
+            gnnstore.inference(layers, path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_budgets_that_are_too_small(path: Path, tmp_path: Path) -> None:
+    layers = [SAGEConv(NUM_FEATURES, 3)]
+    with pytest.raises(BudgetError, match=r"node \d+ with its \d+ in-neighbours.*at least") as info:
+        gnnstore.inference(layers, path, tmp_path / "a", memory=10_000)
+    least = str(info.value).split("at least ")[1].split(",")[0]
+    assert gnnstore.inference(layers, path, tmp_path / "b", memory=least) is not None
+    assert [item.name for item in tmp_path.iterdir()] == ["b"]
+    with pytest.raises(BudgetError, match=r"the result takes 14\.4 kB in memory"):
+        gnnstore.inference(layers, path, memory=5_000)
+
+
+def test_a_disk_that_is_too_small(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference_run, "free_bytes", lambda _: 1000)
+    with pytest.raises(NoSpaceError, match="are missing"):
+        gnnstore.inference([SAGEConv(NUM_FEATURES, 3)], path, tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_graph(graph: GraphArrays, tmp_path: Path) -> None:
+    store = graph.write(tmp_path / "d.gnn")
+    (shard,) = store.glob("edges/*/indices/c.0")
+    with shard.open("r+b") as file:
+        file.seek(400)
+        file.write(np.array([2**30], np.int32).tobytes())
+    with pytest.raises(CorruptStoreError, match=r"the graph is damaged.*gnnstore verify"):
+        gnnstore.inference([SAGEConv(NUM_FEATURES, 3)], store, tmp_path / "a", memory=SMALL)
+
+
+@pytest.mark.parametrize(("num_nodes", "num_edges"), [(0, 0), (1, 0), (70, 0), (1, 3)])
+def test_graphs_of_next_to_nothing(tmp_path: Path, num_nodes: int, num_edges: int) -> None:
+    graph = random_graph(num_nodes, num_edges, feature_dim=4)
+    store = graph.write(tmp_path / "n.gnn")
+    layers = [GCNConv(4, 5), torch.relu, SAGEConv(5, 2)]
+    found = gnnstore.inference(layers, store, tmp_path / "out", memory="1GB")
+    assert isinstance(found, Embeddings)
+    expected = on_whole_graph(
+        layers, torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    )
+    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_how_layers_are_called(path: Path) -> None:
+    """Sparse matrices where a convolution takes them: they save a copy of a row for each edge."""
+    notes = Notes()
+    layers = [
+        *(SAGEConv(NUM_FEATURES, 4), GCNConv(4, 4), GATConv(4, 4)),
+        *(GraphConv(4, 4), SAGEConv(4, 4, aggr="max")),
+    ]
+    gnnstore.inference(layers, path, progress=notes)
+    forms = [PassStats(**stats).form for stats in notes.stats]
+    assert forms == ["sparse pair", "sparse", "pair", "sparse pair", "sparse pair"]

@@ -1,0 +1,223 @@
+"""Packed plans whose batches share rows on disk: the batches of every other loader."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.converters import ConvertOptions
+from gnnstore.errors import UsageError
+from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.io import segment_packing
+from gnnstore.planning.plan_size import size_plan
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.stores import assert_same_files
+
+N, E, WIDTH = 1000, 12_000, 100
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+BATCHES, EPOCHS = 12, 2
+
+
+def make_graph(**attributes: Any) -> GraphArrays:
+    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
+    rng = np.random.default_rng(9)
+    graph.attributes["h"] = rng.random((N, 30), dtype=np.float32)
+    graph.attributes["edge_attr"] = rng.random((E, 20), dtype=np.float32)
+    graph.attributes.update(attributes)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_graph().write(tmp_path_factory.mktemp("segments") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[dict[str, Any]]:
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
+    return batches_of(plain, EPOCHS)
+
+
+@pytest.fixture(scope="module")
+def base(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack(path, [4, 4], output=tmp_path_factory.mktemp("plan") / "base", segment=3)
+
+
+def loader_of(path: Path, plan: Path, **options: Any) -> NeighborLoader:
+    fanouts = options.pop("num_neighbors", [4, 4])
+    return NeighborLoader(path, fanouts, "train", plan=plan, **(OPTIONS | options))
+
+
+def stored_bytes(plan: Path) -> int:
+    """Return the bytes of packed rows."""
+    return sum(array.num_rows for array in PlanReader.open(plan).rows.values())
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_batches_are_the_same(
+    path: Path, base: Path, expected: list[dict[str, Any]], num_threads: int
+) -> None:
+    loader = loader_of(path, base, num_threads=num_threads)
+    assert_same_batches(batches_of(loader, EPOCHS), expected)
+    alone = gnnstore.open_plan(base).loader(num_threads=num_threads)
+    assert_same_batches(batches_of(alone, EPOCHS), expected)
+
+
+@pytest.mark.parametrize("cache_bytes", ["0B", "100kB"])
+@pytest.mark.parametrize("lengths", [(2, 5), (5, 5), (100, 5), (4, 12), (12, 12)])
+def test_segments_of_every_length(
+    path: Path,
+    tmp_path: Path,
+    expected: list[dict[str, Any]],
+    lengths: tuple[int, int],
+    cache_bytes: str,
+) -> None:
+    segment, superbatch = lengths
+    options: dict[str, Any] = {"superbatch": superbatch, "cache_bytes": cache_bytes}
+    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=segment, **options)
+    plain = pack(path, [4, 4], output=tmp_path / "plain", **options)
+    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+    reader = PlanReader.open(plan)
+    assert reader.manifest.format_version == 2
+    assert reader.manifest.segment == min(segment, superbatch)
+    assert reader.segments is not None
+    assert reader.segments[:, 2].sum() > 0
+    assert (np.diff(reader.segments[:, :2]) <= segment).all()
+    assert stored_bytes(plan) < stored_bytes(plain)
+    assert PlanReader.open(plain).manifest.format_version == 1
+
+
+def test_chunks_of_segments(
+    path: Path,
+    tmp_path: Path,
+    expected: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(segment_packing, "_CHUNK_BYTES", 4000)
+    monkeypatch.setattr(segment_packing, "_MAX_CHUNKS_PER_BATCH", 100)
+    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=6, superbatch=12)
+    reader = PlanReader.open(plan)
+    assert reader.segments is not None
+    assert set(reader.segments[:, 3].tolist()) == {10}
+    assert reader.segments[:, 2].min() > 30
+    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "pread", "mmap"])
+def test_engines(path: Path, base: Path, expected: list[dict[str, Any]], engine: str) -> None:
+    try:
+        loader = loader_of(path, base, io_engine=engine)
+    except UsageError as error:
+        pytest.skip(str(error))
+    assert_same_batches(batches_of(loader), expected[:BATCHES])
+
+
+@pytest.mark.parametrize(
+    ("fanouts", "sampling"),
+    [
+        ([-1], {}),
+        ([3, 3, 3], {"replace": True}),
+        ([4, 2], {"disjoint": True}),
+        ([4, 2], {"subgraph_type": "induced"}),
+        ([4], {"drop_last": True, "batch_size": 70}),
+        ([4], {"shuffle": False}),
+        ([], {}),
+    ],
+)
+def test_ways_of_sampling(
+    path: Path, tmp_path: Path, fanouts: list[int], sampling: dict[str, Any]
+) -> None:
+    plan = pack(path, fanouts, output=tmp_path / "plan", segment=3, **sampling)
+    options = OPTIONS | sampling
+    plain = batches_of(NeighborLoader(path, fanouts, "train", strategy="memory", **options), 2)
+    found = NeighborLoader(path, fanouts, "train", plan=plan, **options)
+    assert_same_batches(batches_of(found, 2), plain)
+    shutil.copytree(plan, tmp_path / "copy")
+    assert_same_batches(batches_of(gnnstore.open_plan(tmp_path / "copy").loader(), 2), plain)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(100, "float16"), (100, "int8"), (768, "float32"), (1100, "float32")]
+)
+def test_element_types_and_widths(tmp_path: Path, width: int, dtype: str) -> None:
+    rows = np.random.default_rng(1).standard_normal((N, width)).astype(np.float32)
+    options = ConvertOptions(
+        feature_dtype=dtype, feature_scale="column" if dtype == "int8" else None
+    )
+    path = make_graph(x=rows).write(tmp_path / "s.gnn", options=options)
+    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=4)
+    plain = batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+    assert_same_batches(batches_of(loader_of(path, plan), 2), plain)
+
+
+@pytest.mark.parametrize("taken", [1, 5, 11])
+def test_going_on_in_the_middle(
+    path: Path, base: Path, expected: list[dict[str, Any]], taken: int
+) -> None:
+    loader = gnnstore.open_plan(base).loader(num_threads=2)
+    iterator = iter(loader)
+    for _ in range(taken):
+        next(iterator)
+    state = loader.state_dict()
+    del iterator
+    other = loader_of(path, base)
+    other.load_state_dict(state)
+    assert_same_batches(batches_of(other), expected[taken:BATCHES])
+
+
+def test_topology_alone_has_nothing_to_share(tmp_path: Path) -> None:
+    graph = random_graph(N, E, seed=5, num_classes=7)
+    path = graph.write(tmp_path / "s.gnn")
+    plan = pack(path, [4, 4], output=tmp_path / "plan", segment=4)
+    assert not PlanReader.open(plan).manifest.has_segments
+    plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
+    assert_same_batches(batches_of(loader_of(path, plan), 2), batches_of(plain, 2))
+
+
+@pytest.mark.parametrize("segment", [1, 4])
+def test_traces_and_plans_on_disk(
+    path: Path,
+    tmp_path: Path,
+    expected: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    segment: int,
+) -> None:
+    options: dict[str, Any] = {"segment": segment, "superbatch": 12}
+    whole = pack(path, [4, 4], output=tmp_path / "in-memory", **options)
+    monkeypatch.setattr(
+        "gnnstore.loaders.plan_sampling.size_plan",
+        lambda *a, **k: replace(size_plan(*a, **k), table_bytes=1 << 20),
+    )
+    plan = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)
+    assert_same_files(plan, whole)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in-memory", "spilled"]
+    assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
+
+
+@pytest.mark.parametrize("cache", ["degree", "frequency"])
+@pytest.mark.parametrize("segment", [1, 4])
+def test_caches_that_stay_the_same(
+    path: Path, tmp_path: Path, expected: list[dict[str, Any]], cache: str, segment: int
+) -> None:
+    plan = pack(path, [4, 4], output=tmp_path / "plan", cache=cache, segment=segment)
+    loader = loader_of(path, plan)
+    assert_same_batches(batches_of(loader, EPOCHS), expected)
+    assert loader.stats().cache == cache
+    assert loader.stats().rows_cached > 0
+    if segment == 1:
+        best = pack(path, [4, 4], output=tmp_path / "best")
+        assert PlanReader.open(best).manifest.cached_by == "belady"
+        assert stored_bytes(best) <= stored_bytes(plan)
+
+
+def test_caches_that_nobody_knows(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cache='lru' is unknown"):
+        pack(path, [4, 4], output=tmp_path / "plan", cache="lru")

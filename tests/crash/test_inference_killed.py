@@ -1,0 +1,197 @@
+"""Inference that is killed, or finds the disk full, goes on where it was with the same result."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric")
+
+from torch_geometric.nn import GCNConv, SAGEConv
+
+import gnnstore
+from gnnstore.errors import NoSpaceError, UsageError, storage_error
+from gnnstore.formats.files import ChecksummedFile
+from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.testing.graphs import random_graph
+
+OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16, "num_threads": 1}
+# After so many nodes of a run, of 4000 a layer: twice in the first layer, twice in the second,
+# while degrees are counted for the third, and in it.
+KILLS = (700, 3000, 4500, 3500, 4500, 6500)
+
+_SCRIPT = """
+    import os, signal, sys
+    from contextlib import contextmanager
+
+    import gnnstore
+    from gnnstore.loaders.inference_run import InferenceRun
+    from gnnstore.progress import NullProgress
+    from tests.crash.test_inference_killed import OPTIONS, layers
+
+    store, output, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+    class Killer(NullProgress):
+        done = 0
+
+        @contextmanager
+        def phase(self, name, total=None, unit="items"):
+            yield self
+
+        def advance(self, n=1):
+            self.done += n
+            if self.done >= kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    # What engines and writers take is not counted, so that blocks are small.
+    InferenceRun._fixed_bytes = lambda _: 0
+    gnnstore.inference(
+        layers(), store, output, resume=True, progress=Killer(), **OPTIONS | {"memory": "400kB"}
+    )
+"""
+
+
+def layers(seed: int = 0) -> list[Any]:
+    torch.manual_seed(seed)
+    return [SAGEConv(32, 48), torch.relu, SAGEConv(48, 40), torch.relu, GCNConv(40, 24)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return random_graph(4000, 30_000, seed=5, feature_dim=32).write(tmp_path / "s.gnn")
+
+
+def run_and_kill(store: Path, output: Path, kill_at: int) -> int:
+    script = output.parent / "script.py"
+    script.write_text(textwrap.dedent(_SCRIPT))
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(store), str(output), str(kill_at)],
+        cwd=root,
+        env={"PYTHONPATH": str(root), "PATH": "", "GNNSTORE_IO_ENGINE": "pread"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    script.unlink()
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+@pytest.mark.timeout(600)
+def test_killed_again_and_again(store: Path, tmp_path: Path) -> None:
+    whole = gnnstore.inference(layers(), store)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    killed = 0
+    for kill_at in KILLS:
+        killed += run_and_kill(store, folder / "e", kill_at) != 0
+        assert not (folder / "e").exists()
+        states = [found.state for found in find_leftovers(folder)]
+        assert states in (["resumable"], ["unfinished"])
+    assert killed == len(KILLS)
+    assert states == ["resumable"]
+    events: list[str] = []
+    found = resumed(store, folder / "e", events)
+    torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
+    assert any("resuming with the" in event for event in events)
+    # The first layers were not run again.
+    assert not any(event.startswith("layer 1") for event in events)
+    assert [item.name for item in folder.iterdir()] == ["e"]
+    assert gnnstore.verify(folder / "e").ok
+
+
+def resumed(store: Path, output: Path, events: list[str], **options: Any) -> Any:
+    from gnnstore.progress import NullProgress  # noqa: PLC0415
+
+    class Notes(NullProgress):
+        def note(self, text: str, facts: Any = None) -> None:  # noqa: ARG002
+            events.append(text)
+
+    return gnnstore.inference(
+        layers(), store, output, resume=True, progress=Notes(), **OPTIONS | options
+    )
+
+
+def test_a_full_disk(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    write, calls = ChecksummedFile.write, itertools.count()
+
+    def full(file: ChecksummedFile, data: Any) -> None:
+        if next(calls) >= 30:
+            file.abort()
+            raise storage_error(OSError(errno.ENOSPC, "no space"), "write", file.path)
+        write(file, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChecksummedFile, "write", full)
+        with pytest.raises(NoSpaceError, match=r"no space left.*resume=True"):
+            gnnstore.inference(layers(), store, folder / "e", **OPTIONS)
+    assert [found.state for found in find_leftovers(folder)] == ["resumable"]
+    found = resumed(store, folder / "e", [])
+    whole = gnnstore.inference(layers(), store)
+    torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_other_runs_are_not_continued(store: Path, tmp_path: Path) -> None:
+    killed_at(store, tmp_path / "e")
+    other = random_graph(4000, 30_000, seed=6, feature_dim=32).write(tmp_path / "o.gnn")
+    for graph, model, options, difference in (
+        (store, layers(1), {}, r"weights was '\w+' and is '\w+' now"),
+        (store, layers()[:-1], {}, "layers was"),
+        (store, layers(), {"dtype": "float16"}, "dtypes"),
+        (other, layers(), {}, "store was"),
+    ):
+        with pytest.raises(UsageError, match=f"cannot be continued.*{difference}"):
+            gnnstore.inference(model, graph, tmp_path / "e", resume=True, **{**OPTIONS, **options})
+    # Another budget and engine will do.
+    found = resumed(store, tmp_path / "e", [], memory="200MB")
+    whole = gnnstore.inference(layers(), store)
+    torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
+
+
+def killed_at(store: Path, output: Path) -> None:
+    assert run_and_kill(store, output, 5300) == -signal.SIGKILL
+    assert [found.state for found in find_leftovers(output.parent)] == ["resumable"]
+
+
+def test_what_was_damaged_meanwhile_is_computed_again(store: Path, tmp_path: Path) -> None:
+    killed_at(store, tmp_path / "e")
+    (left,) = tmp_path.glob(".e.tmp-*")
+    shard = left / "nodes" / "layer-1" / "c.0.0"
+    with shard.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"damage")
+    found = resumed(store, tmp_path / "e", [])
+    whole = gnnstore.inference(layers(), store)
+    torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
+
+
+def test_a_run_that_is_not_resumed_starts_anew(store: Path, tmp_path: Path) -> None:
+    killed_at(store, tmp_path / "e")
+    found = gnnstore.inference(layers(1), store, tmp_path / "e", **OPTIONS)
+    assert found.shape == (4000, 24)
+    assert list(tmp_path.glob(".e.*")) == []
+
+
+def test_a_npy_file_is_resumed(store: Path, tmp_path: Path) -> None:
+    assert run_and_kill(store, tmp_path / "e.npy", 9000) == -signal.SIGKILL
+    assert not (tmp_path / "e.npy").exists()
+    events: list[str] = []
+    found = resumed(store, tmp_path / "e.npy", events)
+    whole: Any = gnnstore.inference(layers(), store)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+    assert not any(event.startswith("layer 1") for event in events)
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["e.npy", "s.gnn"]

@@ -1,0 +1,109 @@
+"""Lightning's checkpoints hold loaders' states: a run that is killed goes on to the last bit."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from gnnstore.converters import from_rmat
+
+pytest.importorskip("lightning")
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    # Lightning's own: of torch's newer names, and of the directory that a resumed run goes on in.
+    pytest.mark.filterwarnings("ignore:.*treespec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:GPU available but not used"),
+]
+
+EPOCHS = 2
+BATCHES = 7  # an epoch's
+OPTIONS = ["--fanouts", "5", "5", "--hidden", "16", "--batch-size", "32", "--threads", "2"]
+
+
+class Killed(Exception):  # noqa: N818 - not an error of the code under test
+    """Stands for the end of the process."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return from_rmat(tmp_path_factory.mktemp("lightning") / "r.gnn", scale=9, feature_dim=16)
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    path = Path(__file__).parents[2] / "examples" / "train_lightning.py"
+    spec = importlib.util.spec_from_file_location("train_lightning", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(
+    example: ModuleType,
+    store: Path,
+    directory: Path,
+    *,
+    strategy: str = "memory",
+    every: int = 1,
+    kill_after: int | None = None,
+) -> list[tuple[int, list[int], float]]:
+    """Return epoch, seeds and loss of every step, until the run ends or is killed."""
+    steps: list[tuple[int, list[int], float]] = []
+
+    class Recording(example.Sage):  # type: ignore[misc, name-defined]
+        def on_train_batch_start(self, *_: Any) -> None:
+            # What comes after the checkpoint of the step before is lost.
+            if kill_after is not None and self.trainer.global_step >= kill_after:
+                raise Killed
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            loss: torch.Tensor = super().training_step(batch)
+            steps.append((self.current_epoch, batch.input_id.tolist(), loss.item()))
+            return loss
+
+    original, example.Sage = example.Sage, Recording  # type: ignore[attr-defined]
+    words = [str(store), "--checkpoints", str(directory), "--epochs", str(EPOCHS), *OPTIONS]
+    words += ["--every", str(every), "--strategy", strategy]
+    try:
+        example.main(
+            example.parse(words),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            accelerator="cpu",
+        )
+    except Killed:
+        pass
+    finally:
+        example.Sage = original  # type: ignore[attr-defined]
+    return steps
+
+
+def test_it_goes_on_after_any_step(example: ModuleType, store: Path, tmp_path: Path) -> None:
+    """In the middle of an epoch, before and after its last batch, and in the next one."""
+    whole = run(example, store, tmp_path / "whole")
+    assert [epoch for epoch, _, _ in whole] == [0] * BATCHES + [1] * BATCHES
+    for steps in (1, BATCHES - 1, BATCHES, BATCHES + 3):
+        directory = tmp_path / str(steps)
+        assert run(example, store, directory, kill_after=steps) == whole[:steps]
+        assert run(example, store, directory) == whole[steps:], f"after {steps} steps"
+
+
+def test_steps_since_the_last_checkpoint_are_done_again(
+    example: ModuleType, store: Path, tmp_path: Path
+) -> None:
+    """Under a strategy that has prepared much further ahead than was trained on."""
+    whole = run(example, store, tmp_path / "whole", strategy="belady")
+    assert run(example, store, tmp_path / "runs", every=4, kill_after=6) == whole[:6]
+    assert run(example, store, tmp_path / "runs", every=4, strategy="belady") == whole[4:]

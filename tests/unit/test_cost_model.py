@@ -1,0 +1,357 @@
+"""What an epoch is predicted to take: misses against real caches, times against plain sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnstore.formats.pages import PageGeometry, ShardLayout
+from gnnstore.planning.belady import BeladyPlanner, Trace
+from gnnstore.planning.cost_model import CHOICES, Machine, Prediction, Resources, predict
+from gnnstore.planning.device_profile import DeviceProfile
+from gnnstore.planning.read_counts import ReadTotals
+from gnnstore.planning.read_tuning import tune_reads
+from gnnstore.planning.reuse import ReuseCurve, ages_of
+from gnnstore.planning.static_cache import most_needed, select_nodes
+from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
+from gnnstore.testing.caches import run_lru
+
+NUM_ROWS, ROW_BYTES = 20_000, 512
+
+
+def skewed_batches(num_batches: int, num_rows: int = NUM_ROWS, size: int = 600) -> list[Any]:
+    """Draw distinct rows of each batch, a few of them far more often than most."""
+    draws = np.random.default_rng(5)
+    weights = 1 / (np.arange(num_rows) + 20.0)
+    weights = draws.permutation(weights / weights.sum())
+    return [
+        np.sort(draws.choice(num_rows, size, replace=False, p=weights)) for _ in range(num_batches)
+    ]
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[Any]:
+    return skewed_batches(120)
+
+
+def reads() -> TableReads:
+    geometry = PageGeometry(ROW_BYTES, 4096)
+    layout = ShardLayout(geometry, NUM_ROWS, NUM_ROWS, 1)
+    return TableReads((layout,), (512,), tune_reads(None))
+
+
+def workload_of(
+    batches: list[Any], thinning: Thinning | None = None, epoch_batches: int = 0
+) -> Workload:
+    thinning = thinning or Thinning(6, 0)
+    trace = ThinnedTrace(len(batches), NUM_ROWS, thinning)
+    for i, batch in enumerate(batches):
+        trace.put(i, batch)
+    return Workload.learn(
+        trace.build(),
+        thinning,
+        reads(),
+        num_rows=NUM_ROWS,
+        epoch_batches=epoch_batches or len(batches),
+        batch_bytes=600 * ROW_BYTES,
+        ids_bytes=10_000,
+        seconds_sampling=0.01,
+    )
+
+
+def planned_misses(batches: list[Any], num_slots: int, superbatch: int) -> int:
+    """Return what a loader misses: its cache is filled by the first superbatch."""
+    planner, misses = BeladyPlanner(num_slots), 0
+    for first in range(0, len(batches), superbatch):
+        trace = Trace.of(batches[first : first + superbatch])
+        if first == 0:
+            nodes = most_needed(trace, NUM_ROWS, num_slots)
+            slots = np.full(num_slots, -1, np.int64)
+            slots[: len(nodes)] = nodes
+            planner.restart(slots)
+        misses += planner.plan(trace).num_misses
+    return misses
+
+
+# --- misses -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_slots", [200, 1000, 4000])
+def test_beladys_misses_are_those_of_its_planner(batches: list[Any], num_slots: int) -> None:
+    found = workload_of(batches).belady_misses(num_slots, len(batches))
+    assert found == pytest.approx(planned_misses(batches, num_slots, len(batches)), rel=0.05)
+
+
+def test_a_cache_of_all_that_is_needed_misses_nothing(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    assert work.belady_misses(NUM_ROWS, len(batches)) == 0
+    curve = work.rows
+    distinct = len(np.unique(np.concatenate(batches)))
+    assert curve.distinct_rows(len(batches)) == pytest.approx(distinct, rel=0.02)
+    empty = curve.belady_misses(NUM_ROWS, len(batches), holds="nothing")
+    assert empty == pytest.approx(distinct, rel=0.02)
+    assert work.belady_misses(0, len(batches)) == pytest.approx(600 * len(batches))
+
+
+def test_superbatches_cost_what_is_not_known_ahead(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    whole, parts = (work.belady_misses(1000, size) for size in (120, 30))
+    assert whole < parts
+    assert parts == pytest.approx(planned_misses(batches, 1000, 30), rel=0.15)
+
+
+@pytest.mark.parametrize("num_slots", [1000, 4000])
+def test_epochs_longer_than_the_sample(batches: list[Any], num_slots: int) -> None:
+    work = workload_of(batches[:40], epoch_batches=120)
+    true = planned_misses(batches, num_slots, 120)
+    assert work.belady_misses(num_slots, 120) == pytest.approx(true, rel=0.15)
+
+
+@pytest.mark.parametrize("num_slots", [200, 1000, 4000])
+def test_static_misses_are_those_of_a_cache_by_other_batches(
+    batches: list[Any], num_slots: int
+) -> None:
+    counted, measured = batches[:60], batches[60:]
+    counts = np.bincount(np.concatenate(counted), minlength=NUM_ROWS)
+    cached = np.zeros(NUM_ROWS, np.bool_)
+    cached[select_nodes(counts.astype(np.uint8), num_slots)] = True
+    misses = sum(int((~cached[batch]).sum()) for batch in measured) / len(measured)
+    found = workload_of(counted).frequency.misses(num_slots)
+    assert found == pytest.approx(misses, rel=0.06)
+
+
+def test_a_cache_by_degree(batches: list[Any]) -> None:
+    degrees = np.bincount(np.concatenate(batches), minlength=NUM_ROWS).astype(np.uint32)
+    work = workload_of(batches).with_degrees(degrees)
+    assert work.degree is not None
+    cached = np.zeros(NUM_ROWS, np.bool_)
+    cached[np.argsort(-degrees.astype(np.int64), kind="stable")[:1000]] = True
+    misses = sum(int((~cached[batch]).sum()) for batch in batches) / len(batches)
+    assert work.degree.misses(1000) == pytest.approx(misses, rel=0.05)
+    assert work.degree.misses(NUM_ROWS) == 0
+    least = work.belady_misses(1000, len(batches))
+    assert work.static_reads(1000, by_degree=True).reads > least * 0.5
+
+
+@pytest.mark.parametrize("num_slots", [1000, 4000])
+def test_lru_misses_are_those_of_such_a_cache(batches: list[Any], num_slots: int) -> None:
+    work = workload_of(batches)
+    misses = run_lru([batch.tolist() for batch in batches], num_slots)[1]
+    later = sum(misses[60:]) / 60
+    assert work.rows.lru_misses(num_slots, len(batches)) == pytest.approx(later, rel=0.1)
+    found = work.rows.lru_misses(num_slots, 120) * 120 + work.rows.lru_first_misses(num_slots, 120)
+    assert found == pytest.approx(sum(misses), rel=0.1)
+
+
+@pytest.mark.parametrize("share_bits", [1, 2])
+def test_some_blocks_tell_what_all_tell(batches: list[Any], share_bits: int) -> None:
+    work = workload_of(batches)
+    thinned = workload_of(batches, Thinning(3, share_bits))
+    assert thinned.batch_rows == pytest.approx(work.batch_rows, rel=0.15)
+    for num_slots in (1000, 4000):
+        found = thinned.belady_misses(num_slots, 120)
+        assert found == pytest.approx(work.belady_misses(num_slots, 120), rel=0.2)
+
+
+def test_thinning_is_as_fine_as_it_may_be() -> None:
+    assert Thinning.fit(1000, 10**6, 512).share == 1
+    assert Thinning.fit(10**9, 2**24, 512) == Thinning(6, 8), "of 2^18 blocks, 2^10"
+    assert Thinning.fit(10**9, 1000, 512).share == 1, "of so few rows all are looked at"
+    ids = np.arange(1 << 16, dtype=np.int32)
+    thinning = Thinning(6, 3)
+    kept = thinning.keeps(ids)
+    assert kept.mean() == pytest.approx(1 / 8, rel=0.2)
+    whole_blocks = kept.reshape(-1, 64)
+    assert (whole_blocks.all(1) | ~whole_blocks.any(1)).all()
+
+
+@given(st.lists(st.sets(st.integers(0, 30), max_size=12), min_size=1, max_size=10), st.data())
+@settings(max_examples=60, deadline=None)
+def test_curves_of_any_sample(batches: list[set[int]], data: st.DataObject) -> None:
+    trace = Trace.of([np.array(sorted(batch), np.int64) for batch in batches])
+    ages = ages_of(trace, 31)
+    seen: dict[int, int] = {}
+    expected = []
+    for i, batch in enumerate(batches):
+        expected += [i - seen[row] if row in seen else 0 for row in sorted(batch)]
+        seen |= dict.fromkeys(batch, i)
+    assert ages.tolist() == expected
+    curve = ReuseCurve.of(np.bincount(ages, minlength=len(batches)))
+    num_batches = data.draw(st.integers(1, 30))
+    assert (np.diff(curve.reaching(num_batches)) <= 1e-9).all()
+    misses = [curve.belady_misses(slots, num_batches) for slots in (0, 5, 20, 40)]
+    assert misses == sorted(misses, reverse=True)
+    assert all(0 <= m <= curve.batch_rows * num_batches + 1e-6 for m in misses)
+    assert curve.lru_misses(0, num_batches) <= curve.batch_rows
+    assert curve.belady_misses(5, num_batches, holds="last") <= curve.belady_misses(
+        5, num_batches, holds="nothing"
+    )
+
+
+# --- reads --------------------------------------------------------------------------------------
+
+
+def test_reads_without_a_cache_are_those_of_the_batches(batches: list[Any]) -> None:
+    found = workload_of(batches).direct_reads()
+    totals = ReadTotals()
+    for batch in batches:
+        totals += reads().count(batch)
+    assert found.reads == pytest.approx(totals.reads, rel=0.03)
+    assert found.num_bytes == pytest.approx(totals.num_bytes, rel=0.03)
+
+
+def test_reads_that_fill_a_cache(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    nodes = most_needed(Trace.of(batches), NUM_ROWS, 1000)
+    assert work.fill_reads(1000).reads == pytest.approx(reads().count(nodes).reads, rel=0.1)
+    assert work.fill_reads(0).reads == 0
+
+
+def test_what_packing_scans(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    assert work.scan_bytes(NUM_ROWS, 120) == 0
+    few, many = work.scan_bytes(8000, 120), work.scan_bytes(100, 120)
+    assert 0 < few < many <= NUM_ROWS * ROW_BYTES
+    longer = workload_of(batches[:30], epoch_batches=1000)
+    assert longer.scan_bytes(100, 1000) == pytest.approx(NUM_ROWS * ROW_BYTES, rel=0.05)
+
+
+# --- times --------------------------------------------------------------------------------------
+
+
+def machine(
+    *, reads_a_second: float = 100_000, bytes_a_second: float = 1e9, **fields: Any
+) -> Machine:
+    profile = DeviceProfile(
+        filesystem_id="x",
+        mount_point="/",
+        device="disk",
+        filesystem_type="ext4",
+        engine="io_uring",
+        is_direct=True,
+        measured_at="2026-01-02T00:00:00+00:00",
+        sequential_read_bytes_per_second=bytes_a_second,
+        sequential_write_bytes_per_second=bytes_a_second,
+        random_reads_per_second={
+            4096: {1: reads_a_second / 10, 128: reads_a_second},
+            65536: {1: reads_a_second / 20, 128: reads_a_second / 5},
+        },
+    )
+    return Machine(profile, 1e10, **{"num_threads": 2, "num_cores": 2, **fields})
+
+
+def test_stages_at_the_same_time_take_as_long_as_the_longest(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    slow = predict("direct", work, machine(reads_a_second=1000), Resources(0))
+    assert slow.seconds == slow.stages["reading rows"]
+    assert slow.bottleneck == "reading rows"
+    assert slow.seconds == slow.reads.seconds_on(machine(reads_a_second=1000).disk)
+    fast = predict("direct", work, machine(reads_a_second=10**8), Resources(0))
+    assert fast.seconds == pytest.approx(fast.stages["sampling"] + fast.stages["assembling"])
+    assert fast.stages["sampling"] == pytest.approx(0.01 * 120)
+    assert fast.bottleneck == "sampling"
+
+
+def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    whole = predict("belady", work, machine(), Resources(0, 1000, superbatch=120))
+    stages = whole.stages
+    following = max(stages["reading rows"], stages["assembling"])
+    assert whole.seconds == pytest.approx(stages["sampling"] + stages["planning"] + following)
+    # With several, the next is sampled meanwhile.
+    parts = predict("belady", work, machine(), Resources(0, 1000, superbatch=12))
+    assert parts.seconds < parts.stages["sampling"] + parts.stages["reading rows"]
+    assert parts.reads.reads > whole.reads.reads
+
+
+def test_packing_trades_reads_for_bytes(batches: list[Any]) -> None:
+    work, has = workload_of(batches), Resources(0, 500, superbatch=120)
+    slow_reads = machine(reads_a_second=2000)
+    packed, belady = (predict(c, work, slow_reads, has) for c in ("packed", "belady"))
+    assert packed.cost < belady.cost
+    misses = work.belady_misses(500, 120)
+    assert packed.written_bytes == pytest.approx(misses * ROW_BYTES, rel=0.01)
+    scanned = work.scan_bytes(500, 120)
+    assert packed.sequential_bytes == pytest.approx(scanned + misses * ROW_BYTES, rel=0.01)
+    assert packed.reads == ReadTotals()
+    assert packed.stages["packing"] == pytest.approx((scanned + misses * ROW_BYTES) / 1e9)
+    slow_bytes = machine(bytes_a_second=1e6)
+    packed, belady = (predict(c, work, slow_bytes, has) for c in ("packed", "belady"))
+    assert belady.cost < packed.cost
+
+
+def test_what_waits_on_disk_is_written_and_read(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    held, spilled = (
+        predict("belady", work, machine(), Resources(0, 500, superbatch=120, keeps_in_memory=kept))
+        for kept in (True, False)
+    )
+    assert held.written_bytes == 0
+    assert spilled.written_bytes == spilled.sequential_bytes == 120 * (10_000 + 16 * 600)
+    assert spilled.seconds >= held.seconds
+
+
+def test_a_mapping_lives_off_the_page_cache(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    times = [
+        predict("mmap", work, machine(), Resources(0, cached_bytes=num_bytes)).seconds
+        for num_bytes in (0, NUM_ROWS * ROW_BYTES // 2, NUM_ROWS * ROW_BYTES)
+    ]
+    assert times[0] > times[1] > times[2]
+    none = predict("mmap", work, machine(), Resources(0))
+    assert none.reads.reads == pytest.approx(work.pages.batch_rows * 120, rel=0.01)
+    assert none.reads.num_bytes == 4096 * none.reads.reads
+    # More threads wait for more pages at once.
+    many = predict("mmap", work, machine(num_faulting=128), Resources(0))
+    assert many.seconds < none.seconds
+
+
+def test_a_plan_is_read_in_order(batches: list[Any]) -> None:
+    work, has = workload_of(batches), Resources(0, 500, superbatch=120)
+    plan, packed = (predict(c, work, machine(), has) for c in ("plan", "packed"))
+    assert plan.seconds < packed.seconds
+    assert plan.seconds_once > packed.seconds_once, "packing comes before training"
+    assert plan.bottleneck in {"reading packed", "assembling"}
+
+
+def test_more_slots_never_take_longer(batches: list[Any]) -> None:
+    work = workload_of(batches).with_degrees(np.ones(NUM_ROWS, np.uint32))
+    for choice in CHOICES:
+        times = [
+            predict(
+                choice, work, machine(), Resources(0, slots, slots * ROW_BYTES, superbatch=120)
+            ).seconds
+            for slots in (0, 500, 5000, NUM_ROWS)
+        ]
+        assert times == sorted(times, reverse=True), choice
+        assert all(seconds > 0 for seconds in times)
+
+
+def test_what_cannot_be_costs_without_end() -> None:
+    impossible = Prediction.impossible("packed", "there is no disk")
+    assert not impossible.is_feasible
+    assert impossible.cost == math.inf
+    assert math.isnan(impossible.seconds)
+
+
+def test_sampling_counts_in_every_strategy(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    slower = replace(work, seconds_sampling=1.0)
+    for choice in ("memory", "direct", "belady", "packed"):
+        has = Resources(0, 500, superbatch=120)
+        more = predict(choice, slower, machine(), has).seconds
+        assert more > predict(choice, work, machine(), has).seconds + 100
+
+
+def test_arrays_are_left_alone(batches: list[npt.NDArray[Any]]) -> None:
+    copies = [batch.copy() for batch in batches]
+    workload_of(batches, Thinning(3, 1))
+    for batch, copy in zip(batches, copies, strict=True):
+        assert np.array_equal(batch, copy)

@@ -1,0 +1,253 @@
+"""What `gnnstore bench load` runs in processes of their own, run in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gnnstore
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.testing.cgroup import _parents, memory_group
+from gnnstore.testing.stores import write_example_store
+from gnnstore.tools.load_device import measure_device
+from gnnstore.tools.load_run import Run, split_tables
+from gnnstore.tools.load_stages import stages_of
+from gnnstore.tools.load_task import STRATEGIES, Outcome, Task, run_task
+from gnnstore.tools.load_worker import perform
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    store = write_example_store(tmp_path / "a.gnn", num_nodes=600, num_edges=3000)
+    np.save(tmp_path / "seeds.npy", np.arange(200))
+    return Task(
+        strategy="map",
+        store=str(store.path),
+        seeds=str(tmp_path / "seeds.npy"),
+        group="",
+        group_version=0,
+        share=1.0,
+        slack_bytes=300 * 10**6,
+        warm_up=0,
+        batches=5,
+        round=0,
+        fanouts=(4, 4),
+        batch_size=40,
+        trace=str(tmp_path / "trace.json"),
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_way_loads_the_same_batches(
+    task: Task, strategy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loader = gnnstore.NeighborLoader(
+        task.store, [4, 4], np.arange(200), batch_size=40, seed=0, strategy="memory"
+    )
+    nodes = [batch.num_nodes for batch in loader]
+    outcome = perform(replace(task, strategy=strategy))
+    assert outcome.nodes == pytest.approx(np.mean(nodes))
+    assert capsys.readouterr().out.split() == ["."] * 5
+    assert outcome.seconds > 0
+    if strategy == "direct":
+        assert outcome.rows_read == pytest.approx(np.mean(nodes))
+        assert outcome.reads > 0
+    if strategy in ("map", "mmap", "memory"):
+        assert outcome.reads == 0
+    if strategy == "map":
+        assert outcome.chosen == ""
+    elif strategy != "auto":
+        assert outcome.chosen == strategy.split("-", maxsplit=1)[0]
+    seconds = outcome.seconds * 5
+    stages = stages_of(Path(task.trace), seconds, faults_are_reads=False)
+    assert sum(stages.values()) == pytest.approx(seconds)
+    assert stages["sampling"] > 0
+    assert stages["assembling"] + stages["reading"] > 0
+
+
+def test_rounds_are_different_epochs(task: Task) -> None:
+    task = replace(task, batches=1)
+    nodes = {perform(replace(task, round=number)).nodes for number in range(4)}
+    assert len(nodes) > 1
+    assert perform(replace(task, round=1, strategy="direct")).nodes in nodes
+
+
+def test_warm_up_comes_before_what_is_counted(
+    task: Task, capsys: pytest.CaptureFixture[str]
+) -> None:
+    perform(replace(task, warm_up=3, batches=2))
+    assert capsys.readouterr().out.split() == ["."] * 2
+
+
+@pytest.mark.parametrize("feature_shape", [(25,), (128,), (1200,), (3, 7)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_rows_of_the_mapping_are_those_of_the_array(
+    tmp_path: Path, feature_shape: tuple[int, ...], dtype: str
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
+
+    from gnnstore.tools.load_run import _Mapped  # noqa: PLC0415
+    from gnnstore.tools.load_task import MAP_THREADS  # noqa: PLC0415
+
+    path = write_example_store(
+        tmp_path / "a.gnn", feature_shape=feature_shape, feature_dtype=dtype
+    ).path
+    store = gnnstore.open(path)
+    array = store.reader.paged(store.schema.node.attributes["x"])
+    ids = np.random.default_rng(0).integers(0, array.num_rows, 1000)
+    with ThreadPoolExecutor(MAP_THREADS) as pool:
+        rows = _Mapped(array).gather(ids, pool)
+    expected = array.gather(ids)
+    assert rows.dtype == expected.dtype
+    assert np.array_equal(rows.view(np.uint8), expected.view(np.uint8))
+
+
+def test_the_limit_is_a_share_of_wide_rows_and_slack(task: Task) -> None:
+    run = Run(replace(task, share=0.5, slack_bytes=1000))
+    wide, narrow = split_tables(run.store.schema)
+    assert [spec.name for spec in wide] == ["x"]
+    assert {spec.name for spec in narrow} >= {"y", "edge_attr"}
+    assert run.room_bytes == wide[0].num_bytes // 2 + 1000
+    assert set(run.held) == {spec.path for spec in narrow}
+
+
+def test_a_store_without_paged_attributes_has_nothing_to_compare(task: Task) -> None:
+    schema = gnnstore.open(task.store).schema
+    node, edge = schema.node, schema.edge
+    bare = replace(
+        schema,
+        node_types=(replace(node, attributes={}),),
+        edge_types=(replace(edge, attributes={}),),
+    )
+    with pytest.raises(UsageError, match="there is nothing to compare"):
+        split_tables(bare)
+
+
+def test_features_that_the_machine_cannot_hold(task: Task, monkeypatch: Any) -> None:
+    monkeypatch.setattr("gnnstore.tools.load_worker.available_bytes", lambda: 1000)
+    with pytest.raises(BudgetError, match="do not fit the 1 kB that this machine has free"):
+        perform(replace(task, strategy="memory"))
+
+
+# --- the process --------------------------------------------------------------------------------
+
+
+def test_a_budget_that_is_too_small_is_a_reason(task: Task) -> None:
+    found = run_task(replace(task, strategy="direct", share=0.0, slack_bytes=64 * 10**6), None)
+    assert isinstance(found, str)
+    assert "bytes too few" in found
+
+
+def test_an_outcome_comes_back_whole(task: Task) -> None:
+    marks: list[None] = []
+    found = run_task(replace(task, strategy="memory"), None, on_batch=lambda: marks.append(None))
+    assert isinstance(found, Outcome)
+    assert len(marks) == 5
+    assert found.chosen == "memory"
+    assert Path(task.trace).exists()
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes a module of some lines, to be run as a worker."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+
+    def make(source: str) -> str:
+        (tmp_path / "own_worker.py").write_text(source)
+        return "own_worker"
+
+    return make
+
+
+def test_a_process_that_is_killed(task: Task, worker: Any) -> None:
+    module = worker("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    found = run_task(task, None, worker=module)
+    assert found == "killed by the kernel: it took more than the limit"
+
+
+def test_a_process_that_fails_says_why_in_its_last_line(task: Task, worker: Any) -> None:
+    module = worker("raise RuntimeError('the reason')\n")
+    assert run_task(task, None, worker=module) == "RuntimeError: the reason"
+    module = worker("import sys\nsys.exit(7)\n")
+    assert run_task(task, None, worker=module) == "it ended with status 7"
+
+
+def test_an_interrupt_lets_the_process_clean_up(task: Task, worker: Any, tmp_path: Path) -> None:
+    module = worker(
+        "import sys, time\n"
+        "try:\n"
+        "    print('.', flush=True)\n"
+        "    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n"
+        f"    open({str(tmp_path / 'cleaned')!r}, 'w').close()\n"
+    )
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_task(task, None, worker=module, on_batch=interrupt)
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_the_task_is_plain_json(task: Task, worker: Any) -> None:
+    module = worker(
+        "import json, sys\nprint(json.dumps({'problem': sorted(json.loads(sys.argv[1]))[0]}))\n"
+    )
+    assert run_task(task, None, worker=module) == "batch_size"
+    assert Task(**json.loads(json.dumps(vars(task)))).seeds == task.seeds
+
+
+# --- the group, and the disk --------------------------------------------------------------------
+
+
+def test_no_group_where_there_are_none(tmp_path: Path) -> None:
+    with memory_group(tmp_path / "none", tmp_path / "nobody") as group:
+        assert group is None
+
+
+def test_a_directory_that_is_no_cgroup_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    with memory_group(tmp_path, tmp_path / "nobody") as group:
+        assert group is None
+    assert list((tmp_path / "memory").iterdir()) == []
+
+
+def test_groups_are_tried_from_the_root_down_to_where_the_process_is(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("4:memory:/docker/abc\n3:cpu,cpuacct:/x\n0::/user.slice/me.scope\n")
+    root = Path("/cg")
+    assert list(_parents(root, own)) == [
+        (root / "memory", 1),
+        (root, 2),
+        (root / "memory/docker/abc", 1),
+        (root / "memory/docker", 1),
+        (root / "user.slice/me.scope", 2),
+        (root / "user.slice", 2),
+    ]
+
+
+def test_a_group_keeps_its_limit_and_is_removed() -> None:
+    with memory_group() as group:
+        if group is None:
+            pytest.skip("memory cgroups need root")
+        path = group.path
+        group.limit(50 * 10**6)
+        assert group.held_bytes() < 50 * 10**6
+        assert group.peak_bytes() >= 0
+    assert not path.exists()
+
+
+def test_the_disk_is_measured_on_the_store(task: Task) -> None:
+    store = gnnstore.open(task.store)
+    before = sorted(store.path.parent.rglob("*"))
+    limits = measure_device(store.reader.paged(store.schema.node.attributes["x"]))
+    assert limits.random_reads_per_second > 0
+    assert limits.bytes_per_second > 0
+    assert sorted(store.path.parent.rglob("*")) == before
