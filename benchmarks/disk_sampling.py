@@ -26,10 +26,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import drop_from_cache, parser, report, spread
-from benchmarks.out_of_core import ENTER, device_rows
+from benchmarks.out_of_core import device_rows
 from benchmarks.parts.cgroup import MemoryGroup, memory_group
 from benchmarks.parts.topology import WAYS, Outcome, Task
 from benchmarks.parts.workloads import WORKLOADS
+from gnnstore.tools.load_task import ENTER
 from gnnstore.units import format_size, parse_size
 
 BAR = 5.0

@@ -20,6 +20,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gnnstore.testing.page_cache import drop_from_cache
+
+__all__ = [
+    "Timing",
+    "Turn",
+    "drop_from_cache",
+    "machine",
+    "measure",
+    "parser",
+    "report",
+    "spread",
+    "time_in_turns",
+]
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -79,21 +93,6 @@ def spread(values: Iterable[float], form: str = ".2f") -> str:
     found = list(values)
     numbers = (statistics.median(found), min(found), max(found))
     return "{} [{}, {}]".format(*(format(number, form) for number in numbers))
-
-
-def drop_from_cache(paths: Iterable[Path]) -> None:
-    """Ask the kernel to forget pages of files; needs no privilege once they are clean.
-
-    Directories stand for the files below them. Pages that a process has mapped stay.
-    """
-    for path in paths:
-        for file in path.rglob("*") if path.is_dir() else [path]:
-            if file.is_file():
-                descriptor = os.open(file, os.O_RDONLY)
-                try:
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(descriptor)
 
 
 def time_in_turns(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:

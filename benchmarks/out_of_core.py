@@ -17,8 +17,6 @@ for F. Without such a right, `--no-limit` compares what an unlimited page cache 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
@@ -29,34 +27,20 @@ import numpy as np
 
 import gnnstore
 from benchmarks.harness import drop_from_cache, parser, report, spread
-from benchmarks.parts.cgroup import MemoryGroup, memory_group
-from benchmarks.parts.strategies import ALLOWANCE_BYTES, STRATEGIES, Outcome, Task
-from benchmarks.parts.workloads import BATCH_SIZE, WORKLOADS
+from benchmarks.parts.strategies import STRATEGIES
+from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from benchmarks.reads import Table
+from gnnstore.testing.cgroup import memory_group
+from gnnstore.tools.load_task import ALLOWANCE_BYTES, NOT_LIMITED, Outcome, Task, run_task
 from gnnstore.units import format_size, parse_size
 
 BAR = 4.0
 BASELINE, HELD_TO_THE_BAR = "map", "static-frequency"
 SHARE = 0.1
-NOT_LIMITED = ("memory",)
 # They take their time, and every batch takes the same.
 PER_BATCH = {"map", "mmap", "pyg"}
 DEFAULT = ("map", "direct", "static-frequency", "static-degree", "memory")
-# Into its group before anything is loaded, so that all of the process is counted.
-ENTER = 'echo $$ > "$0" && exec "$@"'
-
-
-def perform(task: Task, group: MemoryGroup | None) -> Outcome | str:
-    """Run a task in a process of its own; return why it has no outcome if it has none."""
-    command = [sys.executable, "-m", "benchmarks.parts.strategies", json.dumps(asdict(task))]
-    if group is not None:
-        command = ["sh", "-c", ENTER, str(group.processes), *command]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    if finished.returncode == -9:
-        return "killed by the kernel: it took more than the limit"
-    if finished.returncode != 0:
-        return finished.stderr.strip().rpartition("\n")[2] or f"status {finished.returncode}"
-    return Outcome(**json.loads(finished.stdout))
+WORKER = "benchmarks.parts.strategies"
 
 
 def play(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str, list[Outcome | str]]:
@@ -72,7 +56,7 @@ def play(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str, lis
                 own = replace(task, round=number)
                 if group is not None:
                     own = replace(own, group=str(group.path), group_version=group.version)
-                outcomes[name].append(perform(own, group))
+                outcomes[name].append(run_task(own, group, worker=WORKER))
             print(f"round {number}: {name}: {brief(outcomes[name][-1])}", file=sys.stderr)
     return outcomes
 
@@ -85,7 +69,8 @@ def brief(outcome: Outcome | str) -> str:
 def medians(outcomes: list[Outcome]) -> dict[str, float]:
     """Return the median of each amount."""
     table = [asdict(outcome) for outcome in outcomes]
-    return {name: float(np.median([row[name] for row in table])) for name in table[0]}
+    names = [name for name, value in table[0].items() if not isinstance(value, str)]
+    return {name: float(np.median([row[name] for row in table])) for name in names}
 
 
 def describe(name: str, outcomes: list[Outcome], baseline: list[Outcome]) -> list[tuple[str, str]]:
@@ -154,6 +139,9 @@ def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
         warm_up=arguments.warm_up,
         batches=arguments.batches,
         round=0,
+        fanouts=FANOUTS,
+        batch_size=BATCH_SIZE,
+        seed=SEED,
     )
     tasks = {name: replace(task, strategy=name) for name in arguments.strategies}
     if arguments.epoch:

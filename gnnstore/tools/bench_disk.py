@@ -9,12 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from gnnstore.errors import NotFoundError, StorageError
+from gnnstore.errors import StorageError
 from gnnstore.io.measure_disk import DiskMeasurement, measure_disk
 from gnnstore.planning.device_profile import DeviceProfile, save_profile
 from gnnstore.planning.read_tuning import ReadTuning, tune_reads
 from gnnstore.tools import exits
-from gnnstore.tools.pictures import require_matplotlib
+from gnnstore.tools.pictures import check_picture
 from gnnstore.tools.plot_disk import block_name, draw_profile
 from gnnstore.tools.session import Session
 from gnnstore.tools.tables import print_facts, print_table, print_title
@@ -52,12 +52,7 @@ def bench_disk(
         As `measure_disk`; and before anything is measured, if nothing could be drawn.
     """
     if plot_file is not None:
-        require_matplotlib()
-        if not plot_file.absolute().parent.is_dir():
-            raise NotFoundError(
-                f"{plot_file}: the directory to draw into does not exist; create it first",
-                path=plot_file,
-            )
+        check_picture(plot_file)
     with session.progress() as progress:
         measured = measure_disk(
             path, num_bytes=num_bytes, seconds=seconds, engine=engine, progress=progress

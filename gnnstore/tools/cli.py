@@ -25,8 +25,8 @@ _COMMANDS = {
     "verify": ("gnnstore.tools.cmd_verify", "Check a store's files, checksums and contents."),
     "pack": ("gnnstore.tools.cmd_pack", "Sample and pack epochs ahead of training."),
     "rm": ("gnnstore.tools.cmd_rm", "Remove a packed plan of a store."),
-    "plan": ("gnnstore.tools.cmd_plan", "Compare caches for training on a store."),
-    "bench": ("gnnstore.tools.cmd_bench", "Measure this machine: what its disk can do."),
+    "plan": ("gnnstore.tools.cmd_plan", "Predict strategies and caches for a store."),
+    "bench": ("gnnstore.tools.cmd_bench", "Measure this disk, or strategies on a store."),
     "info": ("gnnstore.tools.cmd_info", "Show versions, build and machine, for bug reports."),
 }
 

@@ -62,7 +62,8 @@ def kronecker(
 ) -> None:
     """Run `from_kronecker` and compare the degrees."""
     # On demand: rich and matplotlib take longer to load than --help may.
-    from gnnstore.tools.degree_report import DegreeReport, check_picture  # noqa: PLC0415
+    from gnnstore.tools.degree_report import DegreeReport  # noqa: PLC0415
+    from gnnstore.tools.pictures import check_picture  # noqa: PLC0415
 
     plot_file = None if plot is None else Path(plot)
     if plot_file is not None:

@@ -11,6 +11,8 @@ from gnnstore.tools.options import SIZE, session_options
 from gnnstore.tools.session import Session
 
 # As of a loader; not imported, since that costs more than --help may.
+_CACHED_BY = ("belady", "degree", "frequency")
+_COMPRESS = ("none", "lz4", "zstd", "auto")
 _TOPOLOGIES = ("auto", "memory", "mmap", "disk")
 
 _HELP = """Sample and pack epochs of STORE, so that training reads nothing but large runs.
@@ -18,7 +20,9 @@ _HELP = """Sample and pack epochs of STORE, so that training reads nothing but l
 Samples every batch of the epochs, decides which rows to cache (Belady), and writes the rows that
 each batch misses one behind the other, together with its subgraph and all else that it shows. A
 loader with plan=NAME, or gnnstore.open_plan(PATH) on another machine, then reads in order what
-training needs. Says what it will take before anything is written.
+training needs. Says what it will take before anything is written, beside the alternatives.
+Where --disk has no room for that, rows that several batches miss are written once for a segment
+of so many batches as it takes, and read from among others.
 
 What is finished survives a full disk, Ctrl-C or a crash; --resume goes on there.
 
@@ -47,7 +51,32 @@ Examples:
     "--memory", type=SIZE, help="Budget for packing, and for the cache and batches of training."
 )
 @click.option("--cache", "cache_bytes", type=SIZE, help="Cached rows; default: what memory leaves.")
-@click.option("--disk", "disk_bytes", type=SIZE, help="The most that the plan may take.")
+@click.option(
+    "--cached-by",
+    "cache",
+    type=click.Choice(_CACHED_BY),
+    default="belady",
+    show_default=True,
+    help="What decides which rows are cached.",
+)
+@click.option(
+    "--disk",
+    "disk_bytes",
+    type=SIZE,
+    help="The most that the plan may take; batches share rows where that is too little.",
+)
+@click.option(
+    "--segment",
+    type=click.IntRange(min=1),
+    help="Batches that share rows on disk; default: what --disk asks for, 1 without it.",
+)
+@click.option(
+    "--compress",
+    type=click.Choice(_COMPRESS),
+    default="none",
+    show_default=True,
+    help="Compress packed rows; auto: if a sample says that it pays.",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option(
     "--shuffle/--no-shuffle",

@@ -9,23 +9,57 @@ import click
 
 from gnnstore.errors import UsageError
 from gnnstore.tools.batch_options import batch_options
-from gnnstore.tools.options import session_options
+from gnnstore.tools.options import SIZE, session_options
 from gnnstore.tools.session import Session
 from gnnstore.units import parse_size
 
-_HELP = """Compare caches for training on STORE, before training.
+_HELP = """Compare strategies and caches for training on STORE, before training.
 
-Samples the first batches of an epoch, as a loader would, and runs five caches over them: static
-ones by out-degree and by frequency in sampled batches, LRU and SIEVE, and Belady's, which knows
-the batches and has the fewest misses there can be. Prints the misses of each, what an epoch
-would read from disk, and how long that takes, if the disk was measured.
+Predicts what an epoch takes by each strategy of a loader, within --memory and --disk: time, reads
+and bytes, memory and disk, and which stage is the longest. Marks what strategy="auto" takes. The
+disk is measured first, for three seconds, unless it was.
+
+Then samples the first batches of an epoch, as a loader would, and runs five caches over them:
+static ones by out-degree and by frequency in sampled batches, LRU and SIEVE, and Belady's, which
+knows the batches and has the fewest misses there can be.
 
 \b
 Examples:
-  gnnstore plan papers100M.gnn
+  gnnstore plan papers100M.gnn --memory 16GB --disk 100GB
   gnnstore plan papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
   gnnstore plan papers100M.gnn --plot misses.png
 """
+
+
+_STRATEGIES = (
+    *("memory", "mmap", "direct", "static-degree", "static-frequency"),
+    *("belady", "packed", "plan"),
+)
+
+
+class StrategiesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """Strategies as in "belady,packed"; "static" stands for both of its scores."""
+
+    name = "strategies"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, ...]:
+        """Return the choices, in their usual order, or fail as click does."""
+        if isinstance(value, tuple):
+            return value
+        named = {text.strip() for text in value.split(",")}
+        if "static" in named:
+            named = (named - {"static"}) | {"static-degree", "static-frequency"}
+        if not named <= set(_STRATEGIES):
+            unknown = ", ".join(sorted(named - set(_STRATEGIES)))
+            self.fail(
+                f"{unknown!r} is no strategy that is predicted; choose some of static, "
+                f"{', '.join(_STRATEGIES)}",
+                param,
+                ctx,
+            )
+        return tuple(name for name in _STRATEGIES if name in named)
 
 
 class CachesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -61,6 +95,26 @@ def _cache_size(text: str) -> float | int:
 @click.argument("store", type=click.Path())
 @batch_options
 @click.option(
+    "--memory",
+    "memory_bytes",
+    type=SIZE,
+    help="Budget of a loader, as of its memory=. Default: what this machine has free.",
+)
+@click.option(
+    "--disk",
+    "disk_bytes",
+    type=SIZE,
+    help="Budget beside the store, as of disk=. Default: half of what is free there.",
+)
+@click.option(
+    "--strategies",
+    "choices",
+    type=StrategiesType(),
+    metavar="NAME,NAME,...",
+    default=",".join(_STRATEGIES),
+    help='What to predict; "plan" is what gnnstore pack makes. Default: everything.',
+)
+@click.option(
     "--batches",
     "num_batches",
     type=click.IntRange(min=1),
@@ -82,7 +136,7 @@ def _cache_size(text: str) -> float | int:
     "--threads", type=click.IntRange(min=1), help="Threads that sample; default: all processors."
 )
 @click.option(
-    "--plot", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw the misses as well."
+    "--plot", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw misses, and times."
 )
 @session_options
 def command(session: Session, store: str, plot: str | None, **options: Any) -> int:

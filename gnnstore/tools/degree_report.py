@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.converters.degrees import DegreeComparison, compare_degrees
-from gnnstore.errors import NotFoundError
-from gnnstore.tools.pictures import require_matplotlib
 from gnnstore.tools.tables import print_table, print_title
 
 if TYPE_CHECKING:
@@ -21,23 +19,6 @@ _ROWS = {
     "zero_share": ("nodes without in-neighbours", "{:.1%}"),
     "tail_exponent": ("exponent of the tail", "{:.2f}"),
 }
-
-
-def check_picture(file: Path) -> None:
-    """Make sure that a picture can be drawn, so that it is not missed only after hours.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    NotFoundError
-        If there is no such directory.
-    """
-    require_matplotlib()
-    if not file.absolute().parent.is_dir():
-        raise NotFoundError(
-            f"{file}: the directory to draw into does not exist; create it first", path=file
-        )
 
 
 class DegreeReport:

@@ -31,7 +31,12 @@ def describe_plan(reader: PlanReader) -> dict[str, Any]:
         "epochs": manifest.epochs,
         "batches_per_epoch": manifest.batches_per_epoch,
         "superbatch": manifest.superbatch,
+        "compression": manifest.compression,
+        "segment": manifest.segment,
+        "num_segments": 0 if reader.segments is None else len(reader.segments),
+        "shared_rows": 0 if reader.segments is None else int(reader.segments[:, 2].sum()),
         "num_slots": manifest.num_slots,
+        "cached_by": manifest.cached_by,
         "largest_batch_bytes": manifest.largest_batch_bytes,
         "cached": list(manifest.cached),
         "disk_bytes": reader.total_bytes,
@@ -53,12 +58,26 @@ def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
             "fan-outs": ", ".join(map(str, plan["num_neighbors"] or [])) or "none",
             "batch size": f"{plan['batch_size']:,}",
             "seed": f"{plan['seed']}",
-            "cached rows": f"{plan['num_slots']:,}, of {', '.join(plan['cached']) or 'nothing'}",
+            "cached rows": (
+                f"{plan['num_slots']:,} by {plan['cached_by']}, of "
+                f"{', '.join(plan['cached']) or 'nothing'}"
+            ),
+            "shared rows": _describe_segments(plan),
+            "compression": plan["compression"] or "none",
             "largest batch": format_size(plan["largest_batch_bytes"]),
             "size": f"{format_size(plan['disk_bytes'])} in {plan['num_files']} files",
             "store": plan["store_uuid"],
             "written by": plan["created_by"],
         },
+    )
+
+
+def _describe_segments(plan: Mapping[str, Any]) -> str:
+    if plan["segment"] == 1:
+        return "none: each batch has its own"
+    return (
+        f"{plan['shared_rows']:,}, in {plan['num_segments']:,} segments of {plan['segment']:,} "
+        "batches"
     )
 
 

@@ -93,8 +93,11 @@ def pack_plan(
     )
     with closing(packer), session.progress(show_usage=True) as progress:
         with progress.phase("estimate"):
-            estimate = estimate_plan(packer, load_profile(store.path))
+            profile = load_profile(store.path)
+            estimate = estimate_plan(packer, profile, must_fit=not resume)
         progress.note(f"packing takes {estimate.describe()}", estimate.facts())
+        for sentence in estimate.describe_choices():
+            progress.note(sentence)
         if not resume:
             _check_disk(final, estimate, packer.settings.disk_bytes)
         began = time.perf_counter()
@@ -143,13 +146,16 @@ def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> 
         raise NoSpaceError(
             f"{final}: the plan takes about {format_size(needed)}, and {format_size(free)} are "
             f"free: about {format_at_least(needed - free)} too little. Free some space, choose an "
-            "--output on another file system, or pack fewer epochs; nothing has been written",
+            "--output on another file system, pack fewer epochs, or have batches share rows with "
+            "--disk; nothing has been written",
             path=final,
         )
 
 
 def _render_estimate(console: Console, estimate: PlanEstimate) -> None:
     console.print(f"Packing would take {estimate.describe()}.", soft_wrap=True)
+    for sentence in estimate.describe_choices():
+        console.print(f"  {sentence}", soft_wrap=True, highlight=False)
 
 
 def _render(console: Console, document: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnstore.errors import UsageError, storage_error
+from gnnstore.errors import NotFoundError, UsageError, storage_error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +28,23 @@ def require_matplotlib() -> None:
             f"--plot draws with matplotlib, which cannot be imported ({error}); install it with: "
             "pip install 'gnnstore[plot]'"
         ) from error
+
+
+def check_picture(file: Path) -> None:
+    """Make sure that a picture can be drawn, so that it is not missed only after hours.
+
+    Raises
+    ------
+    UsageError
+        If matplotlib is not installed.
+    NotFoundError
+        If there is no such directory.
+    """
+    require_matplotlib()
+    if not file.absolute().parent.is_dir():
+        raise NotFoundError(
+            f"{file}: the directory to draw into does not exist; create it first", path=file
+        )
 
 
 def new_figure(width_inches: float, height_inches: float = 4.6) -> Figure:

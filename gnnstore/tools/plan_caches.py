@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore import _core
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error
+from gnnstore.planning.cost_model import CHOICES, Choice
 from gnnstore.planning.device_profile import DeviceProfile, load_profile
 from gnnstore.planning.placement import HELD_ROW_BYTES
 from gnnstore.planning.policies import POLICIES, Policy, PolicyRun, distinct_rows, run_policy
@@ -19,8 +20,9 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.store import open as open_store
 from gnnstore.tools import exits
 from gnnstore.tools.pictures import require_matplotlib
-from gnnstore.tools.plan_trace import SampledEpoch, sample_epoch
-from gnnstore.tools.plot_plan import draw_misses
+from gnnstore.tools.plan_strategies import Asked, predict_strategies
+from gnnstore.tools.plan_trace import SampledEpoch, sample_epoch, seeds_to_plan
+from gnnstore.tools.plot_plan import draw_plan
 from gnnstore.tools.render_plan import render_plan
 from gnnstore.tools.session import Session
 
@@ -105,6 +107,9 @@ def plan_caches(
     caches: tuple[float | int, ...] | None,
     seed: int,
     threads: int | None,
+    memory_bytes: int | None = None,
+    disk_bytes: int | None = None,
+    choices: tuple[Choice, ...] = CHOICES,
 ) -> int:
     """Sample, compare, draw, print, and return the exit status.
 
@@ -112,6 +117,10 @@ def plan_caches(
     ----------
     caches : tuple of float or int, optional
         Sizes of caches: shares of the rows (float) or bytes (int).
+    memory_bytes, disk_bytes : int, optional
+        Budgets that strategies are predicted within.
+    choices : tuple of str
+        Strategies to be predicted.
 
     Raises
     ------
@@ -127,16 +136,32 @@ def plan_caches(
                 path=plot_file,
             )
     store = open_store(path)
-    disk = _Disk.of(store)
+    _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
     sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
+    config, num_cores = SamplingConfig(fanouts, seed=seed), len(os.sched_getaffinity(0))
+    name, seeds = seeds_to_plan(store, input_nodes)
     with session.progress() as progress:
+        asked = Asked(
+            store,
+            config,
+            seeds,
+            batch_size,
+            threads or num_cores + 1,  # as a loader that waits for a disk
+            memory_bytes,
+            disk_bytes,
+            choices,
+            draws_curve=plot_file is not None,
+        )
+        predicted = predict_strategies(asked, progress)
+        disk = _Disk.of(store)  # by what was just measured
         epoch = sample_epoch(
             store,
-            SamplingConfig(fanouts, seed=seed),
-            input_nodes=input_nodes,
+            config,
+            name,
+            seeds,
             batch_size=batch_size,
             num_batches=num_batches,
-            num_threads=threads or len(os.sched_getaffinity(0)),
+            num_threads=threads or num_cores,
             progress=progress,
         )
         compared = _compare(store.num_nodes, disk, epoch, sizes, progress)
@@ -148,12 +173,13 @@ def plan_caches(
         **_describe_epoch(epoch),
         **_describe_disk(disk),
         "caches": compared,
+        "predictions": predicted,
         "drawn_to": None,
         "problems": [],
     }
     if plot_file is not None:
         try:
-            document["drawn_to"] = str(draw_misses(document, plot_file))
+            document["drawn_to"] = str(draw_plan(document, plot_file))
         except StorageError as error:
             document["problems"].append(str(error))
     session.emit(document, lambda console: render_plan(console, document))

@@ -65,17 +65,8 @@ class SampledEpoch:
     seconds: float
 
 
-def sample_epoch(
-    store: GraphStore,
-    config: SamplingConfig,
-    *,
-    input_nodes: str | None,
-    batch_size: int,
-    num_batches: int,
-    num_threads: int,
-    progress: Progress,
-) -> SampledEpoch:
-    """Sample the first batches of the first epoch of a loader with `shuffle=True`.
+def seeds_to_plan(store: GraphStore, input_nodes: str | None) -> tuple[str, InputNodes]:
+    """Return the name of the nodes that batches start from, and these.
 
     Raises
     ------
@@ -91,6 +82,27 @@ def sample_epoch(
             f"{store.path}: the input nodes {name!r} are empty, so there are no batches; choose "
             "others with --input-nodes"
         )
+    return name, seeds
+
+
+def sample_epoch(
+    store: GraphStore,
+    config: SamplingConfig,
+    name: str,
+    seeds: InputNodes,
+    *,
+    batch_size: int,
+    num_batches: int,
+    num_threads: int,
+    progress: Progress,
+) -> SampledEpoch:
+    """Sample the first batches of the first epoch of a loader with `shuffle=True`.
+
+    Parameters
+    ----------
+    name, seeds : str, InputNodes
+        From `seeds_to_plan`.
+    """
     epoch_batches = -(-seeds.num_seeds // batch_size)
     num_batches = min(num_batches, epoch_batches)
     with progress.phase("read the topology"):

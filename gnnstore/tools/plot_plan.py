@@ -1,14 +1,20 @@
-"""Miss-ratio curves of caches (Ginex, figure 5). Draws with matplotlib, an optional extra."""
+"""Miss-ratio curves of caches (Ginex, figure 5), and what an epoch takes with how much memory.
+
+Draws with matplotlib, an optional extra.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnstore.planning.policies import POLICIES
 from gnnstore.tools.pictures import make_plain, new_figure, save_png
 from gnnstore.tools.render_plan import miss_rate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # Told apart by everyone, the colour-blind included, and in grey by their markers.
 _LINES = (
@@ -18,6 +24,16 @@ _LINES = (
     ("#cc79a7", "D"),
     ("#000000", "v"),
 )
+_TIMES = {
+    "memory": ("#009e73", "*", "memory"),
+    "mmap": ("#999999", "x", "mmap"),
+    "direct": ("#d55e00", "P", "direct"),
+    "static-degree": ("#0072b2", "o", "static (degree)"),
+    "static-frequency": ("#56b4e9", "s", "static (frequency)"),
+    "belady": ("#000000", "v", "belady"),
+    "packed": ("#cc79a7", "D", "packed"),
+    "plan": ("#e69f00", "^", "a plan of gnnstore pack"),
+}
 _NAMES = {
     "degree": "degree (static)",
     "frequency": "frequency (static)",
@@ -27,8 +43,8 @@ _NAMES = {
 }
 
 
-def draw_misses(document: Mapping[str, Any], file: Path) -> Path:
-    """Draw the share of missing rows over the size of the cache, as a PNG.
+def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
+    """Draw misses over the size of a cache, and predicted times over memory, as a PNG.
 
     Parameters
     ----------
@@ -40,8 +56,22 @@ def draw_misses(document: Mapping[str, Any], file: Path) -> Path:
     StorageError
         If the file cannot be written.
     """
-    figure = new_figure(7)
-    axes = figure.subplots()
+    curve = document["predictions"]["curve"]
+    figure = new_figure(13 if curve else 7)
+    panels = figure.subplots(1, 2 if curve else 1, squeeze=False)[0]
+    _draw_misses(panels[0], document)
+    if curve:
+        _draw_times(panels[1], document["predictions"])
+    figure.suptitle(
+        f"{Path(document['store']).name}: {document['num_batches']} batches of "
+        f"{document['batch_size']} seeds",
+        fontsize=11,
+    )
+    return save_png(figure, file)
+
+
+def _draw_misses(axes: Axes, document: Mapping[str, Any]) -> None:
+    """Draw the share of missing rows over the size of the cache."""
     caches = sorted(document["caches"], key=lambda cache: cache["num_rows"])
     shares = [100 * cache["share"] for cache in caches]
     for policy, (colour, marker) in zip(POLICIES, _LINES, strict=True):
@@ -58,9 +88,24 @@ def draw_misses(document: Mapping[str, Any], file: Path) -> Path:
     axes.set_ylabel("misses (% of the rows that batches need)")
     make_plain(axes)
     axes.legend(frameon=False)
-    figure.suptitle(
-        f"{Path(document['store']).name}: {document['num_batches']} batches of "
-        f"{document['batch_size']} seeds",
-        fontsize=11,
-    )
-    return save_png(figure, file)
+
+
+def _draw_times(axes: Axes, predictions: Mapping[str, Any]) -> None:
+    """Draw the predicted seconds of an epoch over memory, of each strategy that can be."""
+    curve = predictions["curve"]
+    for choice, (colour, marker, name) in _TIMES.items():
+        points = [
+            (point["memory_bytes"] / 1e9, point["seconds_per_epoch"].get(choice))
+            for point in curve
+            if point["seconds_per_epoch"].get(choice) is not None
+        ]
+        if points:
+            memory, seconds = zip(*points, strict=True)
+            axes.plot(memory, seconds, color=colour, marker=marker, markersize=4.5, label=name)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("memory (GB)")
+    axes.set_ylabel("an epoch, predicted (s)")
+    make_plain(axes)
+    if axes.lines:
+        axes.legend(frameon=False)

@@ -14,6 +14,17 @@ _REMARK = (
     "Misses are shares of the rows that batches need. Static caches are filled once, by as many "
     "reads more as stand under fill; the others start empty, and fill with what they miss."
 )
+_PREDICTED = (
+    "*: what strategy='auto' takes. Once: before the first epoch, or in it. Random: reads of rows "
+    "or pages; in order: bytes read and written in large pieces. Plan: what 'gnnstore pack' makes."
+)
+_NARROW = (
+    "No strategy is predicted: rows are so narrow that loaders hold them in memory, and read none."
+)
+_ASSUMED = (
+    "The disk could not be measured, so these times are those of a usual one: 80,000 reads and "
+    "500 MB a second."
+)
 _PARTLY = (
     "Not all of the epoch was sampled, so misses of caches that start empty are overrated; "
     "raise --batches for better ones."
@@ -28,8 +39,9 @@ def miss_rate(document: Mapping[str, Any], policy: Mapping[str, Any]) -> float:
 
 def render_plan(console: Console, document: Mapping[str, Any]) -> None:
     """Print what was sampled, and a table of caches."""
-    console.print(f"Caches for {document['store']}", style="bold")
+    console.print(f"Strategies and caches for {document['store']}", style="bold")
     print_facts(console, _facts(document))
+    _render_strategies(console, document["predictions"])
     _render_caches(console, document)
     console.print(f"\n{_REMARK}", soft_wrap=True)
     if document["num_batches"] < document["epoch_batches"]:
@@ -61,6 +73,46 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
         "disk": None if measured is None else f"as measured at {measured}",
         "drawn in": document["drawn_to"],
     }
+
+
+def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None:
+    """Print what an epoch is predicted to take, and why some strategies cannot be."""
+    found = predictions["strategies"]
+    if not found:
+        console.print(f"\n{_NARROW}", soft_wrap=True)
+        return
+    memory, disk = (format_size(predictions[f"{name}_bytes"]) for name in ("memory", "disk"))
+    print_title(console, f"An epoch, predicted, with {memory} of memory and {disk} of disk")
+    columns = ["strategy", "epoch", "once", "longest", "random", "in order", "memory", "disk"]
+    columns += ["cached"]
+    rows = []
+    for one in found:
+        if one["problem"] is not None:
+            continue
+        rows.append(
+            [
+                one["strategy"] + (" *" if one["is_chosen"] else ""),
+                _time(one["seconds_per_epoch"]),
+                _time(one["seconds_once"]) if one["seconds_once"] else "-",
+                one["bottleneck"],
+                f"{one['random_reads']:,}" if one["random_reads"] else "-",
+                _bytes(one["sequential_bytes"] + one["written_bytes"]),
+                format_size(one["memory_bytes"]),
+                _bytes(one["disk_bytes"]),
+                _bytes(one["cached_bytes"]),
+            ]
+        )
+    print_table(console, columns, rows, right=[c for c in columns if c != "longest"][1:])
+    for one in found:
+        if one["problem"] is not None:
+            console.print(f"\n{one['strategy']}: {one['problem']}", soft_wrap=True)
+    console.print(f"\n{_PREDICTED}", soft_wrap=True)
+    if predictions["disk_is_assumed"]:
+        console.print(f"\n{_ASSUMED}", soft_wrap=True)
+
+
+def _bytes(num_bytes: int) -> str:
+    return format_size(num_bytes) if num_bytes else "-"
 
 
 def _planning(document: Mapping[str, Any]) -> float:

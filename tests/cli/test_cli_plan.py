@@ -6,12 +6,16 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.errors import StorageError
+from gnnstore.io import first_measurement
+from gnnstore.loaders import situation
 from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
 from gnnstore.testing.caches import minimum_misses, run_lru, run_sieve
 from gnnstore.testing.reads import plan_reads
@@ -25,8 +29,14 @@ QUICK = ("--num-neighbors", "3,2", "--batch-size", "20", "-q")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Find no measurements but those of the test."""
+    """Find no measurements but those of the test, and make none."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(first_measurement, "_kept", {})
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StorageError("the test measures nothing")
+
+    monkeypatch.setattr(first_measurement, "measure_disk", refuse)
     return tmp_path / "cache"
 
 
@@ -129,6 +139,7 @@ def test_the_table(run: Any, store: Path) -> None:
     assert "raise --batches" in done.stdout
     assert f"gnnstore bench disk {store}" in done.stdout
     assert "time an epoch" not in done.stdout
+    assert "these times are those of a usual one" in done.stdout
     assert "\x1b" not in done.stdout
 
 
@@ -187,6 +198,94 @@ def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
         assert again[field] == one[field]
 
 
+# --- strategies ---------------------------------------------------------------------------------
+
+
+STRATEGIES = [
+    *("memory", "mmap", "direct", "static-degree", "static-frequency"),
+    *("belady", "packed", "plan"),
+]
+
+
+def test_strategies_are_predicted(run: Any, store: Path) -> None:
+    save_profile(profile_of(store))
+    words = (*QUICK, "--batches", "3", "--cache", "10%")
+    document = run("plan", store, *words, "--json").document
+    predicted = document["predictions"]
+    assert not predicted["disk_is_assumed"]
+    assert predicted["curve"] == []
+    found = {one["strategy"]: one for one in predicted["strategies"]}
+    assert list(found) == STRATEGIES
+    for one in found.values():
+        assert one["problem"] is None
+        assert one["seconds_per_epoch"] > 0
+        assert one["bottleneck"] in one["stages"]
+        assert one["seconds_per_epoch"] >= max(
+            seconds
+            for name, seconds in one["stages"].items()
+            if name not in {"filling", "packing", "planning"}
+        )
+    # The caches have room for every row.
+    assert found["belady"]["random_reads"] == found["static-degree"]["random_reads"] == 0
+    assert found["direct"]["random_reads"] > 0
+    assert [name for name, one in found.items() if one["is_chosen"]] == ["memory"]
+    text = run("plan", store, *words).stdout
+    assert "An epoch, predicted, with" in text
+    assert "memory *" in text
+
+
+def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(situation, "SMALLEST_BYTES", 1)
+    save_profile(profile_of(store))
+    size = gnnstore.open(store).schema.node.attributes["x"].num_bytes
+    words = (*QUICK, "--batches", "3", "--cache", "10%", "--threads", "1")
+    least = run("plan", store, *words, "--memory", "1kB", "--json").document["predictions"]
+    problems = [one["problem"] for one in least["strategies"]]
+    assert all("raise memory= by at least" in problem for problem in problems)
+    assert not any(one["seconds_per_epoch"] for one in least["strategies"])
+
+    more = (*words, "--memory", "90MB", "--strategies", "static,packed,belady,plan")
+    document = run("plan", store, *more, "--disk", "0", "--json").document
+    predicted = document["predictions"]
+    assert (predicted["memory_bytes"], predicted["disk_bytes"]) == (90 * 10**6, 0)
+    found = {one["strategy"]: one for one in predicted["strategies"]}
+    assert list(found) == ["static-degree", "static-frequency", "belady", "packed", "plan"]
+    for name in ("static-degree", "static-frequency", "belady"):
+        assert found[name]["problem"] is None
+        assert found[name]["memory_bytes"] <= 90 * 10**6
+        assert found[name]["cached_bytes"] == size
+    assert "on disk, and 0 B may be used" in found["packed"]["problem"]
+    assert "on disk, and 0 B may be used" in found["plan"]["problem"]
+    text = run("plan", store, *more, "--disk", "0").stdout
+    assert "packed: strategy 'packed' would take" in text
+
+
+def test_narrow_rows_are_not_predicted(run: Any, tmp_path: Path) -> None:
+    narrow = write_example_store(tmp_path / "n.gnn", num_nodes=400, feature_shape=(4,)).path
+    done = run("plan", narrow, *QUICK, "--batches", "2", "--cache", "10%")
+    assert done.status == 0
+    assert "No strategy is predicted: rows are so narrow" in done.stdout
+
+
+def test_measuring_the_disk_first(
+    run: Any, store: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[Path] = []
+
+    def measure(path: Path, **_: Any) -> Any:
+        measured.append(path)
+        return SimpleNamespace(profile=profile_of(path))
+
+    monkeypatch.setattr(first_measurement, "measure_disk", measure)
+    words = (*QUICK, "--batches", "2", "--cache", "10%", "--json")
+    documents = [run("plan", store, *words).document for _ in range(2)]
+    assert measured == [store], "once"
+    assert len(list(cache.rglob("*.json"))) == 1
+    for document in documents:
+        assert document["measured_at"] == profile_of(store).measured_at
+        assert document["caches"][0]["policies"][0]["seconds_per_epoch"] is not None
+
+
 # --- the picture --------------------------------------------------------------------------------
 
 
@@ -207,9 +306,9 @@ def test_the_picture_shows_the_numbers(
     assert document["drawn_to"] == str(picture)
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack_from(">II", data, 16) == (1050, 690)
+    assert struct.unpack_from(">II", data, 16) == (1950, 690)
 
-    ((axes,),) = [figure.axes for figure in figures]
+    ((axes, times),) = [figure.axes for figure in figures]
     assert len(document["caches"]) == 7
     for place, line in enumerate(axes.lines):
         rates = [
@@ -219,6 +318,20 @@ def test_the_picture_shows_the_numbers(
         assert list(line.get_ydata()) == pytest.approx(rates)
         assert list(line.get_xdata()) == pytest.approx([1, 2, 5, 10, 20, 30, 50])
     assert len(axes.lines) == 5
+
+    drawn = {line.get_label(): line for line in times.lines}
+    curve = document["predictions"]["curve"]
+    assert [p["memory_bytes"] for p in curve] == sorted(p["memory_bytes"] for p in curve)
+    for choice, label in (("mmap", "mmap"), ("belady", "belady")):
+        points = [
+            (point["memory_bytes"] / 1e9, point["seconds_per_epoch"][choice])
+            for point in curve
+            if point["seconds_per_epoch"][choice] is not None
+        ]
+        if points:
+            assert np.transpose(drawn[label].get_data()) == pytest.approx(np.array(points))
+        else:
+            assert label not in drawn
 
 
 def test_without_matplotlib_nothing_is_sampled(
@@ -257,6 +370,8 @@ def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) 
         (("--cache", "5%,,"), "no list of cache sizes"),
         (("--cache", "nan%"), "no list of cache sizes"),
         (("--batch-size", "0"), "0 is not in the range"),
+        (("--strategies", "fast,belady"), "'fast' is no strategy that is predicted"),
+        (("--memory", "much"), "is not a size"),
     ],
 )
 def test_options_that_mean_nothing(

@@ -30,9 +30,19 @@ _FENCE = re.compile(
 
 # Page -> how each block that is not run begins; its reason stands on the page.
 NOT_RUN = {
-    "README.md": ["make demo"],
+    "README.md": [
+        "make demo",
+        "gnnstore convert rmat W.gnn --scale 24 --edge-factor 15 --feature-dim 128 --plain",
+    ],
     "CONTRIBUTING.md": ["make test"],
     "docs/benchmarks.md": ["make bench"],
+    "docs/howto-compare.md": [
+        "gnnstore bench load papers100M.gnn --memory 10% --plot epochs.png",
+    ],
+    "docs/howto-distributed.md": [
+        "torchrun --nproc-per-node 2 examples/train_distributed.py graph.gnn --memory 4GB",
+    ],
+    "docs/howto-lightning.md": ["pip install 'gnnstore[examples]'"],
     "docs/howto-train.md": ["from torch_geometric.loader import NeighborLoader"],
 }
 
@@ -194,10 +204,20 @@ def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:
     assert in_manual == in_code - {exits.BROKEN_PIPE}
 
 
-def test_the_example_script_trains(work_dir: Path) -> None:
+def test_every_example_is_run_by_a_test() -> None:
+    """Beside those below: what stops and goes on, and what runs in several processes."""
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for script in (ROOT / "examples").glob("*.py"):
+        assert f'"{script.name}"' in tests or f'"{script.stem}"' in tests, script.name
+
+
+@pytest.mark.parametrize("strategy", ["memory", "belady"])
+def test_the_example_script_trains(work_dir: Path, strategy: str) -> None:
+    """Training and evaluation, in memory and under one budget for both."""
     _make_graph_store()
     script = ROOT / "examples" / "train_sage.py"
     options = ["--epochs", "1", "--fanouts", "5", "5", "--hidden", "16", "--batch-size", "100"]
+    options += ["--strategy", strategy, "--memory", "100MB"]
     done = subprocess.run(
         [sys.executable, str(script), str(work_dir / "graph.gnn"), *options],
         check=True,

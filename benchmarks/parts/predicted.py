@@ -1,0 +1,158 @@
+"""One cell of `benchmarks.predictions`, in a process of its own under a memory limit.
+
+`benchmarks.predictions` starts this with a `Cell`. Without a choice it prints what is predicted
+for each strategy, and what "auto" would take; with one, the seconds of an epoch by it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from time import perf_counter
+from typing import Any, cast
+from unittest import mock
+
+from gnnstore.loaders import tables
+from gnnstore.loaders.choosing import Chosen, choices_for
+from gnnstore.loaders.situation import Situation, place_for, with_choice
+from gnnstore.planning.cost_model import CHOICES, Choice
+from gnnstore.tools.load_run import Run
+from gnnstore.tools.load_task import Task
+
+# They take their time, and every batch takes the same once the page cache is full.
+PER_BATCH = {"mmap", "direct"}
+WARM_UP, SOME_BATCHES = 8, 16
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the process is to do.
+
+    Attributes
+    ----------
+    task : dict
+        Fields of a `gnnstore.tools.load_task.Task`.
+    disk_bytes : int
+        That may be taken beside the store.
+    choice : str
+        One of `CHOICES`, or "" to predict all of them, or "auto".
+    """
+
+    task: dict[str, Any]
+    disk_bytes: int
+    choice: str
+
+
+@contextmanager
+def answering(choices: Callable[[Any], Iterator[Chosen]]) -> Iterator[None]:
+    """Have "auto" take what a function of its request says."""
+    with mock.patch.object(tables, "choices_for", choices):
+        yield
+
+
+def only(choice: str) -> Callable[[Any], Iterator[Chosen]]:
+    """Return what has "auto" take one choice."""
+
+    def choices(request: Any) -> Iterator[Chosen]:
+        yield Chosen(with_choice(request.options, cast(Choice, choice)), "it is measured")
+
+    return choices
+
+
+def foretell(run: Run, cell: Cell) -> dict[str, Any]:
+    """Return all predictions, and what "auto" takes."""
+    found: list[dict[str, Any]] = []
+    began, seconds = perf_counter(), 0.0
+
+    def choices(request: Any) -> Iterator[Chosen]:
+        nonlocal seconds
+        # Before a cache is filled: both would not fit.
+        found.extend(predictions_of(request))
+        start = perf_counter()
+        for chosen in choices_for(request):
+            seconds = perf_counter() - start
+            yield chosen
+
+    with answering(choices):
+        loader = run.loader(memory=run.memory_bytes, disk=cell.disk_bytes)
+    stats = loader.stats()
+    auto = f"static-{stats.cache}" if stats.strategy == "static" else stats.strategy
+    return {
+        "auto": auto,
+        "reason": stats.reason,
+        "seconds_choosing": seconds,
+        "seconds_in_all": perf_counter() - began,
+        "predictions": found,
+    }
+
+
+def predictions_of(request: Any) -> list[dict[str, Any]]:
+    """Return what is predicted for each strategy; nothing where everything fits in memory."""
+    placement = place_for(request, "auto")
+    situation = Situation.of(request, placement) if placement.reads_disk else None
+    predictions = [] if situation is None else situation.with_degrees().predictions(CHOICES)
+    return [
+        {
+            "choice": predicted.choice,
+            "seconds": predicted.seconds,
+            "seconds_once": predicted.seconds_once,
+            "bottleneck": predicted.bottleneck,
+            "stages": dict(predicted.stages),
+            "slots": predicted.resources.num_slots,
+            "superbatch": predicted.resources.superbatch,
+            "problem": predicted.problem,
+        }
+        for predicted in predictions
+    ]
+
+
+def clock(run: Run, cell: Cell) -> dict[str, Any]:
+    """Return the seconds of the second epoch, and of what came before it more than that."""
+    start = perf_counter()
+    with answering(only(cell.choice)):
+        loader = run.loader(memory=run.memory_bytes, disk=cell.disk_bytes)
+    prepared = perf_counter() - start
+    num_batches = len(loader)
+    if cell.choice in PER_BATCH and num_batches > WARM_UP + SOME_BATCHES:
+        with closing(iter(loader)) as batches:  # type: ignore[type-var]
+            start = perf_counter()
+            for _ in islice(batches, WARM_UP):
+                pass
+            first = perf_counter() - start
+            start = perf_counter()
+            for _ in islice(batches, SOME_BATCHES):
+                pass
+            seconds = (perf_counter() - start) / SOME_BATCHES * num_batches
+        first = max(seconds, first / WARM_UP * num_batches)
+    else:
+        epochs = []
+        for _ in range(2):
+            start = perf_counter()
+            for _batch in loader:
+                pass
+            epochs.append(perf_counter() - start)
+        first, seconds = epochs
+    stats = loader.stats()
+    return {
+        "seconds": seconds,
+        "seconds_once": prepared + max(0.0, first - seconds),
+        "strategy": stats.strategy,
+        "cache_rows": stats.cache_rows,
+        "superbatch": stats.superbatch,
+    }
+
+
+def main() -> None:
+    """Do what the cell, given as JSON, says."""
+    cell = Cell(**json.loads(sys.argv[1]))
+    run = Run(Task(**cell.task))
+    run.limit()
+    json.dump(clock(run, cell) if cell.choice else foretell(run, cell), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

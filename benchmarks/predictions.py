@@ -1,0 +1,176 @@
+"""What `strategy="auto"` predicts and takes, beside what each strategy is measured to take.
+
+A grid of workloads, memory (a share of the features, as in `benchmarks.out_of_core` with a cgroup
+that keeps it) and disk space (nothing, or so many times the features). In each cell every strategy
+that can be is run for two epochs, in a process of its own; the second is compared with the
+prediction. `mmap` and `direct`, which can take many minutes, are timed over some batches.
+
+The bars: a prediction is within a factor of 1.5 of what was measured, and what "auto" takes is the
+fastest or within 15 % of it. Strategies that are predicted to take more than `--far` times as long
+as the fastest are not run.
+
+Run `python -m benchmarks.predictions --cache DIR` as a user who may make memory cgroups (root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gnnstore
+from benchmarks.harness import drop_from_cache, parser, report
+from benchmarks.parts.predicted import Cell
+from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
+from gnnstore.testing.cgroup import memory_group
+from gnnstore.tools.load_task import ENTER, Task
+from gnnstore.units import parse_size
+
+FACTOR, CLOSE = 1.5, 1.15
+MEMORY, DISK = (0.02, 0.1, 0.3, 1.0), (0.0, 0.5, 3.0)
+
+
+def perform(cell: Cell, *, limited: bool) -> dict[str, Any] | str:
+    """Run a cell in a process of its own; return why it has no outcome if it has none."""
+    with memory_group() if limited else nullcontext() as group:
+        task = dict(cell.task)
+        if group is not None:
+            task |= {"group": str(group.path), "group_version": group.version}
+        drop_from_cache([Path(task["store"])])
+        document = json.dumps(asdict(replace(cell, task=task)))
+        command = [sys.executable, "-m", "benchmarks.parts.predicted", document]
+        if group is not None:
+            command = ["sh", "-c", ENTER, str(group.processes), *command]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == -9:
+        return "killed by the kernel: it took more than the limit"
+    if done.returncode != 0:
+        return done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    return outcome
+
+
+def play(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Predict and measure all strategies of a cell."""
+    limited = not arguments.no_limit
+    foretold = perform(cell, limited=limited)
+    if isinstance(foretold, str):
+        return {"problem": foretold}
+    feasible = [p for p in foretold["predictions"] if not p["problem"] and p["choice"] != "plan"]
+    fastest = min((p["seconds"] for p in feasible), default=0.0)
+    for predicted in feasible:
+        if predicted["seconds"] > arguments.far * fastest:
+            continue
+        measured = perform(replace(cell, choice=predicted["choice"]), limited=limited)
+        predicted["measured"] = measured
+        print(f"  {predicted['choice']}: {describe(predicted)}", file=sys.stderr)
+    return foretold
+
+
+def describe(predicted: dict[str, Any]) -> str:
+    """Return what was predicted and measured, in a line."""
+    text = f"{predicted['seconds']:.2f} s predicted"
+    measured = predicted.get("measured")
+    if measured is None:
+        return f"{text}, not run"
+    if isinstance(measured, str):
+        return f"{text}; {measured}"
+    factor = measured["seconds"] / max(1e-9, predicted["seconds"])
+    mark = "" if 1 / FACTOR <= factor <= FACTOR else " MISSED"
+    return f"{text}, {measured['seconds']:.2f} s measured ({factor:.2f} times){mark}"
+
+
+def verdict(played: dict[str, Any]) -> str:
+    """Return how what "auto" took compares with the fastest."""
+    times = {
+        p["choice"]: p["measured"]["seconds"]
+        for p in played["predictions"]
+        if isinstance(p.get("measured"), dict)
+    }
+    auto = played["auto"]
+    if not times:
+        return f"auto takes {auto}"
+    if auto not in times:
+        return f"auto takes {auto}, which was not measured"
+    fastest = min(times, key=lambda name: times[name])
+    ratio = times[auto] / times[fastest]
+    mark = "reached" if ratio <= CLOSE else "MISSED"
+    return f"auto takes {auto}, {ratio:.2f} times the fastest ({fastest}): {mark}"
+
+
+def compare(arguments: argparse.Namespace, directory: Path) -> None:
+    """Make the stores, play the grid, and print."""
+    rows: list[tuple[str, str]] = []
+    cells = []
+    for name in arguments.workloads:
+        workload = WORKLOADS[name]
+        store = workload.store(directory)
+        seeds = directory / f"seeds-{store.stem}.npy"
+        np.save(seeds, workload.seeds())
+        features = gnnstore.open(store).schema.node.attributes["x"].num_bytes
+        for share in arguments.memory:
+            for times in arguments.disk:
+                task = Task(
+                    strategy="",
+                    store=str(store),
+                    seeds=str(seeds),
+                    group="",
+                    group_version=0,
+                    share=share,
+                    slack_bytes=arguments.slack,
+                    warm_up=0,
+                    batches=0,
+                    round=0,
+                    fanouts=FANOUTS,
+                    batch_size=arguments.batch_size,
+                    seed=SEED,
+                )
+                label = f"{name}, {share:.0%} in memory, {times:g} x on disk"
+                print(label, file=sys.stderr)
+                played = play(Cell(asdict(task), int(times * features), ""), arguments)
+                cells.append({"workload": name, "memory": share, "disk": times, **played})
+                if "problem" in played:
+                    rows.append((label, played["problem"]))
+                    continue
+                rows.append((label, verdict(played)))
+                print(f"  {rows[-1][1]}", file=sys.stderr)
+                for predicted in played["predictions"]:
+                    text = predicted["problem"] or describe(predicted)
+                    rows.append((f"  {predicted['choice']}", text[:110]))
+    report("what auto predicts", rows, as_json=arguments.json, cells=cells)
+
+
+def main() -> None:
+    """Read the options, and compare."""
+    options = parser(__doc__)
+    options.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["W", "F"])
+    options.add_argument("--memory", nargs="+", type=float, default=[*MEMORY], help="shares")
+    options.add_argument("--disk", nargs="+", type=float, default=[*DISK], help="times")
+    options.add_argument("--slack", type=parse_size, default=200 * 10**6, help="(200MB)")
+    options.set_defaults(batch_size=BATCH_SIZE)
+    options.add_argument("--far", type=float, default=3.0, help="times the fastest (3)")
+    options.add_argument("--cache", type=Path, help="directory that keeps the stores")
+    options.add_argument("--no-limit", action="store_true", help="go on without a cgroup")
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.workloads, arguments.memory, arguments.disk = ["w", "f"], [0.1], [0.0, 3.0]
+        arguments.batch_size, arguments.slack = 64, 110 * 10**6
+    if not arguments.no_limit:
+        with memory_group() as group:
+            arguments.no_limit = group is None
+        if arguments.no_limit and not arguments.quick:
+            raise SystemExit("no memory cgroup can be made here; --no-limit compares without one")
+    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
+        compare(arguments, arguments.cache or Path(temporary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,376 @@
+"""`gnnstore bench load`: a table, a picture, a document; a limit that is kept, and reasons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnstore.converters import from_rmat
+from gnnstore.errors import NoSpaceError
+from gnnstore.io.run_directory import find_runs
+from gnnstore.testing.cgroup import MemoryGroup, memory_group
+from gnnstore.tools import bench_load, cmd_bench
+from gnnstore.tools.load_stages import STAGES
+from gnnstore.tools.load_task import STRATEGIES, Outcome, Task
+
+SHAPE = ("--num-neighbors", "5,5", "--batch-size", "64", "-q")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("load") / "a.gnn"
+    from_rmat(path, scale=11, feature_dim=32)
+    return path
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """Answer tasks without a process, and return the list of those that come."""
+    tasks: list[Task] = []
+    seconds = {"map": 0.4, "direct": 0.2, "memory": 0.01}
+
+    def run_task(task: Task, group: Any, *, on_batch: Any) -> Outcome | str:
+        tasks.append(task)
+        for _ in range(task.batches):
+            on_batch()
+        if task.strategy not in seconds:
+            return f"{task.strategy} does not fit"
+        each = seconds[task.strategy]
+        span = {"ph": "X", "name": "sampling", "ts": 0.0, "dur": 1e6 * each * task.batches / 4}
+        Path(task.trace).write_text(json.dumps({"traceEvents": [span]}))
+        return Outcome(
+            seconds=each * (1 + 0.1 * task.round),
+            nodes=100.0,
+            disk_bytes=5e6,
+            major_faults=0.0,
+            seconds_to_prepare=1.5,
+            limit_bytes=10**9 if group else 0,
+            group_peak_bytes=8 * 10**8 if group else 0,
+            peak_rss_bytes=6 * 10**8,
+            reads=1234.0 if task.strategy == "direct" else 0.0,
+            chosen="" if task.strategy == "map" else task.strategy,
+        )
+
+    monkeypatch.setattr(bench_load, "run_task", run_task)
+    return tasks
+
+
+def bench(run: Any, store: Path, *words: object) -> Any:
+    return run("bench", "load", store, *SHAPE, *words)
+
+
+# --- what is run --------------------------------------------------------------------------------
+
+
+def test_strategies_are_those_that_workers_know(run: Any) -> None:
+    assert cmd_bench._STRATEGIES == STRATEGIES
+    text = " ".join(run("bench", "load", "--help").stdout.split())
+    assert f"any of {', '.join(STRATEGIES)}." in text
+
+
+def test_the_tasks(run: Any, store: Path, answers: list[Task]) -> None:
+    words = ("--strategies", "map,direct,packed,memory", "--memory", "20%", "--slack", "90MB")
+    done = bench(
+        run, store, *words, "--disk", "1GB", "--threads", 3, "--seed", 7, "--no-limit", "--json"
+    )
+    assert done.status == 0
+    document = done.document
+    batches = document["epoch_batches"]
+    assert batches == document["num_input_nodes"] // 64
+    assert [task.strategy for task in answers] == ["map", "direct", "packed", "memory"]
+    for task in answers:
+        assert (task.fanouts, task.batch_size, task.seed) == ((5, 5), 64, 7)
+        assert (task.share, task.slack_bytes, task.disk_bytes) == (0.2, 90 * 10**6, 10**9)
+        assert (task.num_threads, task.group) == (3, "")
+    # Whole epochs, but for those whose batches all take the same.
+    assert batches < 24
+    assert {(task.warm_up, task.batches) for task in answers} == {(0, batches)}
+    answers.clear()
+    document = bench(
+        run, store, "--strategies", "map,packed", "--input-nodes", "all", "--no-limit", "--json"
+    ).document
+    assert document["epoch_batches"] == 2**11 // 64
+    of_map, of_packed = ((task.warm_up, task.batches) for task in answers)
+    assert (of_map, of_packed) == ((6, 24), (0, 2**11 // 64))
+
+
+def test_whole_epochs_and_short_ones(run: Any, store: Path, answers: list[Task]) -> None:
+    bench(run, store, "--strategies", "map,memory", "--no-limit", "--epoch", "--input-nodes", "all")
+    assert {(task.warm_up, task.batches) for task in answers} == {(0, 2**11 // 64)}
+    answers.clear()
+    done = bench(run, store, "--strategies", "map,memory", "--no-limit", "--batches", 3, "--json")
+    assert {(task.warm_up, task.batches) for task in answers} == {(0, 3)}
+    assert done.document["epoch_batches"] == 3
+
+
+def test_rounds_in_turns(run: Any, store: Path, answers: list[Task]) -> None:
+    words = ("--strategies", "map,packed,direct", "--repeats", 3, "--no-limit", "--json")
+    document = bench(run, store, *words).document
+    played = [(task.strategy, task.round) for task in answers]
+    # One that fails is not tried again.
+    assert played == [
+        *(("map", 0), ("packed", 0), ("direct", 0)),
+        *(("map", 1), ("direct", 1), ("map", 2), ("direct", 2)),
+    ]
+    by_name = {item["strategy"]: item for item in document["strategies"]}
+    assert by_name["packed"]["problem"] == "packed does not fit"
+    assert by_name["packed"]["rounds"] == []
+    direct = by_name["direct"]
+    assert direct["seconds_per_batch"] == pytest.approx(0.22)
+    assert direct["seconds_per_epoch"] == pytest.approx(0.22 * document["epoch_batches"])
+    assert direct["times_baseline"] == pytest.approx(2.0)
+    assert len(direct["rounds"]) == 3
+    assert {field.name for field in fields(Outcome)} < set(direct["rounds"][0])
+    assert list(direct["stages"]) == list(STAGES)
+    assert sum(direct["stages"].values()) == pytest.approx(direct["seconds_per_epoch"])
+    assert len(document["device"]["random_reads_per_second"]) == 7
+    assert document["baseline"] == "map"
+
+
+def test_the_table(run: Any, store: Path, answers: list[Task]) -> None:
+    words = ("--strategies", "map,direct,packed,memory", "--batches", 10, "--no-limit")
+    done = bench(run, store, *words)
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    direct = "direct 0.200 s 2 s 2.0 5 MB 1,234 - 600 MB 1.5 s"
+    assert direct in lines
+    assert "memory 0.010 s 0.1 s 40.0 5 MB - - 600 MB * 1.5 s" in lines
+    assert "direct 0.5 s 1.5 s" in lines  # a quarter of it sampling
+    assert "packed: packed does not fit" in lines
+    assert "without a limit: the page cache serves whoever reads through it" in done.stdout
+
+
+def test_nothing_that_could_be_timed(run: Any, store: Path, answers: list[Task]) -> None:
+    done = bench(run, store, "--strategies", "packed", "--no-limit", "--json")
+    assert done.status == 2
+    assert done.document["strategies"][0]["problem"] == "packed does not fit"
+    assert done.document["baseline"] is None
+
+
+# --- the limit ----------------------------------------------------------------------------------
+
+
+def test_a_group_for_all_but_memory(
+    run: Any, store: Path, answers: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    @contextmanager
+    def group() -> Iterator[MemoryGroup]:
+        made.append(tmp_path / f"group-{len(made)}")
+        yield MemoryGroup(made[-1], 2)
+
+    monkeypatch.setattr(bench_load, "memory_group", group)
+    document = bench(run, store, "--strategies", "map,memory,direct", "--json").document
+    assert [(task.group, task.group_version) for task in answers] == [
+        *((str(made[1]), 2), ("", 0), (str(made[2]), 2))
+    ]
+    assert document["limit"] == {"cgroup": 2, "share": 0.1, "slack_bytes": 200 * 10**6}
+    assert document["remarks"] == []
+
+
+def test_without_a_cgroup_it_says_so_and_stops(
+    run: Any, store: Path, answers: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def none() -> Iterator[None]:
+        yield None
+
+    monkeypatch.setattr(bench_load, "memory_group", none)
+    done = bench(run, store)
+    assert done.status == 2
+    assert "no memory cgroup can be made here" in done.stderr
+    assert "--no-limit compares without a limit" in done.stderr
+    assert answers == []
+
+
+def test_a_limit_in_bytes_is_a_share(run: Any, store: Path, answers: list[Task]) -> None:
+    words = ("--strategies", "direct", "--no-limit", "--memory", "65536", "--json")
+    document = bench(run, store, *words).document
+    assert document["feature_bytes"] == 2**11 * 32 * 4
+    assert answers[0].share == 65536 / document["feature_bytes"] == 0.25
+
+
+def test_under_a_real_limit(run: Any, store: Path, tmp_path: Path) -> None:
+    with memory_group() as group:
+        if group is None:
+            pytest.skip("memory cgroups need root")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "epochs.png"
+    words = ("--strategies", "map,static-degree,memory", "--batches", 4, "--plot", picture)
+    done = bench(run, store, *words, "--json")
+    assert (done.status, done.stderr) == (0, "")
+    document = done.document
+    assert document["limit"]["cgroup"] in (1, 2)
+    by_name = {item["strategy"]: item for item in document["strategies"]}
+    for name, item in by_name.items():
+        assert item["problem"] is None, (name, item["problem"])
+        (outcome,) = item["rounds"]
+        assert outcome["nodes"] == by_name["map"]["rounds"][0]["nodes"]
+        if name != "memory":
+            assert 0 < outcome["group_peak_bytes"] <= outcome["limit_bytes"]
+    assert by_name["memory"]["rounds"][0]["limit_bytes"] == 0
+    assert by_name["static-degree"]["rounds"][0]["cache_rows"] > 0
+    assert document["drawn_to"] == str(picture)
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert _groups_of(os.getpid()) == []
+
+
+def _groups_of(pid: int) -> list[Path]:
+    name = f"gnnstore-benchmark-{pid}-*"
+    return [*CGROUPS.glob(name), *CGROUPS.glob(f"memory/{name}")]
+
+
+def test_an_interrupt_leaves_nothing(store: Path, tmp_path: Path) -> None:
+    words = ["bench", "load", str(store), "--strategies", "packed,map", "--num-neighbors", "9,9,9"]
+    words += ["--batch-size", "2", "--repeats", "1000", "--epoch"]
+    with memory_group() as group:
+        words += ["--no-limit"] if group is None else []
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gnnstore.tools", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    children: list[str] = []
+    try:
+        deadline = time.monotonic() + 60
+        while not (children := _children(process.pid)):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline, "it never began to time anything"
+            time.sleep(0.01)
+        time.sleep(3.0)  # in the middle of it
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, stdout) == (130, "")
+    assert "interrupted" in stderr
+    assert list(temporary.iterdir()) == []
+    assert list(find_runs(store.parent)) == []
+    assert _groups_of(process.pid) == []
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+
+
+def _children(pid: int) -> list[str]:
+    found: list[str] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += task.read_text().split()
+        except OSError:  # the thread has ended
+            continue
+    return found
+
+
+# --- the picture --------------------------------------------------------------------------------
+
+
+def test_the_picture_shows_the_numbers(
+    run: Any, store: Path, answers: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    matplotlib_figure = pytest.importorskip("matplotlib.figure")
+    real = matplotlib_figure.Figure
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        figures.append(real(*arguments, **options))
+        return figures[-1]
+
+    monkeypatch.setattr(matplotlib_figure, "Figure", remember)
+    words = ("--strategies", "map,direct,packed", "--batches", 10, "--no-limit")
+    assert bench(run, store, *words, "--plot", tmp_path / "a.png").status == 0
+    ((times, shares),) = [figure.axes for figure in figures]
+    assert [text.get_text() for text in times.get_yticklabels()] == ["map", "direct"]
+    # A quarter is sampling, and nothing is said of the rest.
+    widths = [[bar.get_width() for bar in container] for container in times.containers]
+    assert widths == [pytest.approx([1.0, 0.5]), pytest.approx([3.0, 1.5])]
+    widths = [[bar.get_width() for bar in container] for container in shares.containers]
+    assert widths == [pytest.approx([25, 25]), pytest.approx([75, 75])]
+    assert [text.get_text() for text in times.texts] == ["4 s", "2 s, 2.0 x"]
+    assert "no memory limit" in figures[0].get_suptitle()
+
+
+def test_a_picture_that_cannot_be_drawn_is_found_out_before(
+    run: Any, store: Path, answers: list[Task], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    done = bench(run, store, "--no-limit", "--plot", tmp_path / "none" / "a.png")
+    assert done.status == 3
+    assert "create it first" in done.stderr
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = bench(run, store, "--no-limit", "--plot", tmp_path / "a.png")
+    assert done.status == 2
+    assert "pip install 'gnnstore[plot]'" in done.stderr
+    assert answers == []
+
+
+def test_a_picture_that_cannot_be_written_costs_no_result(
+    run: Any, store: Path, answers: list[Task], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+
+    def refuse(*_: Any) -> Path:
+        raise NoSpaceError("cannot write the picture: no space left")
+
+    monkeypatch.setattr(bench_load, "draw_load", refuse)
+    words = ("--strategies", "map", "--no-limit", "--plot", tmp_path / "a.png", "--json")
+    done = bench(run, store, *words)
+    assert done.status == 5
+    assert done.document["drawn_to"] is None
+    assert "cannot write the picture" in done.document["problems"][0]
+    assert done.document["strategies"][0]["rounds"]
+
+
+# --- what goes wrong ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--strategies", "map,fast"), "'fast' is none of map, mmap"),
+        (("--memory", "101%"), "neither a share of the features from 0% to 100% nor a size"),
+        (("--memory", "much"), "write 10% or 2GiB"),
+        (("--repeats", "0"), "0 is not in the range"),
+        (("--num-neighbors", "x"), "no list of fan-outs"),
+    ],
+)
+def test_options_that_make_no_sense(
+    run: Any, store: Path, words: tuple[str, str], message: str
+) -> None:
+    done = run("bench", "load", store, *words)
+    assert done.status == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_store_or_split_that_is_not_there(
+    run: Any, store: Path, tmp_path: Path, answers: list[Task]
+) -> None:
+    assert run("bench", "load", tmp_path / "none.gnn").status == 3
+    done = run("bench", "load", store, "--input-nodes", "nothing", "--no-limit")
+    assert done.status == 3
+    assert "there is no split 'nothing'" in done.stderr
+
+
+def test_help_is_there_without_the_kernels() -> None:
+    code = (
+        "import sys; from gnnstore.tools.cli import main; main(['bench', 'load', '--help']); "
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'matplotlib', 'torch')))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    )

@@ -1,0 +1,160 @@
+"""`gnnstore inspect --plot`: degrees of a graph, rows of a plan; and `--plan`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.io.saved_plan import SavedPlan
+from gnnstore.loaders.plan_loader import open_plan
+from gnnstore.testing.plans import pack
+from gnnstore.testing.stores import write_example_store
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list that figures get into as they are made."""
+    import matplotlib.figure  # noqa: PLC0415
+
+    made: list[Any] = []
+    real = matplotlib.figure.Figure
+
+    def remember(*arguments: Any, **options: Any) -> Any:
+        made.append(real(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(matplotlib.figure, "Figure", remember)
+    return made
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    store = write_example_store(
+        tmp_path_factory.mktemp("packed") / "a.gnn", num_nodes=800, num_edges=5000
+    ).path
+    pack(store, [3, 3], cache_bytes="20kB", batch_size=50, epochs=2)
+    return store
+
+
+def test_degrees_equal_numpy(run: Any, tmp_path: Path, figures: list[Any]) -> None:
+    written = write_example_store(tmp_path / "a.gnn", num_nodes=500, num_edges=700)
+    picture = tmp_path / "a.png"
+    done = run("inspect", written.path, "--plot", picture, "--json")
+    assert (done.status, done.stderr) == (0, "")
+    indptr = written.arrays["edges/node__to__node/indptr"]
+    indices = written.arrays["edges/node__to__node/indices"]
+    inward, outward = np.diff(indptr), np.bincount(indices, minlength=500)
+    document = done.document
+    assert document["drawn_to"] == str(picture)
+    for found, expected in (("in", inward), ("out", outward)):
+        degrees = document["degrees"][found]
+        assert degrees["max"] == expected.max()
+        assert degrees["mean"] == pytest.approx(expected.mean())
+        assert degrees["zero_share"] == pytest.approx((expected == 0).mean())
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    (axes,) = figures[0].axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    for line, expected in zip(axes.lines, (inward, outward), strict=True):
+        degrees = np.unique(expected[expected > 0])
+        assert list(line.get_xdata()) == degrees.tolist()
+        shares = [(expected >= degree).mean() for degree in degrees]
+        assert line.get_ydata() == pytest.approx(shares)
+
+
+def test_degrees_in_several_chunks(
+    run: Any, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
+    monkeypatch.setattr("gnnstore.tools.scan_degrees._CHUNK_ROWS", 7)
+    parts = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
+    assert parts == whole
+
+
+def test_a_graph_without_edges(run: Any, tmp_path: Path) -> None:
+    path = write_example_store(tmp_path / "a.gnn", num_nodes=5, num_edges=0).path
+    done = run("inspect", path, "--plot", tmp_path / "a.png")
+    assert done.status == 0
+    assert f"Drawn in {tmp_path / 'a.png'}" in done.stdout
+
+
+def test_rows_of_a_plan_equal_its_batches(
+    run: Any, packed: Path, tmp_path: Path, figures: list[Any]
+) -> None:
+    picture = tmp_path / "plan.png"
+    done = run("inspect", packed, "--plan", "base", "--plot", picture, "--json")
+    assert (done.status, done.stderr) == (0, "")
+    rows = done.document["rows"]
+    reader = PlanReader.open(packed / "plans" / "base")
+    per_epoch = reader.manifest.batches_per_epoch
+    loader = open_plan(packed / "plans" / "base").loader()
+    batches = [batch.n_id.numpy() for _ in range(2) for batch in loader]
+    assert rows["needed"] == [len(ids) for ids in batches]
+    missed = [
+        np.count_nonzero(SavedPlan.open(reader).record(i).slots < 0) for i in range(len(batches))
+    ]
+    assert rows["missed"] == rows["packed"] == missed
+    assert 0 < sum(missed) < sum(rows["needed"])
+    ages = np.zeros(per_epoch, np.int64)
+    for number, ids in enumerate(batches):
+        place = number % per_epoch
+        for node in ids:
+            earlier = [k for k in range(place) if node in batches[number - place + k]]
+            ages[place - earlier[-1] if earlier else 0] += 1
+    assert rows["ages"] == ages.tolist()
+
+    by_batch, reuse = figures[0].axes
+    drawn = {line.get_label().split(":")[0]: list(line.get_ydata()) for line in by_batch.lines}
+    for name in ("needed", "missed", "packed"):
+        assert drawn[name] == rows[name]
+    shares = 100 * np.cumsum(ages[1:]) / ages.sum()
+    assert list(reuse.lines[0].get_ydata()) == pytest.approx(shares)
+
+
+def test_a_plan_by_its_path_and_by_its_name(run: Any, packed: Path, tmp_path: Path) -> None:
+    by_name = run("inspect", packed, "--plan", "base", "--json").document
+    by_path = run("inspect", packed / "plans" / "base", "--json").document
+    assert by_name == by_path
+    assert by_name["name"] == "base"
+    done = run("inspect", packed / "plans" / "base", "--plot", tmp_path / "a.png")
+    assert done.status == 0
+    assert "cached rows" in done.stdout
+    assert f"Drawn in {tmp_path / 'a.png'}" in done.stdout
+
+
+def test_a_plan_that_is_not_there(run: Any, packed: Path) -> None:
+    done = run("inspect", packed, "--plan", "other")
+    assert done.status == 3
+    assert "no plan 'other'" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("--array", "x"), ("--stats",)])
+def test_options_of_stores_are_refused_for_plans(
+    run: Any, packed: Path, words: tuple[str, ...]
+) -> None:
+    done = run("inspect", packed, "--plan", "base", *words)
+    assert done.status == 2
+    assert "are of stores, not of packed plans" in done.stderr
+
+
+def test_there_is_no_picture_of_one_array(run: Any, example: Path, tmp_path: Path) -> None:
+    done = run("inspect", example, "--array", "x", "--plot", tmp_path / "a.png")
+    assert done.status == 2
+    assert "leave out --array, or --plot" in done.stderr
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_what_cannot_be_drawn_is_found_out_before(
+    run: Any, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("inspect", example, "--plot", tmp_path / "none" / "a.png").status == 3
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = run("inspect", example, "--plot", tmp_path / "a.png")
+    assert done.status == 2
+    assert "pip install 'gnnstore[plot]'" in done.stderr
