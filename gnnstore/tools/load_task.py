@@ -92,6 +92,8 @@ class Outcome:
         The system counts what came from the disk, and waits for a page of a mapping.
     seconds_to_prepare : float
         Before the first batch, structure and labels aside: samples and cache.
+    seconds_warming_up : float
+        Of all batches before the clock starts.
     written_bytes : float
         What went to the disk, as the system counts it.
     reads, rows_read, hit_rate, cache_rows : float
@@ -113,6 +115,7 @@ class Outcome:
     limit_bytes: int
     group_peak_bytes: int
     peak_rss_bytes: int
+    seconds_warming_up: float = 0.0
     written_bytes: float = 0.0
     reads: float = 0.0
     rows_read: float = 0.0

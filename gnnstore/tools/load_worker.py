@@ -78,8 +78,10 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> Outcome
     seconds_to_prepare = perf_counter() - start
     with ExitStack() as stack:
         stack.enter_context(closing(batches))  # type: ignore[type-var]
+        start = perf_counter()
         for _ in range(task.warm_up):
             next(batches)
+        seconds_warming_up = perf_counter() - start
         before, earlier = _Usage(), None if loader is None else loader.stats()
         stack.enter_context(_recording(run, loader))
         start, nodes = perf_counter(), 0
@@ -96,6 +98,7 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> Outcome
         written_bytes=(used.written_bytes - before.written_bytes) / task.batches,
         major_faults=(used.major_faults - before.major_faults) / task.batches,
         seconds_to_prepare=seconds_to_prepare,
+        seconds_warming_up=seconds_warming_up,
         limit_bytes=run.limit_bytes,
         group_peak_bytes=group.peak_bytes() if group else 0,
         peak_rss_bytes=peak_rss_bytes(),
