@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import drop_from_cache, parser, report, spread
-from benchmarks.out_of_core import device_rows
+from benchmarks.out_of_core import device_rates, device_rows
 from benchmarks.parts.cgroup import MemoryGroup, memory_group
 from benchmarks.parts.topology import WAYS, Outcome, Task
 from benchmarks.parts.workloads import WORKLOADS
@@ -105,7 +105,7 @@ def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
     """Make the store, play the rounds, and print."""
     workload = WORKLOADS[arguments.workload]
     store = workload.store(directory)
-    rows, device = device_rows(store, 5_000 if arguments.quick else 50_000)
+    rows, device = device_rows(device_rates(store, 5_000 if arguments.quick else 50_000))
     with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
         seeds = Path(temporary) / "seeds.npy"
         np.save(seeds, workload.seeds())

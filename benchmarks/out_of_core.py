@@ -35,6 +35,8 @@ from gnnstore.tools.load_task import ALLOWANCE_BYTES, NOT_LIMITED, Outcome, Task
 from gnnstore.units import format_size, parse_size
 
 BAR = 4.0
+# Reads above are not of single rows.
+LARGE_READ_BYTES = 16 << 10
 BASELINE, HELD_TO_THE_BAR = "map", "static-frequency"
 SHARE = 0.1
 # They take their time, and every batch takes the same.
@@ -113,17 +115,34 @@ def speedups(outcomes: list[Outcome], baseline: list[Outcome]) -> list[float]:
     return [b.seconds / o.seconds for o, b in zip(outcomes, baseline, strict=True)]
 
 
-def device_rows(store: Path, num_reads: int) -> tuple[list[tuple[str, str]], dict[str, float]]:
-    """Return what the disk itself does: random blocks, and large ones in order."""
+def device_rates(store: Path, num_reads: int) -> list[tuple[float, float]]:
+    """Return random reads of 4 KiB a second, and bytes a second in order, a few times."""
     reader = gnnstore.open(store).reader
     table = Table(reader.paged(reader.schema.node.attributes["x"]), num_reads, 1.0)
     engine = "io_uring" if table.has_ring() else "pread"
-    random = [table.blocks(128, engine).rate for _ in range(3)]
-    in_order = [table.plain(4).rate for _ in range(3)]
+    return [(table.blocks(128, engine).rate, table.plain(4).rate) for _ in range(3)]
+
+
+def device_rows(rates: list[tuple[float, float]]) -> tuple[list[tuple[str, str]], dict[str, float]]:
+    """Return what the disk itself does, before the strategies and after them."""
+    random, in_order = zip(*rates, strict=True)
     text = f"{spread((rate / 1e3 for rate in random), '.1f')} k random reads of 4 KiB a second, "
     text += f"{spread(rate / 1e9 for rate in in_order)} GB/s in order"
-    numbers = {"random_reads_per_second": max(random), "bytes_per_second": max(in_order)}
+    numbers = {
+        "random_reads_per_second": float(np.median(random)),
+        "bytes_per_second": float(np.median(in_order)),
+    }
     return [("the disk", text)], numbers
+
+
+def reading_rows(outcomes: list[Outcome], reads_per_second: float) -> list[tuple[str, str]]:
+    """Return how busy a strategy keeps the disk that reads row by row."""
+    mid = medians(outcomes)
+    if not mid["reads"] or mid["disk_bytes"] / mid["reads"] > LARGE_READ_BYTES:
+        return []
+    rate = mid["reads"] / mid["seconds"]
+    share = rate / reads_per_second
+    return [("", f"{rate / 1e3:.1f} k reads a second all in all, {share:.2f} of the disk's")]
 
 
 def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
@@ -135,7 +154,8 @@ def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
     store = workload.store(directory)
     seeds = directory / f"seeds-{store.stem}.npy"
     np.save(seeds, workload.seeds())
-    rows, device = device_rows(store, 5_000 if arguments.quick else 50_000)
+    num_reads = 5_000 if arguments.quick else 50_000
+    rates = device_rates(store, num_reads)
     task = Task(
         strategy="",
         store=str(store),
@@ -158,6 +178,7 @@ def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
         for name in tasks.keys() - PER_BATCH:
             tasks[name] = replace(tasks[name], warm_up=whole, batches=whole)
     played = play(arguments, tasks)
+    rows, device = device_rows(rates + device_rates(store, num_reads))
     results = {
         name: [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
         for name, outcomes in played.items()
@@ -168,6 +189,7 @@ def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
         if complete:
             beside = baseline if len(baseline) == len(outcomes) else []
             rows += describe(name, outcomes, beside, whole)
+            rows += reading_rows(outcomes, device["random_reads_per_second"])
         else:
             rows.append((name, str(played[name][-1])))
     ours = results.get(HELD_TO_THE_BAR, [])

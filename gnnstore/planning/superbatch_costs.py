@@ -24,9 +24,7 @@ _NODE_BYTES = 8
 # Of what is left, for subgraphs in memory, and as much for plans: beyond, they are cheap to write
 # to disk and read back (2.8 MB for a batch of 136,000 nodes, in one piece) and rows are not.
 KEPT_SHARE = 16
-# At least, for the table in which a plan outside memory finds next uses. With fewer than 4 bytes a
-# node it takes its trace in several passes, each some 0.8 ms for a batch of 136,000 nodes; but what
-# is needed for slots afterwards anyway is free before.
+# As much at most for the table in which a plan outside memory finds next uses, but at least this.
 _LEAST_TABLE_BYTES = 1 << 20
 _TABLE_ENTRY_BYTES = 4
 # On disk, for each node of a batch, beside its id: its slot, and the change that it may bring.
@@ -97,25 +95,44 @@ class SuperbatchCosts:
         per_batch = _PACKING_BATCH_BYTES + _PACKED_ROW_BYTES * self.packed_rows
         return planning + _PACKING_BYTES + num_batches * per_batch
 
-    def spilled_planning_bytes(self, num_batches: int) -> int:
-        """Return what it takes where traces and plans are on disk, beside `slots_bytes`."""
+    def spilled_planning_bytes(
+        self, num_batches: int, left_bytes: int, cache_bytes: int | None = None
+    ) -> int:
+        """Return what it takes where traces and plans are on disk, beside `slots_bytes`.
+
+        Parameters
+        ----------
+        left_bytes : int
+            Memory for both.
+        cache_bytes : int, optional
+            For slots; by default what is left.
+        """
+        table = self.table_bytes(left_bytes)
         planning = spilled_bytes(
             self.policy,
             num_nodes=self.num_rows,
             largest_batch=self.batch_nodes,
             num_batches=num_batches,
-            table_bytes=_LEAST_TABLE_BYTES,
+            table_bytes=table,
         )
-        if not self.packed_rows:
-            return planning
-        return planning + self._spilled_packing_bytes(num_batches)
+        if self.packed_rows:
+            planning += self._spilled_packing_bytes(num_batches)
+        # Slots have the table's memory afterwards: as many as there are at least.
+        num_slots = self.slots_in(left_bytes - planning, spills=True)
+        if cache_bytes is not None:
+            num_slots = min(num_slots, self.slots_in(cache_bytes, spills=True))
+        return planning - min(table, WAITING_BYTES * num_slots)
 
-    def table_bytes(self, num_slots: int) -> int:
-        """Return the memory to give to a table of next uses, which slots have afterwards."""
-        return min(
-            _TABLE_ENTRY_BYTES * max(1, self.num_rows),
-            max(_LEAST_TABLE_BYTES, WAITING_BYTES * num_slots),
-        )
+    def table_bytes(self, left_bytes: int) -> int:
+        """Return the memory to give to a table of next uses.
+
+        With fewer than 4 bytes a node, a plan takes its trace in several passes: 0.8 ms each for
+        a batch of 136,000 nodes, and more where the files have to come from the disk.
+        """
+        whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
+        most = max(_LEAST_TABLE_BYTES, left_bytes // KEPT_SHARE)
+        num_passes = -(-whole // most)
+        return -(-whole // num_passes)
 
     def packing_bytes(self, num_batches: int, *, spills: bool = False) -> int:
         """Return the part of `planning_bytes` that packing one superbatch takes.

@@ -120,7 +120,7 @@ def size_of(
     planning, spills = costs.planning_bytes(num_batches), False
     may_spill = settings.policy in LOOKING_AHEAD
     if may_spill and planning - costs.planning_bytes(0) > left_bytes // KEPT_SHARE:
-        spilled = costs.spilled_planning_bytes(num_batches)
+        spilled = costs.spilled_planning_bytes(num_batches, left_bytes, settings.cache_bytes)
         spills = spilled < planning and costs.spilled_disk_bytes(num_batches) <= disk_bytes
         planning = spilled if spills else planning
     keeping = costs.keeping_bytes(num_batches)
@@ -143,7 +143,7 @@ def size_of(
         )
     num_bytes = beside + costs.slots_bytes(num_slots, spills=spills)
     packing = costs.packing_bytes(num_batches, spills=spills) if costs.packed_rows else 0
-    table = costs.table_bytes(num_slots) if spills else 0
+    table = costs.table_bytes(left_bytes) if spills else 0
     return SuperbatchSize(num_batches, num_slots, in_memory, num_bytes, planning, packing, table)
 
 

@@ -103,9 +103,9 @@ def test_plans_that_are_large_go_to_the_disk() -> None:
     near = choose_size(COSTS, fewer, 100 * MB, 500, disk_bytes=10**9)
     assert not near.plans_in_memory
     assert 0 <= near.num_slots - whole.num_slots <= 400 * 200 // 500
-    assert whole.table_bytes == 10 * whole.num_slots, "which slots have afterwards"
-    assert COSTS.table_bytes(10**6) == 4 * 10**6, "one pass over the trace"
-    assert COSTS.table_bytes(0) == 2**20
+    assert whole.table_bytes == 4 * 10**6, "an entry for each row: one pass over the trace"
+    assert COSTS.table_bytes(48 * MB) == 2 * MB, "two passes"
+    assert COSTS.table_bytes(0) == 10**6, "four"
     with_half = choose_size(COSTS, BELADY, 100 * MB, 500, disk_bytes=50 * MB)
     assert with_half.plans_in_memory, "there is no room on the disk for so many"
     assert with_half.num_batches < 500
@@ -133,7 +133,7 @@ def test_packing_by_plans_on_disk_takes_nothing_for_each_row() -> None:
         grows = many.packing_bytes(batches, spills=True) - few.packing_bytes(batches, spills=True)
         # Every 1024th row twice; and one batch is sorted at a time.
         assert grows <= batches * 240_000 * 2 * 4 // 1000 + 240_000 * 26
-        planned = many.spilled_planning_bytes(batches)
+        planned = many.spilled_planning_bytes(batches, 0)
         assert planned - many.packing_bytes(batches, spills=True) < 4 * 10**7
     assert many.packing_bytes(1000) > 12 * 250_000 * 1000
 
@@ -187,13 +187,14 @@ def test_too_little_for_two_batches() -> None:
     batches=st.integers(1, 2000),
     nodes=st.integers(0, 10**6),
     rows=st.integers(1, 10**8),
+    cache=st.none() | st.integers(0, 10**9),
 )
 def test_what_planning_on_disk_takes_is_counted(
-    left: int, batches: int, nodes: int, rows: int
+    left: int, batches: int, nodes: int, rows: int, cache: int | None
 ) -> None:
     costs = SuperbatchCosts(rows, 512, batch_nodes=nodes, id_bytes=4, kept_bytes=10 * nodes)
     try:
-        size = size_of(costs, BELADY, left, batches, 10**15)
+        size = size_of(costs, replace(BELADY, cache_bytes=cache), left, batches, 10**15)
     except BudgetError:
         return
     if size.plans_in_memory:
