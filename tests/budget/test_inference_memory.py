@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ pytest.importorskip("torch_geometric")
 
 # What Python, torch and their first calls take besides.
 ALLOWANCE_BYTES = 64 * 10**6
-ROOT = Path("/sys/fs/cgroup")
 
 SCRIPT = """
 import json, os, re, sys
@@ -55,27 +52,6 @@ print(json.dumps({
     "blocks": notes.blocks, "packed": notes.packed,
 }))
 """
-
-
-@pytest.fixture
-def limited() -> Iterator[tuple[Path, Path]]:
-    """Make a memory cgroup; yield it and the file that takes its limit."""
-    for parent, limit in (
-        (ROOT / "memory", "memory.limit_in_bytes"),  # version 1
-        (ROOT, "memory.max"),
-    ):
-        group = parent / f"gnnstore-test-{uuid.uuid4().hex[:8]}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        if not (group / limit).exists():
-            group.rmdir()
-            continue
-        yield group, group / limit
-        group.rmdir()
-        return
-    pytest.skip("no memory cgroup can be made here (it needs root or delegation)")
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ import pytest
 from gnnstore.converters import from_numpy
 
 ALLOWANCE_BYTES = 48 * 10**6
-ROOT = Path("/sys/fs/cgroup")
 
 PAIR = """
 import hashlib, itertools, json, os, re, sys
@@ -61,27 +58,6 @@ print(json.dumps({
     "strategies": [s.strategy for s in stats], "cached": [s.rows_cached for s in stats],
 }))
 """
-
-
-@pytest.fixture
-def limited() -> Iterator[tuple[Path, Path]]:
-    """Make a memory cgroup; yield it and the file that takes its limit."""
-    for parent, limit in (
-        (ROOT / "memory", "memory.limit_in_bytes"),  # version 1
-        (ROOT, "memory.max"),
-    ):
-        group = parent / f"gnnstore-test-{uuid.uuid4().hex[:8]}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        if not (group / limit).exists():
-            group.rmdir()
-            continue
-        yield group, group / limit
-        group.rmdir()
-        return
-    pytest.skip("no memory cgroup can be made here (it needs root or delegation)")
 
 
 @pytest.fixture(scope="module")

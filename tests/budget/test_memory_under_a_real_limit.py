@@ -11,8 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from gnnstore.formats import StoreReader
 from gnnstore.testing.reads import why_unavailable
 
 ALLOWANCE_BYTES = 48 * 10**6
-ROOT = Path("/sys/fs/cgroup")
 
 ENTER = """
 import os, sys
@@ -103,27 +100,6 @@ np.linalg.norm(np.zeros(3))
 enter(group)
 sys.exit(main(["convert", "snap", source, output, "-q", *words]))
 """
-
-
-@pytest.fixture
-def limited() -> Iterator[tuple[Path, Path]]:
-    """Make a memory cgroup; yield it and the file that takes its limit."""
-    for parent, limit in (
-        (ROOT / "memory", "memory.limit_in_bytes"),  # version 1
-        (ROOT, "memory.max"),
-    ):
-        group = parent / f"gnnstore-test-{uuid.uuid4().hex[:8]}"
-        try:
-            group.mkdir()
-        except OSError:
-            continue
-        if not (group / limit).exists():
-            group.rmdir()
-            continue
-        yield group, group / limit
-        group.rmdir()
-        return
-    pytest.skip("no memory cgroup can be made here (it needs root or delegation)")
 
 
 @pytest.fixture(scope="module")
