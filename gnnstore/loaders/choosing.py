@@ -7,7 +7,6 @@ same rules that divide them later.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -40,14 +39,14 @@ class Chosen:
         With the strategy in place of "auto".
     why, instead_of_static : str
         See `gnnstore.planning.placement.place`.
-    seconds : float
-        Predicted of an epoch; NaN where nothing was.
+    seconds : float or None
+        Predicted of an epoch; None where nothing was.
     """
 
     options: ReadOptions
     why: str = ASKED_FOR
     instead_of_static: str = ""
-    seconds: float = math.nan
+    seconds: float | None = None
 
 
 def choices_for(request: ReadRequest) -> Iterator[Chosen]:

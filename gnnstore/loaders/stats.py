@@ -64,9 +64,9 @@ class LoaderStats:
         Nodes whose rows are cached, or have room to be.
     superbatch : int
         Batches that are planned at a time; 0 where nothing is planned.
-    predicted_epoch_seconds : float
+    predicted_epoch_seconds : float or None
         What an epoch was predicted to take where nobody trains, when "auto" chose the strategy;
-        NaN if nothing was predicted.
+        None if nothing was predicted.
     epoch_batches : int
         Batches of an epoch.
     reads, bytes_read : int
@@ -96,7 +96,7 @@ class LoaderStats:
     cache: str = ""
     cache_rows: int = 0
     superbatch: int = 0
-    predicted_epoch_seconds: float = math.nan
+    predicted_epoch_seconds: float | None = None
     epoch_batches: int = 0
     batches: int = 0
     nodes: int = 0
@@ -190,7 +190,7 @@ class LoaderStats:
         )
 
     def _predicted(self) -> str:
-        if math.isnan(self.predicted_epoch_seconds):
+        if self.predicted_epoch_seconds is None:
             return ""
         return (
             f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch, stalled "

@@ -6,7 +6,6 @@ reason in words, so that nobody has to guess which way a run went.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
@@ -81,8 +80,8 @@ class Placement:
         Rows that are held besides; set by `with_cache`.
     superbatch : SuperbatchSize, optional
         What a planned strategy holds besides; set by `with_superbatch`.
-    predicted_seconds : float
-        Of an epoch; NaN where nothing was predicted.
+    predicted_seconds : float or None
+        Of an epoch; None where nothing was predicted.
     """
 
     strategy: Strategy
@@ -96,7 +95,7 @@ class Placement:
     neighbors_bytes: int = 0
     cache: CachePlan | None = None
     superbatch: SuperbatchSize | None = None
-    predicted_seconds: float = math.nan
+    predicted_seconds: float | None = None
 
     @property
     def reads_disk(self) -> bool:

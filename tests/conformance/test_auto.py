@@ -98,7 +98,7 @@ def test_what_fits_is_loaded_and_nothing_is_measured(
     monkeypatch.setattr(situation.Situation, "of", refuse)
     stats = loader_of(path).stats()
     assert stats.strategy == "memory"
-    assert math.isnan(stats.predicted_epoch_seconds)
+    assert stats.predicted_epoch_seconds is None
     assert "predicted" not in str(stats)
 
 
@@ -124,6 +124,7 @@ def test_it_takes_what_the_disk_is_good_at(
     stats = loader.stats()
     assert stats.strategy in expected, stats.reason
     assert f"strategy '{stats.strategy}' because it is predicted to take " in stats.reason
+    assert stats.predicted_epoch_seconds is not None
     assert stats.predicted_epoch_seconds > 0
     assert stats.epoch_batches == len(loader)
     assert math.isnan(stats.waiting_epoch_seconds)
@@ -294,6 +295,7 @@ def test_a_disk_that_cannot_be_measured(
     monkeypatch.setattr(first_measurement, "measure_disk", refuse)
     with caplog.at_level(logging.INFO):
         stats = loader_of(path, memory=MEMORY).stats()
+    assert stats.predicted_epoch_seconds is not None
     assert stats.predicted_epoch_seconds > 0
     assert "80,000 reads a second are assumed" in caplog.text
 
