@@ -6,6 +6,7 @@ are kept per store object and dropped with it, so three loaders cost the memory 
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -42,6 +43,7 @@ class Residents:
         self._direct: dict[tuple[str, str], DirectRows] = {}
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
         self._caches: dict[Hashable, SharedCache] = {}
+        self._cache_users: WeakKeyDictionary[object, SharedCache] = WeakKeyDictionary()
         self._planned: dict[Hashable, PlannedCache] = {}
         self._promised: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._neighbors: CachedNeighbors | None = None
@@ -115,6 +117,11 @@ class Residents:
             self._planned[key] = PlannedCache(tables, num_slots)
             return self._planned[key]
 
+    def use(self, owner: object, cache: SharedCache) -> None:
+        """Note that a cache is in use for as long as somebody lives."""
+        with self._lock:
+            self._cache_users[owner] = cache
+
     def promise(self, owner: object, num_bytes: int) -> None:
         """Note what a planned cache will take, which is made when a loader is first iterated.
 
@@ -129,22 +136,46 @@ class Residents:
     def taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
         """Return what caches take, or will, that a loader on the same store has no part in.
 
+        Those that loaders have left which are gone are given up.
+
         Parameters
         ----------
         shared : CacheSettings, "planned" or None
             The loader's own kind of cache; loaders of one kind share one.
         """
         with self._lock:
-            # A cache's key begins with its settings.
-            others = [
-                cache.num_bytes
-                for key, cache in self._caches.items()
-                if not (isinstance(key, tuple) and key[:1] == (shared,))
-            ]
-            if shared == "planned":
-                return sum(others)
-            made = sum(cache.num_bytes for cache in self._planned.values())
-            return sum(others) + max(made, *self._promised.values(), 0)
+            if self._taken_bytes(shared):
+                gc.collect()  # loaders that are gone, but for a cycle of references
+                self._give_up_unused(shared)
+            return self._taken_bytes(shared)
+
+    def _taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
+        others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
+        if shared == "planned":
+            return others
+        made = sum(cache.num_bytes for cache in self._planned.values())
+        return others + max(made, *self._promised.values(), 0)
+
+    def _other_caches(
+        self, shared: CacheSettings | Literal["planned"] | None
+    ) -> list[tuple[Hashable, SharedCache]]:
+        # A cache's key begins with its settings.
+        return [
+            (key, cache)
+            for key, cache in self._caches.items()
+            if not (isinstance(key, tuple) and key[:1] == (shared,))
+        ]
+
+    def _give_up_unused(self, shared: CacheSettings | Literal["planned"] | None) -> None:
+        used = {id(cache) for cache in self._cache_users.values()}
+        for key, cache in self._other_caches(shared):
+            if id(cache) not in used:
+                del self._caches[key]
+        if shared != "planned" and not len(self._promised):
+            for planned in self._planned.values():
+                planned.retire()
+            self._planned.clear()
+        trim(0)
 
     def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
         """Return the graph's structure, in memory or mapped."""

@@ -121,6 +121,8 @@ class ReadRequest:
 
     def taken_bytes(self, strategy: str) -> int:
         """Return what other loaders' caches take of the budget, under some strategy."""
+        if self.options.memory in {None, "auto"}:
+            return 0
         shared = residents_of(self.store)
         if strategy in PLANNED:
             return shared.taken_bytes("planned")
@@ -135,8 +137,7 @@ class ReadRequest:
         leave, the larger batches of the two would not fit. What the user sized, they have counted.
         """
         options = self.options
-        is_budget = options.memory not in {None, "auto"}
-        if not is_budget or not self.taken_bytes(options.strategy):
+        if not self.taken_bytes(options.strategy):
             return self
         if options.planned is not None and options.planned.cache_bytes is None:
             return replace(
@@ -224,6 +225,8 @@ class Tables:
         if placement.cache is not None and placement.cache.num_rows:
             maker = request.cache_maker(placement, self.structure, self.engine)
             self.cache = None if maker is None else maker.open(placement.cache.num_rows)
+        if self.cache is not None:
+            shared.use(self, self.cache)
 
         self.superbatches = self._superbatches(request)
         if self.superbatches is not None and placement.superbatch is not None:
