@@ -24,8 +24,11 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/gnnstore demo --dir $(DEMO_DIR)
 
+# Two at a time, but for what measures memory or kills processes at points in time.
+ALONE := tests/budget tests/crash
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile $(addprefix --ignore=,$(ALONE))
+	$(BIN)/pytest $(ALONE)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
