@@ -165,6 +165,19 @@ def test_under_a_budget(path: Path, expected: list[dict[str, Any]]) -> None:
     assert "batches planned at a time" in loader.stats().reason
 
 
+@pytest.mark.parametrize("disk", ["1kB", "100MB"])
+def test_a_budget_of_disk(path: Path, expected: list[dict[str, Any]], disk: str) -> None:
+    """Plans stay in memory where there is no disk for them."""
+    options: dict[str, Any] = {"memory": "20MB", "cache_bytes": None, "num_threads": 1}
+    loader = loader_of(path, **options, superbatch=BATCHES, disk=disk)
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    assert superbatches.size.plans_in_memory or disk == "100MB"
+    assert same(batches(loader), expected[:BATCHES])
+    with pytest.raises(UsageError, match="has no use for disk="):
+        loader_of(path, strategy="static", superbatch=None, disk=disk)
+
+
 def test_memory_auto(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of(path, memory="auto")
     assert same(batches(loader), expected[:BATCHES])
