@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
+from statistics import median_low
 from time import perf_counter
 
 import numpy as np
@@ -19,6 +20,8 @@ from gnnstore import _core
 # depth in between, that is at most 1 read in 16 that had less company than it should.
 _READS_PER_DEPTH = 16
 _WARM_UP_PER_DEPTH = 4
+# With a place for each read in flight, the points of one measurement took 76 MB together.
+_PLACES_BYTES = 2 << 20
 # So that Ctrl-C, which waits for the kernel, is never long in coming.
 _MAX_SLICE_SECONDS = 0.5
 
@@ -82,8 +85,9 @@ class ReadRate:
         self._depth = depth
         self._draw = draw
         self._max_reads = max_reads
-        # Every read in flight has a place of its own; on a page, as direct reads need it.
-        self._num_places = 2 * depth
+        # Reads in flight share places: nobody looks at what was read, and loaders that have little
+        # memory measure too. On a page, as direct reads need it.
+        self._num_places = max(1, min(2 * depth, _PLACES_BYTES // block_bytes))
         self._out = np.frombuffer(mmap.mmap(-1, self._num_places * block_bytes), np.uint8)
 
     @property
@@ -101,6 +105,34 @@ class ReadRate:
         OSError
             If a read fails.
         """
+        reader = self._open_reader()
+        size = min(_WARM_UP_PER_DEPTH * self._depth, self._max_reads)
+        elapsed = self._seconds_of(reader, size)
+        wanted = int(size / elapsed * min(seconds - elapsed, _MAX_SLICE_SECONDS))
+        size = min(max(wanted, _READS_PER_DEPTH * self._depth), self._max_reads)
+        return size / self._seconds_of(reader, size)
+
+    def glance(self, num_reads: int, seconds: float) -> float:
+        """Return the median rate, in reads per second, of short slices of `num_reads` each.
+
+        For a look that has to be short on whatever disk: as many slices are made as fit in
+        `seconds`, and one at the least; of two, the faster counts. They begin and end with the
+        queue empty, so this is coarser than `measure`.
+
+        Raises
+        ------
+        OSError
+            If a read fails.
+        """
+        reader = self._open_reader()
+        deadline = perf_counter() + seconds
+        taken = [self._seconds_of(reader, num_reads)]
+        # After one that stalled there may well be time for others.
+        while perf_counter() + min(taken) <= deadline:
+            taken.append(self._seconds_of(reader, num_reads))
+        return num_reads / median_low(taken)
+
+    def _open_reader(self) -> _core.Reader:
         # A new one each time: what thirty of them hold would be 100 MB.
         reader = _core.Reader(
             self._engine,
@@ -109,11 +141,7 @@ class ReadRate:
             max_read_bytes=max(self._block_bytes, 4096, self._files.alignment_bytes),
         )
         reader.describe()  # starts the engine, which is not to be measured
-        size = min(_WARM_UP_PER_DEPTH * self._depth, self._max_reads)
-        elapsed = self._seconds_of(reader, size)
-        wanted = int(size / elapsed * min(seconds - elapsed, _MAX_SLICE_SECONDS))
-        size = min(max(wanted, _READS_PER_DEPTH * self._depth), self._max_reads)
-        return size / self._seconds_of(reader, size)
+        return reader
 
     def _seconds_of(self, reader: _core.Reader, size: int) -> float:
         file_index = np.zeros(size, np.int64)

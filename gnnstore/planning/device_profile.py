@@ -2,7 +2,8 @@
 
 Whether two rows a few kilobytes apart are better read together, and how many reads should be
 in flight, differs by a factor of a hundred between a spinning disk and an NVMe drive. So it
-is measured once (`gnnstore bench disk`), and every loader on that file system goes by it.
+is measured once (`gnnstore bench disk`), and every loader on that file system goes by it. What a
+later measurement does to an earlier one is decided in `profile_revision`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ from gnnstore.formats.strict_json import Fields, parse_object
 from gnnstore.planning.filesystems import filesystem_id
 from gnnstore.planning.user_cache import user_cache_directory, write_whole
 
-__all__ = ["DeviceProfile", "filesystem_id", "load_profile", "profile_path", "save_profile"]
+__all__ = [
+    "DeviceProfile",
+    "KeptProfile",
+    "filesystem_id",
+    "load_kept",
+    "load_profile",
+    "profile_path",
+    "save_kept",
+    "save_profile",
+]
 
 _FORMAT_VERSION = 1
-# A profile takes 2 kB; whatever is far larger is something else.
+# Two profiles take 4 kB; whatever is far larger is something else.
 _MAX_FILE_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 30
 _MAX_QUEUE_DEPTH = 4096
@@ -168,6 +178,22 @@ class DeviceProfile:
         )
 
 
+@dataclass(frozen=True)
+class KeptProfile:
+    """What is kept of one file system.
+
+    Attributes
+    ----------
+    profile : DeviceProfile
+        That is believed.
+    again : DeviceProfile or None
+        A later measurement, made because the other was in doubt, which did not take its place.
+    """
+
+    profile: DeviceProfile
+    again: DeviceProfile | None = None
+
+
 def _rates(fields: Fields) -> dict[int, float]:
     rates = {
         _integer(fields, depth, _MAX_QUEUE_DEPTH): _rate(fields, depth) for depth in fields.document
@@ -228,6 +254,12 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
     A profile only makes reads faster, so one that cannot be read is reported in a log
     message and otherwise ignored.
     """
+    kept = load_kept(path)
+    return None if kept is None else kept.profile
+
+
+def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
+    """Return all that is kept of the file system that holds `path`; as `load_profile`."""
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
@@ -247,18 +279,25 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
         return None
 
 
-def _parse(text: bytes, identity: str, file: str) -> DeviceProfile:
+def _parse(text: bytes, identity: str, file: str) -> KeptProfile:
     if len(text) > _MAX_FILE_BYTES:
         raise CorruptStoreError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", path=file)
     fields = Fields(parse_object(text, path=file), file)
     if fields.integer("format_version") != _FORMAT_VERSION:
         raise fields.fail("format_version", str(_FORMAT_VERSION))
-    profile = DeviceProfile.from_document(fields.mapping("profile"), file)
+    profile = _profile_in(fields, "profile", identity)
+    # Versions that do not know the second one read past it, and write files without it.
+    has_two = fields.document.get("again") is not None
+    return KeptProfile(profile, _profile_in(fields, "again", identity) if has_two else None)
+
+
+def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
+    profile = DeviceProfile.from_document(fields.mapping(key), fields.path)
     if profile.filesystem_id != identity:
         raise CorruptStoreError(
-            f"{file}: expected the measurements of {identity}, found those of "
+            f"{fields.path}: expected the measurements of {identity}, found those of "
             f"{profile.filesystem_id[:80]!r}",
-            path=file,
+            path=fields.path,
         )
     return profile
 
@@ -266,15 +305,28 @@ def _parse(text: bytes, identity: str, file: str) -> DeviceProfile:
 def save_profile(profile: DeviceProfile) -> Path:
     """Keep a profile for every later loader on its file system, and return the file.
 
-    Replaces an earlier one at once: readers see the one or the other.
+    Replaces all that was kept before, at once: readers see the one or the other.
 
     Raises
     ------
     StorageError
         If it cannot be written.
     """
-    file = profile_path(profile.filesystem_id)
-    document = {"format_version": _FORMAT_VERSION, "profile": profile.to_document()}
+    return save_kept(KeptProfile(profile))
+
+
+def save_kept(kept: KeptProfile) -> Path:
+    """Keep a profile, and what was measured when it was in doubt; as `save_profile`.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    file = profile_path(kept.profile.filesystem_id)
+    document = {"format_version": _FORMAT_VERSION, "profile": kept.profile.to_document()}
+    if kept.again is not None:
+        document["again"] = kept.again.to_document()
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     try:
         write_whole(file, [text.encode()])

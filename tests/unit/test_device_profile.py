@@ -16,9 +16,12 @@ from gnnstore.errors import StorageError
 from gnnstore.planning import filesystems
 from gnnstore.planning.device_profile import (
     DeviceProfile,
+    KeptProfile,
     filesystem_id,
+    load_kept,
     load_profile,
     profile_path,
+    save_kept,
     save_profile,
 )
 from gnnstore.planning.filesystems import Mount, find_mount
@@ -64,6 +67,37 @@ def test_what_is_saved_is_loaded(tmp_path: Path, cache: Path) -> None:
     save_profile(later)
     assert load_profile(tmp_path) == later
     assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+
+
+def test_a_second_measurement_is_kept_beside_it(tmp_path: Path) -> None:
+    kept = KeptProfile(make_profile(tmp_path), make_profile(tmp_path, engine="pread"))
+    file = save_kept(kept)
+    assert load_kept(tmp_path) == kept
+    assert load_profile(tmp_path) == kept.profile
+    # Versions that know one measurement find it where it was.
+    document = json.loads(file.read_text())
+    assert document["format_version"] == 1
+    assert document["profile"] == kept.profile.to_document()
+    save_profile(kept.profile)
+    assert load_kept(tmp_path) == KeptProfile(kept.profile)
+    assert "again" not in json.loads(file.read_text())
+
+
+@pytest.mark.parametrize(
+    "again", ["yesterday", [], {"engine": "pread"}, {"filesystem_id": "xfs-1"}]
+)
+def test_a_damaged_second_measurement(
+    again: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = make_profile(tmp_path)
+    file = save_kept(KeptProfile(profile, profile))
+    document = json.loads(file.read_text())
+    whole = isinstance(again, dict) and "filesystem_id" in again
+    document["again"] = {**document["again"], **again} if whole else again
+    file.write_text(json.dumps(document))
+    assert load_kept(tmp_path) is None
+    assert load_profile(tmp_path) is None
+    assert "the measurements are not used" in caplog.text
 
 
 def test_every_path_of_a_file_system_finds_it(tmp_path: Path) -> None:

@@ -228,6 +228,19 @@ def test_the_time_is_kept_on_a_fast_disk_and_on_a_slow_one(
         assert max(depths) < 256  # 20 x 256 reads alone would take 20 s
 
 
+@pytest.mark.parametrize("num_reads", [4, 100])
+def test_a_glance_is_no_longer_than_it_may_be(
+    num_reads: int, file_of_4_mib: _core.FileSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with simulated_disk(monkeypatch, lambda _block, _depth: 0.001) as clock:
+        draw = at_random(4 * MIB, 4096)
+        rate = ReadRate(file_of_4_mib, "pread", block_bytes=4096, depth=2, draw=draw)
+        start = clock.now
+        assert rate.glance(num_reads, 0.05) == pytest.approx(1000)
+        elapsed = clock.now - start
+    assert elapsed == pytest.approx(0.101 if num_reads == 100 else 0.049, abs=0.005)
+
+
 def test_a_neighbours_burst_does_not_show(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
 
