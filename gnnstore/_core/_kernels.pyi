@@ -46,7 +46,10 @@ def crc32c_portable(data: NDArray[np.uint8], initial: int = 0) -> int:
     the two against each other on any machine.
     """
 
-def crc32c_implementation() -> Literal["sse4.2", "portable"]:
+def crc32c_streams(data: NDArray[np.uint8], initial: int = 0) -> int:
+    """Return what `crc32c` returns, computed as on processors without AVX-512."""
+
+def crc32c_implementation() -> Literal["avx512", "sse4.2", "portable"]:
     """Return which implementation `crc32c` uses on this processor."""
 
 def crc32c_blocks(data: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint32]:
@@ -61,6 +64,28 @@ def crc32c_blocks(data: NDArray[np.uint8], block_bytes: int) -> NDArray[np.uint3
     Returns
     -------
     ndarray of uint32, shape [ceil(n / block_bytes)]
+    """
+
+def crc32c_rows(
+    data: NDArray[np.uint8], rows: NDArray[np.int32], row_bytes: int
+) -> NDArray[np.uint32]:
+    """Return one CRC-32C per row.
+
+    Parameters
+    ----------
+    data : ndarray of uint8
+    rows : ndarray of int32, shape [n]
+        Row i is ``data[i * row_bytes:(i + 1) * row_bytes]``.
+    row_bytes : int
+
+    Returns
+    -------
+    ndarray of uint32, shape [n]
+
+    Raises
+    ------
+    IndexError
+        There is no such row.
     """
 
 def crc32c_file(path: _Path, block_bytes: int, num_threads: int = 1) -> NDArray[np.uint32]:
@@ -534,6 +559,7 @@ def pack_rows(
     file_bytes: Sequence[int],
     run_files: NDArray[np.int64],
     run_offsets: NDArray[np.int64],
+    run_crcs: NDArray[np.uint32],
     progress: NDArray[np.int64],
     *,
     engine: str,
@@ -546,6 +572,7 @@ def pack_rows(
     window_bytes: int,
     buffer_bytes: int,
     num_spare_buffers: int,
+    piece_bytes: int,
     num_threads: int = 1,
     grows: bool = False,
 ) -> dict[str, int]:
@@ -570,6 +597,8 @@ def pack_rows(
     run_files, run_offsets : ndarray of int64, shape [S]
         Where the rows of each batch go, one behind the other: a file, and a multiple of 4096
         in it. The last block of 4096 bytes is filled up with zeros.
+    run_crcs : ndarray of uint32, writable
+        Becomes the crc32c of each piece of each batch's rows, computed before they are written.
     progress : ndarray of int64, shape [2], writable
         The first counts bytes read and written meanwhile; once another thread makes the second
         anything but 0, the call ends with ECANCELED.
@@ -586,6 +615,8 @@ def pack_rows(
         What is collected of a batch before it is written; a multiple of 4096.
     num_spare_buffers : int
         Buffers that can be full while every batch has one to fill; at least 1.
+    piece_bytes : int
+        Of a piece; the last one of each batch has what is left.
     num_threads : int
         Threads that copy rows, each for batches of its own. Others read and write.
 
@@ -614,6 +645,7 @@ def pack_spilled_rows(
     file_bytes: Sequence[int],
     run_files: NDArray[np.int64],
     run_offsets: NDArray[np.int64],
+    run_crcs: NDArray[np.uint32],
     progress: NDArray[np.int64],
     *,
     stride: int,
@@ -628,6 +660,7 @@ def pack_spilled_rows(
     window_bytes: int,
     buffer_bytes: int,
     num_spare_buffers: int,
+    piece_bytes: int,
     num_threads: int = 1,
 ) -> dict[str, int]:
     """Do what `pack_rows` does with rows in a file, range by range of the table.
@@ -648,7 +681,7 @@ def pack_spilled_rows(
     stride : int
     max_rows : int
         In memory at a time; at least `stride` for each batch, or all that it has.
-    files, paths, file_bytes, run_files, run_offsets, progress, engine, num_threads
+    files, paths, file_bytes, run_files, run_offsets, run_crcs, progress, engine, num_threads
         As in `pack_rows`, and so is all that is not named here.
 
     Raises
@@ -670,6 +703,8 @@ def read_packed_rows(
     out: NDArray[np.uint8],
     *,
     row_bytes: int,
+    crcs: NDArray[np.uint32] | None = None,
+    piece_bytes: int = 0,
 ) -> dict[str, int]:
     """Read packed rows in order and write each to its place in a batch.
 
@@ -686,6 +721,10 @@ def read_packed_rows(
         Afterwards row `repeat_targets[j]` of `out` becomes a copy of row `repeat_sources[j]`.
     out : ndarray of uint8, writable
         Whole rows; those that no position names stay as they are.
+    crcs : ndarray of uint32, optional
+        Of the rows' pieces, as `pack_rows` has them; without, rows are not compared.
+    piece_bytes : int
+        Of a piece: `max_read_bytes`, or a part of it.
 
     Returns
     -------
@@ -697,7 +736,8 @@ def read_packed_rows(
     IndexError
         A position is outside of `out`, or the rows outside of the file; nothing was written.
     OSError
-        As in `Reader.gather_rows`.
+        As in `Reader.gather_rows`; with errno EBADMSG, rows are not those that were packed. `out`
+        may have been written.
     """
 
 def probe_engine(engine: str, path: _Path, direct: bool = True) -> str:
@@ -842,6 +882,12 @@ def pool_trim(max_free_bytes: int = 0) -> None:
 
 def pool_set_limit(max_free_bytes: int) -> None:
     """Set how many free bytes the pool keeps at most, from now on (1 GiB at the start)."""
+
+def pool_exchange(exchanges: bool) -> None:
+    """Set whether new memory is taken in exchange for free buffers that are too small.
+
+    Not so at the start: they are worth keeping where memory is not short.
+    """
 
 # --- building graphs -----------------------------------------------------------------------
 
@@ -1358,6 +1404,7 @@ def plan_belady(
     offsets: NDArray[np.int64],
     nodes: NDArray[np.int64],
     frequencies: NDArray[np.int32],
+    num_threads: int = 1,
 ) -> tuple[
     NDArray[np.int32],
     NDArray[np.int64],
@@ -1387,6 +1434,9 @@ def plan_belady(
     frequencies : ndarray of int32, shape [C]
         How many batches needed each of these so far, at least 1; any for an empty slot. They
         become those after the last batch, at most 65535; 0 for an empty slot.
+    num_threads : int
+        Look for next uses, of more than a million accesses each; 1 to 1024. The plan does not
+        depend on it.
 
     Returns
     -------
@@ -1408,7 +1458,66 @@ def plan_belady(
         An id is negative.
     ValueError
         Offsets that do not cut the ids into batches, nodes that are not distinct, a
-        frequency below 1.
+        frequency below 1, a number of threads out of range.
+    """
+
+def access_lists(
+    next: NDArray[np.int32],
+    slots: NDArray[np.int32],
+    *,
+    here: int,
+    later: int,
+    kept_end: int,
+    stay_end: int,
+    portable: bool = False,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """List the accesses of a batch by what becomes of them, as the planner does block by block.
+
+    Here so that tests can hold what it does on this processor against what it does on any.
+
+    Parameters
+    ----------
+    next : ndarray of int32, shape [n]
+        Where each row is used next; a negative frequency if nowhere. n is at most 512.
+    slots : ndarray of int32, shape [n]
+        The slot that each access reads, or -1. Accesses that are repeated, which are those whose
+        next use is from `here` to `later`, write theirs to the one behind them.
+    here, later : int
+        The first positions of the batch, and of what is behind it.
+    kept_end : int
+        Next uses from `later` to below it are kept.
+    stay_end : int
+        Negative; frequencies below it stay.
+    portable : bool
+        Without what this processor may have beyond others.
+
+    Returns
+    -------
+    uses, slots : ndarray of int32
+        Of accesses whose slot goes to their next use: where that is, and the slot.
+    others : ndarray of int32
+        Places of others that have a slot, or are kept.
+
+    Raises
+    ------
+    ValueError
+        Too many accesses, or one that is repeated and does not name another one behind it.
+    """
+
+def places_between(
+    values: NDArray[np.int32], low: int, high: int, portable: bool = False
+) -> NDArray[np.int32]:
+    """Return the places of those values, at most 512, that are from `low` to `high`.
+
+    Parameters
+    ----------
+    portable : bool
+        As in `access_lists`.
+
+    Raises
+    ------
+    ValueError
+        There are too many values.
     """
 
 def plan_belady_spilled(
@@ -1424,6 +1533,7 @@ def plan_belady_spilled(
     table_bytes: int,
     slots: SpillFile,
     changes: SpillFile,
+    num_threads: int = 1,
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
     """Make the plan of `plan_belady`, of a trace in a file, in files.
 

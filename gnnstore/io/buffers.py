@@ -48,6 +48,15 @@ def trim(max_free_bytes: int) -> None:
     _core.pool_trim(max_free_bytes)
 
 
+def keep_within_budget() -> None:
+    """Let the pool grow no more than the batches at work do, from now on.
+
+    Buffers of two batches in turn rarely have quite the same size; what is free is given up for
+    what is wanted instead of being kept beside it.
+    """
+    _core.pool_exchange(True)
+
+
 def release() -> None:
     """Give all memory that is free back to the system."""
     trim(0)

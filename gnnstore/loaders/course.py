@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gnnstore.io.planned_cache import Lease, PlannedCache
     from gnnstore.planning.belady import Trace
     from gnnstore.planning.planned_settings import PlannedPolicy
+    from gnnstore.planning.superbatch_size import SuperbatchSize
     from gnnstore.planning.trace_file import SpilledTrace
 
 
@@ -80,8 +81,7 @@ class Course:
         """Fill a cache that is empty with the rows that it always holds, or most batches need.
 
         The batches would read them too, but one by one and as they come; in order, most of a
-        million rows out of 17 million come with one pass over the table. Caches that do not
-        know what is needed stay empty, to compare.
+        million rows out of 17 million come with one pass over the table.
 
         Parameters
         ----------
@@ -93,8 +93,7 @@ class Course:
         StorageError
             If a row cannot be read.
         """
-        knows = self.policy in LOOKING_AHEAD
-        if not knows or self.num_planned or not trace.num_accesses or self._holds_rows:
+        if self.num_planned or not trace.num_accesses or self._holds_rows:
             return NO_READS
         num_slots = self.planner.num_slots
         if self.fixed is None:
@@ -111,6 +110,15 @@ class Course:
     @property
     def _holds_rows(self) -> bool:
         return bool((self.planner.nodes >= 0).any())
+
+
+def fills(policy: PlannedPolicy, size: SuperbatchSize, num_nodes: int) -> bool:
+    """Whether a cache that decides by itself is filled before the first batch.
+
+    Caches that do not know what is needed stay empty, to compare; and rows that are packed come
+    with the pass that packs the others, so that filling would be one more.
+    """
+    return policy in LOOKING_AHEAD and policy != "packed" and size.fills(num_nodes)
 
 
 def in_slots(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:

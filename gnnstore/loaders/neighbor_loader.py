@@ -9,6 +9,7 @@ and leaves the work to its neighbours: what the options mean (`options`), which 
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace as replace_fields
@@ -28,9 +29,13 @@ from gnnstore.loaders.presampling import Presampler, batch_shape
 from gnnstore.loaders.ranks import Deal
 from gnnstore.loaders.resumable import shuffles
 from gnnstore.loaders.seeds import resolve_input_nodes
-from gnnstore.loaders.state import sampling_fingerprint
+from gnnstore.loaders.state import Position, sampling_fingerprint
 from gnnstore.loaders.stats import LoaderStats
+from gnnstore.loaders.superbatch_job import SamplingJob
+from gnnstore.loaders.superbatches import Following
 from gnnstore.loaders.tables import ReadRequest, open_tables
+from gnnstore.loaders.threaded import any_core
+from gnnstore.loaders.timeline import OFF, Timeline
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
@@ -156,6 +161,9 @@ class NeighborLoader(OnDemandLoader):
     ...     out = model(batch.x, batch.edge_index)[:batch.batch_size]
     """
 
+    # Class-wide, so that an unpickled loader has it.
+    _num_iterations = 0
+
     def __init__(  # noqa: PLR0917 - PyG's parameters, in PyG's order
         self,
         data: Any,
@@ -275,8 +283,9 @@ class NeighborLoader(OnDemandLoader):
                 self.data,
                 options,
                 presampler,
-                # Ids, what input_id shows, and the keys and order of a shuffle: 8 bytes each.
-                seeds_bytes=8 * self._seeds.num_seeds * (4 if shuffles(kwargs) else 2),
+                # Ids, what input_id shows, the keys and order of a shuffle, and the order of the
+                # next: 8 bytes each.
+                seeds_bytes=8 * self._seeds.num_seeds * (5 if shuffles(kwargs) else 2),
                 num_threads=max(1, self._thread_count(waits_for_disk=True)),
                 may_use_fewer=self._num_threads_given is None,
             )
@@ -316,9 +325,9 @@ class NeighborLoader(OnDemandLoader):
         if ahead is None:
             return stats
         return replace_fields(
-            stats.plus_reads(ahead.filling),
-            seconds_planning=ahead.seconds_planning,
-            bytes_spilled=ahead.bytes_spilled,
+            stats.plus_reads(ahead.totals.filling),
+            seconds_planning=ahead.totals.seconds_planning,
+            bytes_spilled=ahead.totals.bytes_spilled,
         )
 
     @property
@@ -338,30 +347,54 @@ class NeighborLoader(OnDemandLoader):
 
     @contextmanager
     def _ahead(
-        self, numbered: Iterator[tuple[int, Any]], epoch: int, describe: Callable[[int], str]
+        self, numbered: Iterator[tuple[int, Any]], start: Position, describe: Callable[[int], str]
     ) -> Iterator[Iterator[Any]]:
         superbatches = self._builder.tables.superbatches
         if superbatches is None:
             yield numbered
             return
+        with superbatches.run(
+            numbered,
+            self._sampling_job(start.epoch, describe),
+            key=(start.epoch, start.batches),
+            following=lambda: self._following(start.epoch + 1),
+        ) as planned:
+            self._num_iterations += 1
+            yield planned
+
+    def _following(self, epoch: int) -> Following | None:
+        """Return the epoch that comes next, if it is known what is in it and likely to come."""
+        # A loader that does not shuffle evaluates, often once.
+        if self._user_order is not None or not (self._shuffles or self._num_iterations > 1):
+            return None
+        start = Position(epoch)
+        items = ((number, index) for number, index, _ in self._positions(start))
+        describe = self._describe(start)
+        return Following((epoch, 0), items, self._sampling_job(epoch, describe))
+
+    def _sampling_job(self, epoch: int, describe: Callable[[int], str]) -> SamplingJob:
+        """Return how batches are sampled, without holding the loader: it may go on without it."""
+        seeds, itself = self._seeds, weakref.ref(self)
 
         def request(item: tuple[int, Any]) -> tuple[BatchRequest, Any]:
             batch, index = item
-            seeds, input_id = self._seeds.select(index)
-            return (seeds, epoch, batch), input_id
+            chosen, input_id = seeds.select(index)
+            return (chosen, epoch, batch), input_id
 
-        with superbatches.run(
-            numbered,
+        def timeline() -> Timeline:
+            loader = itself()
+            return OFF if loader is None else loader._timeline
+
+        return SamplingJob(
             request,
             self._builder.sampler,
             num_threads=self.num_threads,
-            initializer=self._any_core,
+            initializer=any_core(self._loader_cores),
             timeout_seconds=self.timeout or None,
             joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
             describe=describe,
-            timeline=lambda: self._timeline,
-        ) as planned:
-            yield planned
+            timeline=timeline,
+        )
 
     def _take(self, item: Any, epoch: int) -> PreparedBatch:
         if not isinstance(item, PlannedBatch):

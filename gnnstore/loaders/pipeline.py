@@ -26,8 +26,8 @@ THREAD_NAME = "gnnstore-loader"
 class Lookahead:
     """How many batches may be prepared ahead: a number, and under a budget also their bytes.
 
-    A consumer usually holds one batch while it asks for the next, and one batch's buffers
-    lie free between two uses; the queue gets the rest.
+    A consumer usually holds one batch while it asks for the next; the queue gets the rest. Once
+    that batch is let go of, its buffers lie free until the newest in the queue has them.
 
     Parameters
     ----------
@@ -48,14 +48,14 @@ class Lookahead:
             return self._num_batches
         if self._largest_bytes == 0:
             return 1
-        return max(1, min(self._num_batches, self._spare_bytes // self._largest_bytes - 2))
+        return max(1, min(self._num_batches, self._spare_bytes // self._largest_bytes - 1))
 
     @property
     def recycled_bytes(self) -> int | None:
         """Bytes of buffers that may lie free; None without a budget."""
         if self._spare_bytes is None:
             return None
-        return max(0, self._spare_bytes - (self() + 1) * self._largest_bytes)
+        return max(0, self._spare_bytes - self() * self._largest_bytes)
 
     def observe(self, batch_bytes: int) -> None:
         """Learn the size of a batch.
@@ -85,6 +85,7 @@ def ordered_map(
     timeout_seconds: float | None = None,
     initializer: Callable[[], None] | None = None,
     describe: Callable[[int], str] = "while preparing item {}".format,
+    stop: Callable[[], None] = lambda: None,
 ) -> Generator[R, None, None]:
     """Apply a function to items in threads, ahead of the consumer, and yield in order.
 
@@ -104,6 +105,8 @@ def ordered_map(
         Called once in each thread.
     describe : callable
         What item k was for; noted on an exception that `function` raises for it.
+    stop : callable, optional
+        Called before what has begun is waited for, or after the last item.
 
     Yields
     ------
@@ -141,23 +144,27 @@ def ordered_map(
     try:
         queue: deque[Future[R]] = deque()
         source = iter(items)
-        end: Exception | None = None
+        failure: Exception | None = None
+        is_over = False
         index = 0
         while True:
-            while end is None and len(queue) < lookahead():
+            while not is_over and len(queue) < lookahead():
                 try:
                     item = next(source)
+                except StopIteration:
+                    is_over = True  # its traceback would keep this frame, and what it knows, alive
                 except Exception as error:
-                    end = error  # that of the last item, or a failure: first what came before
+                    failure, is_over = error, True  # first comes what came before
                 else:
                     queue.append(executor.submit(function, item))
             if not queue:
-                if end is not None and not isinstance(end, StopIteration):
-                    raise end
+                if failure is not None:
+                    raise failure
                 return
             yield _result_of(queue.popleft(), index, timeout_seconds, describe)
             index += 1
     finally:
+        stop()
         # The garbage collector may close a forgotten generator from any thread, even from
         # one of ours, which cannot join itself.
         executor.shutdown(wait=threading.get_ident() not in own_threads, cancel_futures=True)

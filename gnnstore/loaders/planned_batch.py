@@ -51,12 +51,15 @@ class PlannedPart:
         The first batch, in the superbatch.
     first : int
         Its number under the lease.
+    packed : PackedBatches or None
+        Where rows are that the plan misses; None: in their table.
     """
 
     plan: Plan | None
     lease: Lease
     begin: int
     first: int
+    packed: PackedBatches | None = None
 
     def step(self, i: int, ids: npt.NDArray[Any]) -> BatchStep:
         """Return what the plan says of batch i of the superbatch."""
@@ -68,6 +71,25 @@ class PlannedPart:
     def number(self, i: int) -> int:
         """Return the number of batch i under the lease."""
         return self.first + i - self.begin
+
+    def gather(self, i: int, step: BatchStep) -> dict[str, Gathered]:
+        """Return the rows of batch i of the superbatch, by the table's path."""
+        if self.packed is None:
+            return self.lease.gather(self.number(i), step)
+        try:
+            return self.lease.gather(self.number(i), step, self.packed.source(i - self.begin))
+        finally:
+            self.packed.done()
+
+    def fail(self, i: int, error: BaseException) -> None:
+        """Give up a batch that cannot be gathered, or what waits for it would wait for ever."""
+        self.lease.fail(self.number(i), error)
+        self.give_up(1)
+
+    def give_up(self, num_batches: int) -> None:
+        """Note that so many batches will not be gathered as they were planned here."""
+        if self.packed is not None:
+            self.packed.done(num_batches)
 
     def close(self) -> None:
         """Let go of the plan. Idempotent."""
@@ -84,8 +106,6 @@ class Superbatch:
     ----------
     part : PlannedPart
         How batches that are handed out from now on are planned.
-    packed : PackedBatches or None
-        Where rows are that the plan misses; None: in their table.
     error : Exception or None
         Why there are no more batches after these.
     """
@@ -95,7 +115,6 @@ class Superbatch:
     notes: list[BatchNote]
     seconds_planning: float
     bytes_spilled: int
-    packed: PackedBatches | None
     error: Exception | None
 
     def __post_init__(self) -> None:
@@ -121,21 +140,6 @@ class Superbatch:
             part.close()
         return subgraph, step
 
-    def gather(self, part: PlannedPart, i: int, step: BatchStep) -> dict[str, Gathered]:
-        """Return the rows of a batch, by the table's path."""
-        if self.packed is None:
-            return part.lease.gather(part.number(i), step)
-        try:
-            return part.lease.gather(part.number(i), step, self.packed.source(i))
-        finally:
-            self.packed.done()
-
-    def fail(self, part: PlannedPart, i: int, error: BaseException) -> None:
-        """Give up a batch that cannot be gathered, or what waits for it would wait for ever."""
-        part.lease.fail(part.number(i), error)
-        if self.packed is not None:
-            self.packed.done()
-
 
 @dataclass(frozen=True, eq=False)
 class PlannedBatch:
@@ -160,13 +164,13 @@ class PlannedBatch:
             compact, step = of.take(part, i)
             subgraph = compact.expand(self.index_dtype, empty)
         except BaseException as error:
-            of.fail(part, i, error)
+            part.fail(i, error)
             raise
         note = of.notes[i]
         seconds = note.seconds_sampling + time.perf_counter() - start
 
         def rows_of(output: SamplerOutput) -> Mapping[str, Gathered]:
-            gathered = of.gather(part, i, step)
+            gathered = part.gather(i, step)
             wanted = output.node.numpy()
             if np.array_equal(wanted, step.ids):
                 return gathered

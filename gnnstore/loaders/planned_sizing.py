@@ -15,9 +15,9 @@ import numpy as np
 from gnnstore.errors import BudgetError
 from gnnstore.io.buffers import release
 from gnnstore.io.packed_rows import RUN_STAGING_BYTES
-from gnnstore.loaders.course import FixedNodes, in_slots
+from gnnstore.loaders.course import FixedNodes, fills, in_slots
 from gnnstore.planning.in_flight import check_two_batches, expected_bytes, in_flight_bytes
-from gnnstore.planning.planned_settings import LOOKING_AHEAD, PlannedPolicy, PlannedSettings
+from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
 from gnnstore.planning.planners import Planner, make_planner
 from gnnstore.planning.static_cache import most_needed
 from gnnstore.planning.superbatch_costs import SuperbatchCosts, with_measured_changes
@@ -140,7 +140,12 @@ def size_superbatches(
         measured = profile.run(size)
         costs = with_measured_changes(costs, measured.changes, measured.accesses)
         if packs:
-            costs = replace(costs, packed_rows=max(1, expected_bytes(measured.most_missed)))
+            mean = expected_bytes(-(-measured.misses // profile.num_batches))
+            costs = replace(
+                costs,
+                packed_rows=max(1, expected_bytes(measured.most_missed)),
+                mean_packed_rows=max(1, mean),
+            )
 
     def cost(size: SuperbatchSize) -> float:
         if costs.disk_bytes(size.num_batches) + _spilled(costs, size) > disk_bytes:
@@ -166,6 +171,8 @@ def size_superbatches(
             f"used: {missing} bytes too few; raise disk= by at least {format_at_least(missing)}, "
             "name a roomier tmpdir=, or choose strategy='belady'"
         )
+    at_once = 1 if size.num_batches >= num_batches else 2
+    size = replace(size, overlaps=2 * needed <= at_once * disk_bytes)
     return placement.with_superbatch(size.with_sampling(bulk_bytes, threads_bytes))
 
 
@@ -246,7 +253,7 @@ class _Profile:
             planner.restart(in_slots(self._fixed.of(num_slots), num_slots))
             return planner
         planner = make_planner(self._policy, num_slots)
-        if self._policy in LOOKING_AHEAD and size.fills(num_nodes):
+        if fills(self._policy, size, num_nodes):
             first = _part(self._sampled(), 0, size.num_batches)
             planner.restart(in_slots(most_needed(first, num_nodes, num_slots), num_slots))
         return planner

@@ -49,6 +49,8 @@ class ResumableLoader(DataLoader[Any]):
             options |= {"shuffle": False, "sampler": SeededShuffle(num_seeds)}
         positions: Any = range(num_seeds)
         super().__init__(positions, collate_fn=self.collate_fn, **options)
+        # The method of the class will do, and does not keep a loader alive that is forgotten.
+        del self.__dict__["collate_fn"]
         self.seed = seed
         self._num_seeds = num_seeds
         self._seed_is_given = seed is not None

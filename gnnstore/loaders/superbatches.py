@@ -7,30 +7,48 @@ its rows comes from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.io.counts import NO_READS
 from gnnstore.loaders.course import Course, FixedNodes
+from gnnstore.loaders.next_superbatch import Made, NextSuperbatch
 from gnnstore.loaders.pipeline import ordered_map
-from gnnstore.loaders.planned_batch import PlannedBatch
-from gnnstore.loaders.superbatch_run import Item, SamplingJob, SuperbatchRun
-from gnnstore.loaders.timeline import OFF, Timeline
+from gnnstore.loaders.planned_batch import PlannedBatch, Superbatch
+from gnnstore.loaders.rolling import Room
+from gnnstore.loaders.superbatch_job import Item, SamplingJob, SuperbatchJob, Totals
+from gnnstore.loaders.superbatch_maker import SampledSuperbatch, SuperbatchMaker
+from gnnstore.loaders.superbatch_run import hand_out
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from gnnstore.io.planned_cache import PlannedCache
     from gnnstore.planning.planned_settings import PlannedPolicy
     from gnnstore.planning.superbatch_size import SuperbatchSize
-    from gnnstore.sampling.disk import BatchRequest
-    from gnnstore.sampling.neighbor import IndexDtype, NeighborSampler
+    from gnnstore.sampling.neighbor import IndexDtype
 
 # The superbatch that is assembled, and the one that is made meanwhile.
 _SUPERBATCHES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Following:
+    """The iteration that is expected to come next.
+
+    Attributes
+    ----------
+    key : object
+        Equal to that of the iteration, if it is the one.
+    items : iterable
+        Its batches in order.
+    sampling : SamplingJob
+        How they are sampled. It lives as long as that takes, so it should not hold the loader.
+    """
+
+    key: Hashable
+    items: Iterable[Item]
+    sampling: SamplingJob
 
 
 class Superbatches:
@@ -40,7 +58,7 @@ class Superbatches:
     ----------
     cache : callable
         Returns the slots. They may be shared with other loaders, which take turns.
-    policy : "belady", "lru" or "sieve"
+    policy : "belady", "lru", "sieve" or "packed"
     size : SuperbatchSize
         As it was decided.
     tmpdir : Path
@@ -56,14 +74,12 @@ class Superbatches:
 
     Attributes
     ----------
-    cache, policy, size, tmpdir, disk_bytes, num_nodes, num_edges, index_dtype, fixed
+    cache, policy, size, tmpdir, num_nodes, num_edges, index_dtype, fixed
         As given.
-    seconds_planning : float
-        Of all superbatches that have been handed out.
-    bytes_spilled : int
-        Of their subgraphs and packed rows, on disk.
-    filling : ReadCounts
-        What filling the cache has taken.
+    room : Room
+        For packed rows.
+    totals : Totals
+        What all iterations have taken.
     """
 
     def __init__(
@@ -83,43 +99,31 @@ class Superbatches:
         self.policy: PlannedPolicy = policy
         self.size = size
         self.tmpdir = tmpdir
-        self.disk_bytes = disk_bytes
         self.num_nodes = num_nodes
         self.num_edges = num_edges
         self.index_dtype: IndexDtype = index_dtype
-        self._idle: Course | None = None  # of the last iteration, if it came to its end
         self.fixed = fixed
-        self.seconds_planning = 0.0
-        self.bytes_spilled = 0
-        self.filling = NO_READS
+        self.totals = Totals()
+        self.room = Room(disk_bytes)
+        self._idle: Course | None = None  # of the last iteration, if it came to its end
+        self._next: NextSuperbatch | None = None
+        # Whether a plan for the next iteration would be worth making: not if another loader uses
+        # the cache between two iterations.
+        self._plans_next = True
 
     @property
     def num_slots(self) -> int:
         """Rows that there is room for."""
         return self.cache().num_slots
 
-    @property
-    def fills(self) -> bool:
-        """Whether a cache that is empty is filled before the first batch."""
-        return self.fixed is not None or self.size.fills(self.num_nodes)
-
-    def begin_course(self) -> Course:
-        """Take the cache over, from whoever has it."""
-        return Course.begin(self.cache(), self.policy, self.fixed)
-
     @contextmanager
     def run(
         self,
         items: Iterable[Item],
-        request: Callable[[Item], tuple[BatchRequest, npt.NDArray[np.int64]]],
-        sampler: NeighborSampler,
+        sampling: SamplingJob,
         *,
-        num_threads: int,
-        initializer: Callable[[], None] | None = None,
-        timeout_seconds: float | None = None,
-        joins_in_threads: bool = False,
-        describe: Callable[[int], str],
-        timeline: Callable[[], Timeline] = lambda: OFF,
+        key: Hashable = None,
+        following: Callable[[], Following | None] = lambda: None,
     ) -> Iterator[Iterator[PlannedBatch]]:
         """Sample, plan and hand out the batches of one iteration.
 
@@ -127,22 +131,13 @@ class Superbatches:
         ----------
         items : iterable
             The batches in order; consumed in the consumer's thread, two superbatches ahead.
-        request : callable
-            Returns what to sample for one of them, and what its `input_id` shows.
-        sampler : NeighborSampler
-        num_threads : int
-            Threads that sample; 0: the consumer's thread samples and plans.
-        initializer : callable, optional
-            Called once in each of these threads.
-        timeout_seconds : float, optional
-            The longest wait for a batch to be sampled.
-        joins_in_threads : bool
-            Whether batches are joined by others than the consumer, so that one superbatch may
-            wait for another to be done with.
-        describe : callable
-            What the k-th batch of the iteration is; noted on an exception.
-        timeline : callable, optional
-            Returns where stages are recorded at present.
+        sampling : SamplingJob
+            Without threads in it, the consumer's samples and plans.
+        key : object
+            What this iteration is, as one before may have told with `following`.
+        following : callable, optional
+            Returns the next iteration, if it is known. Its first superbatch is made once the
+            last of this one is, if disk has room for both.
 
         Yields
         ------
@@ -150,54 +145,120 @@ class Superbatches:
             To be prepared in any order, joined in theirs. Where a batch cannot be sampled, it
             raises that error once those before it have been handed out.
         """
-        course, self._idle = self._idle, None
-        if course is None or not course.lease.is_current:
-            course = self.begin_course()
-        course.lease.rest(False)
-        run = SuperbatchRun(
-            self,
-            course,
-            SamplingJob(
-                request,
-                sampler,
-                num_threads,
-                initializer,
-                timeout_seconds,
-                joins_in_threads,
-                describe,
-                timeline,
-            ),
-        )
+        maker, made = self._begin(key, sampling)
+        maker.course.lease.rest(False)
+        chunks = _Chunks(enumerate(items), self.size.num_batches)
+        coming: list[NextSuperbatch] = []
+        num_handed_out = 0
+
+        def make(chunk: list[tuple[int, Item]]) -> Superbatch:
+            first = made.pop() if made else None
+            if isinstance(first, SampledSuperbatch):
+                return maker.finish(first)
+            return maker.make(chunk) if first is None else first
+
+        def make_next() -> None:
+            nonlocal num_handed_out
+            num_handed_out += 1
+            is_last = chunks.are_all_taken and num_handed_out == chunks.num_taken
+            if is_last and sampling.num_threads and self.size.overlaps:
+                coming.extend(self._make_next(maker, following()))
+
         with ExitStack() as stack:
-            stack.callback(run.close)
-            numbered = _chunks(enumerate(items), self.size.num_batches)
+            stack.callback(maker.close)
             superbatches = ordered_map(
-                run.make,
-                numbered,
-                num_threads=min(1, num_threads),
+                make,
+                chunks,
+                num_threads=min(1, sampling.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
+                stop=maker.stop,
             )
             stack.enter_context(closing(superbatches))
-            stack.callback(run.stop)  # first, or closing would wait for what is being packed
-            yield run.hand_out(superbatches)
-        if run.course.is_followed:
-            run.course.lease.rest()
-            self._idle = run.course
+            unless_done = stack.enter_context(ExitStack())
+            unless_done.callback(lambda: [superbatch.give_up() for superbatch in coming])
+            yield hand_out(maker, superbatches, make_next)
+            unless_done.pop_all()
+        if maker.is_followed:
+            maker.course.lease.rest()
+            self._idle = maker.course
+        for superbatch in coming:
+            self._next = superbatch
+
+    def forget_next(self) -> None:
+        """Give up what is being made, or was, for an iteration that has not begun."""
+        coming, self._next = self._next, None
+        if coming is not None:
+            coming.give_up()
+
+    def _begin(self, key: Hashable, sampling: SamplingJob) -> tuple[SuperbatchMaker, list[Made]]:
+        """Return what makes an iteration's superbatches, and the first one if there is one."""
+        course, self._idle = self._idle, None
+        coming, self._next = self._next, None
+        goes_on = course is not None and course.lease.is_current
+        if course is not None:
+            self._plans_next = goes_on
+        if coming is not None:
+            is_it = coming.key == key and coming.maker.sampling.sampler is sampling.sampler
+            made = coming.take() if is_it else None
+            if made is not None:
+                maker = coming.maker
+                maker.sampling = sampling
+                if not maker.course.lease.is_current:
+                    maker.course = self._job().begin_course()
+                return maker, [made]
+            coming.give_up()
+        if course is None or not course.lease.is_current:
+            course = self._job().begin_course()
+        return SuperbatchMaker(self._job(), course, sampling), []
+
+    def _make_next(
+        self, maker: SuperbatchMaker, following: Following | None
+    ) -> Iterator[NextSuperbatch]:
+        """Yield the first superbatch of the next iteration, if there is to be one."""
+        if following is None:
+            return
+        chunk = next(_Chunks(enumerate(following.items), self.size.num_batches), None)
+        if chunk is not None:
+            own = SuperbatchMaker(self._job(), maker.course, following.sampling)
+            yield NextSuperbatch(following.key, own, chunk, plans=self._plans_next)
+
+    def _job(self) -> SuperbatchJob:
+        return SuperbatchJob(
+            self.cache,
+            self.policy,
+            self.size,
+            self.tmpdir,
+            self.room,
+            self.num_nodes,
+            self.num_edges,
+            self.index_dtype,
+            self.fixed,
+            self.totals,
+        )
 
 
-def _chunks(items: Iterable[Any], size: int) -> Generator[list[Any], None, None]:
-    """Yield lists of `size` items; what came before an error is yielded before it is raised."""
-    chunk: list[Any] = []
-    try:
-        for item in items:
-            chunk.append(item)
-            if len(chunk) == size:
-                yield chunk
-                chunk = []
-    except Exception:
+class _Chunks(Iterator[list[Any]]):
+    """Lists of `size` items; what came before an error is yielded before it is raised."""
+
+    def __init__(self, items: Iterable[Any], size: int) -> None:
+        self._items = iter(items)
+        self._size = size
+        self._error: Exception | None = None
+        self.are_all_taken = False
+        self.num_taken = 0
+
+    def __next__(self) -> list[Any]:
+        chunk: list[Any] = []
+        while len(chunk) < self._size and not self.are_all_taken:
+            try:
+                chunk.append(next(self._items))
+            except StopIteration:
+                self.are_all_taken = True
+            except Exception as error:
+                self.are_all_taken, self._error = True, error
         if chunk:
-            yield chunk
-        raise
-    if chunk:
-        yield chunk
+            self.num_taken += 1
+            return chunk
+        ended_by, self._error = self._error, None
+        raise StopIteration if ended_by is None else ended_by

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -21,13 +22,14 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from gnnstore.errors import UsageError
-from gnnstore.io.buffers import trim
+from gnnstore.io.buffers import keep_within_budget, trim
 from gnnstore.loaders.batch import PreparedBatch
 from gnnstore.loaders.bookmark import Reading
 from gnnstore.loaders.pipeline import Lookahead, ordered_map
 from gnnstore.loaders.ranks import ALONE, Deal
 from gnnstore.loaders.resumable import ResumableLoader
 from gnnstore.loaders.saved_batches import SavedBatch, SavedBatches
+from gnnstore.loaders.state import Position
 from gnnstore.loaders.stats import LoaderStats, peak_rss_bytes
 from gnnstore.loaders.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
@@ -132,11 +134,11 @@ class ThreadedLoader(ResumableLoader):
         self._saved = saved
 
     def _upcoming(
-        self, numbered: Iterator[tuple[int, Any]], epoch: int, describe: Callable[[int], str]
+        self, numbered: Iterator[tuple[int, Any]], start: Position, describe: Callable[[int], str]
     ) -> AbstractContextManager[Iterator[Any]]:
         if self._saved is None:
-            return self._ahead(numbered, epoch, describe)
-        return self._saved.run(numbered, epoch, num_threads=self.num_threads)
+            return self._ahead(numbered, start, describe)
+        return self._saved.run(numbered, start.epoch, num_threads=self.num_threads)
 
     def _thread_count(self, waits_for_disk: bool) -> int:
         if self._num_threads_given is not None:
@@ -152,13 +154,15 @@ class ThreadedLoader(ResumableLoader):
     def _ahead(
         self,
         numbered: Iterator[tuple[int, Any]],
-        epoch: int,  # noqa: ARG002 - for subclasses
+        start: Position,  # noqa: ARG002 - for subclasses
         describe: Callable[[int], str],  # noqa: ARG002
     ) -> Iterator[Iterator[Any]]:
         """Yield what batches are prepared from: number and positions, or more done beforehand.
 
         Parameters
         ----------
+        start : Position
+            Where the iteration begins.
         describe : callable
             What the k-th batch of the iteration is, to be noted on errors.
         """
@@ -265,15 +269,15 @@ class ThreadedLoader(ResumableLoader):
             prepared = self._gathered(prepared, epoch, batch)
             return prepared if self.transform is not None else self._pinned(prepared)
 
-        def describe(k: int) -> str:
-            return f"while preparing batch {self._number(first, k)} of epoch {epoch}"
-
+        describe = self._describe(reading.start)
         lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
+        if self._spare_bytes is not None:
+            keep_within_budget()
         with ExitStack() as stack:
             numbered = reading.number(self._positions(reading.start))
             batches = ordered_map(
                 prepare,
-                enumerate(stack.enter_context(self._upcoming(numbered, epoch, describe))),
+                enumerate(stack.enter_context(self._upcoming(numbered, reading.start, describe))),
                 num_threads=self.num_threads,
                 lookahead=lookahead,
                 timeout_seconds=self.timeout or None,
@@ -301,6 +305,17 @@ class ThreadedLoader(ResumableLoader):
                 start_ns = end_ns
                 k, batch = k + 1, self._number(first, k + 1)
         reading.end()
+
+    def _describe(self, start: Position) -> Callable[[int], str]:
+        """Return what says which batch the k-th of an iteration is; it does not hold the loader."""
+        itself = weakref.ref(self)
+
+        def describe(k: int) -> str:
+            loader = itself()
+            number = start.batches + k if loader is None else loader._number(start.batches, k)
+            return f"while preparing batch {number} of epoch {start.epoch}"
+
+        return describe
 
     def _gathered(self, sampled: PreparedBatch, epoch: int, batch: int) -> PreparedBatch:
         """Join a sample with its attributes, and record it."""
@@ -359,12 +374,6 @@ class ThreadedLoader(ResumableLoader):
         # 0 is the calling thread.
         return lambda: os.sched_setaffinity(0, cores.get_nowait())
 
-    def _any_core(self) -> None:
-        """Bind the calling thread to all the cores that preparing threads are bound to."""
-        if self._loader_cores is not None:
-            each = ([own] if isinstance(own, int) else own for own in self._loader_cores)
-            os.sched_setaffinity(0, set().union(*each))
-
     def check_worker_number_rationality(self) -> None:
         """Do nothing: torch's check counts processes, and none are started."""
 
@@ -396,3 +405,11 @@ def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
             "preparing threads; give one of them"
         )
     return num_threads
+
+
+def any_core(each: list[Any] | None) -> Callable[[], None] | None:
+    """Return what binds the calling thread to the cores of all threads, if they are bound."""
+    if each is None:
+        return None
+    cores = set[int]().union(*([own] if isinstance(own, int) else own for own in each))
+    return lambda: os.sched_setaffinity(0, cores)

@@ -10,11 +10,13 @@ from gnnstore.units import format_at_least, format_size
 # A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
 # largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
 _MARGIN = 8
-# With a batch for each thread, one at the consumer and one in free buffers, threads never
-# wait for memory. That is not worth more than a quarter of what a cache could have; but where
-# there are only two batches, half a batch more, since later ones may be larger than any of the
-# sample: on R-MAT, by 27 % with 64 seeds, and 2 % with 1,024.
+# With a batch for each thread, one that waits and one at the consumer, threads never wait for
+# memory. That is not worth more than a quarter of what a cache could have. But with two beside the
+# one at the consumer the disk is read for one while the other is put together: worth a third.
+# Where there are only two in all, half a batch more, since later ones may be larger than any of
+# the sample: on R-MAT, by 27 % with 64 seeds, and 2 % with 1,024.
 _BATCH_SHARE = 4
+_OVERLAPPING, _OVERLAPPING_SHARE = 3, 3
 _LEAST_HALF_BATCHES = 5
 # Without memory= nobody has said what the model needs besides.
 _CACHE_SHARE = 2
@@ -86,9 +88,12 @@ def cache_rows(
 
 def in_flight_bytes(placement: Placement, batch_bytes: int, num_threads: int) -> int:
     """Return what is left to batches in flight where a cache is to have the rest."""
+    left = placement.left_bytes
     wanted = (num_threads + 2) * batch_bytes
     least = _LEAST_HALF_BATCHES * batch_bytes // 2
-    return min(wanted, max(least, placement.left_bytes // _BATCH_SHARE))
+    if _OVERLAPPING * batch_bytes <= left // _OVERLAPPING_SHARE:
+        least = _OVERLAPPING * batch_bytes
+    return min(wanted, max(least, left // _BATCH_SHARE))
 
 
 def _besides(placement: Placement) -> str:

@@ -66,7 +66,10 @@ class SuperbatchCosts:
     changes_share : float
         Rows of a batch that enter the cache, among all of it.
     packed_rows : int
-        Rows of a batch that are packed; 0 where none are.
+        Rows of a batch that are packed, at most; 0 where none are.
+    mean_packed_rows : int
+        Of the batches of a superbatch; 0: as many as at most. With a cache that is empty, the
+        first batches miss all of their rows.
     policy : "belady", "lru", "sieve" or "packed"
         Whose planner it is.
     epoch_batches : int
@@ -80,6 +83,7 @@ class SuperbatchCosts:
     kept_bytes: int
     changes_share: float = 1.0
     packed_rows: int = 0
+    mean_packed_rows: int = 0
     policy: PlannedPolicy = "belady"
     epoch_batches: int = 0
 
@@ -92,7 +96,7 @@ class SuperbatchCosts:
         planning += transient_bytes(self.policy, num_accesses, self.num_rows)
         if not self.packed_rows:
             return planning
-        per_batch = _PACKING_BATCH_BYTES + _PACKED_ROW_BYTES * self.packed_rows
+        per_batch = _PACKING_BATCH_BYTES + _PACKED_ROW_BYTES * self._packed_each
         return planning + _PACKING_BYTES + num_batches * per_batch
 
     def spilled_planning_bytes(
@@ -144,7 +148,7 @@ class SuperbatchCosts:
         """
         if spills:
             return self._spilled_packing_bytes(num_batches)
-        per_batch = _PACKING_BATCH_BYTES + (_PACKED_ROW_BYTES - 4) * self.packed_rows
+        per_batch = _PACKING_BATCH_BYTES + (_PACKED_ROW_BYTES - 4) * self._packed_each
         return _PACKING_BYTES + num_batches * per_batch
 
     def _spilled_packing_bytes(self, num_batches: int) -> int:
@@ -159,14 +163,18 @@ class SuperbatchCosts:
 
     def disk_bytes(self, num_batches: int) -> int:
         """Return what packed rows take on disk, of two superbatches or all that there are."""
-        run = -(-self.packed_rows * self.row_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        run = -(-self._packed_each * self.row_bytes // _PAGE_BYTES) * _PAGE_BYTES
         return self._at_once(num_batches) * num_batches * run
 
     def spilled_disk_bytes(self, num_batches: int) -> int:
         """Return what traces, plans, subgraphs and sorted misses take there, of as many."""
         batch_bytes = (self.id_bytes + _SPILLED_NODE_BYTES) * self.batch_nodes + self.kept_bytes
-        batch_bytes += (self.id_bytes + 4) * self.packed_rows  # sorted, and their positions
+        batch_bytes += (self.id_bytes + 4) * self._packed_each  # sorted, and their positions
         return self._at_once(num_batches) * num_batches * batch_bytes
+
+    @property
+    def _packed_each(self) -> int:
+        return self.mean_packed_rows or self.packed_rows
 
     def _at_once(self, num_batches: int) -> int:
         return 1 if 0 < self.epoch_batches <= num_batches else 2

@@ -51,6 +51,8 @@ class SuperbatchSize:
         Part of it for sampling batches together, where in-neighbours are on disk.
     threads_bytes : int
         Part of it for what threads have at hand while they sample, and read what is packed.
+    overlaps : bool
+        Whether disk has room for two superbatches, so that one can be made beside another.
     """
 
     num_batches: int
@@ -62,6 +64,7 @@ class SuperbatchSize:
     table_bytes: int = 0
     bulk_bytes: int = 0
     threads_bytes: int = 0
+    overlaps: bool = True
 
     @property
     def plans_in_memory(self) -> bool:

@@ -30,6 +30,7 @@ from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.io.packed_rows import PackedSuperbatch
 from gnnstore.io.packing_thread import watched
+from gnnstore.loaders.rolling import Room
 from gnnstore.planning.planned_settings import PLANNED
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
@@ -184,8 +185,8 @@ def test_two_superbatches_stay_within_what_is_given_on_disk(
     superbatches = loader._builder.tables.superbatches
     assert superbatches is not None
     list(loader)
-    each = superbatches.bytes_spilled // -(-len(loader) // 3)
-    superbatches.disk_bytes = each + each // 2
+    each = superbatches.totals.bytes_spilled // -(-len(loader) // 3)
+    superbatches.room = Room(each + each // 2)
     found, most = [], 0
     loader.set_epoch(0)
     for batch in loader:
@@ -210,8 +211,8 @@ def test_more_is_missed_than_there_is_disk_for(
     if on_disk:
         superbatches.size = replace(superbatches.size, table_bytes=256)
     list(loader)
-    packed = superbatches.bytes_spilled // -(-len(loader) // 6)
-    superbatches.disk_bytes = int(share * packed)
+    packed = superbatches.totals.bytes_spilled // -(-len(loader) // 6)
+    superbatches.room = Room(int(share * packed))
     loader.set_epoch(0)
     most = 0
     for batch, wanted in zip(loader, expected, strict=True):
@@ -219,7 +220,7 @@ def test_more_is_missed_than_there_is_disk_for(
         files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
         runs = [file for file in files if file.parent.name.startswith("packed-")]
         most = max(most, sum(_size_of(file) for file in runs))
-    assert most <= superbatches.disk_bytes
+    assert most <= superbatches.room.num_bytes
     assert (most > 0) == (share > 0)
 
 
@@ -367,6 +368,9 @@ def test_interrupts_at_any_time(
         except KeyboardInterrupt:
             pass
         timer.join()
+        superbatches = loader._builder.tables.superbatches
+        assert superbatches is not None
+        superbatches.forget_next()
         # If that came while threads were waited for, they end a little later.
         deadline = time.monotonic() + 20
         while threads() or any(tmp_path.iterdir()):
@@ -416,4 +420,5 @@ def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: list[dict[st
     assert os.waitstatus_to_exitcode(status) == 0
     found += as_dicts(running)
     assert same(found, expected)
+    del loader, running
     assert not list(tmp_path.iterdir())

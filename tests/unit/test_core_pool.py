@@ -23,6 +23,7 @@ def empty_pool() -> Iterator[None]:
     _core.pool_trim()
     yield
     _core.pool_set_limit(2**30)
+    _core.pool_exchange(False)
     _core.pool_trim()
 
 
@@ -100,6 +101,23 @@ def test_the_longest_unused_goes_first() -> None:
     del second
     _core.pool_trim(8 * MIB)
     assert _core.pool_empty(8 * MIB).ctypes.data == address
+
+
+@pytest.mark.parametrize(
+    ("wanted", "left"),
+    [(4, [2, 8, 16]), (6, [8, 16]), (10, [2, 16]), (16, [2, 4, 8]), (20, [2, 4]), (40, [])],
+)
+def test_memory_is_taken_in_exchange_for_smaller_buffers(wanted: int, left: list[int]) -> None:
+    """They are given back, the largest first, until what is wanted has room in their place."""
+    kept = [_core.pool_empty(size * MIB) for size in (2, 4, 8, 16)]
+    del kept
+    _core.pool_exchange(True)
+    in_use = _core.pool_stats()["bytes_in_use"]
+    buffer = _core.pool_empty(wanted * MIB)
+    taken = _core.pool_stats()["bytes_in_use"] - in_use
+    assert taken >= buffer.nbytes
+    free = _core.pool_stats()["bytes_free"]
+    assert free == sum(left) * MIB
 
 
 @pytest.mark.parametrize("num_bytes", [-1, 2**62])

@@ -217,12 +217,12 @@ def test_a_budget_bounds_the_bytes_ahead() -> None:
     lookahead = Lookahead(5, spare_bytes=1000)
     assert lookahead() == 1, "one batch until its size is known"
     for batch_bytes, expected, free in [
-        (100, 5, 400),
-        (200, 3, 200),
-        (100, 3, 200),  # the largest batch so far decides
-        (250, 2, 250),
-        (300, 1, 400),
-        (500, 1, 0),
+        (100, 5, 500),
+        (200, 4, 200),
+        (100, 4, 200),  # the largest batch so far decides
+        (250, 3, 250),
+        (300, 2, 400),
+        (500, 1, 500),
     ]:
         lookahead.observe(batch_bytes)
         assert lookahead() == expected

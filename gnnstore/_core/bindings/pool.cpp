@@ -29,6 +29,11 @@ void pool_set_limit(int64_t max_free_bytes) {
     BufferPool::instance().set_limit(max_free_bytes);
 }
 
+void pool_exchange(bool exchanges) {
+    const GilRelease release;
+    BufferPool::instance().exchange(exchanges);
+}
+
 }  // namespace
 
 void bind_pool(nb::module_ &m) {
@@ -36,4 +41,5 @@ void bind_pool(nb::module_ &m) {
     m.def("pool_stats", pool_stats);
     m.def("pool_trim", pool_trim, "max_free_bytes"_a = 0);
     m.def("pool_set_limit", pool_set_limit, "max_free_bytes"_a);
+    m.def("pool_exchange", pool_exchange, "exchanges"_a);
 }

@@ -94,6 +94,7 @@ void *BufferPool::allocate(int64_t num_bytes) {
         ++stats_.hits;
     } else {
         taken = capacity;
+        if (exchanges_) give_back_smaller(capacity);
         data = take_from_system(capacity);
         try {
             in_use_.emplace(data, taken);
@@ -147,6 +148,28 @@ void BufferPool::set_limit(int64_t max_free_bytes) {
     const std::lock_guard lock(mutex_);
     limit_bytes_ = max_free_bytes;
     trim_locked(max_free_bytes);
+}
+
+void BufferPool::exchange(bool exchanges) {
+    const std::lock_guard lock(mutex_);
+    exchanges_ = exchanges;
+}
+
+// Returns free buffers of less than `capacity` to the system, the largest first, until there is
+// room for one of `capacity` in their place.
+void BufferPool::give_back_smaller(size_t capacity) noexcept {
+    size_t given = 0;
+    auto entry = free_.lower_bound(capacity);
+    while (given < capacity && entry != free_.begin()) {
+        --entry;
+        while (given < capacity && !entry->second.empty()) {
+            give_to_system(entry->second.front().data, entry->first);
+            stats_.bytes_free -= static_cast<int64_t>(entry->first);
+            given += entry->first;
+            entry->second.pop_front();
+        }
+        if (entry->second.empty()) entry = free_.erase(entry);
+    }
 }
 
 void BufferPool::trim_locked(int64_t max_free_bytes) noexcept {

@@ -34,6 +34,9 @@ public:
     void trim(int64_t max_free_bytes);
     // What the pool keeps at most from now on.
     void set_limit(int64_t max_free_bytes);
+    // From now on, memory is taken from the system in exchange for free buffers that are too
+    // small: what is in use and free together grows as if there was one buffer for both.
+    void exchange(bool exchanges);
 
 private:
     struct FreeBuffer {
@@ -43,6 +46,7 @@ private:
 
     BufferPool();
     void trim_locked(int64_t max_free_bytes) noexcept;
+    void give_back_smaller(size_t capacity) noexcept;
 
     std::mutex mutex_;
     std::map<size_t, std::deque<FreeBuffer>> free_;  // by capacity, oldest first
@@ -50,6 +54,7 @@ private:
     PoolStats stats_;
     int64_t limit_bytes_ = int64_t{1} << 30;
     int64_t num_releases_ = 0;
+    bool exchanges_ = false;
 };
 
 }  // namespace gnnstore

@@ -1,0 +1,413 @@
+"""The first superbatch of the next epoch, made while this one comes to its end.
+
+It must be the one that would have been made later, whatever comes between two epochs; and if it
+is not wanted, neither a thread nor a file may be left of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gnnstore import NeighborLoader
+from gnnstore.errors import NoSpaceError
+from gnnstore.io import packing
+from gnnstore.loaders import rolling
+from gnnstore.loaders.next_superbatch import NextSuperbatch
+from gnnstore.loaders.superbatch_maker import SuperbatchMaker
+from gnnstore.loaders.superbatches import Superbatches
+from gnnstore.testing.graphs import random_graph
+
+pytestmark = pytest.mark.timeout(120)
+
+N, E = 1000, 12_000
+BATCHES = 8
+OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, E, seed=5, feature_dim=100, num_classes=7, skew=2.0)
+    return graph.write(tmp_path_factory.mktemp("next") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[list[dict[str, Any]]]:
+    """Four epochs."""
+    plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
+    epochs = [as_dicts(plain) for _ in range(4)]
+    assert [len(epoch) for epoch in epochs] == [BATCHES] * 4
+    return epochs
+
+
+def loader_of(path: Any, **options: Any) -> NeighborLoader:
+    defaults: dict[str, Any] = {"strategy": "packed", "cache_bytes": "20kB", "num_threads": 2}
+    return NeighborLoader(path, [4, 4], range(200), **(defaults | OPTIONS | options))
+
+
+def as_dicts(batches: Any) -> list[dict[str, Any]]:
+    return [batch.to_dict() for batch in batches]
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    return len(found) == len(expected) and all(
+        a.keys() == b.keys()
+        and all(
+            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
+        )
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def ahead_of(loader: NeighborLoader) -> Superbatches:
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    return superbatches
+
+
+def coming(loader: NeighborLoader) -> NextSuperbatch | None:
+    """Return what is being made for the next epoch, once it is made."""
+    ahead = ahead_of(loader)._next
+    if ahead is not None:
+        ahead._thread.join()
+    return ahead
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gnnstore")]
+
+
+class Counted:
+    """How many superbatches have been sampled, planned and packed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sampled = self.planned = self.packed = 0
+        of = SuperbatchMaker
+        sample, plan, pack = of.sample, of._plan, of._pack
+
+        def counting_sample(*args: Any) -> Any:
+            self.sampled += 1
+            return sample(*args)
+
+        def counting_plan(*args: Any, **options: Any) -> Any:
+            self.planned += 1
+            return plan(*args, **options)
+
+        def counting_pack(*args: Any, **options: Any) -> Any:
+            packed = pack(*args, **options)
+            self.packed += packed is not None
+            return packed
+
+        monkeypatch.setattr(of, "sample", counting_sample)
+        monkeypatch.setattr(of, "_plan", counting_plan)
+        monkeypatch.setattr(of, "_pack", counting_pack)
+
+
+# --- it is the one that is wanted ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["packed", "belady", "lru"])
+@pytest.mark.parametrize("superbatch", [3, 4, BATCHES])
+def test_epoch_after_epoch(
+    path: Path,
+    expected: list[list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+    superbatch: int,
+) -> None:
+    counted = Counted(monkeypatch)
+    loader = loader_of(path, strategy=strategy, superbatch=superbatch)
+    made = []
+    for epoch in expected[:3]:
+        made.append(ahead_of(loader)._next is not None)
+        assert same(as_dicts(loader), epoch)
+    assert made == [False, True, True]
+    assert coming(loader) is not None
+    # None was made twice: those of three epochs, and the first of the fourth.
+    each = -(-BATCHES // superbatch)
+    assert counted.sampled == counted.planned == 3 * each + 1
+    assert counted.packed == (3 * each + 1 if strategy == "packed" else 0)
+
+
+def test_it_is_made_before_it_is_asked_for(path: Path) -> None:
+    loader = loader_of(path)
+    running = iter(loader)
+    next(running)
+    deadline = time.monotonic() + 60
+    while not any(thread.daemon for thread in threading.enumerate() if "gnnstore" in thread.name):
+        assert time.monotonic() < deadline
+        next(running, None)
+    list(running)
+    ahead = coming(loader)
+    assert ahead is not None
+    assert ahead._making.made is not None
+    before = loader.stats().seconds_planning
+    assert len(list(loader)) == BATCHES
+    assert loader.stats().seconds_planning > before
+
+
+def test_evaluation_is_often_done_once(path: Path) -> None:
+    """Without a shuffle, nothing is made ahead before a second epoch shows that there are more."""
+    loader = loader_of(path, shuffle=False)
+    list(loader)
+    assert coming(loader) is None
+    list(loader)
+    assert coming(loader) is not None
+
+
+@pytest.mark.parametrize("options", [{"num_threads": 0}, {"sampler": torch.arange(200).tolist()}])
+def test_where_it_cannot_be(path: Path, options: dict[str, Any]) -> None:
+    """Without threads nothing is done beside; and what a user's sampler will say nobody knows."""
+    shuffle = {} if "sampler" not in options else {"shuffle": False}
+    loader = loader_of(path, **options, **shuffle)
+    for _ in range(2):
+        list(loader)
+        assert coming(loader) is None
+
+
+def test_two_superbatches_must_fit_on_disk(
+    path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
+) -> None:
+    loader = loader_of(path, tmpdir=tmp_path)
+    list(loader)
+    one = ahead_of(loader).totals.bytes_spilled
+    del loader
+    small = loader_of(path, tmpdir=tmp_path, disk=one + one // 2)
+    for epoch in expected:
+        assert same(as_dicts(small), epoch)
+        assert coming(small) is None
+    large = loader_of(path, tmpdir=tmp_path, disk=3 * one)
+    assert same(as_dicts(large), expected[0])
+    assert coming(large) is not None
+
+
+# --- what comes between ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["packed", "belady"])
+def test_validation_between_epochs(
+    path: Path,
+    expected: list[list[dict[str, Any]]],
+    monkeypatch: pytest.MonkeyPatch,
+    strategy: str,
+) -> None:
+    """It takes the cache; what was planned is planned again, and after that no more in vain."""
+    loader = loader_of(path, strategy=strategy)
+    validation = loader_of(loader.data, strategy=strategy, shuffle=False)
+    read = []
+    counted = Counted(monkeypatch)
+    for epoch in expected:
+        before = loader.stats().rows_read
+        assert same(as_dicts(loader), epoch)
+        coming(loader)
+        read.append(loader.stats().rows_read - before)
+        list(validation)
+    # Without a plan that fits, each row of each batch would have been read.
+    rows = [sum(len(batch["n_id"]) for batch in epoch) for epoch in expected]
+    assert all(own < 0.9 * all_ for own, all_ in zip(read, rows, strict=True))
+    # Both loaders were sampled four times, and the next of each once more; planned in vain once.
+    assert counted.sampled <= 10
+    assert counted.planned <= 11
+
+
+def test_validation_in_the_middle_of_packed_rows(
+    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is planned again, and packed again as long as that is worth it."""
+    counted = Counted(monkeypatch)
+    loader = loader_of(path, prefetch_batches=1, cache_bytes="100kB")
+    validation = loader_of(loader.data, shuffle=False, cache_bytes="100kB")
+    running = iter(loader)
+    found = as_dicts(islice(running, 2))
+    list(validation)
+    packed = counted.packed
+    before = loader.stats().rows_read
+    found += as_dicts(running)
+    assert same(found, expected[0])
+    assert counted.packed > packed
+    rows = sum(len(batch["n_id"]) for batch in expected[0][2:])
+    assert loader.stats().rows_read - before < 0.9 * rows
+
+
+def test_another_epoch_than_expected(
+    path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
+) -> None:
+    loader = loader_of(path, tmpdir=tmp_path)
+    assert same(as_dicts(loader), expected[0])
+    loader.set_epoch(3)
+    assert same(as_dicts(loader), expected[3])
+    loader.set_epoch(1)
+    assert same(as_dicts(loader), expected[1])
+    assert same(as_dicts(loader), expected[2])
+
+
+def test_resumed_in_the_middle_of_the_next(
+    path: Path, expected: list[list[dict[str, Any]]]
+) -> None:
+    other = loader_of(path, strategy="belady")
+    list(other)
+    running = iter(other)
+    next(running)
+    next(running)
+    state = other.state_dict()
+    del running
+    loader = loader_of(path)
+    list(loader)
+    loader.load_state_dict(state)
+    assert same(as_dicts(loader), expected[1][2:])
+    assert same(as_dicts(loader), expected[2])
+
+
+def test_an_epoch_that_is_left(path: Path, expected: list[list[dict[str, Any]]]) -> None:
+    loader = loader_of(path, prefetch_batches=1)
+    list(loader)
+    for batch in loader:
+        assert same([batch.to_dict()], expected[1][:1])
+        break
+    del batch
+    assert same(as_dicts(loader), expected[2])
+    assert same(as_dicts(loader), expected[3])
+
+
+def test_two_iterators_by_turns(path: Path, expected: list[list[dict[str, Any]]]) -> None:
+    """The second is the next epoch; it must not wait for a turn after the first one's end."""
+    loader = loader_of(path, prefetch_batches=1)
+    first = iter(loader)
+    found = as_dicts(islice(first, 7))
+    second = iter(loader)
+    others = as_dicts(islice(second, 3))
+    found += as_dicts(first)
+    others += as_dicts(second)
+    assert same(found, expected[0])
+    assert same(others, expected[1])
+
+
+# --- it fails, or nobody wants it ----------------------------------------------------------------
+
+
+def test_a_disk_that_is_full_when_nobody_asked(
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: list[list[dict[str, Any]]],
+) -> None:
+    """The epoch that is under way comes to its end; the next one says what is wrong."""
+    calls = 0
+
+    def pack(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise NoSpaceError("no space left", path=tmp_path)
+        return packing.pack(*args, **options)
+
+    loader = loader_of(path, tmpdir=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(rolling, "pack", pack)
+        assert same(as_dicts(loader), expected[0])
+        coming(loader)
+        assert calls == 2
+        with pytest.raises(NoSpaceError):
+            list(loader)
+        assert calls == 3
+    assert not list(tmp_path.iterdir())
+    assert not threads()
+    loader.set_epoch(1)
+    assert same(as_dicts(loader), expected[1])
+
+
+@pytest.mark.parametrize("strategy", ["memory", "direct", "belady", "packed"])
+def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -> None:
+    """At once: not when the garbage collector finds it, which may be never."""
+    options: dict[str, Any] = {"tmpdir": tmp_path} if strategy in {"belady", "packed"} else {}
+    sized: dict[str, Any] = {} if strategy in {"memory", "direct"} else {"cache_bytes": "20kB"}
+    gc.collect()
+    gc.disable()
+    try:
+        loader = NeighborLoader(
+            path,
+            [4, 4],
+            range(200),
+            strategy=strategy,
+            num_threads=2,
+            **OPTIONS,
+            **options,
+            **sized,
+        )
+        list(loader)
+        itself = weakref.ref(loader)
+        del loader
+        assert itself() is None
+        assert not list(tmp_path.iterdir())
+        assert not threads()
+    finally:
+        gc.enable()
+
+
+LEFT = """
+import sys, time
+from gnnstore import NeighborLoader
+from gnnstore.loaders.superbatch_maker import SuperbatchMaker
+
+request = None
+loader = NeighborLoader(
+    sys.argv[1], [4, 4], range(200), batch_size=25, shuffle=True, seed=3, strategy="packed",
+    cache_bytes="20kB", num_threads=2, tmpdir=sys.argv[2],
+)
+for number, batch in enumerate(loader):
+    if number == 0:
+        sample = loader._builder.sampler.sample
+        def slowly(*args, **options):
+            time.sleep(0.5)
+            return sample(*args, **options)
+        loader._builder.sampler.sample = slowly
+print("done", flush=True)
+"""
+
+
+def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path) -> None:
+    start = time.monotonic()
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LEFT, path, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+    assert not run.stderr
+    assert not list(tmp_path.iterdir())
+    assert time.monotonic() - start < 60
+
+
+def test_a_fork_between_epochs(
+    path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
+) -> None:
+    """The child has no such thread: it makes its own, and leaves the parent's files alone."""
+    loader = loader_of(path, tmpdir=tmp_path)
+    list(loader)
+    ahead = coming(loader)
+    assert ahead is not None
+    files = sorted(tmp_path.rglob("*"))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            ahead_of(loader).forget_next()
+            status = 0 if sorted(tmp_path.rglob("*")) == files else 2
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(ended) == 0
+    assert same(as_dicts(loader), expected[1])
