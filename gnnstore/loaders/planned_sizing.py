@@ -81,12 +81,52 @@ def size_superbatches(
     BudgetError
         If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
     """
-    csc = structure.csc
     if staging_bytes:
         num_threads = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
     packs = settings.policy == "packed" and bool(specs)
     seen = presampler.run(structure, num_threads, spare_bytes=placement.spare_bytes)
     release()  # the samples' buffers: nothing gives them back before the first batch
+
+    def sized(overlaps: bool) -> Placement:
+        return _sized(
+            placement,
+            structure,
+            presampler,
+            seen,
+            settings=settings,
+            specs=specs,
+            num_threads=num_threads,
+            staging_bytes=staging_bytes,
+            disk_bytes=disk_bytes,
+            fixed=fixed,
+            overlaps=overlaps,
+        )
+
+    if packs and placement.budget_is_promise:
+        try:
+            return sized(True)
+        except BudgetError:
+            pass  # fewer batches at once are slower, but may fit
+    return sized(False)
+
+
+def _sized(
+    placement: Placement,
+    structure: Structure,
+    presampler: Presampler,
+    seen: Presampled,
+    *,
+    settings: PlannedSettings,
+    specs: Sequence[AttributeSpec],
+    num_threads: int,
+    staging_bytes: int,
+    disk_bytes: int,
+    fixed: FixedNodes | None,
+    overlaps: bool,
+) -> Placement:
+    """Divide the budget, with two batches prepared at once whatever else that leaves, or not."""
+    csc = structure.csc
+    packs = settings.policy == "packed" and bool(specs)
     left, threads_bytes = placement.left_bytes, 0
     if placement.budget_is_promise:
         # And what the plan says of each of its nodes: a slot, and one that it enters.
@@ -100,7 +140,8 @@ def size_superbatches(
             threads_bytes += max(0, num_threads * RUN_STAGING_BYTES - spared)
             # And where the rows of a run go.
             threads_bytes += num_threads * _POSITION_BYTES * expected_bytes(seen.largest_nodes)
-        left -= in_flight_bytes(placement, batch_bytes, num_threads) + threads_bytes
+        left -= in_flight_bytes(placement, batch_bytes, num_threads, overlaps=overlaps)
+        left -= threads_bytes
     else:
         left //= _UNPROMISED_SHARE
     bulk_bytes = max(0, left) // _BULK_SHARE if structure.is_read else 0

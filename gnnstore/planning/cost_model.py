@@ -1,8 +1,8 @@
 """What an epoch takes by each strategy, predicted from a sample and the disk's measurements.
 
 An epoch has stages. Those that go on at the same time take as long as the longest of them, on the
-disk or on the processors; the others add up. Where a superbatch is the whole epoch nothing of it is
-trained on while it is sampled, planned and packed, so these add up with the rest.
+disk or on the processors; the others add up. While one superbatch is followed the next is made,
+that of the next epoch too, if disk has room for both; only the first one of all is waited for.
 
 The model knows no graph: it takes plain numbers, and returns plain numbers.
 """
@@ -36,7 +36,6 @@ _READ_SECONDS = 3e-6
 _FAULT_SECONDS = 20e-6
 _PLAN_SECONDS = 60e-9
 _BATCH_SECONDS = 1e-3
-_NOT_FILLED = {"memory", "mmap", "plan"}
 # On disk, for each row of a batch that is planned: its id, its slot, and what may enter.
 _SPILLED_ROW_BYTES = 16
 
@@ -97,6 +96,8 @@ class Resources:
         Whether sampled subgraphs and plans wait in memory; else on disk.
     disk_bytes : int
         That it takes beside the store, at once.
+    overlaps : bool
+        Whether the first superbatch of the next epoch is made beside the last of this one.
     """
 
     memory_bytes: int
@@ -105,6 +106,7 @@ class Resources:
     superbatch: int = 0
     keeps_in_memory: bool = True
     disk_bytes: int = 0
+    overlaps: bool = True
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,8 @@ class _Model:
             "reading rows": reading,
             "assembling": self.assembling + issuing,
         }
+        if once and choice not in {"memory", "mmap"}:
+            stages = {"filling": once, **stages}
         return self._prediction(choice, max(reading, computing), once, stages, reads)
 
     def planned(self, choice: Choice) -> Prediction:
@@ -260,16 +264,19 @@ class _Model:
         # Subgraphs are written while others are sampled; packing needs the plan of all.
         making = max(self.sampling, writing) + planning + (making_disk - writing)
         following = max(reading + recalling, self.assembling + issuing)
-        seconds = self._overlapped(
-            num,
-            making,
-            following,
-            max(
-                making_disk + reading + recalling,
-                making_computing + self.assembling + issuing,
-            ),
+        busiest = max(
+            making_disk + reading + recalling,
+            making_computing + self.assembling + issuing,
         )
-        once = self._filling(slots)
+        # Where rows are packed, those that a cache holds first come with the others.
+        once = 0.0 if choice == "packed" else self._filling(slots)
+        if once:
+            stages = {"filling": once, **stages}
+        if self.resources.overlaps:
+            seconds = max(making, following, busiest)
+            once += making / math.ceil(num)
+        else:
+            seconds = self._overlapped(num, making, following, busiest)
         return self._prediction(choice, seconds, once, stages, reads, in_order, written)
 
     def from_plan(self) -> Prediction:
@@ -290,7 +297,7 @@ class _Model:
         }
         seconds = max(reading, self.assembling)
         # Packing is done for each epoch, but before training.
-        once = stages["packing"] * _EPOCHS + self._filling(slots)
+        once = stages["packing"] * _EPOCHS
         return self._prediction("plan", seconds, once, stages, ReadTotals(), in_order, 0)
 
     def _filling(self, num_slots: int) -> float:
@@ -327,8 +334,6 @@ class _Model:
     ) -> Prediction:
         of_epoch = {n: s for n, s in stages.items() if (choice, n) != ("plan", "packing")}
         bottleneck = max(of_epoch, key=lambda name: of_epoch[name])
-        if once:
-            stages = {"filling": once, **stages} if choice not in _NOT_FILLED else stages
         return Prediction(
             choice, seconds, once, stages, bottleneck, reads, in_order, written, self.resources
         )

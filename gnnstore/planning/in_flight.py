@@ -86,12 +86,21 @@ def cache_rows(
     return cost.rows_in(left - in_flight_bytes(placement, batch_bytes, num_threads))
 
 
-def in_flight_bytes(placement: Placement, batch_bytes: int, num_threads: int) -> int:
-    """Return what is left to batches in flight where a cache is to have the rest."""
+def in_flight_bytes(
+    placement: Placement, batch_bytes: int, num_threads: int, *, overlaps: bool = False
+) -> int:
+    """Return what is left to batches in flight where a cache is to have the rest.
+
+    Parameters
+    ----------
+    overlaps : bool
+        Whether that is worth any cache that it leaves: where rows that are not cached are packed,
+        they cost little.
+    """
     left = placement.left_bytes
     wanted = (num_threads + 2) * batch_bytes
     least = _LEAST_HALF_BATCHES * batch_bytes // 2
-    if _OVERLAPPING * batch_bytes <= left // _OVERLAPPING_SHARE:
+    if overlaps or _OVERLAPPING * batch_bytes <= left // _OVERLAPPING_SHARE:
         least = _OVERLAPPING * batch_bytes
     return min(wanted, max(least, left // _BATCH_SHARE))
 

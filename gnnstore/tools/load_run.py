@@ -7,6 +7,7 @@ group: to what it holds, a share of the features and some slack. Feature rows co
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from gnnstore.formats.csc import Csc
 from gnnstore.formats.paged_array import PagedArray
 from gnnstore.formats.schema import AttributeSpec, Schema
 from gnnstore.io.resident import residents_of
+from gnnstore.loaders.seeds import epoch_permutation
 from gnnstore.loaders.timeline import OFF, Timeline, recorded
 from gnnstore.planning.placement import HELD_ROW_BYTES
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
@@ -111,6 +113,7 @@ class Run:
             list(task.fanouts),
             self.seeds,
             batch_size=task.batch_size,
+            shuffle=True,
             seed=task.seed,
             topology="memory",
             num_threads=task.num_threads or None,
@@ -126,10 +129,11 @@ class Run:
             self.timeline = timeline
             yield
 
-    def batches_of_seeds(self) -> list[npt.NDArray[np.int64]]:
-        """Return the seed nodes of each batch."""
+    def batches_of_seeds(self, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """Return the seed nodes of each batch, in the order in which the loader takes them."""
         size = self.task.batch_size
-        return [self.seeds[first : first + size] for first in range(0, len(self.seeds), size)]
+        seeds = self.seeds[epoch_permutation(len(self.seeds), self.task.seed, epoch)]
+        return [seeds[first : first + size] for first in range(0, len(seeds), size)]
 
     def map_batches(self) -> Iterator[int]:
         """Sample with gnnstore, gather with NumPy from a mapping, many threads at a time.
@@ -140,13 +144,16 @@ class Run:
         config = SamplingConfig(tuple(self.task.fanouts), seed=self.task.seed)
         sampler = NeighborSampler(self.csc, config, self.store.schema.index_dtype)
         tables = [(_Mapped(array), array.spec.path in self._of_nodes) for array in self.features]
-        seeds = self.batches_of_seeds()
+        epochs = itertools.count(self.task.round)
+        numbered = (
+            (seeds, epoch, batch)
+            for epoch in epochs
+            for batch, seeds in enumerate(self.batches_of_seeds(epoch))
+        )
         with ThreadPoolExecutor(MAP_THREADS) as pool:
-            number = 0
-            while True:
-                epoch, batch = self.task.round + number // len(seeds), number % len(seeds)
+            for seeds, epoch, batch in numbered:
                 with self.timeline.span("sampling"):
-                    subgraph = sampler.sample(seeds[batch], epoch=epoch, batch=batch)
+                    subgraph = sampler.sample(seeds, epoch=epoch, batch=batch)
                 with self.timeline.span("gathering"):
                     nodes, edges = subgraph.n_id, subgraph.edge_pos
                     rows = [
@@ -159,7 +166,6 @@ class Run:
                     ]
                 yield len(nodes)
                 del rows, subgraph, nodes, edges
-                number += 1
 
 
 class _Mapped:

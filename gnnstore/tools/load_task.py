@@ -49,7 +49,7 @@ class Task:
     share, slack_bytes : float, int
         The limit, beside what the process held before: share of the features, and more.
     seeds : str
-        File of the seed nodes, in the order of the batches.
+        File of the seed nodes, which every epoch shuffles.
     warm_up, batches : int
         Batches before the clock starts, and while it runs.
     round : int

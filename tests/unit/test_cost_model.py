@@ -259,14 +259,30 @@ def test_stages_at_the_same_time_take_as_long_as_the_longest(batches: list[Any])
     assert fast.bottleneck == "sampling"
 
 
-def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
+def test_one_superbatch_is_followed_while_the_next_is_made(batches: list[Any]) -> None:
     work = workload_of(batches)
     whole = predict("belady", work, machine(), Resources(0, 1000, superbatch=120))
+    stages = whole.stages
+    making = stages["sampling"] + stages["planning"]
+    assert whole.seconds == pytest.approx(making + stages["assembling"])  # by the processors
+    assert whole.seconds_once == pytest.approx(making + stages["filling"])
+    slow = predict("belady", work, machine(reads_a_second=1000), Resources(0, 1000, superbatch=120))
+    assert slow.seconds == pytest.approx(slow.stages["reading rows"])  # by the disk
+    parts = predict("belady", work, machine(), Resources(0, 1000, superbatch=12))
+    assert parts.reads.reads > whole.reads.reads
+    assert parts.seconds_once < whole.seconds_once
+
+
+def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
+    """Where disk has no room for two."""
+    work = workload_of(batches)
+    alone = {"overlaps": False}
+    whole = predict("belady", work, machine(), Resources(0, 1000, superbatch=120, **alone))
     stages = whole.stages
     following = max(stages["reading rows"], stages["assembling"])
     assert whole.seconds == pytest.approx(stages["sampling"] + stages["planning"] + following)
     # With several, the next is sampled meanwhile.
-    parts = predict("belady", work, machine(), Resources(0, 1000, superbatch=12))
+    parts = predict("belady", work, machine(), Resources(0, 1000, superbatch=12, **alone))
     assert parts.seconds < parts.stages["sampling"] + parts.stages["reading rows"]
     assert parts.reads.reads > whole.reads.reads
 
