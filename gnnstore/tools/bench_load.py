@@ -23,7 +23,7 @@ from gnnstore.tools import exits
 from gnnstore.tools.load_device import DeviceLimits, measure_device
 from gnnstore.tools.load_run import split_tables
 from gnnstore.tools.load_stages import STAGES, stages_of
-from gnnstore.tools.load_task import NOT_LIMITED, Outcome, Task, run_task
+from gnnstore.tools.load_task import NOT_LIMITED, PLANNED, Outcome, Task, run_task
 from gnnstore.tools.pictures import check_picture
 from gnnstore.tools.plot_load import draw_load
 from gnnstore.tools.render_load import render_load
@@ -37,6 +37,8 @@ BASELINE = "map"
 # Each of their batches takes the same, and they take their time: some batches stand for all.
 _PER_BATCH = ("map", "mmap", "direct")
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
+# What an epoch needs is sampled, planned and packed during the one before it, but for the first.
+_MADE_AHEAD = (*PLANNED, "auto")
 _BY_FAULTS = ("map", "mmap")
 _ALL_NODES = "all"
 _NO_LIMIT = "without a limit: the page cache serves whoever reads through it"
@@ -220,6 +222,8 @@ def _write_seeds(
 
 
 def _task_of(task: Task, strategy: str, whole_epochs: bool) -> Task:
+    if strategy in _MADE_AHEAD:
+        return replace(task, strategy=strategy, warm_up=task.batches)
     if strategy not in _PER_BATCH or whole_epochs:
         return replace(task, strategy=strategy)
     batches = min(task.batches, _SAMPLE_BATCHES)
@@ -241,7 +245,7 @@ def _play(
             name = run.strategy if repeats == 1 else f"{run.strategy}, round {number + 1}"
             limited = is_limited and run.strategy not in NOT_LIMITED
             with (
-                progress.phase(name, run.task.batches, "batches") as phase,
+                progress.phase(name, run.task.warm_up + run.task.batches, "batches") as phase,
                 memory_group() if limited else nullcontext() as group,
             ):
                 drop_from_cache([store.path])
@@ -297,11 +301,19 @@ def _describe(run: Runs, baseline: list[Timed], epoch_batches: int) -> dict[str,
     description |= {
         "seconds_per_batch": seconds,
         "seconds_per_epoch": seconds * epoch_batches,
-        "seconds_to_prepare": median(timed.outcome.seconds_to_prepare for timed in run.timed),
+        "seconds_to_prepare": median(_once(timed.outcome, run.task) for timed in run.timed),
         "times_baseline": median(ratios) if ratios else None,
         "stages": {name: middle.stages[name] * epoch_batches for name in STAGES},
     }
     return description
+
+
+def _once(outcome: Outcome, task: Task) -> float:
+    """Return the seconds that come once: before the first epoch, and more in it than in others."""
+    more = 0.0
+    if task.strategy in _MADE_AHEAD:
+        more = max(0.0, outcome.seconds_warming_up - outcome.seconds * task.warm_up)
+    return outcome.seconds_to_prepare + more
 
 
 def _describe_devices(devices: list[DeviceLimits]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ NOT_LIMITED = ("memory",)
 MAP_THREADS = 32
 # Of the slack: what Python, the allocator and the kernel take besides what a loader counts.
 ALLOWANCE_BYTES = 64 * 10**6
-# What a worker prints for each batch on the clock.
+# What a worker prints for each batch.
 BATCH_MARK = "."
 
 _WORKER = "gnnstore.tools.load_worker"
@@ -149,7 +149,7 @@ def run_task(
     worker : str
         The module that performs it.
     on_batch : callable
-        Called for each batch that is done while the clock runs.
+        Called for each batch that is done.
     """
     command = [sys.executable, "-m", worker, json.dumps(asdict(task))]
     if group is not None:

@@ -1,6 +1,6 @@
 """Performs one task of `gnnstore bench load` in the process that it is started in.
 
-Prints a mark for each batch on the clock, and then one JSON object: the `Outcome`, or why there is
+Prints a mark for each batch, and then one JSON object: the `Outcome`, or why there is
 none as {"problem": ...}.
 """
 
@@ -81,6 +81,7 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> Outcome
         start = perf_counter()
         for _ in range(task.warm_up):
             next(batches)
+            print(BATCH_MARK, flush=True)
         seconds_warming_up = perf_counter() - start
         before, earlier = _Usage(), None if loader is None else loader.stats()
         stack.enter_context(_recording(run, loader))

@@ -88,7 +88,7 @@ def _render_times(
     console.print(
         "\nFrom disk, and reads: of a batch. Cached: of its rows. Memory: the most that the "
         "process held, page cache included (*: without a limit). Before it: what comes once, "
-        "before the first epoch.",
+        "before the first epoch or in it.",
         soft_wrap=True,
     )
 

@@ -48,7 +48,13 @@ def test_every_way_loads_the_same_batches(
     task: Task, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loader = gnnstore.NeighborLoader(
-        task.store, [4, 4], np.arange(200), batch_size=40, seed=0, strategy="memory"
+        task.store,
+        [4, 4],
+        np.arange(200),
+        batch_size=40,
+        seed=0,
+        shuffle=True,
+        strategy="memory",
     )
     nodes = [batch.num_nodes for batch in loader]
     outcome = perform(replace(task, strategy=strategy))
@@ -81,8 +87,11 @@ def test_rounds_are_different_epochs(task: Task) -> None:
 def test_warm_up_comes_before_what_is_counted(
     task: Task, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    perform(replace(task, warm_up=3, batches=2))
-    assert capsys.readouterr().out.split() == ["."] * 2
+    every = perform(replace(task, batches=5))
+    last = perform(replace(task, warm_up=3, batches=2))
+    assert last.nodes != every.nodes
+    assert last.seconds_warming_up > 0
+    assert capsys.readouterr().out.split() == ["."] * (5 + 3 + 2)  # whoever waits sees them all
 
 
 @pytest.mark.parametrize("feature_shape", [(25,), (128,), (1200,), (3, 7)])
