@@ -1462,7 +1462,7 @@ def plan_belady(
     """
 
 def access_lists(
-    next: NDArray[np.int32],
+    next_uses: NDArray[np.int32],
     slots: NDArray[np.int32],
     *,
     here: int,
@@ -1477,7 +1477,7 @@ def access_lists(
 
     Parameters
     ----------
-    next : ndarray of int32, shape [n]
+    next_uses : ndarray of int32, shape [n]
         Where each row is used next; a negative frequency if nowhere. n is at most 512.
     slots : ndarray of int32, shape [n]
         The slot that each access reads, or -1. Accesses that are repeated, which are those whose
@@ -1559,6 +1559,9 @@ def plan_belady_spilled(
     slots, changes : SpillFile
         Empty files. `slots` receives the slots of `plan_belady`; `changes` of each batch the
         change positions, and then the change slots.
+    num_threads : int
+        Look for next uses, four at most and only in batches of more than 30,000 rows; 1 to 1024.
+        The plan does not depend on it.
 
     Returns
     -------

@@ -17,7 +17,11 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import UsageError
-from gnnstore.planning.spilled_plan import SpilledPlan, spilled_transient_bytes
+from gnnstore.planning.spilled_plan import (
+    SpilledPlan,
+    planning_threads,
+    spilled_transient_bytes,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,13 +40,13 @@ __all__ = [
 # Positions in a trace and slots of a cache have 31 bits in the kernel.
 MAX_SLOTS = 2**31 - 3
 
-# What the kernel takes while it plans: for each access where it is used next, 4 bytes, and in turn
-# the slots of one batch, or what tells rows in groups of ids apart.
+# What the kernel takes at most while it plans: for each access 2 bytes to count next uses by batch,
+# and of one batch, which may have half of the accesses, slots and which rows enter where.
 _ACCESS_BYTES = 6
-# For each slot: where its row is used next, twice, and the place and slot of a row that waits;
-# and what links those that wait for the same batch.
+# For each slot: where its row is used next, and the place and slot of a row that waits; what links
+# those that wait for the same batch; and the rows that enter, as far as accesses do not hold them.
 _SLOT_BYTES = 18
-# Tables of one group and of batches, lists that are partly filled, the end of a huge page.
+# Tables of groups and of batches, lists that are partly filled, the end of a huge page.
 _TABLES_BYTES = 3 * 2**20
 
 
@@ -255,7 +259,9 @@ class BeladyPlanner:
             If the trace is not well-formed, or has 2^31 rows or more.
         """
         try:
-            planned = _core.plan_belady(trace.ids, trace.offsets, self._nodes, self._frequencies)
+            planned = _core.plan_belady(
+                trace.ids, trace.offsets, self._nodes, self._frequencies, planning_threads()
+            )
         except (ValueError, IndexError) as error:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
         return SuperbatchPlan(trace.offsets, *planned)

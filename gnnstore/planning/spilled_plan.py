@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,16 @@ _BATCH_BYTES = 200
 # Counts by frequency, and of one batch by frequency; partly filled lists; the end of a huge page.
 _TABLES_BYTES = 4 * 2**20
 _NODE_BYTES = 4  # of the table of next uses
+
+
+def planning_threads() -> int:
+    """Return how many threads look for next uses.
+
+    They live for that long only, and plans do not depend on them. A superbatch is sampled when it
+    is planned, so processors that sampled it are free. Half of planning is done by one thread:
+    more than four would hardly make it shorter.
+    """
+    return min(4, len(os.sched_getaffinity(0)))
 
 
 def spilled_transient_bytes(
@@ -107,6 +118,7 @@ class SpilledPlan:
                     table_bytes=table_bytes,
                     slots=self._slots,
                     changes=self._changes,
+                    num_threads=planning_threads(),
                 ),
                 "plan a superbatch",
                 path,

@@ -212,6 +212,29 @@ def test_many_batches_with_few_rows() -> None:
     assert plan.num_misses < sum(twin.run_lru(batches, 100)[1])
 
 
+@pytest.mark.parametrize("stride", [1, 1_000_003])
+def test_threads_and_windows_do_not_change_a_plan(stride: int) -> None:
+    """Of a trace that is long enough for several; its second part begins with a full cache."""
+    num_rows, num_slots = 300_000, 50_000
+    rng = np.random.default_rng(0)
+    rows = (num_rows * rng.random(2 * 3_300_000) ** 2).astype(np.int64)
+    cuts = np.sort(rng.integers(0, len(rows) // 2, 9))
+    offsets = np.concatenate([[0], cuts, [len(rows) // 2]])
+    states = [(np.full(num_slots, -1), np.zeros(num_slots, np.int32)) for _ in range(2)]
+    for part in np.split(rows, 2):
+        expected = _core.plan_belady(part.astype(np.int32), offsets, *states[0], 1)
+        found = _core.plan_belady(part * stride, offsets, *states[1], 3)
+        for array, values in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(array, values)
+        for i in range(len(cuts) + 1):
+            batch = part[offsets[i] : offsets[i + 1]]
+            is_miss = expected[0][offsets[i] : offsets[i + 1]] < 0
+            assert expected[1][i] == len(np.unique(batch[is_miss]))
+        nodes = states[0][0]
+        np.testing.assert_array_equal(states[1][0], np.where(nodes < 0, -1, nodes * stride))
+        np.testing.assert_array_equal(states[1][1], states[0][1])
+
+
 def test_ids_of_more_than_32_bits() -> None:
     big = 2**62 - 1
     batches = [[big, 2**31], [2**31, big - 1], [big, 2**31]]
@@ -355,12 +378,19 @@ def test_plans_are_made_anew_after_clear(policy: str) -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def call(ids: Any = (1, 2), offsets: Any = (0, 2), nodes: Any = (-1,), counts: Any = (0,)) -> None:
+def call(
+    ids: Any = (1, 2),
+    offsets: Any = (0, 2),
+    nodes: Any = (-1,),
+    counts: Any = (0,),
+    threads: int = 1,
+) -> None:
     _core.plan_belady(
         np.array(ids, np.int64),
         np.array(offsets, np.int64),
         np.array(nodes, np.int64),
         np.array(counts, np.int32),
+        threads,
     )
 
 
@@ -376,6 +406,7 @@ def call(ids: Any = (1, 2), offsets: Any = (0, 2), nodes: Any = (-1,), counts: A
         ({"nodes": (9, 9), "counts": (1, 1)}, ValueError, "9 stands there twice, .* slot 1"),
         ({"nodes": (4,)}, ValueError, "slot 0 must have a frequency of at least 1, got 0"),
         ({"nodes": ()}, ValueError, "nodes and frequencies must have the same length"),
+        ({"threads": 0}, ValueError, "num_threads must be between 1 and 1024, got 0"),
     ],
 )
 def test_bad_arguments(changed: dict[str, Any], error: type[Exception], message: str) -> None:

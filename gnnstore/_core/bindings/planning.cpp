@@ -3,6 +3,7 @@
 
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
+#include "kernels/access_lists.h"
 #include "kernels/belady.h"
 #include "kernels/belady_spilled.h"
 #include "kernels/distinct_rows.h"
@@ -62,7 +63,7 @@ private:
 };
 
 nb::tuple belady(const InputArray &ids, const InputArray &offsets, const OutputArray &nodes,
-                 const OutputArray &frequencies) {
+                 const OutputArray &frequencies, int num_threads) {
     auto misses = pooled_vector<int64_t>(num_batches_of(offsets));
     check_vector(ids, "ids");
     auto slots = pooled_vector<int32_t>(length(ids));
@@ -70,11 +71,54 @@ nb::tuple belady(const InputArray &ids, const InputArray &offsets, const OutputA
     CacheChanges changes;
     with_trace(ids, offsets, [&](const auto &trace) {
         changes = plan_belady(trace, cache.num_slots, cache.nodes, cache.frequencies, slots.data(),
-                              misses.data());
+                              misses.data(), num_threads);
     });
     return nb::make_tuple(slots, misses, take_vector(std::move(changes.offsets)),
                           take_vector(std::move(changes.positions)),
                           take_vector(std::move(changes.slots)));
+}
+
+template <class T>
+NumpyVector<T> vector_of(const T *values, int64_t count) {
+    auto result = pooled_vector<T>(count);
+    std::copy_n(values, count, result.data());
+    return result;
+}
+
+int32_t check_listed(int64_t size) {
+    if (size > list_block)
+        throw std::invalid_argument("at most " + std::to_string(list_block) +
+                                    " accesses are listed at a time, got " + std::to_string(size));
+    return static_cast<int32_t>(size);
+}
+
+nb::tuple lists_of(const InputArray &next_uses, const OutputArray &slots, int32_t here,
+                   int32_t later, int32_t kept_end, int32_t stay_end, bool portable) {
+    const int32_t *uses = input_data<int32_t>(next_uses, "next_uses", "int32");
+    int32_t *slots_here = output_data<int32_t>(slots, "slots", "int32");
+    if (length(next_uses) != length(slots))
+        throw std::invalid_argument("next_uses and slots must have the same length");
+    const int32_t size = check_listed(length(next_uses));
+    for (int32_t i = 0; i < size; ++i)
+        if (uses[i] >= 0 && uses[i] < later && (uses[i] <= here + i || uses[i] - here >= size))
+            throw std::invalid_argument("what is repeated must name an access behind it, got " +
+                                        std::to_string(uses[i]) + " at position " +
+                                        std::to_string(i));
+    const KeptUses kept{here, later, kept_end, stay_end};
+    AccessLists lists;
+    (portable ? list_accesses_portable : list_accesses)(uses, slots_here, 0, size, kept, lists);
+    return nb::make_tuple(vector_of(lists.uses, lists.num_handed_on),
+                          vector_of(lists.slots, lists.num_handed_on),
+                          vector_of(lists.others, lists.num_others));
+}
+
+NumpyVector<int32_t> places_between(const InputArray &values, int32_t low, int32_t high,
+                                    bool portable) {
+    const int32_t *held = input_data<int32_t>(values, "values", "int32");
+    const int32_t size = check_listed(length(values));
+    int32_t found[list_block + list_slack];
+    const auto list = portable ? list_between_portable : list_between;
+    return vector_of(found, list(held, size, low, high, found));
 }
 
 // One of the arrays that say something of each batch.
@@ -92,7 +136,7 @@ const T *of_batches(const InputArray &array, const char *name, const char *dtype
 nb::tuple belady_spilled(const SpillFile &ids, const InputArray &begins, const InputArray &crcs,
                          const InputArray &offsets, bool are_wide, int64_t num_nodes,
                          const OutputArray &nodes, const OutputArray &frequencies,
-                         int64_t table_bytes, SpillFile &slots, SpillFile &changes) {
+                         int64_t table_bytes, SpillFile &slots, SpillFile &changes, int num_threads) {
     const int64_t num_batches = num_batches_of(offsets);
     const SpilledTrace trace{ids,
                              of_batches<int64_t>(begins, "begins", "int64", num_batches),
@@ -110,7 +154,7 @@ nb::tuple belady_spilled(const SpillFile &ids, const InputArray &begins, const I
     {
         const GilRelease release;
         const auto make = are_wide ? plan_belady_spilled<int64_t> : plan_belady_spilled<int32_t>;
-        make(trace, cache.num_slots, cache.nodes, cache.frequencies, table_bytes, plan);
+        make(trace, cache.num_slots, cache.nodes, cache.frequencies, table_bytes, num_threads, plan);
     }
     return nb::make_tuple(misses, slot_crcs, change_offsets, change_crcs);
 }
@@ -192,11 +236,15 @@ nb::tuple online(const std::string &policy, const InputArray &ids, const InputAr
 
 void bind_planning(nb::module_ &m) {
     m.def("plan_belady", belady, "ids"_a.noconvert(), "offsets"_a.noconvert(),
-          "nodes"_a.noconvert(), "frequencies"_a.noconvert());
+          "nodes"_a.noconvert(), "frequencies"_a.noconvert(), "num_threads"_a = 1);
+    m.def("access_lists", lists_of, "next_uses"_a.noconvert(), "slots"_a.noconvert(), nb::kw_only(),
+          "here"_a, "later"_a, "kept_end"_a, "stay_end"_a, "portable"_a = false);
+    m.def("places_between", places_between, "values"_a.noconvert(), "low"_a, "high"_a,
+          "portable"_a = false);
     m.def("plan_belady_spilled", belady_spilled, "ids"_a, "begins"_a.noconvert(),
           "crcs"_a.noconvert(), "offsets"_a.noconvert(), nb::kw_only(), "are_wide"_a,
           "num_nodes"_a, "nodes"_a.noconvert(), "frequencies"_a.noconvert(), "table_bytes"_a,
-          "slots"_a, "changes"_a);
+          "slots"_a, "changes"_a, "num_threads"_a = 1);
     m.def("distinct_rows", distinct, "nodes"_a.noconvert(), "out"_a.noconvert());
     nb::class_<SpillFile>(m, "SpillFile")
         .def("__init__", make_file, "path"_a)

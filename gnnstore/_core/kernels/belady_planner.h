@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/access_lists.h"
 #include "kernels/belady.h"
 #include "kernels/free_places.h"
 #include "kernels/scan_uses.h"
@@ -43,8 +44,8 @@ inline int64_t planner_slots_bytes(int64_t num_batches, int64_t num_slots) {
 //   carried_next(): int32_t [num_slots], behind one that is written and not counted: where the
 //       rows that are in slots before the first batch are used first; a negative frequency where
 //       they are not (see NextUses). After the backward pass.
-//   take_next(batch, uses): the next uses of a batch, from the last batch to the first; adds them
-//       to `uses` [num_batches + 1] by batch, those that are not used again to the last one.
+//   take_next(batch): the next uses of a batch, from the last batch to the first.
+//   add_uses(batch, uses): adds their counts by batch (see TracePositions), if it has them.
 //   finish_next(): fills carried_next.
 //   next(batch): the next uses again, in any order of batches.
 //   ids(batch): of the batch whose next uses were asked for latest.
@@ -67,7 +68,7 @@ public:
           misses_(misses),
           positions_(positions),
           carried_next_(accesses.carried_next()),
-          uses_(static_cast<size_t>(num_batches_) + 1, 0),
+          uses_(static_cast<size_t>(num_batches_) + 1),
           free_until_(num_batches_ + 1),
           kept_from_(static_cast<size_t>(num_batches_) + 1, 0),
           cuts_(static_cast<size_t>(num_batches_)) {}
@@ -76,13 +77,15 @@ public:
     void run() {
         free_until_.put(num_batches_, num_slots_);
         for (int64_t batch = num_batches_ - 1; batch >= 0; --batch) {
-            const int32_t *const next = accesses_.take_next(batch, uses_.data());
+            const int32_t *const next = accesses_.take_next(batch);
+            if (!accesses_.add_uses(batch, uses_.data()))
+                positions_.count(next, size_of(batch), uses_.data());
             // Accesses that are repeated in the batch have their next use there.
-            uses_[static_cast<size_t>(batch)] = 0;
+            uses_[static_cast<size_t>(batch)] = {};
             cuts_[static_cast<size_t>(batch)] = decide(batch, next, size_of(batch));
         }
         accesses_.finish_next();
-        count_first_uses();
+        positions_.count(carried_next_, num_slots_, uses_.data());
         carried_cut_ = decide(-1, carried_next_, num_slots_);
         keep_to_the_end();
         try {
@@ -107,12 +110,6 @@ private:
 
     int64_t size_of(int64_t batch) const { return offsets_[batch + 1] - offsets_[batch]; }
 
-    void count_first_uses() {
-        for (int64_t slot = 0; slot < num_slots_; ++slot)
-            if (nodes_[slot] >= 0 && carried_next_[slot] >= 0)
-                ++uses_[static_cast<size_t>(positions_.batch(carried_next_[slot]))];
-    }
-
     // Keeps the rows of a batch whose next uses are nearest, as far as slots are free until
     // then. Rows that are not used again wait.
     Cut decide(int64_t batch, const int32_t *next, int64_t size) {
@@ -121,7 +118,7 @@ private:
         int64_t num_kept = 0;
         bool is_full = false;
         const auto keep = [&](int64_t use) {
-            const int64_t wanted = std::exchange(uses_[static_cast<size_t>(use)], 0);
+            const int64_t wanted = std::exchange(uses_[static_cast<size_t>(use)], {}).all();
             if (is_full || wanted == 0) return;
             const int64_t taken = free_until_.take(use, wanted);
             num_kept += taken;
@@ -139,7 +136,7 @@ private:
         } else {
             for (int64_t use = batch + 1; use < num_batches_; ++use) keep(use);
         }
-        uses_.back() = 0;
+        uses_.back() = {};
         if (batch >= 0) {
             free_until_.put(batch, num_kept);
             kept_from_[static_cast<size_t>(batch)] += num_kept;
@@ -233,65 +230,58 @@ private:
         const auto size = static_cast<int32_t>(size_of(batch));
         const Cut stay_cut = this->stay_cut(batch, next, size);
         int64_t num_entering = 0;
+        const int32_t here = positions_.begin(batch), later = positions_.begin(batch + 1);
         for (int32_t begin = 0; begin < size;) {
             const bool is_partly = begin < cut.partly, stays_partly = begin < stay_cut.partly;
-            const Block block{batch,
-                              begin,
-                              std::min({begin + scan_block, size, is_partly ? cut.partly : size,
-                                        stays_partly ? stay_cut.partly : size}),
-                              is_partly ? cut.partly_end : cut.end,
-                              stays_partly ? stay_cut.partly_end : stay_cut.end};
-            sort_out_block(block, ids, next, waiting, slots_here, entering, num_entering);
-            begin = block.end;
+            const int32_t end = std::min({begin + list_block, size, is_partly ? cut.partly : size,
+                                          stays_partly ? stay_cut.partly : size});
+            const KeptUses kept{here, later, is_partly ? cut.partly_end : cut.end,
+                                stays_partly ? stay_cut.partly_end : stay_cut.end};
+            list_accesses(next, slots_here, begin, end, kept, lists_);
+            hand_on_listed(waiting);
+            num_entering = sort_out_others(kept, ids, next, slots_here, entering, num_entering);
+            begin = end;
         }
         return num_entering;
     }
 
-    // Accesses of a batch, and what is kept of them.
-    struct Block {
-        int64_t batch;
-        int32_t begin, end;
-        int32_t kept_end, stay_end;
-    };
+    void hand_on_listed(WaitingSlots &waiting) {
+        const TracePositions::Batches batches = positions_.batches();
+        const int32_t *const uses = lists_.uses, *const slots = lists_.slots;
+        waiting.put_block(
+            lists_.num_handed_on, [&](int64_t j) { return batches.of(uses[j]); },
+            [&](int64_t j) { return WaitingSlots::Entry{uses[j], slots[j]}; });
+    }
 
     // Which of these an access is cannot be predicted, so each is written to each list, and
     // counts only where it belongs.
-    void sort_out_block(const Block &block, const Id *ids, const int32_t *next,
-                        WaitingSlots &waiting, int32_t *slots_here, int32_t *entering,
-                        int64_t &num_entering) {
-        const int32_t here = positions_.begin(block.batch),
-                      later = positions_.begin(block.batch + 1);
-        const int32_t kept_end = block.kept_end, stay_end = block.stay_end;
-        int32_t handed_on[scan_block], staying[scan_block];
+    int64_t sort_out_others(const KeptUses &kept, const Id *ids, const int32_t *next,
+                            const int32_t *slots_here, int32_t *entering, int64_t num_entering) {
+        int32_t staying[list_block];
         int32_t *const free_slots = carried_next_ - 1;
-        int64_t free = free_slots_, entered = num_entering, num_handed_on = 0, num_staying = 0;
-        for (int32_t i = block.begin; i < block.end; ++i) {
-            const int32_t use = next[i], slot = slots_here[i];
-            if (static_cast<uint32_t>(use) < static_cast<uint32_t>(later)) [[unlikely]] {
-                slots_here[use - here] = slot;  // repeated in this batch: the access there goes on
-                continue;
-            }
-            const bool is_hit = slot >= 0, is_used = (use >= later) & (use < kept_end);
-            const bool stays_here = use < stay_end, is_kept = is_used | stays_here;
+        int64_t free = free_slots_, entered = num_entering, num_staying = 0;
+        for (int32_t j = 0; j < lists_.num_others; ++j) {
+            const int32_t i = lists_.others[j], slot = slots_here[i];
+            const bool is_hit = slot >= 0, stays_here = next[i] < kept.stay_end;
             free_slots[free] = slot;
             entering[entered] = i;
-            handed_on[num_handed_on] = i;
             staying[num_staying] = i;
-            free -= is_hit & !is_kept;
-            entered += !is_hit & is_kept;
-            num_handed_on += is_hit & is_used;
+            free -= is_hit & !stays_here;
+            entered += !is_hit;
             num_staying += is_hit & stays_here;
         }
-        for (int64_t j = 0; j < num_handed_on; ++j) {
-            const int32_t use = next[handed_on[j]];
-            waiting.put(positions_.batch(use), use, slots_here[handed_on[j]]);
+        free_slots_ = free;
+        // Slots lie anywhere, and writes wait for each other.
+        for (int64_t j = 0; j < num_staying; ++j) {
+            const int32_t slot = slots_here[staying[j]];
+            __builtin_prefetch(nodes_ + slot, 1);
+            __builtin_prefetch(frequencies_ + slot, 1);
         }
         for (int64_t j = 0; j < num_staying; ++j) {
             const int32_t i = staying[j];
             stay(ids[i], next[i], slots_here[i]);
         }
-        free_slots_ = free;
-        num_entering = entered;
+        return entered;
     }
 
     // The slots of rows that are carried over and stay; the others are free, the first on top.
@@ -335,13 +325,14 @@ private:
     int64_t *const misses_;
     const TracePositions &positions_;
     int32_t *const carried_next_;  // [num_slots], behind one that is written and not counted
-    std::vector<int64_t> uses_;    // of the rows of one batch, in each later batch
+    std::vector<UsesInBatch> uses_;  // of the rows of one batch, in each later batch
     FreePlaces free_until_;        // batches that slots are free until
     std::vector<int64_t> kept_from_;  // slots in use after each batch, less those before it
     int64_t num_carried_ = 0;
     int64_t free_slots_ = 0;  // where in carried_next_ the stack of them ends
     std::vector<Cut> cuts_;
     Cut carried_cut_{};
+    AccessLists lists_;
     std::vector<StayingRows::Threshold> thresholds_;  // of each batch, and of the rows carried over
 };
 

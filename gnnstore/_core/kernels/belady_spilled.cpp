@@ -8,6 +8,7 @@
 
 #include "kernels/belady_planner.h"
 #include "kernels/check_ids.h"
+#include "kernels/parallel.h"
 #include "kernels/pooled_array.h"
 #include "kernels/superbatch.h"
 #include "kernels/use_table.h"
@@ -38,7 +39,8 @@ public:
 
     AccessesInFiles(const SpilledTrace &trace, const TracePositions &positions,
                     int64_t longest_batch, int64_t num_slots, const int64_t *nodes,
-                    const int32_t *frequencies, int64_t table_bytes, const SpilledPlan &plan)
+                    const int32_t *frequencies, int64_t table_bytes, int num_threads,
+                    const SpilledPlan &plan)
         : trace_(trace),
           positions_(positions),
           num_slots_(num_slots),
@@ -58,14 +60,14 @@ public:
           entered_(parts_.add(4 * longest_batch)),
           // One piece, since each piece of the pool ends within a huge page.
           memory_(parts_.size()),
-          table_(part(shared_), 0, 0) {
+          num_tables_(longest_batch < least_shared_batch ? 1 : std::min(num_threads, max_tables)) {
         plan.change_offsets[0] = 0;
         plan.slots.reserve(4 * trace.offsets[trace.num_batches]);
         std::fill_n(carried_next(), num_slots, positions.end());
         start_round(0);
         for (int64_t first = table_nodes_; first < trace.num_nodes; first += table_nodes_) {
             for (int64_t batch = trace.num_batches - 1; batch >= 0; --batch) link(batch);
-            table_.finish(nodes_, num_slots_, carried_next());
+            finish_next();
             start_round(first);
         }
     }
@@ -75,16 +77,17 @@ public:
     int32_t *carried_next() const { return part(carried_); }
 
     // In the last round, so that all next uses are there.
-    const int32_t *take_next(int64_t batch, int64_t *uses) {
+    const int32_t *take_next(int64_t batch) {
         link(batch);
-        const int32_t *const next = part(next_);
-        const auto end_of_trace = positions_.end();
-        for (int64_t i = 0; i < size_of(batch); ++i)
-            ++uses[positions_.batch(next[i] < 0 ? end_of_trace : next[i])];
-        return next;
+        return part(next_);
     }
 
-    void finish_next() { table_.finish(nodes_, num_slots_, carried_next()); }
+    bool add_uses(int64_t, UsesInBatch *) const { return false; }
+    void finish_next() {
+        for_tables([&](UseTable &table, int64_t) {
+            table.finish(nodes_, num_slots_, carried_next());
+        });
+    }
 
     const int32_t *next(int64_t batch) {
         read_next(batch);
@@ -119,16 +122,39 @@ private:
         return trace_.offsets[batch + 1] - trace_.offsets[batch];
     }
 
+    // Below, starting threads would take longer than what they do.
+    static constexpr int64_t least_shared_batch = 1 << 15;
+    // Each looks at all ids of a batch.
+    static constexpr int max_tables = 4;
+
+    // Each table serves a range of the round's nodes, so that they can be used at once: threads wait
+    // for memory, which is what most of this takes.
+    template <class Use>
+    void for_tables(const Use &use) {
+        run_workers(num_tables_, num_tables_, [&](TaskQueue &queue) {
+            for (int64_t i; queue.take(i);) use(tables_[static_cast<size_t>(i)], i);
+        });
+    }
+
     void start_round(int64_t first) {
         first_node_ = first;
-        table_ = UseTable(part(shared_), first, std::min(table_nodes_, trace_.num_nodes - first));
-        table_.start(nodes_, frequencies_, num_slots_);
+        const int64_t count = std::min(table_nodes_, trace_.num_nodes - first);
+        tables_.clear();
+        for (int64_t i = 0; i < num_tables_; ++i) {
+            const int64_t begin = count * i / num_tables_, end = count * (i + 1) / num_tables_;
+            tables_.emplace_back(part(shared_) + begin, first + begin, end - begin);
+        }
+        for_tables([&](UseTable &table, int64_t) { table.start(nodes_, frequencies_, num_slots_); });
         for (int64_t batch = 0; batch < trace_.num_batches; ++batch) {
             read_ids(batch, batch + 1);
             if (first == 0) check_ids(ids(), size_of(batch), trace_.num_nodes);
-            plan_.misses[batch] -= table_.count(batch, ids(), size_of(batch));
+            int64_t num_repeated[max_tables] = {};
+            for_tables([&](UseTable &table, int64_t i) {
+                num_repeated[i] = table.count(batch, ids(), size_of(batch));
+            });
+            for (const int64_t num : num_repeated) plan_.misses[batch] -= num;
         }
-        table_.turn_back();
+        for_tables([](UseTable &table, int64_t) { table.turn_back(); });
     }
 
     // Completes the next uses of a batch by those of the nodes that this round is for.
@@ -139,7 +165,9 @@ private:
             if (batch > 0)
                 plan_.slots.will_need(4 * size_of(batch - 1), 4 * trace_.offsets[batch - 1]);
         }
-        table_.link(ids(), size_of(batch), positions_.begin(batch), part(next_));
+        for_tables([&](UseTable &table, int64_t) {
+            table.link(ids(), size_of(batch), positions_.begin(batch), part(next_));
+        });
         write_slots(batch, part(next_));
     }
 
@@ -171,7 +199,8 @@ private:
     Parts parts_;
     const int64_t carried_, shared_, ids_, next_, slots_, positions_here_, entered_;
     const PooledArray<int32_t> memory_;
-    UseTable table_;
+    const int num_tables_;
+    std::vector<UseTable> tables_;
     int64_t first_node_ = 0;
 };
 
@@ -179,7 +208,9 @@ private:
 
 template <class Id>
 void plan_belady_spilled(const SpilledTrace &trace, int64_t num_slots, int64_t *nodes,
-                         int32_t *frequencies, int64_t table_bytes, const SpilledPlan &plan) {
+                         int32_t *frequencies, int64_t table_bytes, int num_threads,
+                         const SpilledPlan &plan) {
+    check_num_threads(num_threads);
     const Trace<Id> shape{nullptr, trace.offsets[std::max<int64_t>(trace.num_batches, 0)],
                           trace.offsets, trace.num_batches};
     check_offsets(shape);
@@ -196,13 +227,13 @@ void plan_belady_spilled(const SpilledTrace &trace, int64_t num_slots, int64_t *
         plan.misses[i] = trace.offsets[i + 1] - trace.offsets[i];
     const TracePositions positions(trace.offsets, trace.num_batches);
     AccessesInFiles<Id> accesses(trace, positions, longest_batch(shape), num_slots, nodes,
-                                 frequencies, table_bytes, plan);
+                                 frequencies, table_bytes, num_threads, plan);
     Planner(accesses, positions, num_slots, nodes, frequencies, plan.misses).run();
 }
 
 template void plan_belady_spilled<int32_t>(const SpilledTrace &, int64_t, int64_t *, int32_t *,
-                                           int64_t, const SpilledPlan &);
+                                           int64_t, int, const SpilledPlan &);
 template void plan_belady_spilled<int64_t>(const SpilledTrace &, int64_t, int64_t *, int32_t *,
-                                           int64_t, const SpilledPlan &);
+                                           int64_t, int, const SpilledPlan &);
 
 }  // namespace gnnstore

@@ -1,13 +1,16 @@
 #include "kernels/next_uses.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
-#include "kernels/belady.h"
+#include "kernels/access_lists.h"
+#include "kernels/group_tables.h"
+#include "kernels/parallel.h"
 #include "kernels/pooled_array.h"
 #include "kernels/relabel.h"
 #include "kernels/row_table.h"
@@ -15,233 +18,282 @@
 namespace gnnstore {
 namespace {
 
-// More groups are more than the caches have lines for.
-constexpr int max_group_bits = 12;
+constexpr int64_t max_keyed_groups = 1 << 13;
+constexpr int max_hashed_group_bits = 12;
 // Places are wiped for each group: with more ids for each access, hashing costs less.
 constexpr int64_t keyed_ids_per_access = 16;
-constexpr int64_t hashed_group_accesses = 1 << 14;
+// What a thread takes of groups has to pay for its table; 6 bytes an access, which planning is
+// given, then hold two tables as well.
+constexpr int64_t least_accesses_per_thread = 1 << 20;
+// In the upper half of what a group has, a row's key; in the lower one, how far into its window the
+// access stands.
+constexpr int window_bits = 32 - RowGroups::key_bits;
+constexpr uint32_t window_mask = (uint32_t{1} << window_bits) - 1;
 
-class KeyedTable {
-public:
-    explicit KeyedTable(int64_t num_keys) : num_keys_(num_keys), places_(num_keys) {}
-
-    void start(int64_t) {
-        std::memset(places_.data(), 0, static_cast<size_t>(num_keys_) * sizeof(uint32_t));
-    }
-    uint32_t &at(int64_t key) { return places_[key]; }
-
-private:
-    const int64_t num_keys_;
-    PooledArray<uint32_t> places_;
-};
-
-// Open addressing with linear probing, at most half full.
-class HashedTable {
-public:
-    explicit HashedTable(const RowGroups &groups) : groups_(groups) {}
-
-    void start(int64_t num_accesses) {
-        const int64_t expected = std::min(num_accesses, hashed_group_accesses);
-        reset(static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * expected + 64))));
-    }
-
-    // The value of a row, to be set to something but 0 where it is 0; valid until the next call.
-    uint32_t &at(int64_t id) {
-        int64_t i = probe(id);
-        if (places_[i].value == 0) {
-            if (2 * (num_rows_ + 1) > mask_ + 1) {
-                grow();
-                i = probe(id);
-            }
-            places_[i].id = id;
-            ++num_rows_;
-        }
-        return places_[i].value;
-    }
-
-private:
-    struct Place {
-        int64_t id;
-        uint32_t value;
-    };
-
-    int64_t probe(int64_t id) const {
-        auto i = static_cast<int64_t>(groups_.mixed_in_group(id) >> shift_);
-        while (places_[i].value != 0 && places_[i].id != id) i = (i + 1) & mask_;
-        return i;
-    }
-    void reset(int64_t num_places) {
-        if (num_places > capacity_) {
-            places_ = PooledArray<Place>();
-            places_ = PooledArray<Place>(num_places);
-            capacity_ = num_places;
-        }
-        std::memset(static_cast<void *>(places_.data()), 0,
-                    static_cast<size_t>(num_places) * sizeof(Place));
-        mask_ = num_places - 1;
-        shift_ = std::countl_zero(static_cast<uint64_t>(mask_));
-        num_rows_ = 0;
-    }
-    void grow() {
-        const PooledArray<Place> old = std::exchange(places_, PooledArray<Place>());
-        const int64_t num_rows = num_rows_, old_places = mask_ + 1;
-        capacity_ = 0;
-        reset(2 * old_places);
-        for (int64_t i = 0; i < old_places; ++i)
-            if (old[i].value != 0) places_[probe(old[i].id)] = old[i];
-        num_rows_ = num_rows;
-    }
-
-    const RowGroups groups_;
-    PooledArray<Place> places_;
-    int64_t capacity_ = 0;
-    int64_t mask_ = 0;
-    int64_t num_rows_ = 0;
-    int shift_ = 0;
-};
+void prefetch(const void *at) { __builtin_prefetch(at, 1); }
 
 }  // namespace
 
 RowGroups::RowGroups(int64_t largest, int64_t num_accesses) {
     const int64_t last_group = std::max<int64_t>(largest, 0) >> key_bits;
-    has_keys_ = last_group >> max_group_bits == 0 && largest / keyed_ids_per_access < num_accesses;
+    has_keys_ = last_group < max_keyed_groups && largest / keyed_ids_per_access < num_accesses;
     if (has_keys_) {
-        multiplier_ = uint64_t{1} << (64 - key_bits - max_group_bits);
-        shift_ = 64 - max_group_bits;
-        key_mask_ = ~uint32_t{0} << (32 - key_bits);
         num_keys_ = std::min<int64_t>(int64_t{1} << key_bits, largest + 1);
         num_groups_ = last_group + 1;
     } else {
         const auto wanted = static_cast<uint64_t>(num_accesses / hashed_group_accesses);
         // At least two groups, since a shift by all 64 bits is none.
-        const int bits = std::clamp(static_cast<int>(std::bit_width(wanted)), 1, max_group_bits);
-        multiplier_ = hash_multiplier;
+        const int bits =
+            std::clamp(static_cast<int>(std::bit_width(wanted)), 1, max_hashed_group_bits);
         shift_ = 64 - bits;
-        key_mask_ = 0;
         num_groups_ = int64_t{1} << bits;
     }
 }
 
+uint64_t RowGroups::mixed(int64_t id) { return static_cast<uint64_t>(id) * hash_multiplier; }
+
 template <class Id>
 NextUses<Id>::NextUses(const Trace<Id> &trace, const TracePositions &positions, int64_t num_slots,
                        const int64_t *nodes, const int32_t *frequencies, int32_t *uses,
-                       int64_t *misses)
+                       int32_t *carried, int64_t *misses, int num_threads)
     : trace_(trace),
       positions_(positions),
       nodes_(nodes),
       frequencies_(frequencies),
       num_slots_(num_slots),
+      num_threads_(static_cast<int>(std::clamp<int64_t>(
+          trace.num_ids / least_accesses_per_thread, 1, num_threads))),
       groups_(std::max(largest_id(trace.ids, trace.num_ids),
                        num_slots == 0 ? -1 : *std::max_element(nodes, nodes + num_slots)),
               trace.num_ids + num_slots),
       uses_(uses),
-      ends_(static_cast<size_t>(groups_.num_groups()), 0),
+      carried_(carried),
+      num_windows_((trace.num_ids + window - 1) / window),
+      begins_(static_cast<size_t>((groups_.num_groups() + 1) * num_windows_)),
       carried_ends_(static_cast<size_t>(groups_.num_groups()), 0) {
-    fill_groups();
-    if (groups_.has_keys()) {
-        KeyedTable table(groups_.num_keys());
-        link(table, [](uint32_t value, int64_t) { return int64_t{value >> window_bits}; }, misses);
-    } else {
-        HashedTable table(groups_);
-        link(table, [&](uint32_t, int64_t k) { return static_cast<int64_t>(trace_.ids[k]); },
-             misses);
-    }
-    window_begins_ = {};
+    // As many as an access may take 2 bytes for: with few batches, or long ones.
+    const int64_t num_counts = (num_windows_ + trace.num_batches) * (trace.num_batches + 1);
+    if (num_counts <= trace.num_ids / 4) counts_.resize(static_cast<size_t>(num_counts));
+    fill_carried();
+    if (groups_.has_keys())
+        find<true, KeyedTable>(misses);
+    else
+        find<false, HashedTable>(misses);
 }
 
 template <class Id>
-void NextUses<Id>::fill_groups() {
+void NextUses<Id>::fill_carried() {
+    uint32_t *const ends = carried_ends_.data();
+    for (int64_t slot = 0; slot < num_slots_; ++slot)
+        if (nodes_[slot] >= 0) ++ends[groups_.group(nodes_[slot])];
+    uint32_t place = 0;
+    for (uint32_t &end : carried_ends_) place += std::exchange(end, place);
+    for (int64_t slot = 0; slot < num_slots_; ++slot) {
+        if (nodes_[slot] < 0) continue;
+        int32_t *const at = carried_ + ends[groups_.group(nodes_[slot])]++;
+        *at = static_cast<int32_t>(slot);
+        prefetch(at + line);
+    }
+}
+
+template <class Id>
+template <bool has_keys, class Table>
+void NextUses<Id>::find(int64_t *misses) {
+    run_workers(num_threads_, num_windows_, [&](TaskQueue &windows) {
+        std::vector<uint32_t> places(static_cast<size_t>(groups_.num_groups()));
+        for (int64_t w; windows.take(w);) fill_window<has_keys>(w, places.data());
+    });
+    run_workers(num_threads_, groups_.num_groups(), [&](TaskQueue &groups) {
+        GroupTable<Table> table(groups_);
+        for (int64_t group; groups.take(group);) link<has_keys>(group, table, misses);
+    });
+    run_workers(num_threads_, num_windows_, [&](TaskQueue &windows) {
+        std::vector<uint32_t> places(static_cast<size_t>(groups_.num_groups()));
+        const PooledArray<int32_t> held(window);
+        for (int64_t w; windows.take(w);) take_window<has_keys>(w, places.data(), held.data());
+    });
+}
+
+// Puts a window's accesses into its groups: the row's key, and how far into the window they stand.
+template <class Id>
+template <bool has_keys>
+void NextUses<Id>::fill_window(int64_t w, uint32_t *places) {
     const RowGroups groups = groups_;  // a copy: stores cannot change it, it stays in registers
-    const int64_t num_groups = groups.num_groups();
-    uint32_t *const ends = ends_.data(), *const carried_ends = carried_ends_.data();
-    int32_t *const uses = uses_;
-    const auto begin_at = [&](uint32_t *counts, int64_t begin) {
-        auto place = static_cast<uint32_t>(begin);
-        for (int64_t group = 0; group < num_groups; ++group)
-            place += std::exchange(counts[group], place);
-    };
-    for (int64_t slot = 0; slot < num_slots_; ++slot)
-        if (nodes_[slot] >= 0) ++carried_ends[groups.group(nodes_[slot])];
-    begin_at(carried_ends, 0);
-    for (int64_t slot = 0; slot < num_slots_; ++slot)
-        if (nodes_[slot] >= 0)
-            uses[carried_ends[groups.group(nodes_[slot])]++] = static_cast<int32_t>(slot);
-
-    const Id *const ids = trace_.ids;
-    for (int64_t k = 0; k < trace_.num_ids; ++k) ++ends[groups.group(ids[k])];
-    begin_at(ends, num_slots_);
-    const int64_t window = int64_t{1} << window_bits;
-    window_begins_.reserve(
-        static_cast<size_t>((trace_.num_ids + window - 1) / window * num_groups));
-    for (int64_t begin = 0; begin < trace_.num_ids; begin += window) {
-        window_begins_.insert(window_begins_.end(), ends, ends + num_groups);
-        const int64_t end = std::min(begin + window, trace_.num_ids);
-        for (int64_t k = begin; k < end; ++k) {
-            const int64_t place = ends[groups.group(ids[k])]++;
-            uses[place] =
-                static_cast<int32_t>(groups.high_key(ids[k]) | static_cast<uint32_t>(k - begin));
-            prefetch_place(uses, place + line);
+    const int64_t num_groups = groups.num_groups(), size = window_size(w);
+    const Id *const ids = trace_.ids + w * window;
+    int32_t *const uses = uses_ + w * window;
+    std::fill_n(places, num_groups, 0);
+    for (int64_t begin = 0; begin < size; begin += line) {
+        prefetch(uses + begin);
+        const int64_t end = std::min(begin + line, size);
+        for (int64_t i = begin; i < end; ++i) ++places[groups.group<has_keys>(ids[i])];
+    }
+    uint32_t place = 0;
+    for (int64_t group = 0; group < num_groups; ++group) {
+        begin_of(group, w) = static_cast<uint16_t>(place);
+        place += std::exchange(places[group], place);
+    }
+    begin_of(num_groups, w) = static_cast<uint16_t>(place);
+    uint32_t found[block];
+    for (int64_t begin = 0; begin < size; begin += block) {
+        const int64_t end = std::min(begin + block, size);
+        for (int64_t i = begin; i < end; ++i)
+            found[i - begin] = places[groups.group<has_keys>(ids[i])]++;
+        for (int64_t i = begin; i < end; ++i) {
+            const uint32_t key = has_keys ? RowGroups::key(ids[i]) << window_bits : 0;
+            uses[found[i - begin]] = static_cast<int32_t>(key | static_cast<uint32_t>(i));
         }
     }
 }
 
-// Where a group's row was met last is where its next use is to be written. In the table, places
-// count from 1.
+// Goes from the end of the trace to its beginning: a row's place in the table tells where it was
+// met last, which is its next use.
 template <class Id>
-template <class Table, class KeyAt>
-void NextUses<Id>::link(Table &table, const KeyAt &key_at, int64_t *misses) {
+template <bool has_keys, class Table>
+void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
+    const uint16_t *const begins = begins_.data() + group * num_windows_;
+    const uint16_t *const ends = begins + num_windows_;
+    const int64_t carried_end = carried_ends_[static_cast<size_t>(group)];
+    const int64_t carried = group == 0 ? 0 : carried_ends_[static_cast<size_t>(group) - 1];
+    int64_t num_accesses = 0;
+    for (int64_t w = 0; w < num_windows_; ++w) num_accesses += ends[w] - begins[w];
+    if (num_accesses + carried_end - carried == 0) return;
+    group_table.start(num_accesses, carried_end - carried);
+    auto &table = group_table.table();
+    auto *const lasts = group_table.lasts();
+    int64_t num_lasts = 0;
+
     const int64_t *const offsets = trace_.offsets;
-    const int64_t num_groups = groups_.num_groups();
-    const auto num_windows = static_cast<int64_t>(window_begins_.size()) / num_groups;
-    int32_t *const uses = uses_ - 1;
-    int64_t carried = 1, place = num_slots_ + 1;
-    for (int64_t group = 0; group < num_groups; ++group) {
-        const int64_t carried_end = int64_t{carried_ends_[static_cast<size_t>(group)]} + 1;
-        const int64_t end = int64_t{ends_[static_cast<size_t>(group)]} + 1;
-        if (carried == carried_end && place == end) continue;
-        table.start(carried_end - carried + end - place);
-        for (; carried < carried_end; ++carried) {
-            const int32_t slot = uses[carried];
-            const int64_t node = nodes_[slot];
-            uint32_t &last = table.at(groups_.has_keys() ? int64_t{RowGroups::key(node)} : node);
-            if (last != 0)
-                throw std::invalid_argument("nodes must be distinct, but " + std::to_string(node) +
-                                            " stands there twice, at last in slot " +
-                                            std::to_string(slot));
-            last = static_cast<uint32_t>(carried);
-            uses[carried] = -std::min(frequencies_[slot], max_frequency);
+    const int32_t end = positions_.end();
+    // Of the batch of the accesses that are looked at: where it begins, and positions from `end`
+    // on of accesses of the trace and of what is behind the batch.
+    int64_t batch = trace_.num_batches, batch_begin = trace_.num_ids;
+    int32_t gap = 0, behind = 0;
+    int64_t num_repeated = 0;
+    const auto count_repeated = [&] {
+        if (num_repeated > 0)
+            std::atomic_ref(misses[batch]).fetch_sub(num_repeated, std::memory_order_relaxed);
+        num_repeated = 0;
+    };
+    const auto key_of = [&](uint32_t value, int64_t k) {
+        return static_cast<typename Table::Key>(has_keys ? value >> window_bits : trace_.ids[k]);
+    };
+    for (int64_t w = num_windows_ - 1; w >= 0; --w) {
+        // What a group has of one window is too short for the hardware to see that it is read.
+        if (w >= windows_ahead) {
+            const int64_t ahead = w - windows_ahead;
+            const int32_t *const window_uses = uses_ + ahead * window;
+            for (int32_t i = begins[ahead]; i < ends[ahead]; i += line) prefetch(window_uses + i);
         }
-        int64_t batch = 0, batch_end = 0, batch_place = place, gaps = 0;
-        for (int64_t window = 0; window < num_windows; ++window) {
-            const int64_t begin = window << window_bits;
-            const auto following = static_cast<size_t>((window + 1) * num_groups + group);
-            const int64_t window_end =
-                window + 1 < num_windows ? int64_t{window_begins_[following]} + 1 : end;
-            for (; place < window_end; ++place) {
-                const auto value = static_cast<uint32_t>(uses[place]);
-                const int64_t k = begin + (value & ((uint32_t{1} << window_bits) - 1));
-                if (k >= batch_end) {
-                    batch = std::upper_bound(offsets + batch, offsets + trace_.num_batches, k) -
-                            offsets - 1;
-                    batch_end = offsets[batch + 1];
-                    batch_place = place;
-                    gaps = positions_.begin(batch) - offsets[batch];
+        const int64_t first = w * window;
+        uint32_t held[block];
+        int32_t found[block + list_slack];
+        for (int32_t behind_block = ends[w]; behind_block > begins[w];) {
+            const int32_t begin = std::max<int32_t>(begins[w], behind_block - block);
+            const int32_t size = behind_block - begin;
+            behind_block = begin;
+            int32_t *const uses = uses_ + first + begin;
+            std::memcpy(held, uses, static_cast<size_t>(size) * sizeof *held);
+            for (int32_t i = size; i-- > 0;) {
+                const auto k = static_cast<int32_t>(held[i] & window_mask);
+                if (k < batch_begin - first) [[unlikely]] {
+                    count_repeated();
+                    batch = std::upper_bound(offsets, offsets + batch, first + k) - offsets - 1;
+                    batch_begin = offsets[batch];
+                    gap = static_cast<int32_t>(positions_.begin(batch) - batch_begin - end);
+                    behind = positions_.begin(batch + 1) - end;
                 }
-                uint32_t &found = table.at(key_at(value, k));
-                const int64_t last = std::exchange(found, static_cast<uint32_t>(place));
-                // Where there is none, its own place, which is written next. Without branches:
-                // whether a row was met before cannot be predicted.
-                const int64_t is_met = -static_cast<int64_t>(last != 0);
-                const int64_t written = place ^ ((place ^ last) & is_met);
-                int32_t frequency = -uses[written] & static_cast<int32_t>(is_met);
-                uses[written] = static_cast<int32_t>(k + gaps);
-                if (last >= batch_place) [[unlikely]] {
-                    --misses[batch];
-                    --frequency;
+                Met &met = table.at(key_of(held[i], first + k));
+                const int32_t next = met.next;
+                met.next = static_cast<int32_t>(first) + gap + k;
+                ++met.num_batches;
+                if (next < behind) [[unlikely]] {
+                    --met.num_batches;
+                    ++num_repeated;
                 }
-                uses[place] = -std::min(frequency + 1, max_frequency);
+                uses[i] = next + end;
+            }
+            const int32_t num_here = list_between(uses, size, end, end, found);
+            for (int32_t j = 0; j < num_here; ++j) {
+                const int64_t k = first + (held[found[j]] & window_mask);
+                lasts[num_lasts++] = {static_cast<uint32_t>(first + begin + found[j]),
+                                      key_of(held[found[j]], k)};
             }
         }
+    }
+    count_repeated();
+    for (int64_t place = carried; place < carried_end; ++place) {
+        const int32_t slot = carried_[place];
+        const int64_t node = nodes_[slot];
+        Met &met =
+            table.at(static_cast<typename Table::Key>(has_keys ? RowGroups::key(node) : node));
+        if (met.next == Met::in_a_slot)
+            throw std::invalid_argument("nodes must be distinct, but " + std::to_string(node) +
+                                        " stands there twice, at last in slot " +
+                                        std::to_string(slot));
+        const int32_t frequency = std::min(frequencies_[slot], max_frequency);
+        carried_[place] = met.next == Met::nowhere ? -frequency : met.next + end;
+        met.next = Met::in_a_slot;
+        met.num_batches += static_cast<uint32_t>(frequency);
+    }
+    for (int64_t j = 0; j < num_lasts; ++j)
+        uses_[lasts[j].place] = table.at(lasts[j].key).negative_frequency();
+}
+
+// Puts what was found for a window's accesses to where they stand. held [window].
+template <class Id>
+template <bool has_keys>
+void NextUses<Id>::take_window(int64_t w, uint32_t *places, int32_t *held) {
+    const RowGroups groups = groups_;
+    const int64_t size = window_size(w);
+    const Id *const ids = trace_.ids + w * window;
+    int32_t *const uses = uses_ + w * window;
+    std::copy_n(uses, size, held);
+    for (int64_t group = 0; group < groups.num_groups(); ++group)
+        places[group] = begin_of(group, w);
+    for (int64_t i = 0; i < size; ++i) uses[i] = held[places[groups.group<has_keys>(ids[i])]++];
+    if (!counts_.empty()) count_window(w);
+}
+
+template <class Id>
+void NextUses<Id>::count_window(int64_t w) {
+    const int64_t *const offsets = trace_.offsets;
+    const int64_t window_end = w * window + window_size(w);
+    int64_t k = w * window;
+    int64_t batch = std::upper_bound(offsets, offsets + trace_.num_batches, k) - offsets - 1;
+    for (; k < window_end; ++batch) {
+        const int64_t end = std::min(offsets[batch + 1], window_end);
+        positions_.count(uses_ + k, end - k, counts_of(w, batch));
+        k = end;
+    }
+}
+
+template <class Id>
+bool NextUses<Id>::add_uses(int64_t batch, UsesInBatch *uses) const {
+    if (counts_.empty()) return false;
+    const int64_t begin = trace_.offsets[batch], end = trace_.offsets[batch + 1];
+    const auto row_size = static_cast<size_t>(trace_.num_batches) + 1;
+    for (int64_t w = begin / window; w * window < end; ++w) {
+        const UsesInBatch *const row = &counts_[static_cast<size_t>(w + batch) * row_size];
+        for (size_t i = 0; i < row_size; ++i) {
+            uses[i].even += row[i].even;
+            uses[i].odd += row[i].odd;
+        }
+    }
+    return true;
+}
+
+template <class Id>
+void NextUses<Id>::take_carried(int32_t *first_uses) {
+    uint32_t *const ends = carried_ends_.data();
+    for (int64_t slot = num_slots_ - 1; slot >= 0; --slot) {
+        if (nodes_[slot] < 0) {
+            first_uses[slot] = positions_.end();
+            continue;
+        }
+        const uint32_t place = --ends[groups_.group(nodes_[slot])];
+        first_uses[slot] = carried_[place];
+        prefetch(carried_ + place - line);
     }
 }
 

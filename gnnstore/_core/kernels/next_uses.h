@@ -2,12 +2,16 @@
 // trace and never with the graph.
 //
 // A table of all rows is looked at in random order, and waits for memory at each access. So the
-// accesses are first put into groups by their rows, in an order that can be undone: each group
-// is a run of an array, and takes its accesses in the order of the trace. A group's table then
-// fits in a core's own cache, the next uses found take the place of the accesses, and going
-// through the trace once more takes them out of the groups in the order in which they went in.
+// accesses are first put into groups by their rows, window by window of the trace, and each window
+// in its own place: both a window and the table of a group fit in a core's own cache. Then each
+// group goes through its parts of all windows, and the next uses found take the place of the
+// accesses. Going through a window once more takes them out in the order in which they went in.
+//
+// All of it happens in the place of the result. With groups that lie in one piece each, next uses
+// took 4 bytes an access more, and their first touch alone as long as finding them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -19,7 +23,8 @@ namespace gnnstore {
 // Puts rows into groups. Dense ids are told apart in their group by a key of few bits.
 class RowGroups {
 public:
-    static constexpr int key_bits = 17;  // with 4 bytes each, 512 KiB of a core's second cache
+    // With 8 bytes each, 512 KiB of a core's second cache.
+    static constexpr int key_bits = 16;
 
     // For ids up to `largest` in so many places.
     RowGroups(int64_t largest, int64_t num_accesses);
@@ -28,26 +33,25 @@ public:
     int64_t num_groups() const { return num_groups_; }
     int64_t num_keys() const { return num_keys_; }
 
-    int64_t group(int64_t id) const { return static_cast<int64_t>(mixed(id) >> shift_); }
-    // The key in the highest bits; 0 where there are none.
-    uint32_t high_key(int64_t id) const {
-        return static_cast<uint32_t>(mixed(id) >> (shift_ - 32)) & key_mask_;
+    template <bool has_keys>
+    int64_t group(int64_t id) const {
+        if constexpr (has_keys) return id >> key_bits;
+        return static_cast<int64_t>(mixed(id) >> shift_);
     }
+    int64_t group(int64_t id) const { return has_keys_ ? group<true>(id) : group<false>(id); }
     static uint32_t key(int64_t id) {
         return static_cast<uint32_t>(id) & ((uint32_t{1} << key_bits) - 1);
     }
-    // Bits that differ among the rows of a group, in the highest ones first.
+    // Bits that differ among the rows of a group, in the highest ones first. Without keys.
     uint64_t mixed_in_group(int64_t id) const { return mixed(id) << (64 - shift_); }
 
 private:
-    uint64_t mixed(int64_t id) const { return static_cast<uint64_t>(id) * multiplier_; }
+    static uint64_t mixed(int64_t id);
 
     bool has_keys_;
     int64_t num_groups_;
     int64_t num_keys_ = 0;
-    uint64_t multiplier_;
-    uint32_t key_mask_;
-    int shift_;
+    int shift_ = 0;
 };
 
 // The next uses of the accesses of a trace, and of rows that are in a cache before it.
@@ -58,56 +62,67 @@ private:
 template <class Id>
 class NextUses {
 public:
-    // uses [num_slots + num_ids] is memory that is free again once all next uses are taken. From
-    // misses [num_batches] it takes the accesses that are repeated in a batch.
+    // Fills uses [num_ids]. carried [num_slots] is memory that is needed until take_carried. From
+    // misses [num_batches] it takes the accesses that are repeated in a batch. Long traces are
+    // shared out among up to num_threads threads.
     NextUses(const Trace<Id> &trace, const TracePositions &positions, int64_t num_slots,
-             const int64_t *nodes, const int32_t *frequencies, int32_t *uses, int64_t *misses);
+             const int64_t *nodes, const int32_t *frequencies, int32_t *uses, int32_t *carried,
+             int64_t *misses, int num_threads);
 
-    // Calls use(k, next use) for the accesses from the last to the first; what is taken must be
-    // the last that was not taken yet.
-    template <class Use>
-    void take(int64_t begin, int64_t end, const Use &use) {
-        const RowGroups groups = groups_;  // a copy: stores cannot change it
-        const Id *const ids = trace_.ids;
-        const int32_t *const uses = uses_;
-        uint32_t *const ends = ends_.data();
-        for (int64_t k = end - 1; k >= begin; --k) {
-            const int64_t place = --ends[groups.group(ids[k])];
-            // The line before, of each group: too many streams for the hardware to see. It halves
-            // the time. Outside of the array, it does nothing.
-            prefetch_place(uses, place - line);
-            use(k, uses[place]);
-        }
-    }
+    // Adds those of a batch to `uses` [num_batches + 1], by the batch that they are in; those that are
+    // not used again to the last one. False: they are not counted, since batches are too many.
+    bool add_uses(int64_t batch, UsesInBatch *uses) const;
 
-    // The same for the rows in slots, apart from accesses.
-    int32_t take_carried(int64_t node) {
-        return uses_[--carried_ends_[static_cast<size_t>(groups_.group(node))]];
-    }
+    // The next uses of rows in slots, into first_uses [num_slots]; behind the trace where a slot
+    // has no row.
+    void take_carried(int32_t *first_uses);
 
 private:
+    // Accesses of a window. Groups count them in 16 bits. Not nearly a power of two: what a group
+    // has of all windows would meet in few places of a core's cache.
+    static constexpr int64_t window = 50'000;
+    static_assert(window < int64_t{1} << (32 - RowGroups::key_bits));
+    // Whose part of a group is fetched before it is needed.
+    static constexpr int64_t windows_ahead = 4;
     static constexpr int64_t line = 16;  // values in a cache line
-    // What is put into a group: a row's key, and how far into a window of the trace it stands.
-    static constexpr int window_bits = 32 - RowGroups::key_bits;
+    // Accesses whose places are found before anything is written to one of them: a core reads no
+    // counter while it does not know yet where the writes before go.
+    static constexpr int64_t block = 256;
 
-    static void prefetch_place(const int32_t *uses, int64_t place) {
-        __builtin_prefetch(reinterpret_cast<const void *>(
-            reinterpret_cast<uintptr_t>(uses) + static_cast<uintptr_t>(place) * sizeof(int32_t)));
+    uint16_t &begin_of(int64_t group, int64_t w) {
+        return begins_[static_cast<size_t>(group * num_windows_ + w)];
     }
-    void fill_groups();
-    template <class Table, class KeyAt>
-    void link(Table &table, const KeyAt &key_at, int64_t *misses);
+    int64_t window_size(int64_t w) const { return std::min(window, trace_.num_ids - w * window); }
+
+    template <bool has_keys, class Table>
+    void find(int64_t *misses);
+    void fill_carried();
+    template <bool has_keys>
+    void fill_window(int64_t w, uint32_t *places);
+    template <bool has_keys, class Table>
+    void link(int64_t group, Table &table, int64_t *misses);
+    template <bool has_keys>
+    void take_window(int64_t w, uint32_t *places, int32_t *held);
+    void count_window(int64_t w);
+    UsesInBatch *counts_of(int64_t w, int64_t batch) {
+        return counts_.data() + (w + batch) * (trace_.num_batches + 1);
+    }
 
     const Trace<Id> trace_;
     const TracePositions &positions_;
     const int64_t *const nodes_;
     const int32_t *const frequencies_;
     const int64_t num_slots_;
+    const int num_threads_;
     const RowGroups groups_;
-    int32_t *const uses_;                  // rows in slots by group, then accesses by group
-    std::vector<uint32_t> ends_;           // of each group's accesses that are not taken
-    std::vector<uint32_t> carried_ends_;   // of each group's rows in slots
-    std::vector<uint32_t> window_begins_;  // in each group, of the accesses of each window
+    int32_t *const uses_;                 // accesses by window and group, at last as they came
+    int32_t *const carried_;              // rows in slots by group
+    const int64_t num_windows_;
+    std::vector<uint16_t> begins_;        // [num_groups + 1][num_windows] in each window
+    std::vector<uint32_t> carried_ends_;  // of each group's rows in slots
+    // What each window has of each batch, by the batch of its next use: a row for each step from one
+    // window or batch to the next. Empty: they are not counted.
+    std::vector<UsesInBatch> counts_;
 };
 
 }  // namespace gnnstore

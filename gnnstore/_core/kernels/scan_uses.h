@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+
+#include "kernels/access_lists.h"
 
 namespace gnnstore {
-
-// Accesses at a time, whose lists stay in a core's first cache.
-inline constexpr int32_t scan_block = 512;
 
 // The position behind the wanted-th next use from `first` on and before `last`, which is there.
 inline int64_t behind_uses(const int32_t *next, int64_t size, int32_t first, int32_t last,
@@ -19,8 +19,8 @@ inline int64_t behind_uses(const int32_t *next, int64_t size, int32_t first, int
         return found;
     };
     int64_t position = 0;
-    for (; wanted > 0 && position + scan_block <= size; position += scan_block) {
-        const int32_t found = count(position, position + scan_block);
+    for (; wanted > 0 && position + list_block <= size; position += list_block) {
+        const int32_t found = count(position, position + list_block);
         if (found >= wanted) break;
         wanted -= found;
     }
@@ -31,14 +31,13 @@ inline int64_t behind_uses(const int32_t *next, int64_t size, int32_t first, int
 // Calls use(first + i, frequency) for the rows that are not used again.
 template <class Use>
 void for_not_used_again(const int32_t *next, int64_t size, int64_t first, const Use &use) {
-    int32_t found[scan_block];
-    for (int64_t begin = 0; begin < size; begin += scan_block) {
-        int32_t num_found = 0;
-        for (int64_t i = begin; i < std::min(begin + scan_block, size); ++i) {
-            found[num_found] = static_cast<int32_t>(i);
-            num_found += next[i] < 0;
-        }
-        for (int32_t j = 0; j < num_found; ++j) use(first + found[j], -next[found[j]]);
+    int32_t found[list_block + list_slack];
+    for (int64_t begin = 0; begin < size; begin += list_block) {
+        const int32_t *const here = next + begin;
+        const auto size_here = static_cast<int32_t>(std::min<int64_t>(list_block, size - begin));
+        const int32_t num_found =
+            list_between(here, size_here, std::numeric_limits<int32_t>::min(), -1, found);
+        for (int32_t j = 0; j < num_found; ++j) use(first + begin + found[j], -here[found[j]]);
     }
 }
 

@@ -11,6 +11,14 @@
 
 namespace gnnstore {
 
+// Accesses of a batch, counted in two places: many in turn may belong to the same batch, and each
+// count would wait for the one before.
+struct UsesInBatch {
+    uint32_t even = 0, odd = 0;
+
+    int64_t all() const { return int64_t{even} + odd; }
+};
+
 class TracePositions {
 public:
     TracePositions(const int64_t *offsets, int64_t num_batches)
@@ -34,7 +42,34 @@ public:
     // The first position of a batch; batch num_batches stands behind all others.
     int32_t begin(int64_t batch) const { return begins_[static_cast<size_t>(batch)]; }
     int32_t end() const { return begins_.back(); }
-    int64_t batch(int32_t position) const { return batches_.data()[position >> shift_]; }
+    int64_t batch(int32_t position) const { return batches().of(position); }
+
+    // To be copied by whoever asks for many: what else is written cannot change a copy, so that it
+    // stays in registers.
+    class Batches {
+    public:
+        Batches(const int32_t *batches, int shift) : batches_(batches), shift_(shift) {}
+        int64_t of(int32_t position) const { return batches_[position >> shift_]; }
+
+    private:
+        const int32_t *batches_;
+        int shift_;
+    };
+    Batches batches() const { return {batches_.data(), shift_}; }
+
+    // Adds next uses to `uses` [num_batches + 1] by their batches; negative ones, which are none, to
+    // the last one.
+    void count(const int32_t *next, int64_t size, UsesInBatch *uses) const {
+        const Batches batches = this->batches();
+        const int32_t end = this->end();
+        const auto batch_of = [&](int32_t use) { return batches.of(use < 0 ? end : use); };
+        int64_t k = 0;
+        for (; k + 1 < size; k += 2) {
+            ++uses[batch_of(next[k])].even;
+            ++uses[batch_of(next[k + 1])].odd;
+        }
+        if (k < size) ++uses[batch_of(next[k])].even;
+    }
 
 private:
     // About 8 blocks for a batch, whose table stays in a core's first cache; fewer would leave

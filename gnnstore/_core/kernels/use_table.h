@@ -2,7 +2,8 @@
 // learn how many batches need each node, then backward, to learn where it is needed next.
 //
 // A table of all nodes may be larger than what there is to spare. It then serves a range of them
-// at a time, and the trace is gone through again for each range.
+// at a time, and the trace is gone through again for each range. Tables of several ranges may be
+// used by as many threads at once.
 #pragma once
 
 #include <algorithm>
@@ -18,12 +19,11 @@ class UseTable {
 public:
     // Serves nodes from `first` on; values [count] is memory whose contents do not matter.
     UseTable(int32_t *values, int64_t first, int64_t count)
-        : values_(values), first_(first), count_(count) {
-        std::fill_n(values_, count_, 0);
-    }
+        : values_(values), first_(first), count_(count) {}
 
     // First: the rows in slots, and how many batches needed them.
     void start(const int64_t *nodes, const int32_t *frequencies, int64_t num_slots) {
+        std::fill_n(values_, count_, 0);
         for_served<false>(nodes, num_slots, [&](int64_t slot, int32_t &value) {
             if (value != 0)
                 throw std::invalid_argument("nodes must be distinct, but " +

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/access_lists.h"
+
 namespace gnnstore {
 
 // A list for each batch; a list is a chain of chunks.
@@ -26,6 +28,7 @@ public:
 
     WaitingSlots(int64_t num_batches, int64_t num_slots, Entry *entries)
         : chunk_bits_(chunk_bits(num_batches)),
+          chunk_mask_((uint32_t{1} << chunk_bits_) - 1),
           entries_(entries),
           ends_(static_cast<size_t>(num_batches), 0),
           before_(static_cast<size_t>(num_chunks(num_batches, num_slots))),
@@ -38,11 +41,22 @@ public:
 
     // Adds a slot to the list of a batch.
     void put(int64_t batch, int32_t position, int32_t slot) {
-        uint32_t &end = ends_.data()[batch];
-        if ((end & ((uint32_t{1} << chunk_bits_) - 1)) == 0) [[unlikely]]
-            end = start_chunk(end);
-        entries_[end++] = {position, slot};
+        entries_[next_place(ends_.data(), chunk_mask_, batch)] = {position, slot};
     }
+
+    // Adds `count` of them, at most block_size: batch_of(j) and entry_of(j) are the j-th. All
+    // places are found before the first is written to: a core does not read where a list ends
+    // while it does not know yet where the writes before go.
+    template <class BatchOf, class EntryOf>
+    void put_block(int64_t count, const BatchOf &batch_of, const EntryOf &entry_of) {
+        uint32_t places[block_size];
+        uint32_t *const ends = ends_.data();
+        const uint32_t mask = chunk_mask_;
+        for (int64_t j = 0; j < count; ++j) places[j] = next_place(ends, mask, batch_of(j));
+        Entry *const entries = entries_;
+        for (int64_t j = 0; j < count; ++j) entries[places[j]] = entry_of(j);
+    }
+    static constexpr int64_t block_size = list_block;
 
     // Calls use(position, slot) for all that a batch has, and forgets them.
     template <class Use>
@@ -70,7 +84,15 @@ private:
         return (num_slots >> chunk_bits(num_batches)) + std::min(num_batches, num_slots) + 1;
     }
 
-    uint32_t start_chunk(uint32_t end) {
+    uint32_t next_place(uint32_t *ends, uint32_t mask, int64_t batch) {
+        uint32_t end = ends[batch];
+        if ((end & mask) == 0) [[unlikely]]
+            end = start_chunk(end);
+        ends[batch] = end + 1;
+        return end;
+    }
+
+    [[gnu::noinline]] uint32_t start_chunk(uint32_t end) {
         const uint32_t chunk = free_.back();
         free_.pop_back();
         prefetch(free_.back());  // the one that is started next
@@ -86,6 +108,7 @@ private:
     }
 
     const int chunk_bits_;
+    const uint32_t chunk_mask_;
     Entry *const entries_;
     std::vector<uint32_t> ends_;    // of each list; 0: it is empty
     std::vector<uint32_t> before_;  // where a chunk's list ended before it
