@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         UsageError,
     )
-    from gnnstore.formats.verification import verify
+    from gnnstore.io.plan_check import verify
     from gnnstore.loaders.inference import inference
     from gnnstore.loaders.inference_result import open_embeddings
     from gnnstore.loaders.neighbor_loader import NeighborLoader
@@ -56,7 +56,7 @@ _HOMES: dict[str, str | None] = {
     "open": "gnnstore.store",
     "open_embeddings": "gnnstore.loaders.inference_result",
     "open_plan": "gnnstore.loaders.plan_loader",
-    "verify": "gnnstore.formats.verification",
+    "verify": "gnnstore.io.plan_check",
 }
 
 __all__ = [

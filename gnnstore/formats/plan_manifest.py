@@ -31,8 +31,9 @@ from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
 
 PLANS_DIRECTORY = "plans"
 PLAN_FORMAT_NAME = "gnnstore-plan"
-PLAN_FORMAT_VERSION = 2
-# What a plan without segments and compression is: readers of that version need not be shut out.
+PLAN_FORMAT_VERSION = 3
+# What a plan is without checksums of its rows: with segments or compression, and without them.
+_UNCHECKED_VERSION = 2
 _PLAIN_VERSION = 1
 
 INDEX_ARRAY = "index"
@@ -46,6 +47,11 @@ INDEX_COLUMNS = 4
 # then their crc32c, for each.
 FRAME_COLUMNS = 2
 COMPRESSIONS = ("lz4", "zstd")
+# A run that is kept as it is has a checksum for each piece of so many bytes at most: a reader reads
+# no more at a time.
+MAX_PIECE_BYTES = 512 << 10
+# Of rows that batches share, in one checksum.
+CHECKED_ROWS = 64
 # Of the segments: the first batch and the one behind the last, shared rows, and rows of a chunk.
 # Then, for each cached attribute, where the first chunk begins.
 SEGMENT_COLUMNS = 4
@@ -74,6 +80,8 @@ class PlanManifest:
         Batches that share rows on disk; 1: each has its own.
     compression : str or None
         How runs are kept: "lz4" or "zstd"; None: as they are.
+    piece_bytes : int or None
+        What one checksum of rows in a record is of; None: records have none.
     num_slots : int
         Rows of each cached attribute that are held while the batches are assembled.
     cached_by : str
@@ -107,6 +115,7 @@ class PlanManifest:
     segment: int = 1
     cached_by: str = "belady"
     compression: str | None = None
+    piece_bytes: int | None = None
     files: tuple[FileEntry, ...] = ()
     checksum_files: tuple[tuple[FileEntry, int], ...] = ()
 
@@ -123,8 +132,26 @@ class PlanManifest:
     @property
     def format_version(self) -> int:
         """The oldest version whose readers can read the plan."""
+        if self.piece_bytes is not None:
+            return PLAN_FORMAT_VERSION
         is_plain = not self.has_segments and self.compression is None
-        return _PLAIN_VERSION if is_plain else PLAN_FORMAT_VERSION
+        return _PLAIN_VERSION if is_plain else _UNCHECKED_VERSION
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether all rows are compared with checksums as they are read."""
+        # Frames have theirs in the index, in every version.
+        is_framed = self.compression is not None and not self.has_segments
+        return not self.cached or is_framed or self.piece_bytes is not None
+
+    @property
+    def crc_arrays(self) -> tuple[int, int]:
+        """How many arrays a record has with checksums of runs, and of rows that batches share."""
+        if self.piece_bytes is None:
+            return 0, 0
+        num_cached = len(self.cached)
+        of_runs = num_cached if self.compression is None else 0
+        return of_runs, num_cached if self.has_segments else 0
 
     @property
     def index_columns(self) -> int:
@@ -169,6 +196,7 @@ class PlanManifest:
                     "superbatch": self.superbatch,
                     **({"segment": self.segment} if self.has_segments else {}),
                     **({} if self.compression is None else {"compression": self.compression}),
+                    **({} if self.piece_bytes is None else {"piece_bytes": self.piece_bytes}),
                     "num_slots": self.num_slots,
                     "cached_by": self.cached_by,
                     "largest_batch_bytes": self.largest_batch_bytes,
@@ -231,6 +259,7 @@ class PlanManifest:
             compression=(
                 own.choice("compression", COMPRESSIONS) if "compression" in own.document else None
             ),
+            piece_bytes=_piece_bytes(own) if "piece_bytes" in own.document else None,
             num_slots=own.integer("num_slots"),
             largest_batch_bytes=own.integer("largest_batch_bytes"),
             schema=Schema.from_json(own.fields("schema")),
@@ -258,6 +287,14 @@ class PlanManifest:
         if len(set(paths)) != len(paths):
             raise own.fail("files", "each file once")
         return self
+
+
+def _piece_bytes(own: Fields) -> int:
+    """Return what a checksum is of: a reader's reads are of whole pieces."""
+    value = own.integer("piece_bytes", PLAN_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
+    if MAX_PIECE_BYTES % value:
+        raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
+    return value
 
 
 def rows_array(spec: AttributeSpec) -> str:

@@ -39,11 +39,15 @@ class SegmentLayout:
     chunk_bytes: int
     begin: int
 
+    def offset(self, rank: int) -> int:
+        """Return where the row of a rank begins."""
+        whole, rest = divmod(rank, self.chunk_rows)
+        return self.begin + whole * self.chunk_bytes + rest * self.row_bytes
+
     @property
     def end(self) -> int:
         """Behind the last row."""
-        whole, rest = divmod(self.num_rows, self.chunk_rows)
-        return self.begin + whole * self.chunk_bytes + rest * self.row_bytes
+        return self.offset(self.num_rows)
 
 
 def row_bytes_of(spec: AttributeSpec) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import StorageError, storage_error
+from gnnstore.errors import StorageError, UsageError, storage_error
 from gnnstore.formats.paged_array import PagedArray
 from gnnstore.io.buffers import empty
 from gnnstore.io.counts import NO_READS, ReadCounts
@@ -113,6 +113,51 @@ class DirectRows:
                 raise self._engine_error(error) from error
             raise _storage_error(self.array, error) from error
         return ReadCounts.of(counts)
+
+    def read_into(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with rows that follow one another, in large reads.
+
+        Reads go straight to `out` where both places are multiples of what direct reads ask for.
+
+        Parameters
+        ----------
+        first : int
+            The first of them.
+        out : ndarray [n, ...] of row_bytes a row, C-ordered
+
+        Raises
+        ------
+        UsageError
+            If rows do not fill their pages, so that they do not lie one behind the other.
+        IndexError, StorageError
+            As in `gather`.
+        """
+        array, row_bytes = self.array, self.row_bytes
+        if not array.geometry.is_exact:
+            raise UsageError(f"rows of the array {array.spec.path!r} are read with `gather_into`")
+        last = first + len(out)
+        if not 0 <= first <= last <= self.num_rows:
+            raise IndexError(f"[{first}, {last}) is not within [0, {self.num_rows})")
+        if math.prod(out.shape) == 0:
+            return NO_READS
+        shard_rows = array.layout.shard_rows
+        shards = np.arange(first // shard_rows, (last - 1) // shard_rows + 1)
+        begins = np.maximum(shards * shard_rows, first)
+        ends = np.minimum((shards + 1) * shard_rows, last)
+        try:
+            counts = self.engine.reader.read_ranges(
+                self.files,
+                shards,
+                (begins - shards * shard_rows) * row_bytes,
+                (ends - begins) * row_bytes,
+                (begins - first) * row_bytes,
+                out.reshape(-1).view(np.uint8),
+            )
+        except OSError as error:
+            if not error.filename:
+                raise self._engine_error(error) from error
+            raise _storage_error(array, error) from error
+        return replace(ReadCounts.of(counts), rows_read=len(out))
 
     def _engine_error(self, error: OSError) -> StorageError:
         """Return that no engine could be made for another thread, though the first worked."""

@@ -7,6 +7,7 @@ on. Where in the batch each row goes is kept in memory, 4 bytes a row, or in ano
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import UsageError, storage_error
+from gnnstore.errors import UsageError
+from gnnstore.formats.plan_manifest import MAX_PIECE_BYTES
 from gnnstore.io.counts import NO_READS, ReadCounts
+from gnnstore.io.run_pieces import PIECE_BYTES, RunPieces, packed_read_error
 
 if TYPE_CHECKING:
     from gnnstore.io.missed_files import SpilledIndex
@@ -30,12 +33,16 @@ if TYPE_CHECKING:
 RUN_ALIGNMENT_BYTES = 4096
 
 # Reads of a run: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
-# (8 MiB) as an engine takes that reads single rows.
-_READ_BYTES = 512 << 10
+# (8 MiB) as an engine takes that reads single rows. A read is of whole pieces.
+_READ_BYTES = MAX_PIECE_BYTES
 _QUEUE_DEPTH = 16
 _READING_THREADS = 8  # of an engine that has threads
 # For each thread that reads runs.
 RUN_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
+_HELP = (
+    "The disk or another program has changed them: start the run again, which packs rows anew, and "
+    "with another directory for what it packs (tmpdir=) if this comes again"
+)
 
 
 def run_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:
@@ -97,6 +104,21 @@ class MissIndex:
 
 
 @dataclass(frozen=True, eq=False)
+class PackedRuns:
+    """Where the runs of a table lie in its file, and their checksums.
+
+    Attributes
+    ----------
+    offsets : ndarray of int64 [S + 1]
+        Where each begins; the end of the last one.
+    pieces : RunPieces
+    """
+
+    offsets: npt.NDArray[np.int64]
+    pieces: RunPieces
+
+
+@dataclass(frozen=True, eq=False)
 class PackedTable:
     """The file with the packed rows of one table.
 
@@ -105,6 +127,8 @@ class PackedTable:
     file_path : Path
     run_offsets : ndarray of int64 [S + 1]
         Where the run of each batch begins; the end of the last one.
+    pieces : RunPieces
+        Of the runs.
     row_bytes : int
     files : _core.FileSet
         The file, open: it is read to the end even if it has been removed.
@@ -112,6 +136,7 @@ class PackedTable:
 
     file_path: Path
     run_offsets: npt.NDArray[np.int64]
+    pieces: RunPieces
     row_bytes: int
     files: _core.FileSet
 
@@ -205,8 +230,9 @@ class PackedSuperbatch:
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that are kept: where rows go, or where that is. No staging memory."""
-        offsets = sum(table.run_offsets.nbytes for table in self.tables.values())
-        return self.index.num_bytes + offsets
+        tables = self.tables.values()
+        runs = sum(table.run_offsets.nbytes + table.pieces.num_bytes for table in tables)
+        return self.index.num_bytes + runs
 
     @property
     def staging_bytes(self) -> int:
@@ -248,7 +274,8 @@ class PackedSuperbatch:
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
         CorruptStoreError
-            If where rows go is in a file, which no longer holds it.
+            If rows are not what was written, naming file, batch and bytes; or if where rows go is
+            in a file, which no longer holds it. `out` may have been written.
         """
         table = self.tables[path]
         positions, targets, sources = self.index.batch(i) if places is None else places
@@ -265,11 +292,68 @@ class PackedSuperbatch:
                 sources,
                 out,
                 row_bytes=table.row_bytes,
+                crcs=table.pieces.of_run(i),
+                piece_bytes=PIECE_BYTES,
             )
         except OSError as error:
             where = error.filename or table.file_path
-            doing = f"read the packed rows of batch {i} of the array {path!r}"
-            raise storage_error(error, doing, where) from error
+            what = f"batch {i} of the array {path!r}"
+            offset = int(table.run_offsets[i])
+            raise packed_read_error(error, where, offset, what, _HELP) from error
+        return ReadCounts.of(counts)
+
+    def read_in_order(
+        self,
+        i: int,
+        path: str,
+        out: npt.NDArray[np.uint8],
+        begin: int = 0,
+        reader: _core.Reader | None = None,
+    ) -> ReadCounts:
+        """Read packed rows of batch `i` of a table as they lie on disk: in its order.
+
+        Reads go straight to `out` where it lies at a multiple of what direct reads ask for.
+
+        Parameters
+        ----------
+        i : int
+        path : str
+            Of the table in the store.
+        out : ndarray of uint8
+            For the bytes of the run from `begin` on, to a multiple of `PIECE_BYTES` or its end.
+        begin : int
+            A multiple of `PIECE_BYTES`.
+        reader : _core.Reader, optional
+            With staging memory that is counted elsewhere; by default that of `read`.
+
+        Raises
+        ------
+        StorageError, CorruptStoreError
+            As in `read`.
+        """
+        table = self.tables[path]
+        offset = int(table.run_offsets[i]) + begin
+        parts = (0, offset, len(out), 0)
+        file, offsets, sizes, places = (np.array([part], np.int64) for part in parts)
+        try:
+            counts = (reader or self._reader).read_ranges(
+                table.files, file, offsets, sizes, places, out
+            )
+            first = begin // PIECE_BYTES
+            found = _core.crc32c_blocks(out, PIECE_BYTES)
+            bad = np.flatnonzero(found != table.pieces.of_run(i)[first : first + len(found)])
+            if len(bad):
+                at = offset + int(bad[0]) * PIECE_BYTES
+                raise OSError(
+                    errno.EBADMSG,
+                    f"bytes {at} to {min(at + PIECE_BYTES, offset + len(out))} are not what was "
+                    f"written: the crc32c is {int(found[bad[0]]):08x}, not "
+                    f"{int(table.pieces.of_run(i)[first + bad[0]]):08x}",
+                )
+        except OSError as error:
+            where = error.filename or table.file_path
+            what = f"batch {i} of the array {path!r}"
+            raise packed_read_error(error, where, offset - begin, what, _HELP) from error
         return ReadCounts.of(counts)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from gnnstore.io.missed_rows import MissedRows, sort_out
 from gnnstore.io.packed_rows import (
     MissIndex,
     PackCounts,
+    PackedRuns,
     PackedSuperbatch,
     PackedTable,
     run_bytes,
@@ -164,8 +165,8 @@ def pack(
         counts = PackCounts()
         for number, (path, table) in enumerate(tables.items()):
             job = TableJob(path, table, missed, own / f"{number}.rows")
-            offsets, more = job.run(memory_bytes, num_threads, stop, advance)
-            packed[path] = job.opened(offsets)
+            runs, more = job.run(memory_bytes, num_threads, stop, advance)
+            packed[path] = job.opened(runs)
             counts = _sum(counts, more)
         if isinstance(missed, SpilledMisses):
             missed.close_rows()
@@ -201,7 +202,7 @@ def append_packed(
     num_threads: int = 1,
     disk_bytes: int | None = None,
     advance: Callable[[int], None] | None = None,
-) -> tuple[MissIndex, dict[str, npt.NDArray[np.int64]], PackCounts]:
+) -> tuple[MissIndex, dict[str, PackedRuns], PackCounts]:
     """Pack as `pack` does, but behind what other superbatches have in files that are kept.
 
     Parameters
@@ -215,8 +216,8 @@ def append_packed(
     -------
     MissIndex
         Where the rows go.
-    dict of str to ndarray of int64 [S + 1]
-        For each table, where the run of each batch begins in its file; the end of the last one.
+    dict of str to PackedRuns
+        For each table, where the run of each batch is in its file.
     PackCounts
 
     Raises
@@ -229,7 +230,7 @@ def append_packed(
     missed = sorted_misses(
         trace, slots, num_rows, memory_bytes=memory_bytes, num_threads=num_threads
     )
-    offsets, counts = append_missed(
+    runs, counts = append_missed(
         tables,
         missed,
         files,
@@ -238,7 +239,7 @@ def append_packed(
         disk_bytes=disk_bytes,
         advance=advance,
     )
-    return missed.index, offsets, replace(counts, seconds=perf_counter() - start)
+    return missed.index, runs, replace(counts, seconds=perf_counter() - start)
 
 
 def append_missed(
@@ -250,7 +251,7 @@ def append_missed(
     num_threads: int = 1,
     disk_bytes: int | None = None,
     advance: Callable[[int], None] | None = None,
-) -> tuple[dict[str, npt.NDArray[np.int64]], PackCounts]:
+) -> tuple[dict[str, PackedRuns], PackCounts]:
     """Pack rows that are sorted out already, as `append_packed` does those of a trace.
 
     Parameters
@@ -260,7 +261,7 @@ def append_missed(
 
     Returns
     -------
-    dict of str to ndarray of int64 [S + 1]
+    dict of str to PackedRuns
     PackCounts
         As of `append_packed`.
 
@@ -272,13 +273,13 @@ def append_missed(
     start = perf_counter()
     directory = next(iter(files.values()))[0].parent
     _check_room(directory, packed_bytes(tables, missed.index.num_rows), disk_bytes)
-    offsets: dict[str, npt.NDArray[np.int64]] = {}
+    runs: dict[str, PackedRuns] = {}
     counts = PackCounts()
     for path, table in tables.items():
         job = TableJob(path, table, missed, *files[path], grows=True)
-        offsets[path], more = job.run(memory_bytes, num_threads, None, advance)
+        runs[path], more = job.run(memory_bytes, num_threads, None, advance)
         counts = _sum(counts, more)
-    return offsets, replace(counts, seconds=perf_counter() - start)
+    return runs, replace(counts, seconds=perf_counter() - start)
 
 
 def _sum(a: PackCounts, b: PackCounts) -> PackCounts:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import storage_error
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.missed_files import SpilledMisses
 from gnnstore.io.missed_rows import MissedRows
-from gnnstore.io.packed_rows import PackCounts, PackedTable, run_bytes
+from gnnstore.io.packed_rows import PackCounts, PackedRuns, PackedTable, run_bytes
 from gnnstore.io.packing_memory import place_of, share_out, share_with_rows
 from gnnstore.io.packing_thread import watched
+from gnnstore.io.run_pieces import PIECE_BYTES, RunPieces
 from gnnstore.planning.trace_file import translated
 from gnnstore.units import format_size
 
@@ -55,8 +55,8 @@ class TableJob:
         num_threads: int,
         stop: threading.Event | None,
         advance: Callable[[int], None] | None,
-    ) -> tuple[npt.NDArray[np.int64], PackCounts]:
-        """Write the table's file; return where the run of each batch begins."""
+    ) -> tuple[PackedRuns, PackCounts]:
+        """Write the table's file; return where the runs of batches are in it."""
         table, missed = self.table, self.missed
         index, left_bytes = missed.index, memory_bytes - missed.num_bytes
         num_batches = len(index.num_rows)
@@ -69,6 +69,7 @@ class TableJob:
         np.cumsum(run_bytes(index.num_rows, table.row_bytes), out=offsets[1:])
         offsets += self.begin
         file_bytes = int(offsets[-1])
+        pieces = RunPieces.unknown(index.num_rows * table.row_bytes)
         progress = np.zeros(2, np.int64)  # bytes so far; whether to stop
 
         outputs: tuple[Any, ...] = (
@@ -76,6 +77,7 @@ class TableJob:
             [file_bytes],
             np.zeros(num_batches, np.int64),
             offsets[:-1],
+            pieces.crcs,
             progress,
         )
         options: dict[str, Any] = {
@@ -85,6 +87,7 @@ class TableJob:
             "window_bytes": shares.window_bytes(table),
             "buffer_bytes": shares.buffer_bytes,
             "num_spare_buffers": shares.num_spare_buffers,
+            "piece_bytes": PIECE_BYTES,
             "num_threads": num_threads,
         }
 
@@ -100,16 +103,16 @@ class TableJob:
             counts = watched(work, progress, stop, advance)
         except OSError as error:
             raise self._error(error, file_bytes - self.begin) from error
-        return offsets, PackCounts(**counts)
+        return PackedRuns(offsets, pieces), PackCounts(**counts)
 
-    def opened(self, offsets: npt.NDArray[np.int64]) -> PackedTable:
+    def opened(self, runs: PackedRuns) -> PackedTable:
         """Return the file to be read."""
-        file_bytes = int(offsets[-1])
+        file_bytes = int(runs.offsets[-1])
         try:
             files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
         except OSError as error:
             raise self._error(error, file_bytes) from error
-        return PackedTable(self.file_path, offsets, self.table.row_bytes, files)
+        return PackedTable(self.file_path, runs.offsets, runs.pieces, self.table.row_bytes, files)
 
     def _error(self, error: OSError, file_bytes: int) -> Exception:
         where = error.filename or self.table.array.file_paths[0]

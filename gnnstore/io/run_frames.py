@@ -26,6 +26,7 @@ from gnnstore.io.file_parts import read_part, write_part
 
 if TYPE_CHECKING:
     from gnnstore.io.direct_rows import DirectRows
+    from gnnstore.io.run_pieces import RunPieces
 
 Compression = Literal["lz4", "zstd"]
 COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
@@ -101,6 +102,7 @@ def compress_runs(
     name: Compression,
     item_bytes: int,
     *,
+    pieces: RunPieces,
     memory_bytes: int,
     num_threads: int = 1,
 ) -> Frames:
@@ -113,13 +115,15 @@ def compress_runs(
         Where runs begin, and what follows them; the end of the last.
     run_bytes : sequence of int
         Of each run, without the padding behind.
+    pieces : RunPieces
+        The checksums of the runs.
     memory_bytes : int
         For runs and their frames: as many threads as it has room for, at least one.
 
     Raises
     ------
     StorageError
-        If the file cannot be read or written.
+        If the file cannot be read or written, or does not hold the runs that were written.
     """
     num_runs = len(run_bytes)
     at_once = memory_bytes // max(1, _COPIES * max(run_bytes, default=0))
@@ -132,6 +136,7 @@ def compress_runs(
 
             def frame_of(i: int) -> npt.NDArray[np.uint8]:
                 raw = read_part(descriptor, run_bytes[i], int(offsets[i]))
+                pieces.compare(i, raw, int(offsets[i]))
                 frame = compress(raw, name, item_bytes)
                 return raw if frame is None else np.frombuffer(frame, np.uint8)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from gnnstore.errors import CorruptStoreError, UsageError, storage_error
 from gnnstore.formats.dtypes import STORAGE_DTYPES
 from gnnstore.formats.paged_array import PagedArray
 from gnnstore.formats.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
+from gnnstore.formats.plan_manifest import CHECKED_ROWS
 from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.io.buffers import empty
@@ -31,6 +33,7 @@ from gnnstore.io.planned_cache import BatchStep
 from gnnstore.io.ragged_file import crc_seed, decode_record
 from gnnstore.io.rows import Gathered
 from gnnstore.io.run_frames import FrameReader
+from gnnstore.io.run_pieces import packed_read_error
 from gnnstore.io.saved_record import SavedRecord
 from gnnstore.io.segment_rows import SharedReader
 
@@ -176,7 +179,11 @@ class SavedPlan:
         try:
             arrays = decode_record(record)
             saved = SavedRecord.of(
-                arrays, len(manifest.plain), manifest.has_edge_ids, manifest.has_segments
+                arrays,
+                len(manifest.plain),
+                manifest.has_edge_ids,
+                manifest.has_segments,
+                manifest.crc_arrays,
             )
             self._check(saved)
         except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
@@ -195,16 +202,28 @@ class SavedPlan:
             expected.append((rows, (count, *spec.shape[1:]), STORAGE_DTYPES[spec.dtype]))
         if record.edge_ids is not None:
             expected.append((record.edge_ids, (num_edges,), record.edge_ids.dtype))
+        expected += [(crcs, (count,), np.dtype("<u4")) for crcs, count in self._crcs_of(record)]
         for array, shape, dtype in expected:
             if array.shape != shape or array.dtype != dtype:
                 raise CorruptStoreError(
                     f"an array is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}"
                 )
 
+    def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
+        """Yield a record's checksums, with how many there have to be."""
+        size = self.reader.manifest.piece_bytes or 1
+        for crcs, table in zip(record.run_crcs, self.tables.values(), strict=False):
+            yield crcs, -(-len(record.positions) * table.row_bytes // size)
+        num_shared = 0 if record.shared is None else len(record.shared[0])
+        for crcs in record.shared_crcs:
+            yield crcs, -(-num_shared // CHECKED_ROWS)
+
     def read_missed(
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
     ) -> ReadCounts:
         """Write the packed rows of a batch to their places; the others stay.
+
+        They are compared with the plan's checksums, if it has any.
 
         Parameters
         ----------
@@ -214,6 +233,8 @@ class SavedPlan:
 
         Raises
         ------
+        CorruptStoreError
+            If they are not what was packed; says which batch and bytes. Some are written then.
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
         """
@@ -221,9 +242,14 @@ class SavedPlan:
         counts = NO_READS
         if self._shared is not None and record.shared is not None:
             # First: a row that comes again may be a shared one.
-            counts = self._shared.read(number, column, table, record.shared, out)
+            crcs = record.shared_crcs[column] if record.shared_crcs else None
+            try:
+                counts = self._shared.read(number, column, table, record.shared, out, crcs=crcs)
+            except CorruptStoreError as error:
+                raise self._named(error, number, path) from None
         if len(record.positions) + len(record.repeat_targets) == 0:
             return counts
+        begin = int(self.reader.run_begins(number)[column])
         try:
             if self._frames is not None:
                 return counts + self._read_frame(number, record, path, out)
@@ -231,17 +257,19 @@ class SavedPlan:
                 self._runs,
                 table.files,
                 0,
-                int(self.reader.run_begins(number)[column]),
+                begin,
                 record.positions,
                 record.repeat_targets,
                 record.repeat_sources,
                 out.reshape(-1).view(np.uint8),
                 row_bytes=table.row_bytes,
+                crcs=record.run_crcs[column] if record.run_crcs else None,
+                piece_bytes=self.reader.manifest.piece_bytes or 0,
             )
         except OSError as error:
             where = error.filename or table.array.file_paths[0]
-            doing = f"read the packed rows of {self.name_of(number)}, {path!r}"
-            raise storage_error(error, doing, where) from error
+            what = f"{self.name_of(number)}, {path!r}"
+            raise packed_read_error(error, where, begin, what, _HELP) from error
         return counts + ReadCounts.of(run)
 
     def _read_frame(
@@ -252,12 +280,14 @@ class SavedPlan:
         try:
             counts = self._frames.read(number, column, table, record.positions, out)
         except CorruptStoreError as error:
-            error.message = (
-                f"{error.message}; they are of {self.name_of(number)}, {path!r}. {_HELP}"
-            )
-            raise
+            raise self._named(error, number, path) from None
         out[record.repeat_targets] = out[record.repeat_sources]
         return counts
+
+    def _named(self, error: CorruptStoreError, number: int, path: str) -> CorruptStoreError:
+        """Say whose the damaged rows are."""
+        error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
+        return error
 
     def name_of(self, number: int) -> str:
         """Return what a batch is called in messages."""

@@ -17,7 +17,8 @@ from gnnstore.sampling.compact import CompactSubgraph
 
 # Arrays of a record before those of the attributes: input_id, slots, changes (positions and
 # slots), and where missed rows go (positions; targets and sources of those that come again). In a
-# plan with segments there follow positions and ranks of rows that batches share.
+# plan with segments there follow positions and ranks of rows that batches share; then checksums of
+# runs and of shared rows, one array for each cached attribute, as the manifest says.
 _STEP_ARRAYS = 7
 _SHARED_ARRAYS = 2
 
@@ -37,6 +38,11 @@ class SavedRecord:
     shared : pair of ndarray of int32 [d], or None
         Positions and ranks of rows that the batches of a segment share; None: the plan has no
         segments.
+    run_crcs : tuple of ndarray of uint32
+        For each cached attribute, of the pieces of the batch's run. Empty: there are none, or runs
+        are compressed.
+    shared_crcs : tuple of ndarray of uint32
+        For each cached attribute, what `run_pieces.shared_crcs` makes of the shared rows.
     plain : tuple of ndarray
         Rows of the attributes that are not cached, [n, ...] or [m, ...].
     edge_ids : ndarray of int32 or int64 [m], or None
@@ -55,6 +61,8 @@ class SavedRecord:
     edge_ids: npt.NDArray[Any] | None
     subgraph: CompactSubgraph
     shared: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
+    run_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
+    shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
 
     @property
     def step(self) -> BatchStep:
@@ -67,7 +75,7 @@ class SavedRecord:
         arrays: list[npt.NDArray[Any]] = [self.input_id, self.slots]
         arrays += [self.change_positions, self.change_slots]
         arrays += [self.positions, self.repeat_targets, self.repeat_sources]
-        arrays += [*(self.shared or ()), *self.plain]
+        arrays += [*(self.shared or ()), *self.run_crcs, *self.shared_crcs, *self.plain]
         arrays += [] if self.edge_ids is None else [self.edge_ids]
         parts = encode_record([*arrays, *self.subgraph.arrays()])
         crc = crc_seed(number)
@@ -82,8 +90,14 @@ class SavedRecord:
         num_plain: int,
         has_edge_ids: bool,
         has_segments: bool = False,
+        crc_arrays: tuple[int, int] = (0, 0),
     ) -> SavedRecord:
         """Return the record that was encoded as these arrays; it keeps them.
+
+        Parameters
+        ----------
+        crc_arrays : pair of int
+            How many there are with checksums, as the manifest says.
 
         Raises
         ------
@@ -91,7 +105,9 @@ class SavedRecord:
             If they are those of no record.
         """
         step = _STEP_ARRAYS + (_SHARED_ARRAYS if has_segments else 0)
-        first = step + num_plain
+        of_shared = step + crc_arrays[0]
+        plain = of_shared + crc_arrays[1]
+        first = plain + num_plain
         last = first + int(has_edge_ids)
         if len(arrays) < last:
             raise CorruptStoreError(f"{len(arrays)} arrays are no record of a batch")
@@ -104,7 +120,9 @@ class SavedRecord:
             positions=places[0],
             repeat_targets=places[1],
             repeat_sources=places[2],
-            plain=tuple(arrays[step:first]),
+            run_crcs=tuple(arrays[step:of_shared]),
+            shared_crcs=tuple(arrays[of_shared:plain]),
+            plain=tuple(arrays[plain:first]),
             edge_ids=arrays[first] if has_edge_ids else None,
             subgraph=CompactSubgraph.from_arrays(arrays[last:]),
             shared=(arrays[_STEP_ARRAYS], arrays[_STEP_ARRAYS + 1]) if has_segments else None,

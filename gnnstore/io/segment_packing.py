@@ -9,6 +9,7 @@ written back, some megabytes at a time.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import storage_error
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.file_parts import read_part, write_part
 from gnnstore.io.missed_rows import MissedRows
-from gnnstore.io.packed_rows import MissIndex
+from gnnstore.io.packed_rows import MissIndex, PackedRuns
 from gnnstore.io.packing import append_missed
+from gnnstore.io.run_pieces import RunPieces, shared_crcs
 from gnnstore.planning.segments import Order, SharedRows, segments_of
 
 # Of the longest rows: what is reordered at a time, twice in memory.
@@ -45,8 +48,8 @@ class SegmentPlace:
         Its batches: first to end - 1 of the superbatch.
     num_rows, chunk_rows : int
         Shared rows, and of a whole chunk. Each chunk begins on a page.
-    first_chunk : int
-        Among all chunks of the superbatch.
+    first_chunk, first_row : int
+        Among all chunks, and all shared rows, of the superbatch.
     """
 
     first: int
@@ -54,6 +57,26 @@ class SegmentPlace:
     num_rows: int
     chunk_rows: int
     first_chunk: int
+    first_row: int
+
+
+@dataclass(frozen=True, eq=False)
+class DividedRuns:
+    """Where the runs and chunks of a table lie in its file, and the checksums of their rows.
+
+    Attributes
+    ----------
+    offsets : ndarray of int64 [S + chunks + 1]
+        Where the run of each batch and each chunk begins; the end of the last.
+    pieces : RunPieces
+        Of the runs; what it has of chunks is of rows that are not in their order yet.
+    shared_crcs : ndarray of uint32
+        crc32c of each shared row, segment by segment in its order.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    pieces: RunPieces
+    shared_crcs: npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +125,13 @@ class DividedMisses:
         begin, own = int(self.index.begins[i]), int(self.own[i])
         ranks = self.ranks[begin + own : begin + len(positions)].astype(np.int32)
         return BatchMisses(positions[:own], targets, sources, positions[own:], ranks)
+
+    def batch_crcs(
+        self, runs: DividedRuns, i: int, ranks: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.uint32]:
+        """Return the checksums of the shared rows of a batch, by their ranks."""
+        place = self.segments[bisect_right(self.segments, i, key=lambda place: place.end)]
+        return shared_crcs(runs.shared_crcs[place.first_row + ranks])
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,10 +192,11 @@ def divide_misses(
     chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
     while total // chunk_rows > _MAX_CHUNKS_PER_BATCH * num_batches:
         chunk_rows *= 2
-    segments, num_chunks = [], 0
+    segments, chunk, row = [], 0, 0
     for part, size in found:
-        segments.append(SegmentPlace(part.start, part.stop, size, chunk_rows, num_chunks))
-        num_chunks += -(-size // chunk_rows)
+        segments.append(SegmentPlace(part.start, part.stop, size, chunk_rows, chunk, row))
+        chunk += -(-size // chunk_rows)
+        row += size
     in_order = np.concatenate([rows[:0], *ordered])
     ordered.clear()
     return DividedMisses(
@@ -178,7 +209,7 @@ def divide_misses(
     )
 
 
-def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int) -> int:
+def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int) -> int:
     """Return what dividing takes beside what packing does (see `least_memory`).
 
     Parameters
@@ -187,11 +218,14 @@ def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int) -> int:
         Distinct missed rows of each batch.
     id_bytes : int
         4 or 8, as the trace has them.
+    num_tables : int
     """
     total = int(misses.sum())
-    # A copy for the kernel, and half as many shared rows in two orders, with their buffers.
+    # A copy for the kernel, and half as many shared rows in two orders, with their buffers, and
+    # with a checksum of each.
     chunks = _MAX_CHUNKS_PER_BATCH * len(misses) * _LEAST_BUFFER_BYTES
-    return total * id_bytes + total * id_bytes + chunks + _LOOKING_BYTES
+    crcs = 4 * (total // 2) * num_tables
+    return total * id_bytes + total * id_bytes + chunks + crcs + _LOOKING_BYTES
 
 
 def append_divided(
@@ -201,7 +235,7 @@ def append_divided(
     *,
     memory_bytes: int,
     num_threads: int = 1,
-) -> dict[str, npt.NDArray[np.int64]]:
+) -> dict[str, DividedRuns]:
     """Write the runs of batches, and behind them the chunks of segments.
 
     Parameters
@@ -213,24 +247,29 @@ def append_divided(
 
     Returns
     -------
-    dict of str to ndarray of int64 [S + chunks + 1]
-        For each table, where the run of each batch and each chunk begins; the end of the last.
+    dict of str to DividedRuns
+        For each table.
 
     Raises
     ------
     BudgetError, NoSpaceError, StorageError
         As `append_packed`.
     """
-    offsets, _ = append_missed(
+    runs, _ = append_missed(
         tables,
         divided.missed,
         files,
         memory_bytes=memory_bytes - (divided.num_bytes - divided.missed.num_bytes),
         num_threads=num_threads,
     )
-    for path, table in tables.items():
-        _reorder(divided, files[path][0], offsets[path], table.row_bytes)
-    return offsets
+    return {
+        path: DividedRuns(
+            runs[path].offsets,
+            runs[path].pieces,
+            _reorder(divided, files[path][0], runs[path], table.row_bytes),
+        )
+        for path, table in tables.items()
+    }
 
 
 def batch_rows(missed: MissedRows, i: int) -> slice:
@@ -289,24 +328,28 @@ def _chunk_sizes(place: SegmentPlace) -> list[int]:
 
 
 def _reorder(
-    divided: DividedMisses, path: Path, offsets: npt.NDArray[np.int64], row_bytes: int
-) -> None:
-    """Put the rows of each chunk of a file in their segment's order."""
+    divided: DividedMisses, path: Path, runs: PackedRuns, row_bytes: int
+) -> npt.NDArray[np.uint32]:
+    """Put the rows of each chunk of a file in their segment's order; return their checksums."""
     sizes = [size for place in divided.segments for size in _chunk_sizes(place)]
+    crcs = np.empty(sum(sizes), np.uint32)
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             begin = 0
-            for size, offset in zip(sizes, offsets[divided.num_batches :], strict=False):
+            for chunk, size in enumerate(sizes, divided.num_batches):
+                offset = int(runs.offsets[chunk])
                 order = np.argsort(divided.ordered[begin : begin + size])
-                found = read_part(descriptor, size * row_bytes, int(offset)).reshape(
-                    size, row_bytes
-                )
+                content = read_part(descriptor, size * row_bytes, offset)
+                runs.pieces.compare(chunk, content, offset)
+                found = content.reshape(size, row_bytes)
                 written = np.empty_like(found)
                 written[order] = found
-                write_part(descriptor, written.reshape(-1), int(offset))
+                crcs[begin : begin + size] = _core.crc32c_blocks(written.reshape(-1), row_bytes)
+                write_part(descriptor, written.reshape(-1), offset)
                 begin += size
         finally:
             os.close(descriptor)
     except OSError as error:
         raise storage_error(error, "order the rows of a segment", path) from error
+    return crcs

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import storage_error
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.plan_manifest import CHECKED_ROWS
 from gnnstore.formats.plan_segments import segment_layout
 from gnnstore.io.counts import NO_READS, ReadCounts
+from gnnstore.io.run_pieces import shared_crcs
 
 if TYPE_CHECKING:
     from gnnstore.formats.plan_reader import PlanReader
@@ -43,6 +46,8 @@ class SharedReader:
         table: DirectRows,
         places: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
         out: npt.NDArray[Any],
+        *,
+        crcs: npt.NDArray[np.uint32] | None = None,
     ) -> ReadCounts:
         """Write the rows that a batch shares with others to their places; the others stay.
 
@@ -57,9 +62,13 @@ class SharedReader:
         places : pair of ndarray of int32 [d]
             Where in the batch each row goes, and its rank: its place in the segment's order.
         out : ndarray [n, *row_shape], C-ordered
+        crcs : ndarray of uint32, optional
+            What `shared_crcs` made of the rows; None: the plan has no checksums of them.
 
         Raises
         ------
+        CorruptStoreError
+            If rows are not what was packed; says which bytes, but not whose. They are written then.
         IndexError
             If a rank or a position is out of range.
         StorageError
@@ -91,4 +100,20 @@ class SharedReader:
             first, end = self._reader.segments[segment, :2]  # type: ignore[index]  # it has some
             doing = f"read the rows that the batches {first} to {end - 1} of a plan share"
             raise storage_error(error, doing, where) from error
+        if crcs is not None:
+            content = out.reshape(-1).view(np.uint8)
+            found = shared_crcs(_core.crc32c_rows(content, positions, layout.row_bytes))
+            bad = np.flatnonzero(found != crcs)
+            if len(bad):
+                first = int(bad[0])
+                some = ranks[first * CHECKED_ROWS : (first + 1) * CHECKED_ROWS]
+                begin, last = layout.offset(int(some[0])), layout.offset(int(some[-1]))
+                path = table.array.file_paths[0]
+                raise CorruptStoreError(
+                    f"{path}: bytes {begin} to {last + layout.row_bytes}, packed rows that batches "
+                    f"share, are damaged: the crc32c of {len(some)} rows among them is "
+                    f"{found[first]:08x}, not {crcs[first]:08x}",
+                    path=path,
+                    offset=begin,
+                )
         return ReadCounts.of(counts)

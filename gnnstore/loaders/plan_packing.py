@@ -21,10 +21,12 @@ from gnnstore.formats.plan_writer import PlanWriter
 from gnnstore.io.packing import least_memory, packed_bytes, sorted_misses
 from gnnstore.io.resident import residents_of
 from gnnstore.io.run_frames import COMPRESSIONS, Compression, Frames, compress_runs
+from gnnstore.io.run_pieces import PIECE_BYTES
 from gnnstore.io.saved_plan import name_of_batch
 from gnnstore.io.saved_record import SavedRecord
 from gnnstore.io.segment_packing import (
     DividedMisses,
+    DividedRuns,
     append_divided,
     divide_misses,
     segment_memory,
@@ -83,6 +85,7 @@ class PlanPacker:
         self.compression: Compression | None = None
         if settings.compress in COMPRESSIONS:
             self.compression = settings.compress
+        self._piece_bytes: int | None = None
 
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
@@ -107,6 +110,13 @@ class PlanPacker:
     def plain(self) -> tuple[AttributeSpec, ...]:
         """The attributes whose rows are in the records: of nodes, and then of edges."""
         return (*self._records.plain_nodes, *self._records.edges)
+
+    @property
+    def piece_bytes(self) -> int | None:
+        """What a checksum of rows is of; None: the plan needs none in its records."""
+        # Compressed runs have theirs in the index.
+        has_plain_rows = self.compression is None or self.segment > 1
+        return PIECE_BYTES if self.tables and has_plain_rows else None
 
     @property
     def rolling(self) -> tuple[int, int] | None:
@@ -170,6 +180,7 @@ class PlanPacker:
                 "superbatch": self.superbatch,
                 "segment": self.segment,
                 "compression": self.compression,
+                "piece_bytes": self.piece_bytes,
             },
             overwrite=overwrite,
             resume=resume,
@@ -180,6 +191,8 @@ class PlanPacker:
             known = writer.decided
             self._decide(known["cached"], known["num_slots"], known["superbatch"], known["segment"])
             self.compression = known["compression"]
+            # An attempt that another version began may be without.
+            self._piece_bytes = known.get("piece_bytes")
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
                 phase.advance(len(writer.index))
@@ -210,6 +223,7 @@ class PlanPacker:
             segment=self.segment,
             cached_by=settings.cached_by,
             compression=self.compression,
+            piece_bytes=self._piece_bytes,
         )
 
     def _pack_epoch(self, writer: PlanWriter, epoch: int, advance: Callable[[int], None]) -> None:
@@ -244,12 +258,15 @@ class PlanPacker:
     def _pack_superbatch(
         self, writer: PlanWriter, of: SampledSuperbatch, advance: Callable[[int], None]
     ) -> None:
-        misses, offsets, frames = self._pack_rows(writer, of)
+        misses, runs, offsets, frames = self._pack_rows(writer, of)
+        crc_arrays = self._manifest(writer).crc_arrays
 
         def make(i: int) -> tuple[SavedRecord, int]:
             compact = of.kept.get(i)
             of.kept.drop(i)
-            record = self._records.make(compact, of.input_ids[i], of.plan, misses, i)
+            record = self._records.make(
+                compact, of.input_ids[i], of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
+            )
             return record, self._records.batch_bytes(compact)
 
         index, largest = [], 0
@@ -268,10 +285,10 @@ class PlanPacker:
                 self._check_disk(writer, num_bytes)
                 begin = writer.batches.append(parts)
                 num_missed = 0 if misses is None else int(misses.own[i])
-                runs = [int(offsets[path][i]) for path in self.tables]
+                begins = [int(offsets[path][i]) for path in self.tables]
                 kept = [int(found.num_bytes[i]) for found in frames]
                 kept += [int(found.crcs[i]) for found in frames]
-                index.append([begin, num_bytes, crc, num_missed, *runs, *kept])
+                index.append([begin, num_bytes, crc, num_missed, *begins, *kept])
                 largest = max(largest, batch_bytes)
                 advance(1)
         segments = [
@@ -288,21 +305,24 @@ class PlanPacker:
 
     def _pack_rows(
         self, writer: PlanWriter, of: SampledSuperbatch
-    ) -> tuple[DividedMisses | None, dict[str, npt.NDArray[np.int64]], list[Frames]]:
+    ) -> tuple[
+        DividedMisses | None, list[DividedRuns], dict[str, npt.NDArray[np.int64]], list[Frames]
+    ]:
         """Append the rows that the batches miss; return where they go, and where they lie."""
         if not self.tables:
-            return None, {}, []
+            return None, [], {}, []
         files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
         memory_bytes = self.packing_memory(of)
         misses = self.divided(of, memory_bytes)
         self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
-        offsets = append_divided(
+        runs = append_divided(
             self.tables,
             misses,
             {path: (file.file_path, file.size_bytes) for path, file in files.items()},
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
+        offsets = {path: found.offsets for path, found in runs.items()}
         frames: list[Frames] = []
         for path, file in files.items():
             if self.compression is not None:
@@ -313,13 +333,14 @@ class PlanPacker:
                     [int(size) * rows.row_bytes for size in misses.own],
                     self.compression,
                     rows.array.dtype.itemsize,
+                    pieces=runs[path].pieces,
                     memory_bytes=memory_bytes - misses.num_bytes,
                     num_threads=self.settings.num_threads,
                 )
                 offsets[path] = found.offsets
                 frames.append(found)
             file.grown_to(int(offsets[path][-1]))
-        return misses, offsets, frames
+        return misses, list(runs.values()), offsets, frames
 
     def packing_memory(self, of: SampledSuperbatch) -> int:
         """Return the memory that there is for packing a superbatch."""
@@ -348,7 +369,7 @@ class PlanPacker:
         least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.read_rows)
         if self.segment == 1:
             return least
-        return least + segment_memory(of.plan.misses, of.id_bytes)
+        return least + segment_memory(of.plan.misses, of.id_bytes, len(self.tables))
 
     def _check_disk(self, writer: PlanWriter, more_bytes: int) -> None:
         """Stop, in a way that can be resumed, where the budget of disk is used up."""

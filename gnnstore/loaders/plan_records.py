@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from gnnstore.io.segment_packing import BatchMisses
 
 if TYPE_CHECKING:
     from gnnstore.formats.schema import AttributeSpec, Schema
-    from gnnstore.io.segment_packing import DividedMisses
+    from gnnstore.io.segment_packing import DividedMisses, DividedRuns
     from gnnstore.loaders.tables import Tables
     from gnnstore.planning.planners import Plan
     from gnnstore.sampling.compact import CompactSubgraph
@@ -50,6 +51,9 @@ class RecordMaker:
         plan: Plan,
         misses: DividedMisses | None,
         i: int,
+        *,
+        runs: Sequence[DividedRuns] = (),
+        crc_arrays: tuple[int, int] = (0, 0),
     ) -> SavedRecord:
         """Return the record of batch i of a superbatch.
 
@@ -57,11 +61,19 @@ class RecordMaker:
         ----------
         misses : DividedMisses or None
             None: no attribute is cached.
+        runs : sequence of DividedRuns
+            Of the cached attributes.
+        crc_arrays : pair of int
+            Of how many of them the record gets the checksums of the run, and of shared rows.
         """
         places = _NONE_MISSED if misses is None else misses.batch(i)
         shared = None
+        shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
         if misses is not None and misses.segments:
             shared = (places.shared_positions, places.shared_ranks)
+            shared_crcs = tuple(
+                misses.batch_crcs(found, i, places.shared_ranks) for found in runs[: crc_arrays[1]]
+            )
         changes = plan.batch_changes(i)
         tables = self.tables
         rows = [tables.nodes[spec.name].gather(subgraph.n_id).rows for spec in self.plain_nodes]
@@ -81,6 +93,8 @@ class RecordMaker:
             edge_ids=edge_ids,
             subgraph=subgraph,
             shared=shared,
+            run_crcs=tuple(found.pieces.of_run(i) for found in runs[: crc_arrays[0]]),
+            shared_crcs=shared_crcs,
         )
 
     def batch_bytes(self, subgraph: CompactSubgraph) -> int:

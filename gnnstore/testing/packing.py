@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gnnstore import _core
 
 RUN_ALIGNMENT_BYTES = 4096
 
@@ -48,6 +51,17 @@ def packed_file(
         run = rows[missed].tobytes()
         runs.append(run + bytes(-len(run) % RUN_ALIGNMENT_BYTES))
     return b"".join(runs)
+
+
+def piece_crcs(
+    file: bytes, offsets: Iterable[int], run_bytes: Iterable[int], piece_bytes: int
+) -> list[int]:
+    """Return the crc32c of each piece of runs that lie in a file, without the padding behind."""
+    return [
+        _core.crc32c_portable(np.frombuffer(file[place : min(place + piece_bytes, end)], np.uint8))
+        for offset, end in ((o, o + n) for o, n in zip(offsets, run_bytes, strict=True))
+        for place in range(offset, end, piece_bytes)
+    ]
 
 
 def needed_pages(

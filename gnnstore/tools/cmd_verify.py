@@ -13,7 +13,8 @@ from gnnstore.errors import UnsupportedVersionError
 from gnnstore.formats.plan_manifest import find_plans, is_plan
 from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.formats.reader import StoreReader
-from gnnstore.formats.verification import LEVELS, Level, Problem, Report, verify
+from gnnstore.formats.verification import LEVELS, Level, Problem, Report
+from gnnstore.io.plan_check import verify
 from gnnstore.tools import exits
 from gnnstore.tools.options import session_options
 from gnnstore.tools.session import Session
@@ -21,7 +22,7 @@ from gnnstore.units import format_size
 
 _HELP = """Check a store's files, checksums and contents, and those of its packed plans.
 
-STORE may also be a plan by itself; of plans, "full" checks no more than "checksums".
+STORE may also be a plan by itself; of plans, "full" also reads each batch as training does.
 
 \b
 Levels, each including the one before:

@@ -32,6 +32,7 @@ def describe_plan(reader: PlanReader) -> dict[str, Any]:
         "batches_per_epoch": manifest.batches_per_epoch,
         "superbatch": manifest.superbatch,
         "compression": manifest.compression,
+        "rows_checked": manifest.is_checked,
         "segment": manifest.segment,
         "num_segments": 0 if reader.segments is None else len(reader.segments),
         "shared_rows": 0 if reader.segments is None else int(reader.segments[:, 2].sum()),
@@ -64,6 +65,11 @@ def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
             ),
             "shared rows": _describe_segments(plan),
             "compression": plan["compression"] or "none",
+            "damaged rows": (
+                "found as they are read"
+                if plan["rows_checked"]
+                else "found by 'gnnstore verify' only: packed without checksums of rows"
+            ),
             "largest batch": format_size(plan["largest_batch_bytes"]),
             "size": f"{format_size(plan['disk_bytes'])} in {plan['num_files']} files",
             "store": plan["store_uuid"],

@@ -86,13 +86,13 @@ def test_segments_of_every_length(
     plain = pack(path, [4, 4], output=tmp_path / "plain", **options)
     assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
     reader = PlanReader.open(plan)
-    assert reader.manifest.format_version == 2
+    assert reader.manifest.format_version == 3
     assert reader.manifest.segment == min(segment, superbatch)
     assert reader.segments is not None
     assert reader.segments[:, 2].sum() > 0
     assert (np.diff(reader.segments[:, :2]) <= segment).all()
     assert stored_bytes(plan) < stored_bytes(plain)
-    assert PlanReader.open(plain).manifest.format_version == 1
+    assert PlanReader.open(plain).manifest.format_version == 3
 
 
 def test_chunks_of_segments(

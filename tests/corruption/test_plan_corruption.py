@@ -8,15 +8,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gnnstore
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.formats.manifest import ZERO_CRC, crc32c_of, seal
-from gnnstore.formats.plan_manifest import PLAN_FORMAT_VERSION
+from gnnstore.formats.plan_manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
 from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.io.run_pieces import PIECE_BYTES
+from gnnstore.io.saved_plan import SavedPlan
+from gnnstore.loaders.plan_packing import PlanPacker
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import batches_of, pack
+from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.tools.describe_plan import describe_plan
 
 BATCHES = 12
 
@@ -80,6 +85,42 @@ def test_a_record_that_is_damaged(plan: Path, number: int) -> None:
     assert problem.path == str(plan / "batches" / "c.0")
     assert problem.first_byte is not None
     assert problem.first_byte <= begin + size // 2 < (problem.end_byte or 0)
+
+
+def read_damaged(plan: Path, number: int, message: str) -> CorruptStoreError:
+    """Read an epoch, whose batches before a damaged one must be sound."""
+    loader = gnnstore.open_plan(plan).loader(num_threads=2)
+    loader.set_epoch(number // BATCHES)
+    taken: list[Any] = []
+    with pytest.raises(CorruptStoreError, match=message) as caught:
+        taken.extend(loader)
+    assert len(taken) == number % BATCHES
+    assert f"batch {number % BATCHES} of epoch {number // BATCHES}, 'nodes/node/x'" in str(
+        caught.value
+    )
+    return caught.value
+
+
+@pytest.mark.parametrize("number", [0, 7, BATCHES, 2 * BATCHES - 1])
+@pytest.mark.parametrize("piece", [0, -1])
+def test_rows_that_are_damaged_are_not_trained_on(plan: Path, number: int, piece: int) -> None:
+    reader = PlanReader.open(plan)
+    assert reader.manifest.is_checked
+    begin, size = int(reader.run_begins(number)[0]), int(reader.run_bytes(0)[number])
+    path = plan / "rows/x/c.0"
+    place = begin + (size - 1 if piece else 0)
+    flip(path, place)
+    first = begin + ((size - 1) // PIECE_BYTES * PIECE_BYTES if piece else 0)
+    end = min(first + PIECE_BYTES, begin + size)
+    message = (
+        f"{path}: packed rows are damaged: bytes {first} to {end} are not what was written: the "
+        "crc32c is .*pack again; 'gnnstore verify'"
+    )
+    error = read_damaged(plan, number, message)
+    assert (error.path, error.offset) == (str(path), begin)
+    (problem,) = gnnstore.verify(plan).problems
+    assert problem.first_byte is not None
+    assert problem.first_byte <= place < (problem.end_byte or 0)
 
 
 def test_rows_that_are_damaged(plan: Path, store: Path) -> None:
@@ -152,6 +193,11 @@ def test_bytes_of_the_manifest_that_changed(plan: Path) -> None:
         ("block_bytes", 1),
         ("files", [["../../etc/passwd", 1]]),
         ("format", "gnnstore"),
+        ("piece_bytes", 0),
+        ("piece_bytes", 4095),
+        ("piece_bytes", 3 << 12),
+        ("piece_bytes", 1 << 20),
+        ("piece_bytes", None),
     ],
 )
 def test_a_manifest_that_makes_no_sense(plan: Path, field: str, value: Any) -> None:
@@ -177,6 +223,19 @@ def test_an_index_that_leads_elsewhere(plan: Path, column: int, value: int) -> N
         file.write(value.to_bytes(8, "little", signed=True))
     with pytest.raises(CorruptStoreError, match=r"index: .*pack again"):
         gnnstore.open_plan(plan)
+
+
+@pytest.mark.parametrize("value", [4096, 0])
+def test_checksums_that_do_not_fit_the_manifest(plan: Path, value: int) -> None:
+    """Records of checksums of other pieces, or that ought to have none."""
+
+    def change(own: dict[str, Any]) -> None:
+        del own["piece_bytes"]
+        own.update({"piece_bytes": value} if value else {})
+
+    rewrite(plan, change)
+    with pytest.raises(CorruptStoreError, match="it is no record of this plan"):
+        batches_of(gnnstore.open_plan(plan).loader(num_threads=1))
 
 
 def test_slots_are_checked(plan: Path) -> None:
@@ -206,6 +265,80 @@ def test_a_segment_that_is_damaged(segmented: Path) -> None:
     assert problem.path == str(segmented / "rows/x/c.0")
     for number in range(BATCHES - 4, BATCHES):
         assert f"batch {number} of epoch 1" in problem.message
+
+
+@pytest.mark.parametrize("compress", ["none", "lz4"])
+@pytest.mark.parametrize("row", [0, -1])
+def test_shared_rows_that_are_damaged_are_not_trained_on(
+    store: Path, tmp_path: Path, compress: str, row: int
+) -> None:
+    plan = pack(
+        store, [4, 4], output=tmp_path / "plan", segment=4, superbatch=12, compress=compress
+    )
+    reader = PlanReader.open(plan)
+    assert reader.segments is not None
+    assert reader.manifest.is_checked
+    first, end, num_rows, _, begin = (int(value) for value in reader.segments[1])
+    rank = row % num_rows
+    saved = SavedPlan.open(reader)
+    readers = []
+    for number in range(first, end):
+        shared = saved.record(number).shared
+        assert shared is not None
+        if rank in shared[1]:
+            readers.append((number, shared[1]))
+    assert len(readers) >= 2, "it is shared"
+    place = begin + rank * 400 + 399
+    flip(plan / "rows/x/c.0", place)
+    number, ranks = readers[0]
+    group = ranks[np.searchsorted(ranks, rank) // CHECKED_ROWS * CHECKED_ROWS :][:CHECKED_ROWS]
+    first_byte, last_byte = begin + int(group[0]) * 400, begin + int(group[-1]) * 400 + 400
+    assert first_byte <= place < last_byte
+    message = (
+        f"rows/x/c.0: bytes {first_byte} to {last_byte}, packed rows that batches share, are "
+        f"damaged: the crc32c of {len(group)} rows among them is .*pack again"
+    )
+    assert read_damaged(plan, number, message).offset == first_byte
+    assert not gnnstore.verify(plan).ok
+
+
+def test_own_rows_of_a_segmented_plan(segmented: Path) -> None:
+    reader = PlanReader.open(segmented)
+    number = BATCHES + 3
+    begin, size = int(reader.run_begins(number)[0]), int(reader.run_bytes(0)[number])
+    assert 0 < size <= PIECE_BYTES
+    flip(segmented / "rows/x/c.0", begin + size // 2)
+    read_damaged(segmented, number, f"bytes {begin} to {begin + size} are not what was written")
+
+
+# --- plans of versions without checksums of rows -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "version"), [({}, 1), ({"segment": 4}, 2), ({"segment": 4, "compress": "lz4"}, 2)]
+)
+def test_plans_without_checksums_of_rows(
+    store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    version: int,
+) -> None:
+    monkeypatch.setattr(PlanPacker, "piece_bytes", None)
+    older = pack(store, [4, 4], output=tmp_path / "older", **options)
+    reader = PlanReader.open(older)
+    assert (reader.manifest.format_version, reader.manifest.piece_bytes) == (version, None)
+    assert not reader.manifest.is_checked
+    assert describe_plan(reader)["rows_checked"] is False
+    assert "piece_bytes" not in (older / "zarr.json").read_text()
+    expected = batches_of(gnnstore.open_plan(store / "plans" / "base").loader(), 2)
+    assert_same_batches(batches_of(gnnstore.open_plan(older).loader(), 2), expected)
+    assert gnnstore.verify(older).ok
+    if reader.manifest.compression is None:
+        # Only 'verify' finds that these are damaged.
+        flip(older / "rows/x/c.0", int(reader.run_begins(0)[0]))
+        batches_of(gnnstore.open_plan(older).loader())
+        assert not gnnstore.verify(older).ok
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.io.ragged_file import decode_record
 from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.packing import piece_crcs
 from gnnstore.testing.plans import pack
 
 zarr = pytest.importorskip("zarr")
@@ -31,10 +33,17 @@ def test_zarr_reads_rows_and_index(tmp_path: Path) -> None:
         }
     index, rows, records = group["index"][...], group["rows/x"][...], group["batches"][...]
     assert np.array_equal(index, PlanReader.open(plan).index)
+    piece_bytes = group.attrs["gnnstore_plan"]["piece_bytes"]
     for begin, num_bytes, _, num_missed, run in index:
-        header = records[begin : begin + num_bytes].view(np.int64)
-        assert header[0] == 7 + 1 + 1 + 5  # of the step, labels, edge ids, subgraph
-        found = rows[run : run + num_missed * WIDTH * 4].view(np.float32).reshape(-1, WIDTH)
+        arrays = decode_record(records[begin : begin + num_bytes])
+        # Of the step, checksums, labels, edge ids, subgraph.
+        assert len(arrays) == 7 + 1 + 1 + 1 + 5
+        run_bytes = int(num_missed) * WIDTH * 4
+        assert arrays[7].dtype == np.uint32
+        assert arrays[7].tolist() == piece_crcs(
+            rows.tobytes(), [int(run)], [run_bytes], piece_bytes
+        )
+        found = rows[run : run + run_bytes].view(np.float32).reshape(-1, WIDTH)
         # Without a cache, each distinct node of the batch, in the order of the table.
         matches = (found[:, None, :3] == graph.attributes["x"][None, :, :3]).all(2)
         nodes = matches.argmax(axis=1)

@@ -27,9 +27,9 @@ def some_bytes(num_bytes: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, num_bytes, dtype=np.uint8)
 
 
-# Around every length at which the implementation changes its step: 8, 3 * 256, 3 * 4096.
+# Around every length at which the implementation changes its step: 8, 3 * 256, 3 * 4096, 1024.
 @given(
-    st.integers(0, 2000) | st.sampled_from([12287, 12288, 12289, 30000]),
+    st.integers(0, 2000) | st.sampled_from([12287, 12288, 12289, 30000, 131072]),
     st.integers(0, 40),
     st.floats(0, 1),
 )
@@ -37,7 +37,7 @@ def test_crc32c(num_bytes: int, start: int, cut: float) -> None:
     data = some_bytes(num_bytes + start)[start:]
     expected = google_crc32c.value(data.tobytes())
     at = int(cut * num_bytes)
-    for checksum in (_core.crc32c, _core.crc32c_portable):
+    for checksum in (_core.crc32c, _core.crc32c_streams, _core.crc32c_portable):
         assert checksum(data) == expected
         assert checksum(data[at:], checksum(data[:at])) == expected
     if num_bytes <= 2000:

@@ -27,8 +27,9 @@ from gnnstore.io.engines import ENGINES, open_engine
 from gnnstore.io.packed_rows import PackedSuperbatch
 from gnnstore.io.packing import least_memory, pack, packed_bytes
 from gnnstore.io.planned_cache import BatchStep, PlannedCache
+from gnnstore.io.run_pieces import PIECE_BYTES
 from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
-from gnnstore.testing.packing import needed_pages, packed_file, sort_misses
+from gnnstore.testing.packing import needed_pages, packed_file, piece_crcs, sort_misses
 from gnnstore.testing.reads import why_unavailable, write_array
 
 # The widths at which published systems compute the wrong page.
@@ -67,8 +68,12 @@ def check(
 ) -> None:
     """Compare the file with the twin's, and what is read of it with the table."""
     raw = rows.reshape(len(rows), -1).view(np.uint8)
-    assert packed.tables[path].file_path.read_bytes() == packed_file(
-        raw, trace.ids, trace.offsets, slots
+    content = packed.tables[path].file_path.read_bytes()
+    assert content == packed_file(raw, trace.ids, trace.offsets, slots)
+    run_bytes = packed.index.num_rows * raw.shape[1]
+    offsets = packed.tables[path].run_offsets[:-1].tolist()
+    assert packed.tables[path].pieces.crcs.tolist() == piece_crcs(
+        content, offsets, run_bytes.tolist(), PIECE_BYTES
     )
     for i in range(trace.num_batches):
         ids = trace.batch(i)
@@ -318,6 +323,7 @@ def test_far_rows_of_a_sparse_table(tmp_path: Path, engine: str) -> None:
         [8192],
         np.zeros(2, np.int64),
         np.array([0, 4096]),
+        np.zeros(2, np.uint32),
         np.zeros(2, np.int64),
         engine=engine,
         **geometry,
@@ -325,6 +331,7 @@ def test_far_rows_of_a_sparse_table(tmp_path: Path, engine: str) -> None:
         window_bytes=_core.min_pack_window_bytes(files, **geometry),
         buffer_bytes=4096,
         num_spare_buffers=1,
+        piece_bytes=1024,
     )
     found = (tmp_path / "packed").read_bytes()
     firsts = [int.from_bytes(found[at : at + 8], "little") for at in (0, 512, 4096, 4608)]

@@ -39,7 +39,7 @@ class Case:
 
     def append(self, number: int, begin: int, disk_bytes: int | None = None) -> int:
         """Pack a superbatch and return where it ends."""
-        _, offsets, _ = append_packed(
+        _, runs, _ = append_packed(
             self.tables,
             self.traces[number],
             self.slots[number],
@@ -47,8 +47,9 @@ class Case:
             memory_bytes=MEMORY_BYTES,
             disk_bytes=disk_bytes,
         )
-        assert offsets["x"][0] == begin
-        return int(offsets["x"][-1])
+        offsets = runs["x"].offsets
+        assert offsets[0] == begin
+        return int(offsets[-1])
 
     def expected(self, number: int) -> bytes:
         trace = self.traces[number]

@@ -44,6 +44,10 @@ def gather(table: Any = None, ids: Any = None, out: Any = None, **place: int) ->
         (lambda: _core.crc32c(np.zeros(9, U8)[::-1]), ValueError, "data must be contiguous"),
         (lambda: _core.crc32c(ANY_LIST), TypeError, "incompatible function arguments"),
         (lambda: _core.crc32c(np.zeros(3, U8), -1), TypeError, "incompatible function arguments"),
+        (lambda: _core.crc32c_rows(np.zeros(3, U8), np.zeros(1, "i4"), 0), ValueError, "row_bytes"),
+        (lambda: _core.crc32c_rows(np.zeros(7, U8), np.ones(1, "i4"), 4), IndexError, "id 1 "),
+        (lambda: _core.crc32c_rows(np.zeros(7, U8), -np.ones(1, "i4"), 4), IndexError, "id -1 "),
+        (lambda: _core.crc32c_rows(np.zeros(7, U8), ANY_FLOATS, 4), TypeError, "rows must be"),
         (lambda: _core.crc32c_blocks(np.zeros(3, U8), 0), ValueError, "block_bytes must be at"),
         (lambda: gather(num_threads=0), ValueError, "num_threads must be between 1 and 1024"),
         (lambda: gather(num_threads=1025), ValueError, "num_threads must be between 1 and 1024"),
@@ -377,6 +381,17 @@ def test_wrong_advice_and_lone_paths(tmp_path: Path) -> None:
         _core.map_files("abc", [1, 2, 3])
     with pytest.raises(ValueError, match="null"):
         _core.map_files(["a\0b"], [1])
+
+
+@pytest.mark.parametrize("row_bytes", [1, 7, 8, 100, 512, 513, 5000])
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 10])
+def test_crc32c_rows(row_bytes: int, num_rows: int) -> None:
+    rng = np.random.default_rng(row_bytes)
+    data = rng.integers(0, 256, (11, row_bytes), U8)
+    rows = rng.integers(0, 11, num_rows).astype(np.int32)
+    found = _core.crc32c_rows(data.reshape(-1), rows, row_bytes)
+    assert found.dtype == np.uint32
+    assert found.tolist() == [_core.crc32c_portable(data[row]) for row in rows]
 
 
 def test_crc32c_file(tmp_path: Path) -> None:

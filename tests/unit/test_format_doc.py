@@ -20,7 +20,7 @@ from gnnstore.formats.dtypes import STORAGE_DTYPES, zarr_data_type
 from gnnstore.testing.stores import write_example_store
 
 # Fields of a plan's manifest that are there only if the plan has what they speak of.
-PLAN_OPTIONS = {"segment", "compression"}
+PLAN_OPTIONS = {"segment", "compression", "piece_bytes"}
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
 
 
@@ -77,8 +77,11 @@ def test_plan_manifest_fields(tmp_path: Path) -> None:
     table = PAGE.split("## Packed plans\n", 1)[1].split("| field | content |", 1)[1]
     rows = [line.split("|") for line in table.split("\n\n", 1)[0].splitlines() if "`" in line]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
-    assert named - PLAN_OPTIONS == own.keys()
+    assert named - PLAN_OPTIONS == own.keys() - PLAN_OPTIONS
     assert named >= PLAN_OPTIONS
+    pieces = next(row[2] for row in rows if "`piece_bytes`" in row[1])
+    assert f"at most {plan_manifest.MAX_PIECE_BYTES}" in pieces
+    assert f"each {plan_manifest.CHECKED_ROWS} of these" in PAGE
     fingerprint = next(row[2] for row in rows if "`fingerprint`" in row[1])
     assert re.findall(r"`([\w ]+)`", fingerprint) == list(own["fingerprint"])
     columns = PAGE.split("| column | content |", 1)[1].split("\n\n", 1)[0]

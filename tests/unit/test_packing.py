@@ -22,15 +22,22 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.errors import BudgetError, NoSpaceError, StorageError, UsageError
+from gnnstore.errors import (
+    BudgetError,
+    CorruptStoreError,
+    NoSpaceError,
+    StorageError,
+    UsageError,
+)
 from gnnstore.io import packing_thread
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.engines import open_engine
 from gnnstore.io.packed_rows import PackedSuperbatch
 from gnnstore.io.packing import PackingStoppedError, least_memory, pack, packed_bytes
+from gnnstore.io.run_pieces import PIECE_BYTES
 from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.packing import packed_file
+from gnnstore.testing.packing import packed_file, piece_crcs
 from gnnstore.testing.reads import write_array
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
@@ -186,6 +193,7 @@ def test_a_short_write_that_is_taken_for_a_whole_one_would_be_seen(tmp_path: Pat
             [8192],
             np.zeros(1, np.int64),
             np.zeros(1, np.int64),
+            np.zeros(1, np.uint32),
             np.zeros(2, np.int64),
             engine="pread",
             **place,
@@ -194,6 +202,7 @@ def test_a_short_write_that_is_taken_for_a_whole_one_would_be_seen(tmp_path: Pat
             window_bytes=1 << 20,
             buffer_bytes=8192,
             num_spare_buffers=1,
+            piece_bytes=8192,
         )
     assert path.read_bytes() == bytes([9]) * 4096 + bytes(4096)
 
@@ -290,6 +299,94 @@ def test_reading_back_fails(request: pytest.FixtureRequest, tmp_path: Path, engi
         case.read(packed, 2)
         with pytest.raises(StorageError, match="truncated"):
             case.read(packed, 3)
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+@pytest.mark.parametrize("engine", ["pread", "io_uring"])
+@pytest.mark.parametrize(
+    "places", [[0], [PIECE_BYTES - 1], [PIECE_BYTES], [700 * ROW_BYTES - 1], [600_000, 300_000, 0]]
+)
+def test_a_bit_that_flipped(
+    request: pytest.FixtureRequest, tmp_path: Path, engine: str, places: list[int]
+) -> None:
+    case: Case = request.getfixturevalue("case" if engine == "pread" else "ring")
+    with case.pack() as packed:
+        table = packed.tables["x"]
+        begin = int(table.run_offsets[3])
+        for place in places:
+            flip(table.file_path, begin + place)
+        first = begin + min(places) // PIECE_BYTES * PIECE_BYTES
+        end = min(first + PIECE_BYTES, begin + 700 * ROW_BYTES)
+        more = f"; {len(places) - 1} more of the run's 7 pieces" if len(places) > 1 else ""
+        message = (
+            rf"0\.rows: packed rows are damaged: bytes {first} to {end} are not what was written: "
+            rf"the crc32c is [0-9a-f]{{8}}, not [0-9a-f]{{8}}{more}.* of batch 3 of the array 'x'. "
+            r".*start the run again"
+        )
+        with pytest.raises(CorruptStoreError, match=message) as caught:
+            case.read(packed, 3)
+        assert caught.value.path == str(table.file_path)
+        assert caught.value.offset == begin
+        for i in (2, 4):
+            np.testing.assert_array_equal(case.read(packed, i), case.rows[case.trace.batch(i)])
+        for place in places:
+            flip(table.file_path, begin + place)
+        np.testing.assert_array_equal(case.read(packed, 3), case.rows[case.trace.batch(3)])
+
+
+def test_what_lies_behind_a_run_is_not_compared(case: Case) -> None:
+    with case.pack() as packed:
+        table = packed.tables["x"]
+        end = int(table.run_offsets[3]) + 700 * ROW_BYTES
+        assert end % 4096
+        flip(table.file_path, end)
+        np.testing.assert_array_equal(case.read(packed, 3), case.rows[case.trace.batch(3)])
+
+
+def test_a_write_that_was_lost(case: Case) -> None:
+    with case.pack() as packed:
+        table = packed.tables["x"]
+        begin = int(table.run_offsets[1])
+        with table.file_path.open("r+b") as file:
+            file.seek(begin + 4096)
+            file.write(bytes(4096))
+        with pytest.raises(CorruptStoreError, match=f"bytes {begin} to {begin + PIECE_BYTES} are"):
+            case.read(packed, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"crcs": np.zeros(4, np.uint32)}, ValueError, "crcs must have 5 entries"),
+        ({"crcs": np.zeros(5, np.int32)}, TypeError, "crcs must be uint32"),
+        ({"piece_bytes": 0}, ValueError, "piece_bytes must be at least 1"),
+        ({"piece_bytes": 1000, "crcs": np.zeros(6, np.uint32)}, ValueError, "do not divide"),
+        ({"piece_bytes": 8192, "crcs": np.zeros(1, np.uint32)}, ValueError, "do not divide"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_checksums_that_do_not_fit(
+    case: Case, wrong: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    reader = _core.Reader("pread", queue_depth=2, num_threads=1, max_read_bytes=4096)
+    none, out = np.empty(0, np.int32), np.zeros(5 * ROW_BYTES, np.uint8)
+    with case.pack() as packed:
+        content = packed.tables["x"].file_path.read_bytes()
+        crcs = piece_crcs(content, [0], [5 * ROW_BYTES], 1280)
+        given: dict[str, Any] = {"crcs": np.array(crcs, np.uint32), "piece_bytes": 1280} | wrong
+        place = (packed.tables["x"].files, 0, 0, np.arange(5, dtype=np.int32), none, none, out)
+        with pytest.raises(error, match=message):
+            _core.read_packed_rows(reader, *place, row_bytes=ROW_BYTES, **given)
+        sums = np.array(piece_crcs(content, [0], [5 * ROW_BYTES], 1024), np.uint32)
+        _core.read_packed_rows(reader, *place, row_bytes=ROW_BYTES, crcs=sums, piece_bytes=1024)
+    assert out.tobytes() == content[: len(out)]
 
 
 def test_files_that_were_removed_are_read_to_the_end(case: Case) -> None:
@@ -433,7 +530,7 @@ def test_a_superbatch_without_misses_or_batches(case: Case) -> None:
     with case.pack() as packed:
         assert (packed.num_bytes, packed.counts.bytes_read, packed.counts.rows_packed) == (0, 0, 0)
         assert np.all(case.read(packed, 0) == 7)
-        assert packed.index.num_bytes == packed.resident_bytes - 7 * 8
+        assert packed.index.num_bytes == packed.resident_bytes - 2 * 7 * 8
     case.trace, case.slots = Trace.of([]), np.empty(0, np.int32)
     with case.pack() as packed:
         assert (packed.num_batches, packed.num_bytes) == (0, 0)
@@ -522,6 +619,7 @@ def arguments(case: Case) -> Arguments:
         "file_bytes": [3 * run_bytes, 3 * run_bytes],
         "run_files": np.array([0, 1, 0, 1, 0, 1]),
         "run_offsets": np.array([0, 0, 1, 1, 2, 2]) * run_bytes,
+        "run_crcs": np.zeros(6 * 7, np.uint32),
         "progress": np.zeros(2, np.int64),
         "engine": "pread",
         "num_rows": NUM_ROWS,
@@ -533,6 +631,7 @@ def arguments(case: Case) -> Arguments:
         "window_bytes": 1 << 20,
         "buffer_bytes": 8192,
         "num_spare_buffers": 2,
+        "piece_bytes": 1 << 17,
         "num_threads": 2,
     }
     return Arguments(given)
@@ -557,6 +656,9 @@ def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
         ({"run_offsets": np.full(6, 100)}, ValueError, "multiple of 4096"),
         ({"run_offsets": np.full(6, 1 << 30)}, ValueError, "behind the end of its file"),
         ({"run_offsets": np.full(5, 0)}, ValueError, "run_offsets must have 6 entries"),
+        ({"run_crcs": np.zeros(41, np.uint32)}, ValueError, "run_crcs must have 42 entries"),
+        ({"run_crcs": np.zeros(42, np.int64)}, TypeError, "run_crcs must be uint32"),
+        ({"piece_bytes": 0}, ValueError, "piece_bytes must be at least 1"),
         ({"num_rows_of": np.full(6, 701)}, ValueError, "batch 5 has 701 rows from row 3500 on"),
         ({"num_rows_of": np.full(6, -1)}, ValueError, "batch 0 has -1 rows"),
         ({"num_rows_of": np.full(5, 700)}, ValueError, "num_rows_of must have 6 entries"),
@@ -610,7 +712,8 @@ def test_places_outside_of_a_batch_write_nothing(case: Case, name: str) -> None:
     with case.pack() as packed:
         files = packed.tables["x"].files
         for bad in (-1, 5):
-            places = {n: np.array([0, 1], np.int32) for n in ("positions", "repeat_targets")}
+            both = ("positions", "repeat_targets")
+            places: dict[str, Any] = {n: np.array([0, 1], np.int32) for n in both}
             places |= {"repeat_sources": np.array([1, 0], np.int32), name: np.array([0, bad], "i4")}
             out = np.full(5 * ROW_BYTES, 7, np.uint8)
             with pytest.raises(IndexError, match=rf"{bad}.*outside \[0, 5\)"):

@@ -26,7 +26,7 @@ from gnnstore.planning.belady import BeladyPlanner, Trace
 from gnnstore.planning.spilled_plan import SpilledPlan
 from gnnstore.planning.trace_file import SpilledTrace, TraceFile
 from gnnstore.testing.faults import inject
-from gnnstore.testing.packing import packed_file
+from gnnstore.testing.packing import packed_file, piece_crcs
 from gnnstore.testing.reads import write_array
 
 NUM_ROWS, ROW_BYTES = 4000, 300
@@ -120,6 +120,9 @@ def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
         order = rng.permutation(len(batches))
         places = {int(i): file.append(batches[i], int(i)) for i in order}
         place = packing_memory.place_of(table)
+        piece_bytes = data.draw(st.sampled_from([1000, 4096, 10_000, 1 << 30]))
+        num_pieces = int((-(-sizes * row_bytes // piece_bytes)).sum())
+        crcs = np.full(num_pieces, 5, np.uint32)
         counts = _core.pack_spilled_rows(
             table.files,
             file,
@@ -131,6 +134,7 @@ def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
             [int(offsets[-1])],
             np.zeros(len(batches), np.int64),
             offsets[:-1],
+            crcs,
             np.zeros(2, np.int64),
             stride=stride,
             max_rows=max_rows,
@@ -140,11 +144,16 @@ def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
             window_bytes=-(-_core.min_pack_window_bytes(table.files, **place) // 4096) * 4096,
             buffer_bytes=4096 * data.draw(st.integers(1, 3)),
             num_spare_buffers=2,
+            piece_bytes=piece_bytes,
             num_threads=data.draw(st.integers(1, 4)),
         )
         ids, missed = np.concatenate(batches), np.full(int(sizes.sum()), -1, np.int32)
         begins = np.append(0, np.cumsum(sizes))
-        assert (directory / "packed").read_bytes() == packed_file(rows, ids, begins, missed)
+        content = (directory / "packed").read_bytes()
+        assert content == packed_file(rows, ids, begins, missed)
+        assert crcs.tolist() == piece_crcs(
+            content, offsets[:-1].tolist(), (sizes * row_bytes).tolist(), piece_bytes
+        )
         assert counts["rows_packed"] == sizes.sum()
         assert counts["bytes_written"] == offsets[-1]
         file.close()
@@ -320,6 +329,7 @@ def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: s
         "file_bytes": [4096],
         "run_files": np.zeros(1, np.int64),
         "run_offsets": np.zeros(1, np.int64),
+        "run_crcs": np.zeros(1, np.uint32),
         "progress": np.zeros(2, np.int64),
         "stride": 2,
         "max_rows": 2,
@@ -329,6 +339,7 @@ def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: s
         "window_bytes": 1 << 20,
         "buffer_bytes": 4096,
         "num_spare_buffers": 1,
+        "piece_bytes": 4096,
     }
     with pytest.raises(ValueError, match=error):
         _core.pack_spilled_rows(**given | changes)

@@ -18,11 +18,12 @@ from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.engines import open_engine
 from gnnstore.io.missed_rows import sort_out
 from gnnstore.io.packing import PackingStoppedError, append_packed, least_memory, pack
+from gnnstore.io.run_pieces import PIECE_BYTES
 from gnnstore.planning.belady import BeladyPlanner, Trace
 from gnnstore.planning.spilled_plan import SpilledPlan
 from gnnstore.planning.trace_file import SpilledTrace, TraceFile
 from gnnstore.testing.faults import inject
-from gnnstore.testing.packing import packed_file
+from gnnstore.testing.packing import packed_file, piece_crcs
 from gnnstore.testing.reads import write_array
 
 NUM_ROWS, ROW_BYTES = 4000, 300
@@ -98,7 +99,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
                 packed.read(i, "x", out.reshape(-1))
                 np.testing.assert_array_equal(out[slots < 0], case.rows[ids[slots < 0]])
                 assert np.all(out[slots >= 0] == 7)
-        index, offsets, _ = append_packed(
+        index, runs, _ = append_packed(
             case.tables,
             *spilled,
             {"x": (file, end)},
@@ -106,7 +107,13 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
             num_threads=num_threads,
         )
         assert file.read_bytes()[end:] == content
-        end = int(offsets["x"][-1])
+        assert runs["x"].pieces.crcs.tolist() == piece_crcs(
+            file.read_bytes(),
+            runs["x"].offsets[:-1].tolist(),
+            (expected.misses * ROW_BYTES).tolist(),
+            PIECE_BYTES,
+        )
+        end = int(runs["x"].offsets[-1])
         np.testing.assert_array_equal(index.num_rows, expected.misses)
         spilled.close()
     assert list(case.directory.iterdir()) == [file]

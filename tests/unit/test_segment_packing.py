@@ -14,9 +14,11 @@ from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.engines import open_engine
 from gnnstore.io.missed_rows import sort_out
 from gnnstore.io.packed_rows import run_bytes
+from gnnstore.io.run_pieces import PIECE_BYTES
 from gnnstore.io.segment_packing import append_divided, divide_misses
 from gnnstore.planning.belady import Trace
 from gnnstore.planning.segments import SharedRows
+from gnnstore.testing.packing import piece_crcs
 from gnnstore.testing.reads import write_array
 
 NUM_ROWS, MEMORY_BYTES = 900, 1 << 26
@@ -55,21 +57,33 @@ def test_what_is_written_and_where(
     file = tmp_path / "packed"
     file.write_bytes(b"before" * 1000 + bytes(-6000 % 4096))
     begin = file.stat().st_size
-    offsets = append_divided(
-        {"x": table}, divided, {"x": (file, begin)}, memory_bytes=MEMORY_BYTES
-    )["x"]
+    files = {"x": (file, begin)}
+    runs = append_divided({"x": table}, divided, files, memory_bytes=MEMORY_BYTES)["x"]
+    offsets = runs.offsets
     content = np.frombuffer(file.read_bytes(), np.uint8)
     assert offsets[0] == begin
     assert offsets[-1] == len(content)
     assert (offsets % 4096 == 0).all()
-    files = _core.FileSet([file], [len(content)], direct=table.files.is_direct)
+    opened = _core.FileSet([file], [len(content)], direct=table.files.is_direct)
     chunk_bytes = int(run_bytes(np.array([min(chunk_rows, 10_000)]), row_bytes)[0])
     for place in divided.segments:
         shared = SharedRows.of(missed[place.first : place.end], NUM_ROWS, "minhash")
         assert (place.num_rows, place.chunk_rows) == (shared.num_rows, chunk_rows)
         first = int(offsets[len(SIZES) + place.first_chunk])
+        in_order = rows[shared.in_order()]
+        crcs = [_core.crc32c_portable(row) for row in in_order]
+        assert runs.shared_crcs[place.first_row :][: place.num_rows].tolist() == crcs
         for i in range(place.first, place.end):
             own = divided.batch(i)
+            groups = np.array(crcs, "<u4")[own.shared_ranks]
+            assert divided.batch_crcs(runs, i, own.shared_ranks).tolist() == [
+                _core.crc32c_portable(np.ascontiguousarray(groups[k : k + 64]).view(np.uint8))
+                for k in range(0, len(groups), 64)
+            ]
+            run_bytes_of = [int(divided.own[i]) * row_bytes]
+            assert runs.pieces.of_run(i).tolist() == piece_crcs(
+                content.tobytes(), [int(offsets[i])], run_bytes_of, PIECE_BYTES
+            )
             out = np.zeros((SIZES[i], row_bytes), np.uint8)
             run = content[offsets[i] :][: int(divided.own[i]) * row_bytes]
             out[own.positions] = run.reshape(-1, row_bytes)
@@ -79,7 +93,7 @@ def test_what_is_written_and_where(
             ids[own.shared_positions], is_left[own.shared_positions] = own.shared_ranks, -1
             if len(own.shared_ranks):
                 table.engine.reader.gather_rows(
-                    files,
+                    opened,
                     ids,
                     out.reshape(-1),
                     num_rows=place.num_rows,

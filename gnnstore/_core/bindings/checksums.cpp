@@ -1,5 +1,6 @@
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
+#include "kernels/check_ids.h"
 #include "kernels/crc32c.h"
 
 using namespace gnnstore;
@@ -26,6 +27,21 @@ NumpyVector<uint32_t> blocks(const InputArray &data, int64_t block_bytes) {
     return take_vector(std::move(checksums));
 }
 
+NumpyVector<uint32_t> rows(const InputArray &data, const InputArray &which, int64_t row_bytes) {
+    const uint8_t *bytes = input_data<uint8_t>(data, "data", "uint8");
+    const int32_t *ids = input_data<int32_t>(which, "rows", "int32");
+    if (row_bytes < 1)
+        throw std::invalid_argument("row_bytes must be at least 1, got " +
+                                    std::to_string(row_bytes));
+    std::vector<uint32_t> checksums(static_cast<size_t>(length(which)));
+    {
+        const GilRelease release;
+        check_ids(ids, length(which), length(data) / row_bytes);
+        crc32c_rows(bytes, ids, length(which), row_bytes, checksums.data());
+    }
+    return take_vector(std::move(checksums));
+}
+
 NumpyVector<uint32_t> file(nb::handle path, int64_t block_bytes, int num_threads) {
     const std::string name = fs_path(path);
     std::vector<uint32_t> checksums;
@@ -41,7 +57,9 @@ NumpyVector<uint32_t> file(nb::handle path, int64_t block_bytes, int num_threads
 void bind_checksums(nb::module_ &m) {
     m.def("crc32c", checksum_of<crc32c>, "data"_a.noconvert(), "initial"_a = 0);
     m.def("crc32c_portable", checksum_of<crc32c_portable>, "data"_a.noconvert(), "initial"_a = 0);
+    m.def("crc32c_streams", checksum_of<crc32c_streams>, "data"_a.noconvert(), "initial"_a = 0);
     m.def("crc32c_implementation", [] { return crc32c_implementation(); });
     m.def("crc32c_blocks", blocks, "data"_a.noconvert(), "block_bytes"_a);
+    m.def("crc32c_rows", rows, "data"_a.noconvert(), "rows"_a.noconvert(), "row_bytes"_a);
     m.def("crc32c_file", file, "path"_a, "block_bytes"_a, "num_threads"_a = 1);
 }

@@ -1,9 +1,11 @@
 // Packing the rows that batches miss, and reading them back.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -79,20 +81,25 @@ struct Packing {
     std::vector<std::string> names;
     const std::vector<int64_t> &file_bytes;
     const int64_t *run_files, *run_offsets;
+    uint32_t *crcs;
+    int64_t num_crcs;
     PackProgress *progress;
     PackOptions options;
     bool grows;
 
     Packing(const FileSet &table, const RowLayout &rows, nb::handle paths,
             const std::vector<int64_t> &sizes, const InputArray &files_of_runs,
-            const InputArray &offsets_of_runs, const OutputArray &state, int64_t num_batches,
-            const PackOptions &given, bool are_there)
+            const InputArray &offsets_of_runs, const OutputArray &crcs_of_pieces,
+            const OutputArray &state, int64_t num_batches, const PackOptions &given,
+            bool are_there)
         : files(table),
           layout(rows),
           names(fs_paths(paths)),
           file_bytes(sizes),
           run_files(input_data<int64_t>(files_of_runs, "run_files", "int64")),
           run_offsets(input_data<int64_t>(offsets_of_runs, "run_offsets", "int64")),
+          crcs(output_data<uint32_t>(crcs_of_pieces, "run_crcs", "uint32")),
+          num_crcs(length(crcs_of_pieces)),
           progress(reinterpret_cast<PackProgress *>(
               output_data<int64_t>(state, "progress", "int64"))),
           options(given),
@@ -111,8 +118,8 @@ struct Packing {
         std::vector<std::unique_ptr<PackFile>> outputs;
         for (size_t i = 0; i < names.size(); ++i)
             outputs.push_back(std::make_unique<PackFile>(names[i], file_bytes[i], grows));
-        return pack_rows(files, layout, missed, outputs, run_files, run_offsets, options,
-                         progress);
+        return pack_rows(files, layout, missed, outputs, run_files, run_offsets, crcs, num_crcs,
+                         options, progress);
     }
 };
 
@@ -128,28 +135,30 @@ nb::dict as_dict(const PackCounts &counts) {
 
 PackOptions options_of(const std::string &engine, int num_threads, int64_t gap_bytes,
                        int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
-                       int64_t num_spare_buffers) {
+                       int64_t num_spare_buffers, int64_t piece_bytes) {
     return {.kind = parse_engine_kind(engine),
             .num_threads = num_threads,
             .gap_bytes = gap_bytes,
             .num_windows = num_windows,
             .window_bytes = window_bytes,
             .buffer_bytes = buffer_bytes,
-            .num_spare_buffers = num_spare_buffers};
+            .num_spare_buffers = num_spare_buffers,
+            .piece_bytes = piece_bytes};
 }
 
 nb::dict pack(const FileSet &files, const InputArray &rows, const InputArray &begins,
               const InputArray &counts, nb::handle paths, const std::vector<int64_t> &file_bytes,
               const InputArray &run_files, const InputArray &run_offsets,
-              const OutputArray &progress, const std::string &engine, int64_t num_rows,
-              int64_t row_bytes, int64_t rows_per_page, int64_t page_stride_bytes,
-              int64_t gap_bytes, int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
-              int64_t num_spare_buffers, int num_threads, bool grows) {
+              const OutputArray &run_crcs, const OutputArray &progress,
+              const std::string &engine, int64_t num_rows, int64_t row_bytes,
+              int64_t rows_per_page, int64_t page_stride_bytes, int64_t gap_bytes,
+              int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
+              int64_t num_spare_buffers, int64_t piece_bytes, int num_threads, bool grows) {
     check_vector(begins, "begins");
     const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
-                          file_bytes, run_files, run_offsets, progress, length(begins),
+                          file_bytes, run_files, run_offsets, run_crcs, progress, length(begins),
                           options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
-                                     buffer_bytes, num_spare_buffers),
+                                     buffer_bytes, num_spare_buffers, piece_bytes),
                           grows);
     check_vector(rows, "rows");
     PackCounts result;
@@ -165,11 +174,12 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
                       const InputArray &counts, const InputArray &crcs, const InputArray &samples,
                       nb::handle paths, const std::vector<int64_t> &file_bytes,
                       const InputArray &run_files, const InputArray &run_offsets,
-                      const OutputArray &progress, int64_t stride, int64_t max_rows,
-                      const std::string &engine, int64_t num_rows, int64_t row_bytes,
-                      int64_t rows_per_page, int64_t page_stride_bytes, int64_t gap_bytes,
-                      int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
-                      int64_t num_spare_buffers, int num_threads) {
+                      const OutputArray &run_crcs, const OutputArray &progress, int64_t stride,
+                      int64_t max_rows, const std::string &engine, int64_t num_rows,
+                      int64_t row_bytes, int64_t rows_per_page, int64_t page_stride_bytes,
+                      int64_t gap_bytes, int64_t num_windows, int64_t window_bytes,
+                      int64_t buffer_bytes, int64_t num_spare_buffers, int64_t piece_bytes,
+                      int num_threads) {
     const int64_t *first = input_data<int64_t>(begins, "begins", "int64");
     const int64_t *sizes = input_data<int64_t>(counts, "num_rows_of", "int64");
     const uint32_t *checksums = input_data<uint32_t>(crcs, "crcs", "uint32");
@@ -179,9 +189,9 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
     if (std::any_of(sizes, sizes + num_batches, [](int64_t size) { return size < 0; }))
         throw std::invalid_argument("num_rows_of must not be negative");
     const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
-                          file_bytes, run_files, run_offsets, progress, num_batches,
+                          file_bytes, run_files, run_offsets, run_crcs, progress, num_batches,
                           options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
-                                     buffer_bytes, num_spare_buffers),
+                                     buffer_bytes, num_spare_buffers, piece_bytes),
                           false);
     check_vector(samples, "samples");
     PackCounts result;
@@ -197,8 +207,8 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
 
 nb::dict read_packed(Reader &reader, const FileSet &files, int64_t file, int64_t offset,
                      const InputArray &positions, const InputArray &repeat_targets,
-                     const InputArray &repeat_sources, const OutputArray &out,
-                     int64_t row_bytes) {
+                     const InputArray &repeat_sources, const OutputArray &out, int64_t row_bytes,
+                     const std::optional<InputArray> &crcs, int64_t piece_bytes) {
     PackedRun run{.file = file,
                   .offset = offset,
                   .row_bytes = row_bytes,
@@ -208,6 +218,11 @@ nb::dict read_packed(Reader &reader, const FileSet &files, int64_t file, int64_t
                   .repeat_sources = input_data<int32_t>(repeat_sources, "repeat_sources", "int32"),
                   .num_repeats = length(repeat_targets)};
     expect_length(repeat_sources, "repeat_sources", run.num_repeats);
+    if (crcs) {
+        run.crcs = input_data<uint32_t>(*crcs, "crcs", "uint32");
+        run.num_crcs = length(*crcs);
+        run.piece_bytes = piece_bytes;
+    }
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
     ReadCounts counts;
     {
@@ -226,18 +241,20 @@ void bind_pack(nb::module_ &m) {
           "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a);
     m.def("pack_rows", pack, "files"_a, "rows"_a.noconvert(), "begins"_a.noconvert(),
           "num_rows_of"_a.noconvert(), "paths"_a, "file_bytes"_a, "run_files"_a.noconvert(),
-          "run_offsets"_a.noconvert(), "progress"_a.noconvert(), nb::kw_only(), "engine"_a,
-          "num_rows"_a, "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a,
-          "num_windows"_a, "window_bytes"_a, "buffer_bytes"_a, "num_spare_buffers"_a,
-          "num_threads"_a = 1, "grows"_a = false);
+          "run_offsets"_a.noconvert(), "run_crcs"_a.noconvert(), "progress"_a.noconvert(),
+          nb::kw_only(), "engine"_a, "num_rows"_a, "row_bytes"_a, "rows_per_page"_a,
+          "page_stride_bytes"_a, "gap_bytes"_a, "num_windows"_a, "window_bytes"_a,
+          "buffer_bytes"_a, "num_spare_buffers"_a, "piece_bytes"_a, "num_threads"_a = 1,
+          "grows"_a = false);
     m.def("pack_spilled_rows", pack_spilled, "files"_a, "ids"_a, "begins"_a.noconvert(),
           "num_rows_of"_a.noconvert(), "crcs"_a.noconvert(), "samples"_a.noconvert(), "paths"_a,
           "file_bytes"_a, "run_files"_a.noconvert(), "run_offsets"_a.noconvert(),
-          "progress"_a.noconvert(), nb::kw_only(), "stride"_a, "max_rows"_a, "engine"_a,
-          "num_rows"_a, "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a,
-          "num_windows"_a, "window_bytes"_a, "buffer_bytes"_a, "num_spare_buffers"_a,
-          "num_threads"_a = 1);
+          "run_crcs"_a.noconvert(), "progress"_a.noconvert(), nb::kw_only(), "stride"_a,
+          "max_rows"_a, "engine"_a, "num_rows"_a, "row_bytes"_a, "rows_per_page"_a,
+          "page_stride_bytes"_a, "gap_bytes"_a, "num_windows"_a, "window_bytes"_a,
+          "buffer_bytes"_a, "num_spare_buffers"_a, "piece_bytes"_a, "num_threads"_a = 1);
     m.def("read_packed_rows", read_packed, "reader"_a, "files"_a, "file"_a, "offset"_a,
           "positions"_a.noconvert(), "repeat_targets"_a.noconvert(),
-          "repeat_sources"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a);
+          "repeat_sources"_a.noconvert(), "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a,
+          "crcs"_a.noconvert() = nb::none(), "piece_bytes"_a = 0);
 }

@@ -14,8 +14,15 @@ uint32_t crc32c(const uint8_t *data, size_t num_bytes, uint32_t initial = 0);
 // The same from tables alone: what processors without a crc32c instruction run.
 uint32_t crc32c_portable(const uint8_t *data, size_t num_bytes, uint32_t initial = 0);
 
-// "sse4.2" or "portable": which of the two crc32c() runs on this machine.
+// The same without folding: what processors without AVX-512 run.
+uint32_t crc32c_streams(const uint8_t *data, size_t num_bytes, uint32_t initial = 0);
+
+// "avx512", "sse4.2" or "portable": which of the three crc32c() runs on this machine.
 const char *crc32c_implementation();
+
+// One checksum per row: of row rows[i] of data, which must be there, to crcs[i].
+void crc32c_rows(const uint8_t *data, const int32_t *rows, int64_t num_rows, int64_t row_bytes,
+                 uint32_t *crcs);
 
 // One checksum per block of block_bytes; the last block may be shorter.
 std::vector<uint32_t> crc32c_blocks(const uint8_t *data, int64_t num_bytes, int64_t block_bytes);

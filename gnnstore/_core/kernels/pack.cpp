@@ -14,8 +14,9 @@
 
 #include "kernels/errors.h"
 #include "kernels/pack_buffers.h"
+#include "kernels/pack_checks.h"
 #include "kernels/pack_memory.h"
-#include "kernels/parallel.h"
+#include "kernels/pack_pieces.h"
 #include "kernels/row_copy.h"
 #include "kernels/stream_copy.h"
 #include "kernels/system.h"
@@ -30,16 +31,13 @@ constexpr int64_t max_writers = 16;
 constexpr int64_t max_read_bytes = 1 << 20;
 constexpr std::chrono::milliseconds longest_wait{20};
 
-void require(bool good, const std::string &message) {
-    if (!good) throw std::invalid_argument(message);
-}
-
 template <class Id>
 class Packer {
 public:
     Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
            const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
-           const int64_t *run_offsets, const PackOptions &options, PackProgress *progress);
+           const int64_t *run_offsets, uint32_t *crcs, const PackOptions &options,
+           PackProgress *progress);
 
     PackCounts run();
 
@@ -48,6 +46,8 @@ private:
     struct Run {
         const PackFile *file;
         int64_t offset;  // of the buffer in the file
+        uint32_t *crcs;  // of its pieces
+        int64_t num_summed = 0;  // bytes of rows that these know
         uint8_t *buffer = nullptr;
         int64_t num_bytes = 0;  // in the buffer
     };
@@ -68,7 +68,7 @@ private:
     void copy_windows(int64_t thread);
     void copy_window(const Slot &slot, int64_t first_batch, int64_t end_batch);
     void append(Run &run, const uint8_t *row);
-    void hand_over(Run &run, int64_t num_bytes);
+    void hand_over(Run &run);
     void flush();
     void add_progress(int64_t num_bytes) {
         std::atomic_ref(progress_->bytes_done).fetch_add(num_bytes, std::memory_order_relaxed);
@@ -107,7 +107,7 @@ private:
 template <class Id>
 Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                    const std::vector<std::unique_ptr<PackFile>> &outputs,
-                   const int64_t *run_files, const int64_t *run_offsets,
+                   const int64_t *run_files, const int64_t *run_offsets, uint32_t *crcs,
                    const PackOptions &options, PackProgress *progress)
     : files_(files),
       layout_(layout),
@@ -123,8 +123,10 @@ Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, MissedRanges<I
                options.buffer_bytes,
                static_cast<int>(std::min(options.num_spare_buffers, max_writers)), failure_),
       slots_(static_cast<size_t>(options.num_windows)) {
-    for (int64_t i = 0; i < num_batches(); ++i)
-        runs_.push_back({outputs[static_cast<size_t>(run_files[i])].get(), run_offsets[i]});
+    for (int64_t i = 0; i < num_batches(); ++i) {
+        runs_.push_back({outputs[static_cast<size_t>(run_files[i])].get(), run_offsets[i], crcs});
+        crcs += count_pieces(missed.size(i) * layout.row_bytes, options.piece_bytes);
+    }
     engine_ = make_engine({.kind = options.kind,
                            .queue_depth = options.queue_depth,
                            .num_threads = options.num_reading_threads,
@@ -351,13 +353,21 @@ void Packer<Id>::append(Run &run, const uint8_t *row) {
         row += part;
         left -= part;
         run.num_bytes += part;
-        if (run.num_bytes == buffers_.buffer_bytes()) hand_over(run, run.num_bytes);
+        if (run.num_bytes == buffers_.buffer_bytes()) hand_over(run);
     }
 }
 
+// Writes what is in a buffer, filled up to whole blocks: only the last one of a run may need that.
 template <class Id>
-void Packer<Id>::hand_over(Run &run, int64_t num_bytes) {
+void Packer<Id>::hand_over(Run &run) {
     if (stream_ != nullptr) stream_fence();
+    // Here and not in the threads that write: these have the buffers of a run in any order, and a
+    // piece may be in several.
+    extend_pieces(run.crcs, options_.piece_bytes, run.num_summed, run.buffer, run.num_bytes);
+    run.num_summed += run.num_bytes;
+    const int64_t unit = PackFile::alignment;
+    const int64_t num_bytes = (run.num_bytes + unit - 1) / unit * unit;
+    std::memset(run.buffer + run.num_bytes, 0, static_cast<size_t>(num_bytes - run.num_bytes));
     buffers_.write(run.buffer, num_bytes, *run.file, run.offset);
     add_progress(num_bytes);
     run.offset += num_bytes;
@@ -365,59 +375,12 @@ void Packer<Id>::hand_over(Run &run, int64_t num_bytes) {
     run.num_bytes = 0;
 }
 
-// What is left in the buffers, filled up to whole blocks.
+// What is left in the buffers.
 template <class Id>
 void Packer<Id>::flush() {
-    for (Run &run : runs_) {
-        if (run.buffer == nullptr) continue;
-        const int64_t unit = PackFile::alignment;
-        const int64_t num_bytes = (run.num_bytes + unit - 1) / unit * unit;
-        std::memset(run.buffer + run.num_bytes, 0, static_cast<size_t>(num_bytes - run.num_bytes));
-        hand_over(run, num_bytes);
-    }
+    for (Run &run : runs_)
+        if (run.buffer != nullptr) hand_over(run);
     buffers_.finish();
-}
-
-// Throws unless everything fits together; the Packer relies on it.
-template <class Id>
-void check(const FileSet &files, const RowLayout &layout, const MissedRanges<Id> &missed,
-           const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
-           const int64_t *run_offsets, const PackOptions &options) {
-    layout.check();
-    check_num_threads(options.num_threads);
-    require(files.begin(files.size()) >= layout.end_offset(),
-            "the bodies add up to " + std::to_string(files.begin(files.size())) +
-                " bytes, but the last row ends at byte " + std::to_string(layout.end_offset()));
-    for (size_t i = 0; i < files.size(); ++i)
-        require(files.begin(i) % layout.page_stride_bytes == 0 ||
-                    files.begin(i) >= layout.end_offset(),
-                "the bodies before " + files.file(i).path() + " do not hold whole pages");
-    require(options.gap_bytes >= 0, "gap_bytes must not be negative");
-    require(options.num_windows >= 1 && options.num_windows <= 1024,
-            "num_windows must be between 1 and 1024, got " + std::to_string(options.num_windows));
-    const int64_t least = min_window_bytes(files, layout, options.gap_bytes);
-    require(options.window_bytes >= least && options.window_bytes % PackFile::alignment == 0,
-            "window_bytes must be a multiple of 4096 and at least " + std::to_string(least) +
-                ", got " + std::to_string(options.window_bytes));
-    require(options.buffer_bytes >= PackFile::alignment &&
-                options.buffer_bytes % PackFile::alignment == 0,
-            "buffer_bytes must be a positive multiple of 4096, got " +
-                std::to_string(options.buffer_bytes));
-    require(options.num_spare_buffers >= 1, "num_spare_buffers must be at least 1");
-    for (int64_t i = 0; i < missed.num_batches(); ++i) {
-        const std::string name = "batch " + std::to_string(i);
-        const int64_t num_rows = missed.size(i);
-        if (run_files[i] < 0 || run_files[i] >= static_cast<int64_t>(outputs.size()))
-            throw std::out_of_range(name + ": file " + std::to_string(run_files[i]) +
-                                    " is outside [0, " + std::to_string(outputs.size()) + ")");
-        const int64_t num_bytes = checked_multiply(num_rows, layout.row_bytes, name.c_str());
-        const int64_t end = checked_add(run_offsets[i], num_bytes, name.c_str());
-        require(run_offsets[i] >= 0 && run_offsets[i] % PackFile::alignment == 0,
-                name + " begins at byte " + std::to_string(run_offsets[i]) +
-                    ", not at a multiple of 4096");
-        require(end <= outputs[static_cast<size_t>(run_files[i])]->num_bytes(),
-                name + " ends behind the end of its file");
-    }
 }
 
 }  // namespace
@@ -425,19 +388,23 @@ void check(const FileSet &files, const RowLayout &layout, const MissedRanges<Id>
 template <class Id>
 PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
-                     const int64_t *run_files, const int64_t *run_offsets,
-                     const PackOptions &options, PackProgress *progress) {
-    check(files, layout, missed, outputs, run_files, run_offsets, options);
+                     const int64_t *run_files, const int64_t *run_offsets, uint32_t *crcs,
+                     int64_t num_crcs, const PackOptions &options, PackProgress *progress) {
+    check_packing(files, layout, missed, outputs, run_files, run_offsets, num_crcs, options);
+    std::fill(crcs, crcs + num_crcs, 0);
     if (missed.num_rows() == 0) return {};
-    return Packer<Id>(files, layout, missed, outputs, run_files, run_offsets, options, progress)
+    return Packer<Id>(files, layout, missed, outputs, run_files, run_offsets, crcs, options,
+                      progress)
         .run();
 }
 
 template PackCounts pack_rows(const FileSet &, const RowLayout &, MissedRanges<int32_t> &,
                               const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
-                              const int64_t *, const PackOptions &, PackProgress *);
+                              const int64_t *, uint32_t *, int64_t, const PackOptions &,
+                              PackProgress *);
 template PackCounts pack_rows(const FileSet &, const RowLayout &, MissedRanges<int64_t> &,
                               const std::vector<std::unique_ptr<PackFile>> &, const int64_t *,
-                              const int64_t *, const PackOptions &, PackProgress *);
+                              const int64_t *, uint32_t *, int64_t, const PackOptions &,
+                              PackProgress *);
 
 }  // namespace gnnstore

@@ -28,6 +28,7 @@ struct PackOptions {
     int64_t window_bytes = 0;      // of each
     int64_t buffer_bytes = 0;      // of each batch's buffer: whole blocks of PackFile
     int64_t num_spare_buffers = 0;  // being written; at least 1
+    int64_t piece_bytes = 0;        // of a run, that a checksum is of
 };
 
 // What is shared with whoever waits.
@@ -44,12 +45,14 @@ struct PackCounts {
 
 // Packs the rows of a table, range by range, with buffers that are filled on from range to range:
 // those of batch i go to file `run_files[i]`, from byte `run_offsets[i]` on, a multiple of
-// PackFile::alignment; the last block is filled up with zeros. Throws what `missed` throws, and
-// IoError (ECANCELED if progress->stop was set). Nothing is in flight afterwards.
+// PackFile::alignment; the last block is filled up with zeros. `crcs` become the checksums of the
+// pieces of each batch's rows (see pack_pieces.h), one batch behind the other: of what was to be
+// written, so that a read shows whether it was. Throws what `missed` throws, and IoError
+// (ECANCELED if progress->stop was set). Nothing is in flight afterwards.
 template <class Id>
 PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
-                     const int64_t *run_files, const int64_t *run_offsets,
-                     const PackOptions &options, PackProgress *progress);
+                     const int64_t *run_files, const int64_t *run_offsets, uint32_t *crcs,
+                     int64_t num_crcs, const PackOptions &options, PackProgress *progress);
 
 }  // namespace gnnstore

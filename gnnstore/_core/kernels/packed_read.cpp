@@ -1,10 +1,15 @@
 #include "kernels/packed_read.h"
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "kernels/check_ids.h"
 #include "kernels/errors.h"
+#include "kernels/pack_pieces.h"
 #include "kernels/row_copy.h"
 #include "kernels/stream_copy.h"
 
@@ -68,6 +73,80 @@ private:
     StreamCopy stream_ = nullptr;
 };
 
+std::string hexadecimal(uint32_t crc) {
+    std::array<char, 9> text;
+    std::snprintf(text.data(), text.size(), "%08x", crc);
+    return text.data();
+}
+
+// Compares the pieces of a run as they come, in any order.
+class PieceCheck {
+public:
+    PieceCheck(const PackedRun &run, int64_t run_bytes) : run_(run), run_bytes_(run_bytes) {
+        if (run.crcs == nullptr) return;
+        check_piece_bytes(run.piece_bytes);
+        if (const int64_t pieces = count_pieces(run_bytes, run.piece_bytes); run.num_crcs != pieces)
+            throw std::invalid_argument("crcs must have " + std::to_string(pieces) +
+                                        " entries, one for each piece, got " +
+                                        std::to_string(run.num_crcs));
+    }
+
+    // Passes the bytes of a read on, piece by piece: what has been compared is still in the
+    // processor's cache when it is copied.
+    template <class Take>
+    void take(int64_t place, const uint8_t *bytes, int64_t num_bytes, const Take &pass_on) {
+        if (run_.crcs == nullptr) return pass_on(place, bytes, num_bytes);
+        while (num_bytes > 0) {
+            const int64_t piece = place / run_.piece_bytes;
+            const int64_t whole = std::min(run_.piece_bytes, run_bytes_ - place);
+            if (place % run_.piece_bytes != 0 || whole > num_bytes) {
+                is_cut_ = true;
+                return;
+            }
+            const uint32_t found = crc32c(bytes, static_cast<size_t>(whole));
+            if (found != run_.crcs[piece]) note(piece, found);
+            pass_on(place, bytes, whole);
+            place += whole;
+            bytes += whole;
+            num_bytes -= whole;
+        }
+    }
+
+    void finish(const std::string &path) const {
+        if (is_cut_)
+            throw std::invalid_argument("pieces of " + std::to_string(run_.piece_bytes) +
+                                        " bytes do not divide what the reader reads at a time");
+        if (num_damaged_ == 0) return;
+        const int64_t begin = first_ * run_.piece_bytes;
+        const int64_t end = std::min(begin + run_.piece_bytes, run_bytes_);
+        std::string more;
+        if (num_damaged_ > 1)
+            more = "; " + std::to_string(num_damaged_ - 1) + " more of the run's " +
+                   std::to_string(run_.num_crcs) + " pieces are damaged too";
+        throw IoError(EBADMSG,
+                      "bytes " + std::to_string(run_.offset + begin) + " to " +
+                          std::to_string(run_.offset + end) +
+                          " are not what was written: the crc32c is " + hexadecimal(found_) +
+                          ", not " + hexadecimal(run_.crcs[first_]) + more,
+                      path);
+    }
+
+private:
+    void note(int64_t piece, uint32_t found) {
+        if (num_damaged_ == 0 || piece < first_) {
+            first_ = piece;
+            found_ = found;
+        }
+        ++num_damaged_;
+    }
+
+    const PackedRun &run_;
+    const int64_t run_bytes_;
+    int64_t num_damaged_ = 0, first_ = 0;
+    uint32_t found_ = 0;  // of the first
+    bool is_cut_ = false;
+};
+
 }  // namespace
 
 ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedRun &run,
@@ -84,11 +163,16 @@ ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedRu
     check_ids(run.repeat_targets, run.num_repeats, num_out);
     check_ids(run.repeat_sources, run.num_repeats, num_out);
     const int64_t num_bytes = checked_multiply(run.num_rows, run.row_bytes, "the packed rows");
+    PieceCheck check(run, num_bytes);
     const Scatter scatter(run, out, out_bytes);
+    const auto copy = [&](int64_t place, const uint8_t *bytes, int64_t size) {
+        scatter.take(place, bytes, size);
+    };
     ReadCounts counts = reader.stream(files, run.file, run.offset, num_bytes,
                                       [&](int64_t place, const uint8_t *bytes, int64_t size) {
-                                          scatter.take(place, bytes, size);
+                                          check.take(place, bytes, size, copy);
                                       });
+    check.finish(files.file(static_cast<size_t>(run.file)).path());
     scatter.repeat();
     counts.rows_read = run.num_rows;
     return counts;

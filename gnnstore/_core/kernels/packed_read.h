@@ -16,10 +16,15 @@ struct PackedRun {
     const int32_t *repeat_targets;  // positions that get the row of repeat_sources
     const int32_t *repeat_sources;
     int64_t num_repeats;
+    // Of its pieces of piece_bytes each (see pack_pieces.h); null: of a run that has none.
+    const uint32_t *crcs = nullptr;
+    int64_t num_crcs = 0, piece_bytes = 0;
 };
 
 // Writes packed row k to out + positions[k] * row_bytes, then copies what is repeated. Nothing
-// is written when a position lies outside of `out`.
+// is written when a position lies outside of `out`. Throws IoError, EBADMSG, naming the first
+// piece that has another checksum; `out` may have been written then. Pieces must divide what the
+// reader reads at a time.
 ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedRun &run,
                             uint8_t *out, int64_t out_bytes);
 

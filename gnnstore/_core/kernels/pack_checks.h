@@ -1,0 +1,69 @@
+// What packing is given must fit together: the threads that pack rely on it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/errors.h"
+#include "kernels/pack.h"
+#include "kernels/pack_pieces.h"
+#include "kernels/pack_windows.h"
+#include "kernels/parallel.h"
+
+namespace gnnstore {
+
+// Throws std::invalid_argument or std::out_of_range unless everything fits together.
+template <class Id>
+void check_packing(const FileSet &files, const RowLayout &layout, const MissedRanges<Id> &missed,
+                   const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
+                   const int64_t *run_offsets, int64_t num_crcs, const PackOptions &options) {
+    const auto require = [](bool good, const std::string &message) {
+        if (!good) throw std::invalid_argument(message);
+    };
+    layout.check();
+    check_num_threads(options.num_threads);
+    require(files.begin(files.size()) >= layout.end_offset(),
+            "the bodies add up to " + std::to_string(files.begin(files.size())) +
+                " bytes, but the last row ends at byte " + std::to_string(layout.end_offset()));
+    for (size_t i = 0; i < files.size(); ++i)
+        require(files.begin(i) % layout.page_stride_bytes == 0 ||
+                    files.begin(i) >= layout.end_offset(),
+                "the bodies before " + files.file(i).path() + " do not hold whole pages");
+    require(options.gap_bytes >= 0, "gap_bytes must not be negative");
+    require(options.num_windows >= 1 && options.num_windows <= 1024,
+            "num_windows must be between 1 and 1024, got " + std::to_string(options.num_windows));
+    const int64_t least = min_window_bytes(files, layout, options.gap_bytes);
+    require(options.window_bytes >= least && options.window_bytes % PackFile::alignment == 0,
+            "window_bytes must be a multiple of 4096 and at least " + std::to_string(least) +
+                ", got " + std::to_string(options.window_bytes));
+    require(options.buffer_bytes >= PackFile::alignment &&
+                options.buffer_bytes % PackFile::alignment == 0,
+            "buffer_bytes must be a positive multiple of 4096, got " +
+                std::to_string(options.buffer_bytes));
+    require(options.num_spare_buffers >= 1, "num_spare_buffers must be at least 1");
+    check_piece_bytes(options.piece_bytes);
+    int64_t num_pieces = 0;
+    for (int64_t i = 0; i < missed.num_batches(); ++i) {
+        const std::string name = "batch " + std::to_string(i);
+        const int64_t num_rows = missed.size(i);
+        if (run_files[i] < 0 || run_files[i] >= static_cast<int64_t>(outputs.size()))
+            throw std::out_of_range(name + ": file " + std::to_string(run_files[i]) +
+                                    " is outside [0, " + std::to_string(outputs.size()) + ")");
+        const int64_t num_bytes = checked_multiply(num_rows, layout.row_bytes, name.c_str());
+        const int64_t end = checked_add(run_offsets[i], num_bytes, name.c_str());
+        require(run_offsets[i] >= 0 && run_offsets[i] % PackFile::alignment == 0,
+                name + " begins at byte " + std::to_string(run_offsets[i]) +
+                    ", not at a multiple of 4096");
+        require(end <= outputs[static_cast<size_t>(run_files[i])]->num_bytes(),
+                name + " ends behind the end of its file");
+        num_pieces += count_pieces(num_bytes, options.piece_bytes);
+    }
+    require(num_crcs == num_pieces, "run_crcs must have " + std::to_string(num_pieces) +
+                                        " entries, one for each piece, got " +
+                                        std::to_string(num_crcs));
+}
+
+}  // namespace gnnstore

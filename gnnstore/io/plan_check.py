@@ -1,0 +1,93 @@
+"""Verify what training reads: a store's promises, and the batches of its packed plans.
+
+The checksums of a plan's files are of what was read back while it was packed. Those in its records
+are of what was to be written, and training compares them; so does this, batch by batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gnnstore.formats import verification
+from gnnstore.formats.plan_manifest import find_plans, is_plan
+from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.formats.verification import Level, Problem, Report
+from gnnstore.io.buffers import empty
+from gnnstore.io.saved_plan import SavedPlan
+
+
+def verify(
+    path: str | os.PathLike[str],
+    level: Level = "checksums",
+    *,
+    num_threads: int | None = None,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Report:
+    """Check a store and the packed plans in it, or a plan.
+
+    Parameters
+    ----------
+    path : path-like
+        The directory.
+    level : "header", "checksums" or "full"
+        How much to check. Of plans, "full" reads each batch as training does, once everything else
+        is sound.
+    num_threads : int, optional
+        Threads that read and checksum; the processors available by default.
+    on_bytes : callable, optional
+        Told the bytes of each file once its checksums were compared: `total_bytes` of the
+        store in all, at level checksums.
+
+    Returns
+    -------
+    Report
+        With every problem found: a damaged store is a result, not an error.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedVersionError
+        If there is nothing that could be verified.
+    StorageError
+        If the operating system refuses a read.
+    """
+    report = verification.verify(path, level, num_threads=num_threads, on_bytes=on_bytes)
+    if level == "full" and report.ok:
+        directory = Path(path)
+        threads = num_threads or len(os.sched_getaffinity(0))
+        for plan in [directory] if is_plan(directory) else find_plans(directory):
+            report.problems += check_batches(plan, threads)
+    return report
+
+
+def check_batches(path: Path, num_threads: int) -> list[Problem]:
+    """Read every batch of a plan, but for what the cache gives it; return what is wrong.
+
+    Each thread holds a batch's rows of one attribute.
+
+    Raises
+    ------
+    StorageError
+        If the operating system refuses a read.
+    """
+    plan = SavedPlan.open(PlanReader.open(path))
+
+    def check(number: int) -> Problem | None:
+        try:
+            record = plan.record(number)
+            for name, table in plan.tables.items():
+                spec = table.array.spec
+                out = empty((len(record.slots), *spec.shape[1:]), table.array.dtype)
+                plan.read_missed(number, record, name, out)
+        except (ValueError, IndexError) as error:  # ours among them
+            message = str(error)
+            if not getattr(error, "path", None):
+                message = f"{plan.name_of(number)} cannot be read: {message}"
+            return Problem(getattr(error, "path", None) or str(path), message)
+        return None
+
+    with ThreadPoolExecutor(num_threads, "gnnstore-verify") as pool:
+        found = pool.map(check, range(plan.reader.manifest.num_batches))
+        return [problem for problem in found if problem is not None]

@@ -1,0 +1,155 @@
+"""Disks that alter packed rows: found while packing, while training, and by `verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.errors import CorruptStoreError, StorageError
+from gnnstore.formats import verification
+from gnnstore.formats.plan_reader import PlanReader
+from gnnstore.formats.plan_writer import PlanWriter
+from gnnstore.io import segment_packing
+from gnnstore.loaders import rolling
+from gnnstore.loaders.plan_packing import PlanPacker
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+
+BATCHES = 12
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7)
+    return graph.write(tmp_path_factory.mktemp("packed") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(store: Path) -> list[dict[str, Any]]:
+    return batches_of(NeighborLoader(store, [4, 4], "train", strategy="memory", **OPTIONS), 2)
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 0x10]))
+
+
+def altering(monkeypatch: pytest.MonkeyPatch, home: Any, name: str, alter: Any) -> None:
+    """Have something done to what a function returns."""
+    found: Callable[..., Any] = getattr(home, name)
+
+    def altered(*given: Any, **options: Any) -> Any:
+        result = found(*given, **options)
+        alter(result, *given)
+        return result
+
+    monkeypatch.setattr(home, name, altered)
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_rows_that_change_while_training_packs_ahead(
+    store: Path,
+    tmp_path: Path,
+    expected: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    num_threads: int,
+) -> None:
+    """The second superbatch is damaged; what comes before its fourth batch is sound."""
+    made = []
+
+    def damage(packed: Any, *_: Any) -> None:
+        made.append(packed)
+        if len(made) == 2:
+            table = packed.tables["nodes/node/x"]
+            flip(table.file_path, int(table.run_offsets[3]) + 17)
+
+    altering(monkeypatch, rolling, "pack", damage)
+    loader = NeighborLoader(
+        store,
+        [4, 4],
+        "train",
+        strategy="packed",
+        superbatch=5,
+        cache_bytes="100kB",
+        num_threads=num_threads,
+        tmpdir=tmp_path,
+        **OPTIONS,
+    )
+    taken: list[Any] = []
+    message = r"0\.rows: packed rows are damaged: bytes \d+ to \d+ .* batch 3 .*start the run again"
+    with pytest.raises(CorruptStoreError, match=message):
+        taken.extend(batch.to_dict() for batch in loader)
+    assert_same_batches(taken, expected[: 5 + 3])
+    assert list(tmp_path.iterdir()) == [], "the run directory is removed"
+
+
+def test_a_disk_that_alters_what_is_written(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan's own checksums are of what could be read back, those of rows are not."""
+    finish = PlanWriter.finish_superbatch
+
+    def finish_damaged(self: PlanWriter, index: Any, *rest: Any) -> None:
+        if not self.num_superbatches:
+            flip(self.temporary_path / "rows/x/c.0", int(index[1][4]) + 5)
+        finish(self, index, *rest)
+
+    monkeypatch.setattr(PlanWriter, "finish_superbatch", finish_damaged)
+    plan = pack(store, [4, 4], output=tmp_path / "plan")
+    assert verification.verify(plan, "full").ok
+    assert gnnstore.verify(plan, "checksums").ok
+    (problem,) = gnnstore.verify(plan, "full").problems
+    assert problem.path == str(plan / "rows/x/c.0")
+    assert "batch 1 of epoch 0, 'nodes/node/x'" in problem.message
+    with pytest.raises(CorruptStoreError, match="batch 1 of epoch 0, 'nodes/node/x'"):
+        list(gnnstore.open_plan(plan).loader(num_threads=1))
+
+
+@pytest.mark.parametrize("options", [{"segment": 4}, {"compress": "lz4"}])
+def test_what_packing_reads_back_is_compared(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Rows that are put in another order, or compressed."""
+    doing = "order the rows of a segment" if "segment" in options else "compress packed rows"
+
+    def damage(appended: Any, _: Any, missed: Any, files: Any) -> None:
+        # The last chunk; or the second run.
+        number = len(missed.index.num_rows) - 1 if "segment" in options else 1
+        flip(files["nodes/node/x"][0], int(appended[0]["nodes/node/x"].offsets[number]))
+
+    altering(monkeypatch, segment_packing, "append_missed", damage)
+    message = f"cannot {doing}: .*bytes .* are not what was just written: the crc32c is .*Test the"
+    with pytest.raises(StorageError, match=message):
+        pack(store, [4, 4], output=tmp_path / "plan", **options)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_an_attempt_without_checksums_goes_on_without(
+    store: Path, tmp_path: Path, expected: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that an earlier version began."""
+    finish = PlanWriter.finish_superbatch
+
+    def interrupted(self: PlanWriter, *given: Any) -> None:
+        if self.num_superbatches == 2:
+            raise StorageError("interrupted")
+        finish(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlanPacker, "piece_bytes", None)
+        patch.setattr(PlanWriter, "finish_superbatch", interrupted)
+        with pytest.raises(StorageError, match="interrupted"):
+            pack(store, [4, 4], output=tmp_path / "plan")
+    plan = pack(store, [4, 4], output=tmp_path / "plan", resume=True)
+    assert not PlanReader.open(plan).manifest.is_checked
+    assert_same_batches(batches_of(gnnstore.open_plan(plan).loader(), 2), expected)
+    assert gnnstore.verify(plan, "full").ok
