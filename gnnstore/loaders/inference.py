@@ -61,8 +61,9 @@ def inference(
     """Run a model over all nodes of a store, layer by layer, with all in-neighbours.
 
     The result is that of the model on the whole graph in memory, up to the order of sums. What
-    lies in memory are two blocks of nodes with the rows of their in-neighbours, and a byte or a
-    few for each node; what lies on disk are the rows of all nodes before and after a layer.
+    lies in memory are two blocks of nodes with the rows of their in-neighbours, the rows of a
+    third that are being written, and a byte or a few for each node; what lies on disk are the rows
+    of all nodes before and after a layer.
 
     Parameters
     ----------
@@ -106,7 +107,7 @@ def inference(
     tmpdir : path-like, optional
         Where rows lie meanwhile, without `output`; by default beside the store.
     progress : Progress, optional
-        Told each layer as a phase that counts nodes.
+        Told each layer as a phase that counts nodes whose rows are written.
 
     Returns
     -------

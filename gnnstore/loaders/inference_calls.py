@@ -105,7 +105,8 @@ def _rows_of_targets(out: Any, block: Block) -> Tensor:
         raise ValueError(f"it gives {found} instead of rows [n, width]")
     if len(out) not in (block.num_targets, len(block.x)):
         raise ValueError(f"it gives {len(out)} rows for {block.num_targets} nodes")
-    return out[: block.num_targets]
+    # Not a view where it can be helped: what is alone in its memory is written without a copy.
+    return out if len(out) == block.num_targets else out[: block.num_targets]
 
 
 @dataclass(frozen=True)

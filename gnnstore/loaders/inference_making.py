@@ -19,77 +19,16 @@ from torch import Tensor
 
 from gnnstore import _core
 from gnnstore.errors import BudgetError
-from gnnstore.formats.dtypes import STORAGE_DTYPES
-from gnnstore.formats.schema import AttributeSpec
-from gnnstore.io.buffers import empty
+from gnnstore.io.buffers import empty, trim
 from gnnstore.io.counts import NO_READS, ReadCounts
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.rows import RowSource
 from gnnstore.loaders.inference_blocks import Block
 from gnnstore.loaders.inference_graph import LISTED_BYTES, GraphReader
 from gnnstore.loaders.inference_memory import BlockLimits
 from gnnstore.loaders.inference_packing import BlockPacker
-from gnnstore.store import as_tensor
+from gnnstore.loaders.inference_rows import RecycledBlocks, RowReader, Table
 
 # What is left of a block's memory is given up when it would grow by less than this share.
 _LEAST_GROWTH = 1 / 64
-# A part of a block's rows is sorted by place before it is read, with 16 bytes a row.
-_MAX_PART_ROWS = 1 << 18
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-@dataclass(frozen=True)
-class Table:
-    """The rows that a layer works on, and what they are to become.
-
-    Attributes
-    ----------
-    source : RowSource or None
-        None: not there as yet.
-    spec : AttributeSpec
-        What they are: [N, F].
-    kind : torch.dtype
-        As the layer wants them.
-    part_bytes : int
-        Of rows that are read at a time.
-    """
-
-    source: RowSource | None
-    spec: AttributeSpec
-    kind: torch.dtype
-    part_bytes: int
-
-    @property
-    def rows(self) -> RowSource:
-        """What reads them."""
-        assert self.source is not None  # noqa: S101 - whoever reads has opened it
-        return self.source
-
-    @property
-    def width(self) -> int:
-        """Elements of a row."""
-        return self.spec.shape[1]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row as stored."""
-        return self.width * STORAGE_DTYPES[self.spec.dtype].itemsize
-
-    @property
-    def is_as_wanted(self) -> bool:
-        """Whether rows are stored as the layer wants them."""
-        return self.spec.dtype == str(self.kind).removeprefix("torch.")
-
-    @property
-    def part_rows(self) -> int:
-        """Rows that are read at a time."""
-        return min(max(1, self.part_bytes // self.row_bytes), _MAX_PART_ROWS)
-
-    @property
-    def part_memory_bytes(self) -> int:
-        """What reading a part takes: the order of its rows, and these if they are converted."""
-        kept = 0 if self.is_as_wanted else self.row_bytes
-        return self.part_rows * (16 + 8 + kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,16 +71,21 @@ class BlockMaker:
         packer: BlockPacker | None = None,
     ) -> None:
         self._packer = packer
+        self._rows = RowReader(table, readers, packer)
+        self._recycled = RecycledBlocks(2 if limits.is_ahead else 1)
         self._graph = graph
         self._table = table
         self._limits = limits
         self._takes = takes
         self._scale = scale
-        self._readers = readers
         self.num_nodes = table.spec.num_rows
         num_words = 0 if graph is None else -(-self.num_nodes // 64)
         self._words: npt.NDArray[np.uint64] = np.zeros(num_words, np.uint64)
-        self.counts = NO_READS  # of rows
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What was read of rows."""
+        return self._rows.counts
 
     @property
     def all_counts(self) -> ReadCounts:
@@ -154,6 +98,11 @@ class BlockMaker:
     def bytes_packed(self) -> int:
         """What was written for a while."""
         return 0 if self._packer is None else self._packer.bytes_written
+
+    def stop(self) -> None:
+        """Have `make` end soon, in another thread: what it makes is not wanted any more."""
+        if self._packer is not None:
+            self._packer.stop.set()
 
     def make(self, first: int) -> MadeBlock:
         """Make the block that begins with a node.
@@ -174,6 +123,7 @@ class BlockMaker:
         last = first + len(begins) - 1
         try:
             ranks, num_rows = _core.bitmap_count(self._words)
+            self._recycle(int(begins[-1] - begins[0]), num_rows)
             num_below = _rank(self._words, ranks, first)
             sources = self._numbered(pieces, ranks, num_below, last - first, num_rows)
         except IndexError as error:
@@ -184,7 +134,7 @@ class BlockMaker:
         }
         local_begins = torch.from_numpy(begins - begins[0])
         scale = None if self._scale is None else self._scale[torch.from_numpy(nodes)]
-        x = self._read(nodes, last - first, None if found is None else found[1])
+        x = self._rows.read(nodes, last - first, None if found is None else found[1])
         return MadeBlock(first, last, Block(x, local_begins, sources, edges, scale))
 
     def _outline(self, first: int) -> tuple[int, npt.NDArray[np.int64]]:
@@ -196,19 +146,22 @@ class BlockMaker:
         return last, self._nodes(first, last, num_rows)[last - first :]
 
     def _make_without_edges(self, first: int) -> MadeBlock:
-        per_row = max(self._limits.costs.first_half.of(0, 1, 1), 1.0)
-        most = self._limits.making_bytes / per_row
-        per_row = max(self._limits.costs.second_half.of(0, 1, 1), 1.0)
-        most = int(min(most, self._limits.running_bytes / per_row))
+        most = self._limits.most_rows
         if most < 1:
             raise BudgetError("not a single node fits; raise memory=")
         last = min(first + most, self.num_nodes)
         nodes = np.arange(first, last, dtype=np.int64)
         no_edges = torch.zeros(last - first + 1, dtype=torch.int64)
-        block = Block(
-            self._read(nodes, len(nodes), None), no_edges, torch.empty(0, dtype=torch.int64)
-        )
-        return MadeBlock(first, last, block)
+        self._recycle(0, len(nodes))
+        x = self._rows.read(nodes, len(nodes), None)
+        return MadeBlock(first, last, Block(x, no_edges, torch.empty(0, dtype=torch.int64)))
+
+    def _recycle(self, num_edges: int, num_rows: int) -> None:
+        """Free what earlier blocks have left and this one has no use for."""
+        if self._takes or not self._table.is_as_wanted:
+            trim(0)  # what is converted comes in buffers of sizes that are never the same
+        else:
+            self._recycled.prepare(8 * num_edges, self._rows.memory_bytes(num_rows))
 
     def _grow(
         self, graph: GraphReader, first: int, last: int | None
@@ -252,11 +205,7 @@ class BlockMaker:
         more = np.arange(1, len(edges) + 1)
         # Each edge may bring a node that was not there yet.
         nodes = np.minimum(size[1] + edges + more, self.num_nodes)
-        grown = (size[0] + edges, nodes, size[2] + more)
-        limits = self._limits
-        fits = (limits.costs.first_half.of(*grown) <= limits.making_bytes) & (
-            limits.costs.second_half.of(*grown) <= limits.running_bytes
-        )
+        fits = self._limits.admits(size[0] + edges, nodes, size[2] + more)
         return int(np.count_nonzero(fits))
 
     def _mark(self, graph: GraphReader, sources: npt.NDArray[Any], first: int, last: int) -> None:
@@ -309,49 +258,6 @@ class BlockMaker:
             nodes[at : at + len(found)] = found
             at += len(found)
         return nodes
-
-    def _read(self, nodes: npt.NDArray[np.int64], num_targets: int, place: int | None) -> Tensor:
-        """Read rows in parts, some of them side by side, as the layer wants them.
-
-        Parameters
-        ----------
-        place : int or None
-            Of the block among those that are packed: the rows of its targets lie one behind the
-            other in the table, and the others in its run.
-        """
-        table = self._table
-        shape = (len(nodes), table.width)
-        x = torch.from_numpy(empty(shape, f"i{table.kind.itemsize}")).view(table.kind)
-        bits = x.view(_BITS[table.kind.itemsize]).numpy()
-
-        def one(begin: int) -> ReadCounts:
-            ids = nodes[begin : min(begin + table.part_rows, num_scattered)]
-            if table.is_as_wanted and isinstance(table.rows, DirectRows):
-                part = bits[begin : begin + len(ids)].view(table.rows.array.dtype)
-                return table.rows.gather_into(ids, part)
-            rows, counts = table.rows.gather(ids)
-            values = as_tensor(np.require(rows, requirements="W"), table.spec.dtype)
-            x[begin : begin + len(ids)] = values.view(len(ids), table.width)
-            return counts
-
-        num_scattered = len(nodes) if place is None else num_targets
-        parts = self._readers.map(one, range(0, num_scattered, table.part_rows))
-        if place is not None and num_targets < len(nodes):
-            self._read_run(place, x[num_targets:], bits[num_targets:])
-        for counts in parts:
-            self.counts += counts
-        return x
-
-    def _read_run(self, place: int, x: Tensor, bits: npt.NDArray[Any]) -> None:
-        """Read packed rows, as the layer wants them."""
-        assert self._packer is not None  # noqa: S101 - else nothing is packed
-        table = self._table
-        if table.is_as_wanted:
-            self.counts += self._packer.read(place, bits.reshape(-1).view(np.uint8))
-            return
-        rows = empty(tuple(x.shape), STORAGE_DTYPES[table.spec.dtype])
-        self.counts += self._packer.read(place, rows.reshape(-1).view(np.uint8))
-        x.copy_(as_tensor(rows, table.spec.dtype))
 
     def _edge_tensor(self, name: str, begin: int, end: int) -> Tensor:
         assert self._graph is not None  # noqa: S101 - only blocks with edges carry data of theirs

@@ -106,11 +106,14 @@ class BlockCosts:
         What is needed besides while it is made.
     running : Sizes
         What is needed besides while the layer runs on it, its result included.
+    written : Sizes
+        Its result, while that is written.
     """
 
     held: Sizes
     making: Sizes
     running: Sizes
+    written: Sizes
 
     @property
     def first_half(self) -> Sizes:
@@ -125,27 +128,31 @@ class BlockCosts:
 
 @dataclass(frozen=True)
 class BlockLimits:
-    """How large a block may be: a block is made while the layer runs on the one before.
+    """How large a block may be: while a layer runs on it, the next is made.
+
+    And what it gave for the one before is written.
 
     Attributes
     ----------
     costs : BlockCosts
-    making_bytes, running_bytes : int
-        For the block that is made, and for that on which the layer runs.
+    making_bytes, running_bytes, writing_bytes : float
+        For the block that is made, for that on which the layer runs, and for the rows that are
+        written.
     is_ahead : bool
-        Whether the two take place at once.
+        Whether the three take place at once.
     """
 
     costs: BlockCosts
     making_bytes: float
     running_bytes: float
+    writing_bytes: float
     is_ahead: bool
 
     @classmethod
     def of(
         cls, costs: BlockCosts, memory_bytes: int, mean_degree: float, largest: tuple[int, int, int]
     ) -> BlockLimits:
-        """Divide memory between two blocks, or give it to one where a hub needs it.
+        """Divide memory between three blocks, or give it to one where a hub needs it.
 
         Parameters
         ----------
@@ -156,23 +163,33 @@ class BlockLimits:
         largest : (int, int, int)
             Edges, nodes and targets of the largest block that cannot be made smaller.
         """
-        first = costs.first_half.of(mean_degree, mean_degree + 1, 1)
-        second = costs.second_half.of(mean_degree, mean_degree + 1, 1)
-        share = first / (first + second)
+        stages = (costs.first_half, costs.second_half, costs.written)
+        needed = [float(stage.of(mean_degree, mean_degree + 1, 1)) for stage in stages]
+        making, running, writing = (part / sum(needed) * memory_bytes for part in needed)
         # Of a group of blocks that are packed, it is remembered where their rows go.
-        making = share * memory_bytes * (1 - 1 / INDEX_SHARE)
-        limits = cls(costs, making, (1 - share) * memory_bytes, is_ahead=True)
+        making *= 1 - 1 / INDEX_SHARE
+        limits = cls(costs, making, running, writing, is_ahead=True)
         if limits.admits(*largest):
             return limits
-        return cls(costs, memory_bytes, memory_bytes, is_ahead=False)
+        return cls(costs, memory_bytes, memory_bytes, memory_bytes, is_ahead=False)
 
-    def admits(self, num_edges: int, num_nodes: int, num_targets: int) -> bool:
-        """Whether a block may be so large."""
+    def admits(self, num_edges: Any, num_nodes: Any, num_targets: Any) -> Any:
+        """Whether a block may be so large, or which of several (arrays)."""
         size = (num_edges, num_nodes, num_targets)
-        return bool(
-            self.costs.first_half.of(*size) <= self.making_bytes
-            and self.costs.second_half.of(*size) <= self.running_bytes
+        return (
+            (self.costs.first_half.of(*size) <= self.making_bytes)
+            & (self.costs.second_half.of(*size) <= self.running_bytes)
+            & (self.costs.written.of(*size) <= self.writing_bytes)
         )
+
+    @property
+    def most_rows(self) -> int:
+        """Targets of the largest block without edges."""
+        costs = self.costs
+        stages = (costs.first_half, costs.second_half, costs.written)
+        limits = (self.making_bytes, self.running_bytes, self.writing_bytes)
+        pairs = zip(stages, limits, strict=True)
+        return int(min(limit / max(stage.of(0, 1, 1), 1.0) for stage, limit in pairs))
 
     def least_bytes(self, num_edges: int, num_nodes: int, num_targets: int) -> int:
         """Return the memory with which a block is admitted."""

@@ -9,6 +9,7 @@ its run in order.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.io.counts import NO_READS, ReadCounts
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.packed_rows import RUN_STAGING_BYTES, PackedSuperbatch, run_bytes
-from gnnstore.io.packing import pack
+from gnnstore.io.packing import PackingStoppedError, pack
+from gnnstore.io.run_pieces import PIECE_BYTES
 from gnnstore.planning.belady import Trace
 
 _log = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ _PAGE_BYTES = 4096
 # Estimates are of bytes that a disk moves in the same time; packing has to be that much better.
 _WORTHWHILE = 0.9
 _NAME = "rows"
+# Rows of a run are compared by pieces of this size.
+PART_BYTES = PIECE_BYTES
 
 Outline = Callable[[int], tuple[int, npt.NDArray[np.int64]]]
 
@@ -65,6 +69,8 @@ class BlockPacker:
         By packing.
     counts : ReadCounts
         Of packing.
+    stop : threading.Event
+        Set by anybody: packing ends within milliseconds, and `find` fails.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class BlockPacker:
         self._is_wanted = True
         self.bytes_written = 0
         self.counts = NO_READS
+        self.stop = threading.Event()
 
     def find(self, first: int, num_nodes: int, outline: Outline) -> tuple[int, int] | None:
         """Return where a block ends and its place in the group; None: it is not packed.
@@ -106,16 +113,26 @@ class BlockPacker:
             self._form(first, num_nodes, outline)
         return self._group.get(first)
 
-    def read(self, place: int, out: npt.NDArray[np.uint8]) -> ReadCounts:
-        """Read the rows of a block that are not its targets'.
+    def read(self, place: int, begin: int, out: npt.NDArray[np.uint8]) -> ReadCounts:
+        """Read rows of a block that are not its targets'; by several threads, if need be.
+
+        Parameters
+        ----------
+        place : int
+        begin : int
+            Bytes of rows before those that are read: a multiple of `PART_BYTES`.
+        out : ndarray of uint8
+            For whole parts, or the rest of the rows.
 
         Raises
         ------
-        StorageError
-            As `PackedSuperbatch.read`.
+        StorageError, CorruptStoreError
+            As `PackedSuperbatch.read_in_order`.
         """
         assert self._packed is not None  # noqa: S101 - the block is in a group
-        return self._packed.read(place, _NAME, out)
+        # Not the reader of runs: it would take staging memory for each thread.
+        reader = self._rows.engine.reader
+        return self._packed.read_in_order(place, _NAME, out, begin, reader)
 
     def close(self) -> None:
         """Remove what is packed. Idempotent."""
@@ -132,6 +149,8 @@ class BlockPacker:
         total = num_bytes = 0
         direct = 0.0
         while first < num_nodes and len(bounds) < _MAX_BLOCKS:
+            if self.stop.is_set():
+                raise PackingStoppedError("blocks are not wanted any more")
             last, ids = outline(first)
             total += len(ids)
             num_bytes += int(run_bytes(np.array([len(ids)]), self._rows.row_bytes)[0])
@@ -156,6 +175,7 @@ class BlockPacker:
                 self._directory,
                 memory_bytes=self._memory_bytes - trace.ids.nbytes - trace.num_accesses,
                 num_threads=self._num_threads,
+                stop=self.stop,
             )
         except (BudgetError, NoSpaceError) as error:
             _log.info("rows are read block by block: %s", error)

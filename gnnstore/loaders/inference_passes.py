@@ -1,26 +1,29 @@
-"""One layer over all nodes: blocks in order, each made while the layer runs on the one before."""
+"""One layer over all nodes, block by block, in order.
+
+While the layer runs on one block, the next is made and what it gave for the one before is written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gnnstore.errors import UsageError
 from gnnstore.formats import PagedArrayWriter
-from gnnstore.io.buffers import release
+from gnnstore.io.buffers import release, release_heap
 from gnnstore.loaders.inference_blocks import Block
 from gnnstore.loaders.inference_calls import LayerCall
 from gnnstore.loaders.inference_gcn import DegreeNorm
 from gnnstore.loaders.inference_graph import GraphReader
 from gnnstore.loaders.inference_making import BlockMaker, MadeBlock
+from gnnstore.loaders.inference_writing import RowsBehind
 from gnnstore.progress import Phase
 
 
@@ -41,8 +44,11 @@ class PassStats:
         Of nodes and edges, packing included.
     bytes_packed : int
         Of those that were written, for a while only.
-    seconds, seconds_waiting : float
-        In all, and of it for blocks that were not made yet.
+    seconds : float
+        In all.
+    seconds_waiting, seconds_running, seconds_writing : float
+        Of it, for blocks that were not made yet, for the layer, and for rows of the block before
+        that were not written yet.
     """
 
     name: str
@@ -54,14 +60,17 @@ class PassStats:
     bytes_packed: int
     seconds: float
     seconds_waiting: float
+    seconds_running: float
+    seconds_writing: float
 
     def __str__(self) -> str:
         rate = (self.bytes_read + self.bytes_written) / max(self.seconds, 1e-9) / 1e9
         return (
             f"{self.name}: {self.num_blocks} blocks in {self.seconds:.1f} s, of it "
-            f"{self.seconds_waiting:.1f} s waiting for rows; read {self.bytes_read / 1e9:.2f} GB, "
-            f"wrote {self.bytes_written / 1e9:.2f} GB, of it {self.bytes_packed / 1e9:.2f} GB "
-            f"packed: {rate:.2f} GB/s"
+            f"{self.seconds_waiting:.1f} s waiting for rows, {self.seconds_running:.1f} s in the "
+            f"layer, {self.seconds_writing:.1f} s waiting for writes; read "
+            f"{self.bytes_read / 1e9:.2f} GB, wrote {self.bytes_written / 1e9:.2f} GB, of it "
+            f"{self.bytes_packed / 1e9:.2f} GB packed: {rate:.2f} GB/s"
         )
 
 
@@ -80,7 +89,7 @@ def run_pass(
     Parameters
     ----------
     is_ahead : bool
-        Make a block while the layer runs on the one before.
+        Make the next block and write the rows of the one before while the layer runs.
     phase : Phase
         Told the nodes that are done.
 
@@ -92,12 +101,16 @@ def run_pass(
         As `BlockMaker.make` and `PagedArrayWriter.append`.
     """
     start = perf_counter()
-    waited = 0.0
+    waited = ran = 0.0
     num_blocks = 0
     first = writer.skip(writer.num_committed_rows)
     phase.advance(first)
     bytes_before = writer.remaining_bytes
-    with ThreadPoolExecutor(1, "gnnstore-blocks") as pool:
+    with (
+        ThreadPoolExecutor(1, "gnnstore-blocks") as pool,
+        RowsBehind(writer, phase.advance) as behind,
+        _stopping(maker),
+    ):
 
         def begin(node: int) -> Future[MadeBlock] | None:
             return pool.submit(maker.make, node) if node < maker.num_nodes else None
@@ -109,16 +122,17 @@ def run_pass(
             waited += perf_counter() - began
             last = made.last
             pending = begin(last) if is_ahead else None
+            began = perf_counter()
             rows = _run(call, made, device, out_dtype)
-            del made  # before the block after the next is begun
-            release()
+            ran += perf_counter() - began
+            behind.append(rows)  # with the block, whose memory they may share
+            del rows, made  # before the block after the next is begun
+            release_heap()
             if not is_ahead:
+                behind.finish()
                 pending = begin(last)
-            writer.append(rows)
-            del rows
-            phase.advance(last - first)
-            first = last
             num_blocks += 1
+    release()
     return PassStats(
         call.layer.name,
         call.form,
@@ -129,27 +143,29 @@ def run_pass(
         maker.bytes_packed,
         perf_counter() - start,
         waited,
+        ran,
+        behind.seconds_waiting,
     )
 
 
-def _run(
-    call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torch.dtype
-) -> npt.NDArray[Any]:
+@contextmanager
+def _stopping(maker: BlockMaker) -> Iterator[None]:
+    """Have what is being made end soon when something fails, or the user interrupts."""
     try:
-        rows = call(made.block.to(device)).to(out_dtype).cpu().contiguous()
+        yield
+    except BaseException:
+        maker.stop()
+        raise
+
+
+def _run(call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torch.dtype) -> Tensor:
+    try:
+        return call(made.block.to(device)).to(out_dtype).cpu().contiguous()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise UsageError(
             f"{call.layer.name} fails on nodes {made.first} to {made.last - 1}: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return to_storage(rows)
-
-
-def to_storage(rows: Tensor) -> npt.NDArray[Any]:
-    """Return rows in the type in which a store keeps them; a view."""
-    if rows.dtype == torch.bfloat16:
-        return rows.view(torch.int16).numpy().view(np.uint16)
-    return rows.numpy()
 
 
 def degree_scale(graph: GraphReader, norm: DegreeNorm, advance: Callable[[int], None]) -> Tensor:

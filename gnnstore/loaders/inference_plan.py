@@ -105,7 +105,8 @@ def plan_layers(
                 f"{layer.name} gives {stored_next}, but rows are written as one of "
                 f"{', '.join(DTYPES)}; leave the last step out, and take it from the result"
             )
-        costs = _costs(call, kind, sizes, stored, id_bytes)
+        written = Sizes(0, 0, row.shape[1] * row.dtype.itemsize)
+        costs = _costs(call, kind, (sizes, written), stored, id_bytes)
         plans.append(LayerPlan(call, kind, costs, row.shape[1], stored_next))
         width, stored = row.shape[1], stored_next
     taken = {name for plan in plans for name in plan.call.takes}
@@ -128,14 +129,14 @@ def _computed_in(layer: Layer, stored: str) -> torch.dtype:
 
 
 def _costs(
-    call: LayerCall, kind: RowKind, running: Sizes, stored: str, id_bytes: int
+    call: LayerCall, kind: RowKind, after: tuple[Sizes, Sizes], stored: str, id_bytes: int
 ) -> BlockCosts:
     item_bytes = kind.dtype.itemsize
     row_bytes = _POOL_ROUNDING * kind.width * item_bytes
     if not call.needs_edges:
         # Ids; pointers to edges that there are not.
         held = Sizes(0, row_bytes, 8)
-        return BlockCosts(held, Sizes(0, 8, 0), running)
+        return BlockCosts(held, Sizes(0, 8, 0), *after)
     edge_bytes = sum(max(1, kind.edge_widths[name]) for name in call.takes) * item_bytes
     scale_bytes = 0 if call.norm is None else 4
     held = Sizes(8 + edge_bytes, row_bytes + scale_bytes, 8)
@@ -144,7 +145,7 @@ def _costs(
     is_same = DTYPES.get(stored) == kind.dtype
     stored_bytes = 0 if is_same else kind.width * STORAGE_DTYPES[stored].itemsize
     making = Sizes(id_bytes + data_bytes, 8 + stored_bytes, 8)
-    return BlockCosts(held, making, running)
+    return BlockCosts(held, making, *after)
 
 
 @dataclass(frozen=True)

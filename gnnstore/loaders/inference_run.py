@@ -26,12 +26,13 @@ from gnnstore.io.rows import MemoryRows, RowSource
 from gnnstore.loaders.inference_gcn import DegreeNorm
 from gnnstore.loaders.inference_graph import GraphReader, Pieces
 from gnnstore.loaders.inference_layers import Layer
-from gnnstore.loaders.inference_making import BlockMaker, Table
+from gnnstore.loaders.inference_making import BlockMaker
 from gnnstore.loaders.inference_memory import BlockLimits
 from gnnstore.loaders.inference_packing import BlockPacker, has_room
 from gnnstore.loaders.inference_passes import PassStats, degree_scale, run_pass
 from gnnstore.loaders.inference_plan import Hub, limit_blocks, plan_layers
 from gnnstore.loaders.inference_result import ARRAY_NAME
+from gnnstore.loaders.inference_rows import Table
 from gnnstore.progress import Progress
 from gnnstore.store import GraphStore
 from gnnstore.units import format_size

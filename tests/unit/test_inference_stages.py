@@ -1,0 +1,294 @@
+"""What inference does at once: a block is made, the layer runs, rows are written."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("torch_geometric")
+
+import gnnstore
+from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
+from gnnstore.formats import AttributeSpec, PagedArrayWriter
+from gnnstore.formats.files import ChecksummedFile
+from gnnstore.io.direct_rows import DirectRows
+from gnnstore.io.engines import open_engine
+from gnnstore.io.packing import pack
+from gnnstore.loaders import inference_packing
+from gnnstore.loaders.inference_memory import BlockCosts, BlockLimits, Sizes
+from gnnstore.loaders.inference_result import Embeddings
+from gnnstore.loaders.inference_rows import RecycledBlocks
+from gnnstore.loaders.inference_run import InferenceRun
+from gnnstore.loaders.inference_writing import RowsBehind, is_alone
+from gnnstore.progress import NullProgress
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.stores import write_example_store
+
+NUM_ROWS, WIDTH = 4000, 8
+
+
+def writer_of(directory: Path) -> PagedArrayWriter:
+    directory.mkdir()
+    spec = AttributeSpec("x", "nodes/node/x", "paged", "float32", (NUM_ROWS, WIDTH))
+    return PagedArrayWriter(directory, spec, 4096, 1 << 16)
+
+
+def written(directory: Path, writer: PagedArrayWriter) -> np.ndarray[Any, Any]:
+    names = [name for name, _, _ in writer.files if name.startswith("c.")]
+    bodies = [np.fromfile(directory / name, np.float32) for name in names]
+    shard_values = writer.layout.shard_rows * WIDTH
+    return np.concatenate([body[:shard_values] for body in bodies])[: NUM_ROWS * WIDTH]
+
+
+def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    write = ChecksummedFile.write
+
+    def slow(file: ChecksummedFile, data: Any) -> None:
+        sleep(seconds)
+        write(file, data)
+
+    monkeypatch.setattr(ChecksummedFile, "write", slow)
+
+
+def test_rows_are_written_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowed(monkeypatch, 0.02)
+    rows = torch.arange(NUM_ROWS * WIDTH, dtype=torch.float32).view(NUM_ROWS, WIDTH)
+    done: list[int] = []
+    kept = torch.empty(1000, WIDTH)  # as a layer that fills the same memory for every block
+    with writer_of(tmp_path / "a") as writer, RowsBehind(writer, done.append) as behind:
+        for first in range(0, NUM_ROWS, 1000):
+            behind.append(kept.copy_(rows[first : first + 1000])[:1000])
+            # What is told is written: all but the last.
+            assert sum(done) == first
+    assert done == [1000] * 4
+    assert behind.seconds_waiting > 0
+    np.testing.assert_array_equal(written(tmp_path / "a", writer), rows.numpy().ravel())
+
+
+def test_a_failed_write_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: ChecksummedFile, data: Any) -> None:
+        sleep(0.02)
+        raise storage_error(OSError(errno.ENOSPC, "no space"), "write", file.path)
+
+    monkeypatch.setattr(ChecksummedFile, "write", full)
+    done: list[int] = []
+    directory = tmp_path / "a"
+
+    def write() -> None:
+        with writer_of(directory) as writer, RowsBehind(writer, done.append) as behind:
+            behind.append(torch.zeros(NUM_ROWS // 2, WIDTH))
+            behind.append(torch.zeros(NUM_ROWS // 2, WIDTH))
+
+    monkeypatch.setattr("gnnstore.formats.paged_writer._DIRECT_BYTES", 1)
+    with pytest.raises(NoSpaceError, match=f"{directory}/c"):
+        write()
+    assert done == []
+
+
+def test_who_else_has_rows() -> None:
+    own = torch.zeros(4, 4)
+    assert is_alone(own)
+    assert is_alone(torch.from_numpy(np.zeros((4, 4))))
+    assert is_alone(own + 1)
+    view = own[:2]
+    assert not is_alone(view)
+    assert not is_alone(own)
+    del view
+    assert is_alone(own)
+
+
+def test_a_layer_that_keeps_what_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its next result is in the same memory, while the one before is being written."""
+    slowed(monkeypatch, 0.05)
+    monkeypatch.setattr(InferenceRun, "_fixed_bytes", lambda _: 0)
+    graph = random_graph(4000, 0, feature_dim=32)
+    kept = torch.empty(4000, 32)
+
+    def doubled(x: Tensor) -> Tensor:
+        if len(x) <= 40:  # on the small graph this would be found out
+            return x * 2
+        return torch.mul(x, 2, out=kept[: len(x)])
+
+    store = graph.write(tmp_path / "s.gnn")
+    cases: tuple[tuple[Any, int], ...] = ((doubled, 2), (torch.nn.Identity(), 1))
+    for number, (layer, factor) in enumerate(cases):
+        found = gnnstore.inference([layer], store, tmp_path / str(number), memory="200kB")
+        assert isinstance(found, Embeddings)
+        np.testing.assert_array_equal(found.read(), factor * graph.attributes["x"])
+
+
+def test_limits_are_for_three_blocks() -> None:
+    costs = BlockCosts(Sizes(8, 100, 8), Sizes(4, 8, 0), Sizes(0, 50, 40), Sizes(0, 0, 40))
+    limits = BlockLimits.of(costs, 10**6, 5.0, (100, 101, 1))
+    assert limits.is_ahead
+    assert limits.making_bytes + limits.running_bytes + limits.writing_bytes <= 10**6
+    sizes = np.arange(1, 2000)
+    fits = limits.admits(5 * sizes, 6 * sizes, sizes)
+    most = int(np.count_nonzero(fits))
+    assert fits[:most].all()
+    assert costs.written.of(0, 0, most) <= limits.writing_bytes
+    size = (5 * most, 6 * most, most)
+    assert costs.first_half.of(*size) <= limits.making_bytes
+    assert not limits.admits(0, 0, limits.writing_bytes / 40 + 1)
+    # A hub gets all, and nothing takes place beside it.
+    alone = BlockLimits.of(costs, 10**6, 5.0, (0, 9000, 1))
+    assert not alone.is_ahead
+    assert alone.making_bytes == alone.running_bytes == alone.writing_bytes == 10**6
+
+
+def test_what_an_earlier_block_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr("gnnstore.loaders.inference_rows.trim", trims.append)
+    blocks = RecycledBlocks(2)
+    large, larger = (10 << 20, 1 << 20), (20 << 20, 1 << 20)
+    # Kept is what the block before the last one has left, if all of it is of use.
+    kept = [blocks.prepare(*sizes) for sizes in (large, large, large, larger, large, larger)]
+    assert kept == [False, False, True, False, True, True]
+    assert trims == [0] * 3
+    assert blocks.prepare((10 << 20) - 5, 1 << 20)  # the pool's sizes are eighths
+
+
+@pytest.mark.parametrize("engine", ["pread", "io_uring", "mmap"])
+@pytest.mark.parametrize("row_bytes", [64, 512, 4096, 8192])
+def test_ranges_of_rows(tmp_path: Path, engine: str, row_bytes: int) -> None:
+    stored = write_example_store(
+        tmp_path / "s.gnn",
+        num_nodes=301,
+        feature_shape=(row_bytes,),
+        feature_dtype="uint8",
+        shard_bytes=65536,
+    )
+    reader = gnnstore.open(stored.path).reader
+    array = reader.paged(reader.schema.node.attributes["x"])
+    try:
+        rows = DirectRows.open(array, open_engine(array.file_paths[0], engine))
+    except UsageError as error:
+        pytest.skip(str(error))
+    expected = stored.arrays["nodes/node/x"]
+    for first, last in ((0, 301), (0, 0), (7, 8), (3, 299), (128, 256), (300, 301)):
+        out = np.zeros((last - first, row_bytes), np.uint8)
+        counts = rows.read_into(first, out)
+        np.testing.assert_array_equal(out, expected[first:last])
+        assert counts.rows_read == last - first
+    for first in (-1, 301):
+        with pytest.raises(IndexError, match="not within"):
+            rows.read_into(first, np.zeros((1, row_bytes), np.uint8))
+
+
+def test_rows_that_leave_gaps_are_no_range(tmp_path: Path) -> None:
+    stored = write_example_store(tmp_path / "s.gnn", feature_shape=(1000,), feature_dtype="uint8")
+    reader = gnnstore.open(stored.path).reader
+    array = reader.paged(reader.schema.node.attributes["x"])
+    rows = DirectRows.open(array, open_engine(array.file_paths[0], "pread"))
+    with pytest.raises(UsageError, match="gather_into"):
+        rows.read_into(0, np.zeros((2, 1000), np.uint8))
+
+
+def summed(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+    return x[1].index_add(0, edge_index[1], x[0][edge_index[0]])
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pack whenever it is possible."""
+    monkeypatch.setattr(inference_packing, "RUN_STAGING_BYTES", 1 << 10)
+    monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
+    monkeypatch.setattr(InferenceRun, "_fixed_bytes", lambda _: 0)
+
+
+@pytest.mark.usefixtures("packing")
+def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaging(*args: Any, **options: Any) -> Any:
+        packed = pack(*args, **options)
+        table = packed.tables["rows"]
+        with table.file_path.open("r+b") as file:
+            file.seek(int(table.run_offsets[1]) + 300_000)
+            byte = file.read(1)
+            file.seek(-1, 1)
+            file.write(bytes([byte[0] ^ 1]))
+        return packed
+
+    monkeypatch.setattr(inference_packing, "pack", damaging)
+    store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
+    with pytest.raises(CorruptStoreError, match=r"packed rows are damaged.*batch 1"):
+        gnnstore.inference([summed], store, tmp_path / "out", memory="12MB")
+
+
+class Interrupting(NullProgress):
+    """Ctrl-C after some rows, if at all."""
+
+    def __init__(self, after: int | None = None) -> None:
+        self.after = after
+        self.done: list[int] = []
+
+    @contextmanager
+    def phase(self, *_: Any, **__: Any) -> Iterator[Any]:
+        yield self
+
+    def advance(self, n: int = 1) -> None:
+        self.done.append(n)
+        if self.after is not None and sum(self.done) > self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("packing")
+@pytest.mark.timeout(60)
+def test_interrupted_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads end (as is checked after each test), and what is finished is not done again."""
+    graph = random_graph(20_000, 60_000, feature_dim=256, seed=3)
+    store = graph.write(tmp_path / "p.gnn")
+    options: dict[str, Any] = {"memory": "12MB", "shard_bytes": 1 << 20, "resume": True}
+    with monkeypatch.context() as patch:
+        slowed(patch, 0.01)
+        with pytest.raises(KeyboardInterrupt):
+            gnnstore.inference(
+                [summed], store, tmp_path / "out", progress=Interrupting(9000), **options
+            )
+    rest = Interrupting()
+    found = gnnstore.inference([summed], store, tmp_path / "out", progress=rest, **options)
+    assert rest.done[0] > 4000  # of an earlier attempt
+    expected = gnnstore.inference([summed], store, memory="1GB")
+    assert isinstance(expected, Tensor)
+    assert isinstance(found, Embeddings)
+    torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("packing")
+@pytest.mark.timeout(60)
+def test_a_failure_ends_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What packs for blocks to come is told to stop when the layer fails meanwhile."""
+    told: list[threading.Event] = []
+
+    def waiting(*args: Any, **options: Any) -> Any:
+        stop = options["stop"]
+        if told:  # a later group: packed while the layer runs
+            assert stop.wait(30)
+        told.append(stop)
+        return pack(*args, **options)
+
+    monkeypatch.setattr(inference_packing, "pack", waiting)
+    monkeypatch.setattr(inference_packing, "_MAX_BLOCKS", 2)
+    calls: list[int] = []
+
+    def failing(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
+        if len(x[1]) > 40:  # not on the small graph
+            calls.append(len(x[1]))
+            if len(calls) > 2:
+                raise ValueError("enough")
+        return summed(x, edge_index)
+
+    store = random_graph(20_000, 60_000, feature_dim=256, seed=3).write(tmp_path / "p.gnn")
+    with pytest.raises(UsageError, match="enough"):
+        gnnstore.inference([failing], store, tmp_path / "out", memory="12MB")
+    assert len(told) > 0
+    assert told[0].is_set()
