@@ -24,11 +24,10 @@ help:
 demo: $(INSTALLED)
 	$(BIN)/gnnstore demo --dir $(DEMO_DIR)
 
-# Two at a time, but for what measures memory or kills processes at points in time.
-ALONE := tests/budget tests/crash
+# Two files at a time: budgets are measured in a cgroup or a process of each test's own. In the
+# order of their names, so that those of tests/budget, which take minutes, are not the last ones.
 test: lint
-	$(BIN)/pytest --numprocesses=2 --dist=loadfile $(addprefix --ignore=,$(ALONE))
-	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What every test gets: a check that it leaves no thread behind, and the real graphs.
+"""What tests get: a check that they leave no thread behind, quick processes, the real graphs.
 
 Tests of loaders that ask for `way_of_reading` run once for each way in which a store can be
 read, without a word about it in the tests themselves: batches do not depend on it.
@@ -18,6 +18,7 @@ import pytest
 
 from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.planning import placement
+from gnnstore.testing.forks import ForkServer, fork_server
 
 # Real graphs are not part of the project; they lie beside it where somebody put them there.
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -132,6 +133,20 @@ def no_device_profiles(
     """Keep those of other tests out too; what loaders remember of a store goes the same way."""
     own = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_CACHE_HOME", str(_no_cache_of_the_user / own))
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Start processes that have imported torch and our loaders before."""
+    pytest.importorskip("torch_geometric")
+    modules = (
+        "gnnstore.loaders.inference_run",
+        "gnnstore.testing.plans",
+        "torch_geometric.nn",
+        "zarr",
+    )
+    with fork_server(modules) as server:
+        yield server
 
 
 def _real(name: str) -> Path:

@@ -91,6 +91,11 @@ class ReadRate:
         self._out = np.frombuffer(mmap.mmap(-1, self._num_places * block_bytes), np.uint8)
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that reads go to."""
+        return self._out.nbytes
+
+    @property
     def least_reads(self) -> int:
         """Reads that the shortest possible slice makes."""
         return (_WARM_UP_PER_DEPTH + _READS_PER_DEPTH) * self._depth

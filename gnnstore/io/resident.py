@@ -149,6 +149,12 @@ class Residents:
                 self._give_up_unused(shared)
             return self._taken_bytes(shared)
 
+    def own_bytes(self, shared: CacheSettings) -> int:
+        """Return what the cache holds that loaders of these settings share."""
+        with self._lock:
+            others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
+            return sum(cache.num_bytes for cache in self._caches.values()) - others
+
     def _taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
         others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
         if shared == "planned":
@@ -208,6 +214,12 @@ class Residents:
                 uuid = store.reader.manifest.uuid
                 self._neighbors = open_neighbor_cache(csc, rows, num_bytes, uuid)
             return self._neighbors
+
+    @property
+    def tables_in_memory(self) -> frozenset[str]:
+        """Paths of the attributes whose rows are all in memory."""
+        with self._lock:
+            return frozenset(path for path, mode in self._rows if mode == "memory")
 
     @property
     def resident_bytes(self) -> int:

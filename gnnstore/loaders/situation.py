@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 # Rows of so many bytes in all are read in less time than measuring and sampling takes.
 SMALLEST_BYTES = 32 << 20
+_LEAST_SPARE_BYTES = 1 << 20
 # As `planned_sizing` has them.
 _UNPROMISED_SHARE = 2
 _STEP_BYTES = 4 + 8
@@ -91,6 +92,7 @@ def place_for(
         shared_bytes=shared.resident_bytes - shared.cached_bytes,
         cached_bytes=shared.cached_bytes,
         taken_bytes=request.taken_bytes(strategy),
+        shared_tables=shared.tables_in_memory,
         staging_bytes=request.staging_bytes if staging else lambda _: 0,
         why=why,
         instead_of_static=instead_of_static,
@@ -115,8 +117,8 @@ class Situation:
     machine : Machine
     disk_bytes : int
         That may be taken beside the store.
-    left_bytes : int
-        Of the memory budget, beside what is held.
+    spare_bytes : int
+        Of the memory budget, beside what is held, other loaders' caches too.
     """
 
     request: ReadRequest
@@ -127,7 +129,7 @@ class Situation:
     workload: Workload
     machine: Machine
     disk_bytes: int
-    left_bytes: int
+    spare_bytes: int
 
     @classmethod
     def of(
@@ -147,15 +149,16 @@ class Situation:
         disk = disk_profile(request.store.path, progress)
         num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
         structure = request.structure(placement, engine)
+        # A cache that is shared later stays where it is while this is found out.
+        spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - request.shared_cache_bytes())
         seen, workload = sample_workload(
             request,
             structure,
             reads_of(request, specs, engine),
             num_threads=num_threads,
-            spare_bytes=placement.spare_bytes,
+            spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
         )
-        spare = placement.left_bytes
         rate = gather_rate(sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs), spare)
         release()
         num_cores = len(os.sched_getaffinity(0))
@@ -170,7 +173,7 @@ class Situation:
             workload=workload,
             machine=Machine(disk, rate, num_threads, num_cores, num_faulting),
             disk_bytes=request.disk_bytes(),
-            left_bytes=placement.left_bytes,
+            spare_bytes=spare,
         )
 
     @property
@@ -203,7 +206,7 @@ class Situation:
     def with_degrees(self) -> Situation:
         """Return the situation with a cache by out-degree among what can be predicted."""
         # A cache by degree takes as much while it is made, and as much again is for what is here.
-        degrees = out_degrees(self.structure, self.left_bytes // 2)
+        degrees = out_degrees(self.structure, self.spare_bytes // 2)
         if degrees is None:
             return self
         return replace(self, workload=self.workload.with_degrees(degrees))
@@ -278,7 +281,12 @@ class Situation:
             taken = cost.bytes_of(num_rows)
             return Resources(held + taken, num_rows, num_rows * self.workload.row_bytes)
         settings_of = request.options.planned or PlannedSettings("packed")
-        size, disk = self._superbatch(choice, settings_of, placement, batch_bytes, disk_bytes)
+        given = (choice, settings_of, placement, batch_bytes, disk_bytes)
+        try:
+            size, disk = self._superbatch(*given, overlaps=choice != "belady")
+        except BudgetError:
+            size, disk = self._superbatch(*given)
+        at_once = 1 if size.num_batches >= self.workload.epoch_batches else 2
         return Resources(
             held + size.num_bytes,
             size.num_slots,
@@ -286,6 +294,7 @@ class Situation:
             size.num_batches,
             size.in_memory and size.plans_in_memory,
             disk,
+            overlaps=2 * disk <= at_once * disk_bytes,
         )
 
     def _superbatch(
@@ -295,12 +304,15 @@ class Situation:
         placement: Placement,
         batch_bytes: int,
         disk_bytes: int,
+        *,
+        overlaps: bool = False,
     ) -> tuple[SuperbatchSize, int]:
         """Return how a budget is divided, by the rules of `planned_sizing`, and the disk space."""
         work, packs = self.workload, choice != "belady"
         left = placement.left_bytes
         if placement.budget_is_promise:
-            left -= in_flight_bytes(placement, batch_bytes, self.machine.num_threads)
+            threads = self.machine.num_threads
+            left -= in_flight_bytes(placement, batch_bytes, threads, overlaps=overlaps)
             ids_bytes = expected_bytes(self.seen.largest_ids_bytes)
             samples_bytes = self.machine.num_threads * 2 * ids_bytes
             left -= self.engine.staging_bytes if self.structure.is_read else samples_bytes

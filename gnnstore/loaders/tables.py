@@ -130,6 +130,13 @@ class ReadRequest:
             (self.options.cache or CacheSettings()) if strategy in {"auto", "static"} else None
         )
 
+    def shared_cache_bytes(self) -> int:
+        """Return what caches hold that "auto" may share, of what its placement says is left."""
+        shared = residents_of(self.store)
+        if self.options.memory in {None, "auto"}:
+            return shared.cached_bytes
+        return shared.own_bytes(self.options.cache or CacheSettings())
+
     def without_second_cache(self) -> Self:
         """Return the request of a loader that has no cache if another kind has the memory.
 

@@ -65,6 +65,8 @@ def sample_workload(
         num_batches = min(max(wanted, _LEAST_BATCHES), MAX_COUNTED_BATCHES)
         spare = None if spare_bytes is None else spare_bytes // 2
         thinning = Thinning.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)
+        if spare is not None:
+            num_batches = min(num_batches, thinning.batches_in(spare, batch_nodes))
         trace = ThinnedTrace(num_batches, num_nodes, thinning)
         release()
         began = perf_counter()

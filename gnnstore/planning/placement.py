@@ -6,14 +6,14 @@ reason in words, so that nobody has to guess which way a run went.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
 from gnnstore.available import available_bytes, group_limit_bytes
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.planning.planned_settings import PLANNED
-from gnnstore.planning.sizes import StoreSizes
+from gnnstore.planning.sizes import StoreSizes, TableSize
 from gnnstore.planning.static_cache import CachePlan
 from gnnstore.planning.superbatch_size import SuperbatchSize
 from gnnstore.units import format_at_least, format_size, parse_size
@@ -140,6 +140,7 @@ def place(
     shared_bytes: int = 0,
     cached_bytes: int = 0,
     taken_bytes: int = 0,
+    shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     instead_of_static: str = "",
     why: str = ASKED_FOR,
@@ -168,6 +169,9 @@ def place(
     taken_bytes : int
         What those of them take that such a loader has no part in: it is theirs of a budget that
         the user has set, which is one for all loaders on a store.
+    shared_tables : collection of str
+        Paths of tables that other loaders hold in memory. Narrow ones are taken from there: they
+        stay, and would come on top of the budget.
     staging_bytes : callable
         Returns what the engines' staging takes under a budget; called only if rows are read
         by them.
@@ -218,8 +222,11 @@ def place(
     resident = base + held_topology[where]
 
     modes = dict.fromkeys((table.path for table in sizes.tables), mode)
-    if mode == "direct":
-        held = _held_tables(sizes, budget - resident - staging)
+    if mode != "memory":
+        narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
+        held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
+        if mode == "direct":
+            held = _held_tables(sizes, narrow, held, budget - resident - staging)
         modes |= dict.fromkeys(held, "memory")
         resident += sum(held.values())
     neighbors = 0
@@ -297,11 +304,14 @@ def _budget(memory: int | str | None, shared_bytes: int) -> tuple[int, str]:
     return budget, "of the memory= budget"
 
 
-def _held_tables(sizes: StoreSizes, left_bytes: int) -> dict[str, int]:
+def _held_tables(
+    sizes: StoreSizes, narrow: list[TableSize], held: Mapping[str, int], left_bytes: int
+) -> dict[str, int]:
     """Return the tables to hold in memory although others are read, with their bytes."""
-    held: dict[str, int] = {}
-    narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
+    held = dict(held)
     for table in sorted(narrow, key=lambda table: table.row_bytes):
+        if table.path in held:
+            continue
         if sum(held.values()) + table.num_bytes <= left_bytes // _HELD_SHARE:
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.

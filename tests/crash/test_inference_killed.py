@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ import gnnstore
 from gnnstore.errors import NoSpaceError, UsageError, storage_error
 from gnnstore.formats.files import ChecksummedFile
 from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
 
 OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16, "num_threads": 1}
@@ -31,33 +29,34 @@ OPTIONS: dict[str, Any] = {"memory": "60MB", "shard_bytes": 1 << 16, "num_thread
 KILLS = (700, 3000, 4500, 3500, 4500, 6500)
 
 _SCRIPT = """
-    import os, signal, sys
-    from contextlib import contextmanager
+import os, signal, sys
+from contextlib import contextmanager
 
-    import gnnstore
-    from gnnstore.loaders.inference_run import InferenceRun
-    from gnnstore.progress import NullProgress
-    from tests.crash.test_inference_killed import OPTIONS, layers
+store, output, kill_at, root = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+sys.path.insert(0, root)
 
-    store, output, kill_at = sys.argv[1], sys.argv[2], int(sys.argv[3])
+import gnnstore
+from gnnstore.loaders.inference_run import InferenceRun
+from gnnstore.progress import NullProgress
+from tests.crash.test_inference_killed import OPTIONS, layers
 
-    class Killer(NullProgress):
-        done = 0
+class Killer(NullProgress):
+    done = 0
 
-        @contextmanager
-        def phase(self, name, total=None, unit="items"):
-            yield self
+    @contextmanager
+    def phase(self, name, total=None, unit="items"):
+        yield self
 
-        def advance(self, n=1):
-            self.done += n
-            if self.done >= kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def advance(self, n=1):
+        self.done += n
+        if self.done >= kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    # What engines and writers take is not counted, so that blocks are small.
-    InferenceRun._fixed_bytes = lambda _: 0
-    gnnstore.inference(
-        layers(), store, output, resume=True, progress=Killer(), **OPTIONS | {"memory": "400kB"}
-    )
+# What engines and writers take is not counted, so that blocks are small.
+InferenceRun._fixed_bytes = lambda _: 0
+gnnstore.inference(
+    layers(), store, output, resume=True, progress=Killer(), **OPTIONS | {"memory": "400kB"}
+)
 """
 
 
@@ -71,32 +70,27 @@ def store(tmp_path: Path) -> Path:
     return random_graph(4000, 30_000, seed=5, feature_dim=32).write(tmp_path / "s.gnn")
 
 
-def run_and_kill(store: Path, output: Path, kill_at: int) -> int:
-    script = output.parent / "script.py"
-    script.write_text(textwrap.dedent(_SCRIPT))
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(store), str(output), str(kill_at)],
-        cwd=root,
-        env={"PYTHONPATH": str(root), "PATH": "", "GNNSTORE_IO_ENGINE": "pread"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+def run_and_kill(forks: ForkServer, store: Path, output: Path, kill_at: int) -> int:
+    done = forks.run(
+        _SCRIPT,
+        store,
+        output,
+        kill_at,
+        Path(__file__).parents[2],
+        environment={"PATH": "", "GNNSTORE_IO_ENGINE": "pread"},
     )
-    script.unlink()
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 
 
 @pytest.mark.timeout(600)
-def test_killed_again_and_again(store: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again(store: Path, tmp_path: Path, forks: ForkServer) -> None:
     whole = gnnstore.inference(layers(), store)
     folder = tmp_path / "out"
     folder.mkdir()
     killed = 0
     for kill_at in KILLS:
-        killed += run_and_kill(store, folder / "e", kill_at) != 0
+        killed += run_and_kill(forks, store, folder / "e", kill_at) != 0
         assert not (folder / "e").exists()
         states = [found.state for found in find_leftovers(folder)]
         assert states in (["resumable"], ["unfinished"])
@@ -145,8 +139,8 @@ def test_a_full_disk(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_other_runs_are_not_continued(store: Path, tmp_path: Path) -> None:
-    killed_at(store, tmp_path / "e")
+def test_other_runs_are_not_continued(store: Path, tmp_path: Path, forks: ForkServer) -> None:
+    killed_at(forks, store, tmp_path / "e")
     other = random_graph(4000, 30_000, seed=6, feature_dim=32).write(tmp_path / "o.gnn")
     for graph, model, options, difference in (
         (store, layers(1), {}, r"weights was '\w+' and is '\w+' now"),
@@ -162,13 +156,15 @@ def test_other_runs_are_not_continued(store: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
 
 
-def killed_at(store: Path, output: Path) -> None:
-    assert run_and_kill(store, output, 5300) == -signal.SIGKILL
+def killed_at(forks: ForkServer, store: Path, output: Path) -> None:
+    assert run_and_kill(forks, store, output, 5300) == -signal.SIGKILL
     assert [found.state for found in find_leftovers(output.parent)] == ["resumable"]
 
 
-def test_what_was_damaged_meanwhile_is_computed_again(store: Path, tmp_path: Path) -> None:
-    killed_at(store, tmp_path / "e")
+def test_what_was_damaged_meanwhile_is_computed_again(
+    store: Path, tmp_path: Path, forks: ForkServer
+) -> None:
+    killed_at(forks, store, tmp_path / "e")
     (left,) = tmp_path.glob(".e.tmp-*")
     shard = left / "nodes" / "layer-1" / "c.0.0"
     with shard.open("r+b") as file:
@@ -179,15 +175,17 @@ def test_what_was_damaged_meanwhile_is_computed_again(store: Path, tmp_path: Pat
     torch.testing.assert_close(found.tensor(), whole, atol=1e-5, rtol=1e-5)
 
 
-def test_a_run_that_is_not_resumed_starts_anew(store: Path, tmp_path: Path) -> None:
-    killed_at(store, tmp_path / "e")
+def test_a_run_that_is_not_resumed_starts_anew(
+    store: Path, tmp_path: Path, forks: ForkServer
+) -> None:
+    killed_at(forks, store, tmp_path / "e")
     found = gnnstore.inference(layers(1), store, tmp_path / "e", **OPTIONS)
     assert found.shape == (4000, 24)
     assert list(tmp_path.glob(".e.*")) == []
 
 
-def test_a_npy_file_is_resumed(store: Path, tmp_path: Path) -> None:
-    assert run_and_kill(store, tmp_path / "e.npy", 9000) == -signal.SIGKILL
+def test_a_npy_file_is_resumed(store: Path, tmp_path: Path, forks: ForkServer) -> None:
+    assert run_and_kill(forks, store, tmp_path / "e.npy", 9000) == -signal.SIGKILL
     assert not (tmp_path / "e.npy").exists()
     events: list[str] = []
     found = resumed(store, tmp_path / "e.npy", events)

@@ -7,9 +7,6 @@ import json
 import random
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +19,7 @@ import gnnstore
 from gnnstore.errors import NoSpaceError, StorageError, UsageError
 from gnnstore.formats.leftovers import find_leftovers
 from gnnstore.testing.faults import inject
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
 from gnnstore.testing.stores import assert_same_files
@@ -33,41 +31,44 @@ EPOCHS = 2
 # Packs in a forked child for each line that is read: kills it at its k-th touch of the file
 # system, or after so many seconds; prints how it ended.
 _SERVER = """
-    import json, os, signal, sys, traceback
+import json, os, signal, sys, traceback
 
-    from gnnstore.testing.plans import pack
-    from pathlib import Path
+from gnnstore.testing.plans import pack
+from pathlib import Path
 
-    store, output = map(Path, sys.argv[1:])
-    folder = str(output.parent)
+# What a process has written outlives it without; 40 of them are half of the time.
+os.fsync = lambda file: None
 
-    def run(task):
-        touches = 0
+store, output = map(Path, sys.argv[1:])
+folder = str(output.parent)
 
-        def hook(event, arguments):
-            nonlocal touches
-            if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
-                touches += 1
-                if touches == task["touch"]:
-                    os.kill(os.getpid(), signal.SIGKILL)
+def run(task):
+    touches = 0
 
-        sys.addaudithook(hook)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
-        signal.setitimer(signal.ITIMER_REAL, task["seconds"])
-        pack(store, [4, 4], output=output, superbatch=2, batch_size=100, **task["options"])
+    def hook(event, arguments):
+        nonlocal touches
+        if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
+            touches += 1
+            if touches == task["touch"]:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                run(json.loads(line))
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+    sys.addaudithook(hook)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
+    signal.setitimer(signal.ITIMER_REAL, task["seconds"])
+    pack(store, [4, 4], output=output, superbatch=2, batch_size=100, **task["options"])
+
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            run(json.loads(line))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
 """
 
 Attempt = Callable[..., int]
@@ -80,37 +81,29 @@ def store(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def server(folder: Path, store: Path, output: Path) -> Iterator[Attempt]:
+def server(forks: ForkServer, store: Path, output: Path) -> Iterator[Attempt]:
     """Yield a function that packs in a process of its own, and returns how that ended."""
-    script = folder / "server.py"
-    script.write_text(textwrap.dedent(_SERVER))
-    command = [sys.executable, str(script), str(store), str(output)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with forks.start(_SERVER, store, output) as process:
 
         def attempt(*, touch: int = 0, seconds: float = 0, **options: Any) -> int:
             task = {"touch": touch, "seconds": seconds, "options": options}
-            assert process.stdin is not None
-            assert process.stdout is not None
             process.stdin.write(json.dumps(task) + "\n")
             process.stdin.flush()
             return int(json.loads(process.stdout.readline()))
 
         yield attempt
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("segment", "num_kills", "touches"),
+    ("segment", "kills_at"),
     # Of the 67 touches with segments, those from 21 to 36 come after some superbatch.
-    [(1, NUM_KILLS, range(1, MAX_TOUCH)), (2, NUM_KILLS // 2, range(21, 60))],
+    [(1, (NUM_KILLS, range(1, MAX_TOUCH))), (2, (NUM_KILLS // 2, range(21, 60)))],
 )
 def test_killed_at_random_points(
-    tmp_path: Path, store: Path, segment: int, num_kills: int, touches: range
+    tmp_path: Path, store: Path, forks: ForkServer, segment: int, kills_at: tuple[int, range]
 ) -> None:
+    num_kills, touches = kills_at
     untouched = shutil.copytree(store, tmp_path / "untouched.gnn")
     options: dict[str, Any] = {"segment": segment, "compress": "none" if segment == 1 else "zstd"}
     whole = pack(store, [4, 4], output=tmp_path / "whole", superbatch=2, batch_size=100, **options)
@@ -119,7 +112,7 @@ def test_killed_at_random_points(
     output = folder / "plan"
     draw = random.Random(1)
     kills = resumed = 0
-    with server(tmp_path, store, output) as attempt:
+    with server(forks, store, output) as attempt:
         began = time.monotonic()
         assert attempt(**options) == 0
         seconds = time.monotonic() - began

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from gnnstore.converters import from_rmat
+from gnnstore.testing.forks import ForkServer
 
 pytest.importorskip("torch_geometric")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_with_checkpoints.py"
 NUM_EPOCHS = 2
 EVERY = 3
+# As `python` runs a script.
+RUN = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 # Lines of output after which a run is killed: between two checkpoints, at one, soon after
 # resuming, and in the second epoch.
 KILLS = (5, 4, 2, 9)
@@ -31,7 +36,7 @@ def store(tmp_path: Path) -> Path:
 def command(store: Path, checkpoint: Path, *options: str) -> list[str]:
     words = f"--epochs {NUM_EPOCHS} --every {EVERY} --fanouts 4 4 --hidden 8 --batch-size 40"
     arguments = [str(store), "--checkpoint", str(checkpoint), *words.split(), *options]
-    return [sys.executable, str(SCRIPT), *arguments]
+    return [str(SCRIPT), *arguments]
 
 
 def results_of(lines: list[str]) -> dict[str, str]:
@@ -41,10 +46,9 @@ def results_of(lines: list[str]) -> dict[str, str]:
 
 
 @pytest.mark.timeout(400)
-def test_killed_and_resumed(store: Path, tmp_path: Path) -> None:
-    uninterrupted = subprocess.run(
-        command(store, tmp_path / "whole.pt"), capture_output=True, text=True, check=True
-    )
+def test_killed_and_resumed(store: Path, tmp_path: Path, forks: ForkServer) -> None:
+    uninterrupted = forks.run(RUN, *command(store, tmp_path / "whole.pt"))
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
     whole = results_of(uninterrupted.stdout.splitlines(keepends=True))
     batches = [name for name in whole if "batch" in name]
     assert len(batches) > 6 * NUM_EPOCHS
@@ -57,10 +61,7 @@ def test_killed_and_resumed(store: Path, tmp_path: Path) -> None:
     for num_lines, strategy in zip((*KILLS, None), (*strategies, "memory"), strict=True):
         threads = "0" if strategy == "mmap" else "2"
         options = ("--strategy", strategy, "--threads", threads)
-        with subprocess.Popen(
-            command(store, checkpoint, *options), stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
+        with forks.start(RUN, *command(store, checkpoint, *options)) as process:
             lines: list[str] = []
             for line in process.stdout:
                 if line.startswith("epoch"):

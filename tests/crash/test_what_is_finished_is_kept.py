@@ -105,7 +105,7 @@ def kronecker(folder: Path, output: Path, **common: Any) -> Path:
     seed = folder / "seed.gnn"
     if not seed.exists():
         from_numpy(folder / "graph.npz", seed)
-    return from_kronecker(seed, output, factor=4, edge_factor=5, **common)
+    return from_kronecker(seed, output, factor=2, edge_factor=2, **common)
 
 
 @contextmanager

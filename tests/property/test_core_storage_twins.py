@@ -8,7 +8,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -183,6 +183,7 @@ def quadrants(draw: st.DrawFn) -> NDArray[np.float64]:
     return table
 
 
+@settings(deadline=None)
 @given(quadrants(), words, st.integers(0, 2**62), st.integers(0, 50), threads)
 def test_rmat_edges(
     probabilities: NDArray[np.float64], seed: int, first_edge: int, num_edges: int, num_threads: int

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.loaders.pipeline import THREAD_NAME
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import write_example_store
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
@@ -137,18 +138,8 @@ loader = gnnstore.NeighborLoader(
 """
 
 
-def run_python(path: Path, code: str, strategy: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + code, str(path), strategy],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
-    ("code", "status", "stderr"),
+    "case",
     [
         ("batches = iter(loader); next(batches)", 0, ""),
         ("for batch in loader: break", 0, ""),
@@ -157,12 +148,14 @@ def run_python(path: Path, code: str, strategy: str) -> subprocess.CompletedProc
         # In a cycle, so that only the garbage collector could have closed it.
         ("batches = iter(loader); next(batches); loader.batches = batches", 0, ""),
     ],
+    ids=lambda case: case[0],
 )
 @pytest.mark.ways("mmap", "direct-io_uring")
 def test_the_interpreter_ends(
-    path: Path, code: str, status: int, stderr: str, way_of_reading: Any
+    path: Path, forks: ForkServer, case: tuple[str, int, str], way_of_reading: Any
 ) -> None:
-    ended = run_python(path, code, way_of_reading.strategy)
+    code, status, stderr = case
+    ended = forks.run(PRELUDE + code, path, way_of_reading.strategy)
     assert ended.returncode == status
     assert ended.stderr.endswith(stderr) if stderr else ended.stderr == ""
 

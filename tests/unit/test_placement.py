@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,20 @@ def test_narrow_rows_are_held_the_narrowest_first() -> None:
 
 
 COST = CacheCost(num_nodes=10**7, index_bytes=2_000_000, node_bytes=1000)
+
+
+@pytest.mark.parametrize("strategy", ["direct", "static", "belady", "mmap"])
+def test_narrow_rows_that_others_hold_are_taken_from_there(strategy: str) -> None:
+    """They stay in memory whatever is decided, so they count; wide ones are another's affair."""
+    y = TableSize("y", num_rows=10**7, row_bytes=64)
+    sizes = replace(SIZES, tables=(X, y))
+    alone = place(sizes, strategy=strategy, memory=2_900_000_000)
+    beside = place(sizes, strategy=strategy, memory=2_900_000_000, shared_tables={"x", "y"})
+    assert alone.modes["y"] != "memory"
+    assert (beside.modes["y"], beside.modes["x"]) == ("memory", alone.modes["x"])
+    assert beside.left_bytes == alone.left_bytes - y.num_bytes
+    with pytest.raises(BudgetError, match="raise memory= by at least"):
+        place(sizes, strategy=strategy, memory=700_000_000, shared_tables=("y",))
 
 
 def test_what_a_cache_takes() -> None:
