@@ -14,9 +14,9 @@ import numpy as np
 
 from gnnstore.errors import BudgetError
 from gnnstore.io.buffers import release
-from gnnstore.io.packed_rows import RUN_STAGING_BYTES
 from gnnstore.loaders.course import FixedNodes, fills, in_slots
-from gnnstore.planning.in_flight import check_two_batches, expected_bytes, in_flight_bytes
+from gnnstore.loaders.superbatch_memory import superbatch_memory
+from gnnstore.planning.in_flight import expected_bytes
 from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
 from gnnstore.planning.planners import Planner, make_planner
 from gnnstore.planning.static_cache import most_needed
@@ -37,13 +37,6 @@ if TYPE_CHECKING:
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
 # of an epoch that they make faster. Small ones are done at once.
 _PROFILE_BATCHES = 128
-# Without memory= nobody has said what the model needs besides.
-_UNPROMISED_SHARE = 2
-_STEP_BYTES = 4 + 8
-_POSITION_BYTES = 4
-# Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
-# one pass; more memory makes for fewer passes.
-_BULK_SHARE = 8
 
 
 def size_superbatches(
@@ -127,25 +120,18 @@ def _sized(
     """Divide the budget, with two batches prepared at once whatever else that leaves, or not."""
     csc = structure.csc
     packs = settings.policy == "packed" and bool(specs)
-    left, threads_bytes = placement.left_bytes, 0
-    if placement.budget_is_promise:
-        # And what the plan says of each of its nodes: a slot, and one that it enters.
-        batch_bytes = expected_bytes(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
-        check_two_batches(placement, batch_bytes)
-        threads_bytes = _threads_bytes(structure, seen, num_threads, staging_bytes)
-        if packs:
-            # Runs have a reader of their own; where nothing else is read, in place of the other.
-            read = {path for path, mode in placement.modes.items() if mode == "direct"}
-            spared = 0 if read - {spec.path for spec in specs} else placement.staging_bytes
-            threads_bytes += max(0, num_threads * RUN_STAGING_BYTES - spared)
-            # And where the rows of a run go.
-            threads_bytes += num_threads * _POSITION_BYTES * expected_bytes(seen.largest_nodes)
-        left -= in_flight_bytes(placement, batch_bytes, num_threads, overlaps=overlaps)
-        left -= threads_bytes
-    else:
-        left //= _UNPROMISED_SHARE
-    bulk_bytes = max(0, left) // _BULK_SHARE if structure.is_read else 0
-    left -= bulk_bytes
+    # Where rows of runs are all that is read, their reader takes the place of the other.
+    read = {path for path, mode in placement.modes.items() if mode == "direct"}
+    memory = superbatch_memory(
+        placement,
+        seen,
+        num_threads=num_threads,
+        structure_staging_bytes=staging_bytes if structure.is_read else None,
+        packs=packs,
+        spared_bytes=0 if read - {spec.path for spec in specs} else placement.staging_bytes,
+        overlaps=overlaps,
+    )
+    left = memory.num_bytes
     id_bytes = id_dtype(csc.num_nodes).itemsize
     num_batches = presampler.epoch_batches
     batch_nodes = expected_bytes(seen.largest_nodes)
@@ -214,24 +200,12 @@ def _sized(
         )
     at_once = 1 if size.num_batches >= num_batches else 2
     size = replace(size, overlaps=2 * needed <= at_once * disk_bytes)
-    return placement.with_superbatch(size.with_sampling(bulk_bytes, threads_bytes))
+    return placement.with_superbatch(size.with_sampling(memory.bulk_bytes, memory.threads_bytes))
 
 
 def _spilled(costs: SuperbatchCosts, size: SuperbatchSize) -> int:
     """Return what a choice keeps on disk besides packed rows."""
     return 0 if size.plans_in_memory else costs.spilled_disk_bytes(size.num_batches)
-
-
-def _threads_bytes(
-    structure: Structure, seen: Presampled, num_threads: int, staging_bytes: int
-) -> int:
-    """Return what sampling takes while the batches before are assembled."""
-    if structure.is_read:
-        # In-neighbours are fetched by a thread of their own; batches are sampled together, in
-        # memory that is counted apart.
-        return staging_bytes
-    # A subgraph as the sampler gives it, and as much again until it is kept in half the memory.
-    return num_threads * 2 * expected_bytes(seen.largest_ids_bytes)
 
 
 @dataclass(frozen=True)

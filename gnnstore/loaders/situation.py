@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.io.buffers import release
 from gnnstore.io.first_measurement import disk_profile
-from gnnstore.io.packed_rows import RUN_STAGING_BYTES
 from gnnstore.io.resident import residents_of
 from gnnstore.io.rows import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.io.shared_cache import cache_cost
 from gnnstore.loaders.machine import gather_rate
+from gnnstore.loaders.superbatch_memory import superbatch_memory
 from gnnstore.loaders.workload_sampling import out_degrees, reads_of, sample_workload
 from gnnstore.planning.cost_model import CHOICES, Choice, Machine, Prediction, Resources, predict
 from gnnstore.planning.in_flight import (
     cache_rows,
     check_two_batches,
     expected_bytes,
-    in_flight_bytes,
 )
 from gnnstore.planning.placement import ASKED_FOR, Placement, place
 from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
@@ -48,10 +47,6 @@ if TYPE_CHECKING:
 # Rows of so many bytes in all are read in less time than measuring and sampling takes.
 SMALLEST_BYTES = 32 << 20
 _LEAST_SPARE_BYTES = 1 << 20
-# As `planned_sizing` has them.
-_UNPROMISED_SHARE = 2
-_STEP_BYTES = 4 + 8
-_BULK_SHARE = 8
 # In memory, if everything fits, is decided without predictions; plans are packed on demand.
 LOADERS_CHOICES = tuple(choice for choice in CHOICES if choice not in {"memory", "plan"})
 _WORTH_COUNTING = 2
@@ -263,8 +258,7 @@ class Situation:
             return Resources(placement.resident_bytes, cached_bytes=page_cache)
         batch_bytes = 0
         if placement.budget_is_promise:
-            step_bytes = _STEP_BYTES * self.seen.largest_nodes if planned else 0
-            batch_bytes = expected_bytes(self.seen.largest_bytes + step_bytes)
+            batch_bytes = expected_bytes(self.seen.largest_bytes)
             check_two_batches(placement, batch_bytes)
         held = placement.resident_bytes + placement.staging_bytes
         if choice == "direct":
@@ -281,7 +275,7 @@ class Situation:
             taken = cost.bytes_of(num_rows)
             return Resources(held + taken, num_rows, num_rows * self.workload.row_bytes)
         settings_of = request.options.planned or PlannedSettings("packed")
-        given = (choice, settings_of, placement, batch_bytes, disk_bytes)
+        given = (choice, settings_of, placement, disk_bytes)
         try:
             size, disk = self._superbatch(*given, overlaps=choice != "belady")
         except BudgetError:
@@ -302,26 +296,21 @@ class Situation:
         choice: Choice,
         settings: PlannedSettings,
         placement: Placement,
-        batch_bytes: int,
         disk_bytes: int,
         *,
         overlaps: bool = False,
     ) -> tuple[SuperbatchSize, int]:
         """Return how a budget is divided, by the rules of `planned_sizing`, and the disk space."""
         work, packs = self.workload, choice != "belady"
-        left = placement.left_bytes
-        if placement.budget_is_promise:
-            threads = self.machine.num_threads
-            left -= in_flight_bytes(placement, batch_bytes, threads, overlaps=overlaps)
-            ids_bytes = expected_bytes(self.seen.largest_ids_bytes)
-            samples_bytes = self.machine.num_threads * 2 * ids_bytes
-            left -= self.engine.staging_bytes if self.structure.is_read else samples_bytes
-            if packs:
-                runs_bytes = self.machine.num_threads * RUN_STAGING_BYTES
-                left -= max(0, runs_bytes - placement.staging_bytes)
-        else:
-            left //= _UNPROMISED_SHARE
-        left -= max(0, left) // _BULK_SHARE if self.structure.is_read else 0
+        left = superbatch_memory(
+            placement,
+            self.seen,
+            num_threads=self.machine.num_threads,
+            structure_staging_bytes=self.engine.staging_bytes if self.structure.is_read else None,
+            packs=packs,
+            spared_bytes=placement.staging_bytes,
+            overlaps=overlaps,
+        ).num_bytes
         batch_nodes = expected_bytes(self.seen.largest_nodes)
         costs = SuperbatchCosts(
             num_rows=work.num_rows,
