@@ -34,7 +34,7 @@ class OnDemandLoader(ThreadedLoader):
         output = self.collate_fn(index)
         return output if self.filter_per_worker else self.filter_fn(output)
 
-    def collate_fn(self, index: Any) -> Any:
+    def _collate(self, index: Any) -> Any:
         """Sample a batch; join it with its attributes too if `filter_per_worker` is set.
 
         Parameters

@@ -187,7 +187,7 @@ class PlanLoader(ThreadedLoader):
             cache_rows=tables.num_cached,
         )
 
-    def collate_fn(self, index: Any) -> Any:
+    def _collate(self, index: Any) -> Any:
         """Refuse: a plan has no other batches than those that were packed."""
         raise not_packed(f"batch of the positions {index!r}")
 

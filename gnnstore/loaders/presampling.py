@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.io.buffers import keep_within_budget
 from gnnstore.loaders.ahead import sample_in_order
 from gnnstore.loaders.pipeline import Lookahead
 from gnnstore.loaders.seeds import InputNodes, epoch_permutation
@@ -154,6 +155,8 @@ class Presampler:
         if counts is not None:
             num_batches = _MAPPED_BATCHES if structure.is_slow else MAX_COUNTED_BATCHES
         sampler = structure.sampler(replace(self.config, seed=_SEED), self.index_dtype)
+        if spare_bytes is not None:
+            keep_within_budget()
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
         done, largest, visits = 0, Presampled(0, 0), 0

@@ -7,7 +7,7 @@ it is prepared is the business of the classes derived from it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -49,8 +49,6 @@ class ResumableLoader(DataLoader[Any]):
             options |= {"shuffle": False, "sampler": SeededShuffle(num_seeds)}
         positions: Any = range(num_seeds)
         super().__init__(positions, collate_fn=self.collate_fn, **options)
-        # The method of the class will do, and does not keep a loader alive that is forgotten.
-        del self.__dict__["collate_fn"]
         self.seed = seed
         self._num_seeds = num_seeds
         self._seed_is_given = seed is not None
@@ -69,8 +67,19 @@ class ResumableLoader(DataLoader[Any]):
             return max(0, len(self) - done)
         return self._deal.num_rounds(done, self._num_batches, drop_last=self.drop_last)
 
+    @property
+    def collate_fn(self) -> Callable[[Any], Any]:
+        """What prepares a batch on demand, from positions in the input nodes."""
+        return self._collate
+
+    @collate_fn.setter
+    def collate_fn(self, _: Any) -> None:
+        # Torch sets it, and frameworks look for it among a loader's attributes. Bound to the loader
+        # it would keep one alive, with its files, that nobody else refers to.
+        self.__dict__["collate_fn"] = type(self)._collate
+
     @abstractmethod
-    def collate_fn(self, index: Any) -> Any:
+    def _collate(self, index: Any) -> Any:
         """Prepare a batch on demand."""
 
     @abstractmethod
