@@ -64,11 +64,6 @@ class Course:
     fixed: FixedNodes | None = None
     num_planned: int = 0
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether all batches that were planned have been assembled, so the planner is right."""
-        return self.lease.is_current and self.lease.num_gathered == self.num_planned
-
     @classmethod
     def begin(cls, cache: PlannedCache, policy: PlannedPolicy, fixed: FixedNodes | None) -> Self:
         """Take the cache over, with the rows that are in it."""

@@ -48,7 +48,7 @@ class NextSuperbatch:
         self._thread = threading.Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
         self._pid = os.getpid()
         self.give_up = weakref.finalize(self, _give_up, self._making, self._thread, self._pid)
-        maker.wait_for_others(True)
+        maker.waits_for_others = True
         self._thread.start()
 
     def take(self) -> Made | None:
@@ -58,7 +58,7 @@ class NextSuperbatch:
         """
         if os.getpid() != self._pid:
             return None
-        self.maker.wait_for_others(False)
+        self.maker.waits_for_others = False
         self._thread.join()
         if self._making.made is None:
             self.give_up()

@@ -62,6 +62,9 @@ class Packer:
         packing may wait until an earlier superbatch is done with.
     stop : Event
         Set to end what is being packed.
+    waits_for_others : callable, optional
+        Whether it waits for room that another iteration has, too. That may not go on before this
+        one has its batch, unless nobody waits for it.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Packer:
         num_threads: int,
         may_wait: bool,
         stop: threading.Event,
+        waits_for_others: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tables = tables
         self._directory = directory
@@ -82,8 +86,7 @@ class Packer:
         self._may_wait = may_wait
         self._room = room
         self._stop = stop
-        # Another iteration may not go on before this one has its batch, unless nobody waits for it.
-        self.waits_for_others = False
+        self._waits_for_others = waits_for_others
 
     def is_faster(self, num_misses: int) -> bool:
         """Whether packing so many rows takes less time than reading them one by one."""
@@ -112,7 +115,7 @@ class Packer:
         if num_batches == 0:
             return None
         while not self._room.take(self, wanted):
-            if not (self._may_wait and (self.waits_for_others or self._room.is_of(self))):
+            if not (self._may_wait and (self._waits_for_others() or self._room.is_of(self))):
                 return None
             if self._stop.wait(_POLL_SECONDS):
                 raise PackingStoppedError("packing was stopped before it began")

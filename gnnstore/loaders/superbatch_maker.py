@@ -78,7 +78,9 @@ class SuperbatchMaker:
         self._planning = threading.RLock()  # of one superbatch at a time
         self._is_stopped = threading.Event()
         self._num_again = 0
-        self._waits_for_others = False
+        # Whether packing waits for room on disk that another iteration has: for ever, if whoever
+        # drives that one waits for this.
+        self.waits_for_others = False
 
     @property
     def is_followed(self) -> bool:
@@ -200,8 +202,8 @@ class SuperbatchMaker:
                 num_threads=sampling.num_threads,
                 may_wait=sampling.joins_in_threads,
                 stop=self._is_stopped,
+                waits_for_others=lambda: self.waits_for_others,
             )
-        self._packer.waits_for_others = self._waits_for_others
         if only_if_faster and not self._packer.is_faster(plan.num_misses):
             return None
         with sampling.timeline().span("packing", batches=plan.num_batches) as args:
@@ -279,15 +281,6 @@ class SuperbatchMaker:
     def _check_wanted(self) -> None:
         if self._is_stopped.is_set():
             raise StoppedError("a superbatch was given up before it was made")
-
-    def wait_for_others(self, waits: bool) -> None:
-        """Set whether packing waits for room on disk that another iteration has.
-
-        It may wait for ever if whoever drives that one waits for this.
-        """
-        self._waits_for_others = waits
-        if self._packer is not None:
-            self._packer.waits_for_others = waits
 
     def stop(self) -> None:
         """End what is being made, as soon as may be. It is not to be used any more."""
