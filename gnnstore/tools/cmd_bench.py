@@ -137,8 +137,9 @@ _LOAD_HELP = """Time the ways of loading STORE when its features do not fit memo
 
 Each strategy runs in a process of its own, in a memory cgroup that counts the page cache as
 well: it may hold the graph's structure and narrow attributes such as labels, and --memory and
---slack beside them. Whole epochs are timed, with all that is sampled, planned and packed ahead;
-of strategies whose batches all take the same (map, mmap, direct), 24 batches.
+--slack beside them. Whole epochs are timed, the second where it is sampled, planned and
+packed during the first; of strategies whose batches all take the same (map, mmap, direct), 24
+batches.
 
 map is what gnnstore is compared with: the same sampler, and rows gathered by NumPy from a mapping
 of the features with MADV_RANDOM, by 32 threads. memory runs without a limit, with everything in

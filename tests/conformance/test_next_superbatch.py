@@ -27,6 +27,7 @@ from gnnstore.loaders import rolling
 from gnnstore.loaders.next_superbatch import NextSuperbatch
 from gnnstore.loaders.superbatch_maker import SuperbatchMaker
 from gnnstore.loaders.superbatches import Superbatches
+from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.graphs import random_graph
 
 pytestmark = pytest.mark.timeout(120)
@@ -54,20 +55,6 @@ def expected(path: Path) -> list[list[dict[str, Any]]]:
 def loader_of(path: Any, **options: Any) -> NeighborLoader:
     defaults: dict[str, Any] = {"strategy": "packed", "cache_bytes": "20kB", "num_threads": 2}
     return NeighborLoader(path, [4, 4], range(200), **(defaults | OPTIONS | options))
-
-
-def as_dicts(batches: Any) -> list[dict[str, Any]]:
-    return [batch.to_dict() for batch in batches]
-
-
-def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-    return len(found) == len(expected) and all(
-        a.keys() == b.keys()
-        and all(
-            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
-        )
-        for a, b in zip(found, expected, strict=True)
-    )
 
 
 def ahead_of(loader: NeighborLoader) -> Superbatches:

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError, StorageError
@@ -32,6 +31,7 @@ from gnnstore.io.packed_rows import PackedSuperbatch
 from gnnstore.io.packing_thread import watched
 from gnnstore.loaders.rolling import Room
 from gnnstore.planning.planned_settings import PLANNED
+from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 
@@ -70,20 +70,6 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 def loader_of(path: Any, **options: Any) -> NeighborLoader:
     defaults: dict[str, Any] = {"strategy": "belady", "cache_bytes": "20kB", "superbatch": 5}
     return NeighborLoader(path, [4, 4], "train", **(defaults | OPTIONS | options))
-
-
-def as_dicts(batches: Any) -> list[dict[str, Any]]:
-    return [batch.to_dict() for batch in batches]
-
-
-def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-    return len(found) == len(expected) and all(
-        a.keys() == b.keys()
-        and all(
-            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
-        )
-        for a, b in zip(found, expected, strict=True)
-    )
 
 
 def spill(loader: NeighborLoader) -> NeighborLoader:

@@ -21,6 +21,7 @@ from gnnstore import NeighborLoader
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.io.resident import residents_of
 from gnnstore.planning.planned_settings import LOOKING_AHEAD, PLANNED
+from gnnstore.testing.batches import same
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 
@@ -45,16 +46,6 @@ def path(graph: GraphArrays, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def batches(loader: Any, num_epochs: int = 1) -> list[dict[str, Any]]:
     return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
-
-
-def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-    return len(found) == len(expected) and all(
-        a.keys() == b.keys()
-        and all(
-            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
-        )
-        for a, b in zip(found, expected, strict=True)
-    )
 
 
 def loader_of(path: Any, **options: Any) -> NeighborLoader:
