@@ -26,42 +26,23 @@ SCALE = 9
 # For each line that is read, converts in a forked child, which gets the signal at its k-th
 # touch of the file system, as Python's audit events have it; prints how the child ended.
 _SWEEP = """
-    import json, os, signal, sys
+    import os, signal, sys
     from pathlib import Path
 
     import zarr
     from gnnstore.converters import ConvertOptions, from_rmat
+    from gnnstore.testing.touches import send_at_touch, serve
 
     folder, name, overwrite = sys.argv[1:]
-    number = signal.Signals[name]
     os.fsync = lambda file: None  # what a process has written outlives it without
 
     def convert(point):
-        touches = 0
-
-        def hook(event, arguments):
-            nonlocal touches
-            if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
-                touches += 1
-                if touches == point:
-                    os.kill(os.getpid(), number)
-
-        sys.addaudithook(hook)
+        num_touches = send_at_touch(point, folder, signal.Signals[name])
         options = ConvertOptions(overwrite=overwrite == "overwrite")
         from_rmat(Path(folder) / "r.gnn", scale=9, seed=point, options=options)
-        return touches < point
+        return 0 if num_touches() < point else 3
 
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                status = 0 if convert(int(line)) else 3
-            except KeyboardInterrupt:
-                status = 130
-            finally:
-                os._exit(status)
-        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+    serve(convert)
 """
 
 # Converts once, and says when it begins.

@@ -33,11 +33,12 @@ SHARD_BYTES = 2**16
 # Converts in a forked child for each line that is read: kills it at its k-th touch of the
 # file system, or after so many seconds; prints how it ended.
 _SERVER = """
-    import json, os, signal, sys
+    import os, signal, sys
 
     import zarr
     from gnnstore.converters import ConvertOptions, from_numpy, spill
     from gnnstore.formats import paged_writer, pages
+    from gnnstore.testing.touches import send_at_touch, serve
 
     source, output = sys.argv[1:]
     folder = os.path.dirname(output)
@@ -47,31 +48,14 @@ _SERVER = """
     spill.MIN_SPILL_BYTES = 2**12
 
     def convert(task):
-        touches = 0
-
-        def hook(event, arguments):
-            nonlocal touches
-            if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
-                touches += 1
-                if touches == task["touch"]:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(hook)
+        send_at_touch(task["touch"], folder, signal.SIGKILL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
         signal.setitimer(signal.ITIMER_REAL, task["seconds"])
         options = ConvertOptions(undirected=True, **task["options"])
         from_numpy(source, output, options=options)
+        return 0
 
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            status = 1
-            try:
-                convert(json.loads(line))
-                status = 0
-            finally:
-                os._exit(status)
-        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+    serve(convert)
 """
 
 Attempt = Callable[..., int]

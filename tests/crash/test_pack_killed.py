@@ -31,44 +31,25 @@ EPOCHS = 2
 # Packs in a forked child for each line that is read: kills it at its k-th touch of the file
 # system, or after so many seconds; prints how it ended.
 _SERVER = """
-import json, os, signal, sys, traceback
+import os, signal, sys
+from pathlib import Path
 
 from gnnstore.testing.plans import pack
-from pathlib import Path
+from gnnstore.testing.touches import send_at_touch, serve
 
 # What a process has written outlives it without; 40 of them are half of the time.
 os.fsync = lambda file: None
 
 store, output = map(Path, sys.argv[1:])
-folder = str(output.parent)
 
 def run(task):
-    touches = 0
-
-    def hook(event, arguments):
-        nonlocal touches
-        if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
-            touches += 1
-            if touches == task["touch"]:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(hook)
+    send_at_touch(task["touch"], str(output.parent), signal.SIGKILL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
     signal.setitimer(signal.ITIMER_REAL, task["seconds"])
     pack(store, [4, 4], output=output, superbatch=2, batch_size=100, **task["options"])
+    return 0
 
-for line in sys.stdin:
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            run(json.loads(line))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])), flush=True)
+serve(run)
 """
 
 Attempt = Callable[..., int]
