@@ -30,7 +30,7 @@ from gnnstore.errors import storage_error
 NARROW_BYTES, WIDE_BYTES = 12, 24
 # 3 KiB or 6 KiB of records between two entries: what one read brings anyway.
 INDEX_STEP = 256
-_COPY_BYTES = 2**20  # pieces in which attribute rows are put in order
+_COPY_BYTES = 2**20  # pieces in which positions are looked at and attribute rows put in order
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _pack(
 
 
 def _is_in_place(positions: npt.NDArray[Any]) -> bool:
-    step = 2**20
+    step = _COPY_BYTES // 16  # the positions, and those that they are compared with
     return all(
         np.array_equal(part, np.arange(begin, begin + len(part)))
         for begin in range(0, len(positions), step)
@@ -251,7 +251,8 @@ def _in_order(
     """Yield the first rows in another order, piece by piece."""
     blocks = rows.front(num_rows)
     ends = np.cumsum([len(block) for block in blocks])
-    step = max(1, _COPY_BYTES // max(1, rows.row_bytes))
+    # Each row is taken from its block and put in its place, by indices of 8 bytes.
+    step = max(1, _COPY_BYTES // (2 * rows.row_bytes + 4 * 8))
     for begin in range(0, len(order), step):
         places = order[begin : begin + step].astype(np.intp)
         taken = np.empty((len(places), *rows.row_shape), rows.dtype)
