@@ -15,8 +15,7 @@ import numpy as np
 from gnnstore.errors import BudgetError
 from gnnstore.io.buffers import release
 from gnnstore.loaders.course import FixedNodes, fills, in_slots
-from gnnstore.loaders.superbatch_memory import superbatch_memory
-from gnnstore.planning.in_flight import expected_bytes
+from gnnstore.loaders.superbatch_memory import Division, superbatch_memory
 from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
 from gnnstore.planning.planners import Planner, make_planner
 from gnnstore.planning.static_cache import most_needed
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from gnnstore.formats.schema import AttributeSpec
     from gnnstore.io.structure import Structure
-    from gnnstore.loaders.presampling import Presampled, Presampler
+    from gnnstore.loaders.presampling import Presampler
     from gnnstore.planning.belady import Trace
     from gnnstore.planning.placement import Placement
 
@@ -48,6 +47,7 @@ def size_superbatches(
     specs: Sequence[AttributeSpec],
     num_threads: int,
     staging_bytes: int = 0,
+    may_use_fewer: bool = False,
     disk_bytes: int = 0,
     fixed: FixedNodes | None = None,
 ) -> Placement:
@@ -63,9 +63,10 @@ def size_superbatches(
         Preparing threads, of which fewer will be started where staging memory is for fewer.
     staging_bytes : int
         Memory of a thread that reads.
+    may_use_fewer : bool
+        Whether one thread will do where there is no room for more: the placement says so.
     disk_bytes : int
         For what is kept on disk: packed rows, and traces and plans that memory is too small for.
-
     fixed : FixedNodes, optional
         What the cache holds always; by default the policy decides.
 
@@ -80,68 +81,56 @@ def size_superbatches(
     seen = presampler.run(structure, num_threads, spare_bytes=placement.spare_bytes)
     release()  # the samples' buffers: nothing gives them back before the first batch
 
-    def sized(overlaps: bool) -> Placement:
+    def sized(division: Division) -> Placement:
         return _sized(
-            placement,
+            division,
             structure,
             presampler,
-            seen,
             settings=settings,
             specs=specs,
-            num_threads=num_threads,
             staging_bytes=staging_bytes,
             disk_bytes=disk_bytes,
             fixed=fixed,
-            overlaps=overlaps,
         )
 
-    if packs and placement.budget_is_promise:
-        try:
-            return sized(True)
-        except BudgetError:
-            pass  # fewer batches at once are slower, but may fit
-    return sized(False)
+    return Division(placement, seen, num_threads).first_that_fits(
+        sized, packs=packs, staging_bytes=staging_bytes, may_use_fewer=may_use_fewer
+    )
 
 
 def _sized(
-    placement: Placement,
+    division: Division,
     structure: Structure,
     presampler: Presampler,
-    seen: Presampled,
     *,
     settings: PlannedSettings,
     specs: Sequence[AttributeSpec],
-    num_threads: int,
     staging_bytes: int,
     disk_bytes: int,
     fixed: FixedNodes | None,
-    overlaps: bool,
 ) -> Placement:
-    """Divide the budget, with two batches prepared at once whatever else that leaves, or not."""
-    csc = structure.csc
+    """Divide what a division leaves between rows and plans."""
+    csc, placement, seen = structure.csc, division.placement, division.seen
     packs = settings.policy == "packed" and bool(specs)
     # Where rows of runs are all that is read, their reader takes the place of the other.
     read = {path for path, mode in placement.modes.items() if mode == "direct"}
     memory = superbatch_memory(
-        placement,
-        seen,
-        num_threads=num_threads,
+        division,
         structure_staging_bytes=staging_bytes if structure.is_read else None,
         packs=packs,
         spared_bytes=0 if read - {spec.path for spec in specs} else placement.staging_bytes,
-        overlaps=overlaps,
     )
     left = memory.num_bytes
     id_bytes = id_dtype(csc.num_nodes).itemsize
     num_batches = presampler.epoch_batches
-    batch_nodes = expected_bytes(seen.largest_nodes)
+    batch_nodes = division.expected(seen.largest_nodes)
     costs = SuperbatchCosts(
         num_rows=csc.num_nodes,
         row_bytes=sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs),
         batch_nodes=batch_nodes,
         id_bytes=id_bytes,
         # Kept with four bytes where the sampler gives eight, but for graphs of 2^31 edges.
-        kept_bytes=expected_bytes(seen.largest_ids_bytes),
+        kept_bytes=division.expected(seen.largest_ids_bytes),
         packed_rows=batch_nodes if packs else 0,
         policy=settings.policy,
         epoch_batches=num_batches,
@@ -156,7 +145,7 @@ def _sized(
         presampler,
         policy=settings.policy,
         num_batches=max(1, min(_PROFILE_BATCHES, num_batches, affordable)),
-        num_threads=num_threads,
+        num_threads=division.num_threads,
         spare_bytes=placement.spare_bytes,
         fixed=fixed,
     )
@@ -167,10 +156,10 @@ def _sized(
         measured = profile.run(size)
         costs = with_measured_changes(costs, measured.changes, measured.accesses)
         if packs:
-            mean = expected_bytes(-(-measured.misses // profile.num_batches))
+            mean = division.expected(-(-measured.misses // profile.num_batches))
             costs = replace(
                 costs,
-                packed_rows=max(1, expected_bytes(measured.most_missed)),
+                packed_rows=max(1, division.expected(measured.most_missed)),
                 mean_packed_rows=max(1, mean),
             )
 

@@ -19,6 +19,7 @@ from gnnstore.io.buffers import keep_within_budget
 from gnnstore.loaders.ahead import sample_in_order
 from gnnstore.loaders.pipeline import Lookahead
 from gnnstore.loaders.seeds import InputNodes, epoch_permutation
+from gnnstore.planning.in_flight import margin_of
 from gnnstore.planning.static_cache import MAX_COUNTED_BATCHES
 from gnnstore.sampling.neighbor import SamplingConfig
 
@@ -57,12 +58,22 @@ class Presampled:
         Bytes of the largest, its attributes included; 0 if there were none.
     largest_nodes, largest_ids_bytes : int
         Nodes of the largest, and bytes of a subgraph without attributes.
+    smallest_nodes : int
+        Of the smallest.
     """
 
     num_batches: int
     largest_bytes: int
     largest_nodes: int = 0
     largest_ids_bytes: int = 0
+    smallest_nodes: int = 0
+
+    @property
+    def least_margin(self) -> float:
+        """By which part batches may exceed the largest, where there is no room for more."""
+        if self.num_batches < _MEASURED_BATCHES:
+            return margin_of(0, self.largest_nodes)
+        return margin_of(self.smallest_nodes, self.largest_nodes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +192,7 @@ class Presampler:
                     max(largest.largest_bytes, self._bytes_of(subgraph)),
                     max(largest.largest_nodes, len(subgraph.n_id)),
                     max(largest.largest_ids_bytes, ids_bytes),
+                    min(largest.smallest_nodes or len(subgraph.n_id), len(subgraph.n_id)),
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:

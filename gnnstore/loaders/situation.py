@@ -18,7 +18,7 @@ from gnnstore.io.resident import residents_of
 from gnnstore.io.rows import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.io.shared_cache import cache_cost
 from gnnstore.loaders.machine import gather_rate
-from gnnstore.loaders.superbatch_memory import superbatch_memory
+from gnnstore.loaders.superbatch_memory import Division, superbatch_memory
 from gnnstore.loaders.workload_sampling import out_degrees, reads_of, sample_workload
 from gnnstore.planning.cost_model import CHOICES, Choice, Machine, Prediction, Resources, predict
 from gnnstore.planning.in_flight import (
@@ -275,11 +275,13 @@ class Situation:
             taken = cost.bytes_of(num_rows)
             return Resources(held + taken, num_rows, num_rows * self.workload.row_bytes)
         settings_of = request.options.planned or PlannedSettings("packed")
-        given = (choice, settings_of, placement, disk_bytes)
-        try:
-            size, disk = self._superbatch(*given, overlaps=choice != "belady")
-        except BudgetError:
-            size, disk = self._superbatch(*given)
+        division = Division(placement, self.seen, self.machine.num_threads)
+        size, disk = division.first_that_fits(
+            lambda way: self._superbatch(choice, settings_of, way, disk_bytes),
+            packs=choice != "belady",
+            staging_bytes=self.engine.staging_bytes,
+            may_use_fewer=request.may_use_fewer,
+        )
         at_once = 1 if size.num_batches >= self.workload.epoch_batches else 2
         return Resources(
             held + size.num_bytes,
@@ -295,29 +297,24 @@ class Situation:
         self,
         choice: Choice,
         settings: PlannedSettings,
-        placement: Placement,
+        division: Division,
         disk_bytes: int,
-        *,
-        overlaps: bool = False,
     ) -> tuple[SuperbatchSize, int]:
         """Return how a budget is divided, by the rules of `planned_sizing`, and the disk space."""
         work, packs = self.workload, choice != "belady"
         left = superbatch_memory(
-            placement,
-            self.seen,
-            num_threads=self.machine.num_threads,
+            division,
             structure_staging_bytes=self.engine.staging_bytes if self.structure.is_read else None,
             packs=packs,
-            spared_bytes=placement.staging_bytes,
-            overlaps=overlaps,
+            spared_bytes=division.placement.staging_bytes,
         ).num_bytes
-        batch_nodes = expected_bytes(self.seen.largest_nodes)
+        batch_nodes = division.expected(self.seen.largest_nodes)
         costs = SuperbatchCosts(
             num_rows=work.num_rows,
             row_bytes=work.row_bytes,
             batch_nodes=batch_nodes,
             id_bytes=id_dtype(work.num_rows).itemsize,
-            kept_bytes=expected_bytes(self.seen.largest_ids_bytes),
+            kept_bytes=division.expected(self.seen.largest_ids_bytes),
             packed_rows=batch_nodes if packs else 0,
             policy=settings.policy,
             epoch_batches=work.epoch_batches,
@@ -327,7 +324,7 @@ class Situation:
         accesses = work.batch_rows * work.epoch_batches
         costs = with_measured_changes(costs, int(misses), int(accesses))
         if packs:
-            missed = expected_bytes(int(misses / work.epoch_batches))
+            missed = division.expected(int(misses / work.epoch_batches))
             costs = replace(costs, packed_rows=max(1, missed))
 
         def disk_of(size: SuperbatchSize) -> int:

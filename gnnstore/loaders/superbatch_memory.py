@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self, TypeVar
 
+from gnnstore.errors import BudgetError
 from gnnstore.io.packed_rows import RUN_STAGING_BYTES
-from gnnstore.planning.in_flight import check_two_batches, expected_bytes, in_flight_bytes
+from gnnstore.planning.in_flight import Crowd, check_two_batches, expected_bytes, in_flight_bytes
 
 if TYPE_CHECKING:
     from gnnstore.loaders.presampling import Presampled
     from gnnstore.planning.placement import Placement
+
+T = TypeVar("T")
 
 # Without memory= nobody has said what the model needs besides.
 _UNPROMISED_SHARE = 2
@@ -41,20 +45,86 @@ class SuperbatchMemory:
     threads_bytes: int
 
 
-def planned_batch_bytes(seen: Presampled) -> int:
-    """Return what a batch may take that is assembled by a plan."""
-    return expected_bytes(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
+@dataclass(frozen=True)
+class Division:
+    """For how many batches and threads there is to be room.
+
+    Attributes
+    ----------
+    placement : Placement
+        With staging memory for as many threads.
+    seen : Presampled
+        Some batches.
+    num_threads : int
+        That prepare batches.
+    crowd : "overlapping", "usual" or "fewest"
+        See `gnnstore.planning.in_flight`.
+    """
+
+    placement: Placement
+    seen: Presampled
+    num_threads: int
+    crowd: Crowd = "usual"
+
+    def expected(self, largest: int) -> int:
+        """Return what a batch may have of something of which the largest seen has so much."""
+        if self.crowd == "fewest":
+            return expected_bytes(largest, self.seen.least_margin)
+        return expected_bytes(largest)
+
+    def _with_one_thread(self, staging_bytes: int) -> Self:
+        placement = self.placement
+        if staging_bytes:
+            placement = replace(placement, staging_bytes=staging_bytes)
+        return replace(self, placement=placement, num_threads=1)
+
+    def first_that_fits(
+        self,
+        sized: Callable[[Division], T],
+        *,
+        packs: bool,
+        staging_bytes: int,
+        may_use_fewer: bool,
+    ) -> T:
+        """Return what comes of more and more frugal divisions.
+
+        Parameters
+        ----------
+        sized : callable
+            Takes a division; raises BudgetError if it does not do.
+        packs : bool
+            Whether missed rows are packed.
+        staging_bytes : int
+            Of a thread that reads.
+        may_use_fewer : bool
+            Whether fewer threads will do.
+
+        Raises
+        ------
+        BudgetError
+            If none does: what the most frugal one lacks.
+        """
+        if not self.placement.budget_is_promise:
+            return sized(self)
+        # Fewer batches at once are slower, but may fit.
+        if packs:
+            try:
+                return sized(replace(self, crowd="overlapping"))
+            except BudgetError:
+                pass
+        try:
+            return sized(self)
+        except BudgetError:
+            fewest = replace(self, crowd="fewest")
+            return sized(fewest._with_one_thread(staging_bytes) if may_use_fewer else fewest)
 
 
 def superbatch_memory(
-    placement: Placement,
-    seen: Presampled,
+    division: Division,
     *,
-    num_threads: int,
     structure_staging_bytes: int | None,
     packs: bool,
     spared_bytes: int = 0,
-    overlaps: bool = False,
 ) -> SuperbatchMemory:
     """Divide a budget.
 
@@ -66,17 +136,16 @@ def superbatch_memory(
         Whether missed rows are packed.
     spared_bytes : int
         Staging memory that nothing needs, because only packed rows are read.
-    overlaps : bool
-        See `gnnstore.planning.in_flight.in_flight_bytes`.
 
     Raises
     ------
     BudgetError
         If two batches do not fit.
     """
+    placement, seen, num_threads = division.placement, division.seen, division.num_threads
     left, threads_bytes = placement.left_bytes, 0
     if placement.budget_is_promise:
-        batch_bytes = planned_batch_bytes(seen)
+        batch_bytes = division.expected(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
         check_two_batches(placement, batch_bytes)
         if structure_staging_bytes is not None:
             # In-neighbours are fetched by a thread of their own; batches are sampled together, in
@@ -84,13 +153,13 @@ def superbatch_memory(
             threads_bytes = structure_staging_bytes
         else:
             # A subgraph as the sampler gives it, and as much until it is kept in half the memory.
-            threads_bytes = num_threads * 2 * expected_bytes(seen.largest_ids_bytes)
+            threads_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
         if packs:
             # Runs have a reader of their own, in place of the other where nothing else is read;
             # and where the rows of a run go.
             threads_bytes += max(0, num_threads * RUN_STAGING_BYTES - spared_bytes)
-            threads_bytes += num_threads * _POSITION_BYTES * expected_bytes(seen.largest_nodes)
-        left -= in_flight_bytes(placement, batch_bytes, num_threads, overlaps=overlaps)
+            threads_bytes += num_threads * _POSITION_BYTES * division.expected(seen.largest_nodes)
+        left -= in_flight_bytes(placement, batch_bytes, num_threads, division.crowd)
         left -= threads_bytes
     else:
         left //= _UNPROMISED_SHARE

@@ -355,6 +355,7 @@ def _divided(request: ReadRequest, placement: Placement) -> Placement:
             specs=specs,
             num_threads=request.num_threads,
             staging_bytes=0 if engine is None else engine.staging_bytes,
+            may_use_fewer=request.may_use_fewer,
             disk_bytes=disk_budget(request.tmpdir(options.planned), options.planned.disk_bytes),
             fixed=request.fixed_nodes(placement, structure, engine),
         )
