@@ -62,6 +62,12 @@ def pyg_loader(run: Run) -> Any:
 
 def prepare(run: Run) -> load_worker.Prepared:
     """Return the batches of a strategy, under the limit."""
+    if run.task.plan:
+        run.limit()
+        # Neither the structure nor the labels are the loader's: those are in the plan.
+        memory = run.room_bytes - ALLOWANCE_BYTES
+        followed = run.loader(plan=run.task.plan, topology="auto", memory=memory)
+        return loader_batches(followed), followed
     if run.task.strategy != "pyg":
         return load_worker.prepare(run)
     loader = pyg_loader(run)  # its copy of the structure is part of what it needs

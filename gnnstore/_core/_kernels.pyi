@@ -450,7 +450,12 @@ def check_cached(nodes: NDArray[np.int64], slots: NDArray[np.int32], ids: _Ids) 
     """
 
 def copy_from_slots(
-    cache: NDArray[np.uint8], slots: NDArray[np.int32], out: NDArray[np.uint8], *, row_bytes: int
+    cache: NDArray[np.uint8],
+    slots: NDArray[np.int32],
+    out: NDArray[np.uint8],
+    *,
+    row_bytes: int,
+    num_threads: int = 1,
 ) -> int:
     """Copy rows out of a cache's slots, and leave the others as they are.
 
@@ -460,6 +465,8 @@ def copy_from_slots(
     slots : ndarray of int32, shape [n]
         Where row k of `out` lies; negative: nowhere.
     out : ndarray of uint8, shape [n * row_bytes], writable
+    num_threads : int
+        The most that copy, 2 MiB each at least.
 
     Returns
     -------

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.available import helping_threads
 from gnnstore.errors import UsageError
 from gnnstore.io.buffers import empty
 from gnnstore.io.cached_rows import fill_rows
@@ -153,8 +154,13 @@ class PlannedCache:
         row_bytes = self._tables[path].row_bytes
         if out.nbytes == 0:
             return NO_READS
+        # In turns, one batch at a time: those after it wait, and so do their threads.
         copied = _core.copy_from_slots(
-            self._rows[path], step.slots, out.reshape(-1).view(np.uint8), row_bytes=row_bytes
+            self._rows[path],
+            step.slots,
+            out.reshape(-1).view(np.uint8),
+            row_bytes=row_bytes,
+            num_threads=helping_threads(),
         )
         return ReadCounts(rows_cached=copied)
 

@@ -349,7 +349,7 @@ class Situation:
         taken = disk_of(size)
         if choice == "plan":
             # An epoch's records, and its packed rows, whatever a superbatch has.
-            misses = work.belady_misses(size.num_slots, size.num_batches)
+            misses = work.belady_misses(size.num_slots, size.num_batches, holds="nothing")
             taken = int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
         if packs and taken > disk_bytes:
             raise BudgetError(

@@ -58,6 +58,7 @@ class SuperbatchJob:
     num_edges: int
     index_dtype: IndexDtype
     fixed: FixedNodes | None
+    degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
     totals: Totals = field(default_factory=Totals)
 
     def begin_course(self) -> Course:

@@ -158,7 +158,7 @@ class SuperbatchMaker:
             course = self._current_course()
             if fills:
                 with sampling.timeline().span("filling"):
-                    job.totals.filling += course.fill(trace, job.num_nodes)
+                    job.totals.filling += course.fill(trace, job.num_nodes, job.degrees)
             start = time.perf_counter()
             with sampling.timeline().span("planning", batches=trace.num_batches) as args:
                 if isinstance(trace, SpilledTrace):

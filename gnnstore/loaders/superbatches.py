@@ -23,6 +23,9 @@ from gnnstore.loaders.superbatch_maker import SampledSuperbatch, SuperbatchMaker
 from gnnstore.loaders.superbatch_run import hand_out
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from gnnstore.io.planned_cache import PlannedCache
     from gnnstore.planning.planned_settings import PlannedPolicy
     from gnnstore.planning.superbatch_size import SuperbatchSize
@@ -71,10 +74,12 @@ class Superbatches:
         Of `n_id` and `edge_index` in a batch.
     fixed : FixedNodes, optional
         What the cache holds always; by default the policy decides.
+    degrees : callable, optional
+        Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
 
     Attributes
     ----------
-    cache, policy, size, tmpdir, num_nodes, num_edges, index_dtype, fixed
+    cache, policy, size, tmpdir, num_nodes, num_edges, index_dtype, fixed, degrees
         As given.
     room : Room
         For packed rows.
@@ -94,6 +99,7 @@ class Superbatches:
         num_edges: int,
         index_dtype: IndexDtype,
         fixed: FixedNodes | None = None,
+        degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
     ) -> None:
         self.cache = cache
         self.policy: PlannedPolicy = policy
@@ -103,6 +109,7 @@ class Superbatches:
         self.num_edges = num_edges
         self.index_dtype: IndexDtype = index_dtype
         self.fixed = fixed
+        self.degrees = degrees
         self.totals = Totals()
         self.room = Room(disk_bytes)
         self._idle: Course | None = None  # of the last iteration, if it came to its end
@@ -234,6 +241,7 @@ class Superbatches:
             self.num_edges,
             self.index_dtype,
             self.fixed,
+            self.degrees,
             self.totals,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +22,7 @@ from gnnstore.loaders.planned_sizing import size_superbatches
 from gnnstore.loaders.rolling import disk_budget
 from gnnstore.loaders.situation import place_for
 from gnnstore.loaders.superbatches import Superbatches
+from gnnstore.loaders.workload_sampling import out_degrees
 from gnnstore.planning.placement import ASKED_FOR, Placement
 from gnnstore.planning.planned_settings import PLANNED, PlannedSettings
 from gnnstore.planning.sizes import StoreSizes
@@ -287,6 +289,7 @@ class Tables:
             num_edges=self.structure.csc.num_edges,
             index_dtype=store.schema.index_dtype,
             fixed=request.fixed_nodes(self.placement, self.structure, engine),
+            degrees=partial(out_degrees, self.structure, size.degrees_bytes(store.num_nodes)),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

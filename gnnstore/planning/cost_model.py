@@ -286,7 +286,8 @@ class _Model:
         rolling = replace(self.resources, keeps_in_memory=True)
         packed = _Model(work, machine, rolling).planned("packed")
         recorded = int(work.ids_bytes * work.epoch_batches)
-        rows = int(work.belady_misses(slots, size) * work.row_bytes)
+        # Each epoch of a plan begins with an empty cache, to be followed from any.
+        rows = int(work.belady_misses(slots, size, holds="nothing") * work.row_bytes)
         in_order = recorded + rows
         reading = in_order / machine.disk.sequential_read_bytes_per_second
         stages = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.available import helping_threads
 from gnnstore.errors import UsageError
 from gnnstore.planning.trace_file import create, guarded
 
@@ -33,11 +33,11 @@ _NODE_BYTES = 4  # of the table of next uses
 def planning_threads() -> int:
     """Return how many threads look for next uses.
 
-    They live for that long only, and plans do not depend on them. A superbatch is sampled when it
-    is planned, so processors that sampled it are free. Half of planning is done by one thread:
-    more than four would hardly make it shorter.
+    Plans do not depend on them. A superbatch is sampled when it is planned, so processors that
+    sampled it are free. Half of planning is done by one thread: more than four would hardly make
+    it shorter.
     """
-    return min(4, len(os.sched_getaffinity(0)))
+    return helping_threads()
 
 
 def spilled_transient_bytes(

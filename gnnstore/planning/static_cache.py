@@ -9,7 +9,7 @@ equal ones the lowest ids, so that a cache depends on nothing but its settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -200,11 +200,20 @@ def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int6
 
 
 def most_needed(
-    trace: Trace | SpilledTrace, num_nodes: int, num_rows: int
+    trace: Trace | SpilledTrace,
+    num_nodes: int,
+    num_rows: int,
+    degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
 ) -> npt.NDArray[np.int64]:
     """Choose the nodes that most batches of a trace need, of its first 255.
 
-    Takes a byte for each node of the graph meanwhile.
+    Takes a byte for each node of the graph meanwhile, beside the degrees.
+
+    Parameters
+    ----------
+    degrees : callable, optional
+        Asked if there is room for more nodes than the trace needs: returns out-degrees [N], by
+        which others are chosen that later batches may need, or None. They are changed.
 
     Returns
     -------
@@ -219,7 +228,11 @@ def most_needed(
     counts = np.zeros(num_nodes, np.uint8)
     for i in range(min(trace.num_batches, MAX_COUNTED_BATCHES)):
         _core.count_ids(trace.batch(i), counts)
-    return select_nodes(counts, num_rows)
+    scores = degrees() if np.count_nonzero(counts) < num_rows else None
+    if scores is None:
+        return select_nodes(counts, num_rows)
+    scores[counts > 0] = np.iinfo(scores.dtype).max
+    return select_nodes(scores, num_rows)
 
 
 def _threshold(scores: npt.NDArray[Any], num_rows: int) -> tuple[int, int]:

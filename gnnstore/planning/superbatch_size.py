@@ -78,6 +78,10 @@ class SuperbatchSize:
         """
         return num_nodes <= self.num_bytes // _COUNTS_SHARE
 
+    def degrees_bytes(self, num_nodes: int) -> int:
+        """Return the memory for the nodes' degrees where later rows are, beside those counts."""
+        return max(0, self.num_bytes // _COUNTS_SHARE - num_nodes)
+
     def with_sampling(self, bulk_bytes: int, threads_bytes: int) -> Self:
         """Return the size with memory for what samples, together or in threads."""
         return replace(

@@ -18,7 +18,7 @@ from gnnstore.formats.pages import ShardLayout
 from gnnstore.planning.belady import Trace
 from gnnstore.planning.read_counts import ReadTotals, count_reads
 from gnnstore.planning.read_tuning import ReadTuning
-from gnnstore.planning.reuse import ReuseCurve, ScoreCurve, ages_of
+from gnnstore.planning.reuse import Held, ReuseCurve, ScoreCurve, ages_of
 from gnnstore.planning.trace_builder import TraceBuilder
 
 PAGE_BYTES = 4096
@@ -261,11 +261,20 @@ class Workload:
 
         return self._reads(curve.misses(num_slots), missed)
 
-    def belady_misses(self, num_slots: int, superbatch: int, *, is_filled: bool = True) -> float:
-        """Return the rows that Belady's cache misses in an epoch, planned by superbatches."""
+    def belady_misses(self, num_slots: int, superbatch: int, *, holds: Held = "last") -> float:
+        """Return the rows that Belady's cache misses in an epoch, planned by superbatches.
+
+        Parameters
+        ----------
+        holds : "last", "best" or "nothing"
+            What the cache holds when the epoch begins: what the one before has left; or, in a
+            first epoch, the rows that its first superbatch needs most.
+        """
+        if num_slots >= self.num_rows and holds != "nothing":
+            return 0.0
         size = max(1, min(superbatch, self.epoch_batches))
         num_more, rest = divmod(self.epoch_batches - size, size)
-        misses = self.rows.belady_misses(num_slots, size, holds="best" if is_filled else "nothing")
+        misses = self.rows.belady_misses(num_slots, size, holds=holds)
         misses += num_more * self.rows.belady_misses(num_slots, size, holds="last")
         if rest:
             misses += self.rows.belady_misses(num_slots, rest, holds="last")
@@ -289,19 +298,22 @@ class Workload:
     def scan_bytes(self, num_slots: int, superbatch: int) -> int:
         """Return what one pass over the tables reads for what a superbatch misses."""
         sample = self._sample
-        if superbatch > sample.trace.num_batches:
-            # As if missed rows were anywhere in the table; gaps between them are read along.
-            misses = self.belady_misses(num_slots, superbatch) * superbatch / self.epoch_batches
-            missed_share = min(misses, self.rows.distinct_rows(superbatch)) / max(1, self.num_rows)
-            gap_rows = sample.reads.tuning.gap_bytes / max(1, self.row_bytes)
-            return int(self.table_bytes * (1 - (1 - min(1.0, missed_share)) ** (1 + gap_rows)))
-        longest = self.rows.longest_kept(num_slots, superbatch)
-        filled = sample.others + 1 >= self.frequency.lowest_score(num_slots)
-        missed = (sample.ages > longest) | ((sample.ages == 0) & ~filled)
-        end = int(sample.trace.offsets[superbatch])
-        rows = np.unique(sample.trace.ids[:end][missed[:end]])
-        scanned = sample.reads.count(rows).num_bytes / sample.share
-        return int(min(scanned, self.table_bytes))
+        misses = self.belady_misses(num_slots, superbatch) * superbatch / self.epoch_batches
+        expected = min(misses, self.rows.distinct_rows(superbatch))
+        if superbatch <= sample.trace.num_batches:
+            longest = self.rows.longest_kept(num_slots, superbatch)
+            filled = sample.others + 1 >= self.frequency.lowest_score(num_slots)
+            missed = (sample.ages > longest) | ((sample.ages == 0) & ~filled)
+            end = int(sample.trace.offsets[superbatch])
+            rows = np.unique(sample.trace.ids[:end][missed[:end]])
+            # A cache that is nearly as large as the sample misses rows that are not in it.
+            if len(rows) / sample.share >= expected / 2:
+                scanned = sample.reads.count(rows).num_bytes / sample.share
+                return int(min(scanned, self.table_bytes))
+        # As if missed rows were anywhere in the table; gaps between them are read along.
+        missed_share = min(1.0, expected / max(1, self.num_rows))
+        gap_rows = sample.reads.tuning.gap_bytes / max(1, self.row_bytes)
+        return int(self.table_bytes * (1 - (1 - missed_share) ** (1 + gap_rows)))
 
     def _reads(
         self, misses: float, missed: Callable[[_Sample], npt.NDArray[np.bool_]]

@@ -115,9 +115,8 @@ class Run:
             batch_size=task.batch_size,
             shuffle=True,
             seed=task.seed,
-            topology="memory",
             num_threads=task.num_threads or None,
-            **options,
+            **{"topology": "memory"} | options,
         )
         loader.set_epoch(task.round)
         return loader

@@ -62,6 +62,8 @@ class Task:
         The most that packed rows may take; 0 for what the loader takes by itself.
     trace : str
         A file to be written with the stages of the batches on the clock; "" for none.
+    plan : str
+        A packed plan that a loader follows instead of the strategy; "" for none.
     """
 
     strategy: str
@@ -80,6 +82,7 @@ class Task:
     num_threads: int = 0
     disk_bytes: int = 0
     trace: str = ""
+    plan: str = ""
 
 
 @dataclass(frozen=True)

@@ -149,11 +149,17 @@ def test_rows_are_the_tables_rows(
     seed=st.integers(0, 2**32),
     row_bytes=st.sampled_from([1, 4, 33, 64, 256, 320, 512, 4097, 12288]),
     num_slots=st.integers(1, 500),
-    num_ids=st.integers(0, 300),
+    num_ids=st.integers(0, 700),
+    num_threads=st.sampled_from([1, 2, 3]),
 )
 @settings(max_examples=40, deadline=None)
-def test_copies_equal_numpy(seed: int, row_bytes: int, num_slots: int, num_ids: int) -> None:
-    """Rows of whole lines go around the processor's caches where there are 4 MiB of them."""
+def test_copies_equal_numpy(
+    seed: int, row_bytes: int, num_slots: int, num_ids: int, num_threads: int
+) -> None:
+    """Rows of whole lines go around the processor's caches where there are 4 MiB of them.
+
+    And where there are more than 2 MiB, threads share them.
+    """
     rng = np.random.default_rng(seed)
     # More rows than are copied make the outputs large enough.
     num_slots += (5 << 20) // row_bytes if row_bytes >= 256 and seed % 2 else 0
@@ -161,7 +167,13 @@ def test_copies_equal_numpy(seed: int, row_bytes: int, num_slots: int, num_ids: 
     slots = rng.integers(-1, num_slots, num_ids).astype(np.int32)
     out = np.full((num_ids, row_bytes), 7, np.uint8)
     expected = np.where((slots < 0)[:, None], np.uint8(7), table[slots])
-    copied = _core.copy_from_slots(table.reshape(-1), slots, out.reshape(-1), row_bytes=row_bytes)
+    copied = _core.copy_from_slots(
+        table.reshape(-1),
+        slots,
+        out.reshape(-1),
+        row_bytes=row_bytes,
+        num_threads=num_threads,
+    )
     assert copied == (slots >= 0).sum()
     assert (out == expected).all()
 

@@ -54,6 +54,7 @@ def slot(number: int) -> NDArray[np.int32]:
         (call_copy_from, {"slots": slot(0)}, ValueError, "out must hold 1 rows of 4 .* got 8"),
         (call_copy_from, {"cache": np.zeros(9, np.uint8)}, ValueError, "cache must hold whole"),
         (call_copy_from, {"row_bytes": 0}, ValueError, "row_bytes must be at least 1, got 0"),
+        (call_copy_from, {"num_threads": 0}, ValueError, "num_threads must be between 1 and 1024"),
         (call_copy_to, {"slots": slot(2)}, IndexError, r"2 at position 0 is outside \[0, 2\)"),
         (call_copy_to, {"slots": slot(-1)}, IndexError, "-1 at position 0 is outside"),
         (call_copy_to, {"positions": slot(2)}, IndexError, "2 at position 0 is outside"),

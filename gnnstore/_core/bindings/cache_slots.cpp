@@ -39,13 +39,14 @@ void check(const InputArray &nodes, const InputArray &slots, const InputArray &i
 }
 
 int64_t copy_out(const InputArray &cache, const InputArray &slots, const OutputArray &out,
-                 int64_t row_bytes) {
+                 int64_t row_bytes, int num_threads) {
     const CachedRows cached{.table = input_data<uint8_t>(cache, "cache", "uint8"),
                             .num_slots = whole_rows(length(cache), "cache", row_bytes),
                             .slots = input_data<int32_t>(slots, "slots", "int32")};
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
     const GilRelease release;
-    return copy_from_slots(cached, length(slots), row_bytes, target, length(out));
+    return copy_from_slots(cached, length(slots), row_bytes, target, length(out),
+                           num_threads);
 }
 
 void copy_in(const InputArray &rows, const InputArray &positions, const OutputArray &cache,
@@ -68,7 +69,7 @@ void bind_cache_slots(nb::module_ &m) {
     m.def("check_cached", check, "nodes"_a.noconvert(), "slots"_a.noconvert(),
           "ids"_a.noconvert());
     m.def("copy_from_slots", copy_out, "cache"_a.noconvert(), "slots"_a.noconvert(),
-          "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a);
+          "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a, "num_threads"_a = 1);
     m.def("copy_to_slots", copy_in, "rows"_a.noconvert(), "positions"_a.noconvert(),
           "cache"_a.noconvert(), "slots"_a.noconvert(), nb::kw_only(), "row_bytes"_a);
 }

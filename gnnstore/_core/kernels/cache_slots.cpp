@@ -1,11 +1,13 @@
 #include "kernels/cache_slots.h"
 
 #include <algorithm>
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
 #include "kernels/check_ids.h"
 #include "kernels/errors.h"
+#include "kernels/parallel.h"
 
 namespace gnnstore {
 namespace {
@@ -13,6 +15,8 @@ namespace {
 // How many iterations ahead the note of a slot is requested: it is 8 bytes in a table that no
 // cache holds.
 constexpr int64_t nodes_distance = 32;
+// What a thread copies at a time: 2 MiB take half a millisecond, ten times what starting one does.
+constexpr int64_t bytes_per_task = int64_t{2} << 20;
 
 void check_row_bytes(int64_t row_bytes) {
     if (row_bytes < 1)
@@ -45,8 +49,9 @@ template void check_cached(const int64_t *, int64_t, const int32_t *, const int3
 template void check_cached(const int64_t *, int64_t, const int32_t *, const int64_t *, int64_t);
 
 int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_bytes, uint8_t *out,
-                        int64_t out_bytes) {
+                        int64_t out_bytes, int num_threads) {
     check_row_bytes(row_bytes);
+    check_num_threads(num_threads);
     const int64_t wanted = checked_multiply(num_ids, row_bytes, "the output");
     if (out_bytes != wanted)
         throw std::invalid_argument("out must hold " + std::to_string(num_ids) + " rows of " +
@@ -54,10 +59,24 @@ int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_by
                                     std::to_string(wanted) + " bytes, got " +
                                     std::to_string(out_bytes));
     check_slots(cache, num_ids);
-    const RowCopy copy(row_bytes, out, out_bytes);
-    CachedCopy cached(cache, num_ids, row_bytes, out, copy);
-    cached.advance(num_ids);
-    return cached.num_copied();
+    // A multiple of 64 rows, so that every task's output begins on a line.
+    const int64_t rows_per_task = std::max<int64_t>(1, bytes_per_task / row_bytes / 64) * 64;
+    const int64_t num_tasks = num_ids / rows_per_task + (num_ids % rows_per_task != 0);
+    std::atomic<int64_t> num_copied{0};
+    run_workers(num_threads, num_tasks, [&](TaskQueue &queue) {
+        // Its own, for what has gone around the caches is settled by the thread that wrote it.
+        const RowCopy copy(row_bytes, out, out_bytes);
+        for (int64_t task; queue.take(task);) {
+            const int64_t begin = task * rows_per_task;
+            const int64_t size = std::min(num_ids - begin, rows_per_task);
+            CachedRows part = cache;
+            part.slots += begin;
+            CachedCopy cached(part, size, row_bytes, out + begin * row_bytes, copy);
+            cached.advance(size);
+            num_copied += cached.num_copied();
+        }
+    });
+    return num_copied;
 }
 
 void copy_to_slots(const uint8_t *rows, int64_t num_rows, const SlotChanges &changes,

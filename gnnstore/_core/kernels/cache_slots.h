@@ -15,9 +15,10 @@ void check_cached(const int64_t *nodes, int64_t num_slots, const int32_t *slots,
                   int64_t num_ids);
 
 // Copies the row in slot slots[k] to out + k * row_bytes, where slots[k] >= 0; returns how many
-// there are. Nothing is written when a slot is out of range.
+// there are. Nothing is written when a slot is out of range. Helped by other threads if there is
+// much to copy.
 int64_t copy_from_slots(const CachedRows &cache, int64_t num_ids, int64_t row_bytes, uint8_t *out,
-                        int64_t out_bytes);
+                        int64_t out_bytes, int num_threads);
 
 // Where rows of a batch go in the cache.
 struct SlotChanges {

@@ -1,0 +1,186 @@
+"""Loading from a plan that was packed before, beside a loader that has everything in memory.
+
+Two epochs are packed with `gnnstore pack`'s means. Then, in turns, each in a process of its own:
+the plan is followed in a memory cgroup that holds 10 % of the features and some slack, page cache
+included, as in `benchmarks.out_of_core`; and the same batches are taken by `strategy="memory"`,
+without a limit. Both are timed in the second epoch, when all memory has been touched once.
+
+The bars, as ratios of a batch's time: 1.3 on W; 2 on F, whose packed rows are some 80 MB a batch,
+so that the disk is the limit. What the disk reads in order is measured in the same run, and what
+share of it the plan's batches come with.
+
+Run `python -m benchmarks.prepared --workload W --cache DIR` as a user who may make memory cgroups
+(root), with DIR on the disk in question; the plan is written there too, 5 GB for W, 26 GB for F.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.harness import drop_from_cache, parser, report, spread
+from benchmarks.out_of_core import SHARE, WORKER, brief, device_rates, device_rows
+from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
+from gnnstore.io.structure import Structure
+from gnnstore.loaders.plan_packing import PlanPacker
+from gnnstore.loaders.plan_sampling import PlanSettings
+from gnnstore.loaders.presampling import Presampler
+from gnnstore.loaders.seeds import resolve_input_nodes
+from gnnstore.planning.in_flight import expected_bytes
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.testing.cgroup import memory_group
+from gnnstore.tools.load_run import Run
+from gnnstore.tools.load_task import ALLOWANCE_BYTES, Outcome, Task, run_task
+from gnnstore.units import format_size, parse_size
+
+BARS = {"W": 1.3, "F": 2.0}
+EPOCHS = 2
+BATCHES, STAGING_BYTES = 3, 64 * 10**6
+
+
+def pack(task: Task, directory: Path) -> tuple[Path, float]:
+    """Pack two epochs for the task's loader; return the plan, and the seconds that it took."""
+    run = Run(task)
+    config = SamplingConfig(task.fanouts, seed=task.seed)
+    # Beside the cache, batches for two threads and the consumer, and what is read for them.
+    seen = Presampler.of(
+        run.store,
+        config,
+        resolve_input_nodes(run.store, run.seeds),
+        task.batch_size,
+        in_order=False,
+    ).run(Structure(run.csc), run.num_threads)
+    in_flight = BATCHES * expected_bytes(seen.largest_bytes) + STAGING_BYTES
+    settings = PlanSettings(
+        config,
+        input_nodes=run.seeds,
+        batch_size=task.batch_size,
+        epochs=EPOCHS,
+        memory=run.memory_bytes,
+        cache_bytes=max(0, run.room_bytes - ALLOWANCE_BYTES - in_flight),
+        topology="memory",
+        tmpdir=directory,
+        num_threads=run.num_threads,
+    )
+    start = perf_counter()
+    packer = PlanPacker(run.store, settings)
+    try:
+        plan = packer.pack(directory / "prepared.plan")
+    finally:
+        packer.close()
+    return plan, perf_counter() - start
+
+
+def play(task: Task, *, limited: bool) -> Outcome:
+    """Perform a task in a process of its own.
+
+    Raises
+    ------
+    SystemExit
+        If it has no outcome: says why.
+    """
+    with memory_group() if limited else nullcontext() as group:
+        drop_from_cache([Path(task.plan or task.store)])
+        if group is not None:
+            task = replace(task, group=str(group.path), group_version=group.version)
+        outcome = run_task(task, group, worker=WORKER)
+    name = "plan" if task.plan else task.strategy
+    if isinstance(outcome, str):
+        raise SystemExit(f"{name}: {outcome}")
+    print(f"{name}: {brief(outcome)}", file=sys.stderr)
+    return outcome
+
+
+def size_of(directory: Path) -> int:
+    """Return the bytes of all files."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def compare(arguments: argparse.Namespace, stores: Path, directory: Path) -> None:
+    """Pack, load in turns, and print."""
+    workload = WORKLOADS[arguments.workload]
+    store, seeds = workload.store(stores), directory / "seeds.npy"
+    np.save(seeds, workload.seeds())
+    epoch = workload.seeds().size // BATCH_SIZE
+    task = Task(
+        strategy="packed",
+        store=str(store),
+        seeds=str(seeds),
+        group="",
+        group_version=0,
+        share=SHARE,
+        slack_bytes=arguments.slack,
+        warm_up=(EPOCHS - 1) * epoch,
+        batches=epoch,
+        round=0,
+        fanouts=FANOUTS,
+        batch_size=BATCH_SIZE,
+        seed=SEED,
+    )
+    plan, seconds_packing = pack(task, directory)
+    num_reads = 5_000 if arguments.quick else 50_000
+    rates = device_rates(store, num_reads)
+    in_memory = replace(task, strategy="memory")
+    turns = [
+        (
+            play(replace(task, plan=str(plan)), limited=not arguments.no_limit),
+            play(in_memory, limited=False),
+        )
+        for _ in range(arguments.repeats)
+    ]
+    device, disk = device_rows(rates + device_rates(store, num_reads))
+    followed, resident = zip(*turns, strict=True)
+    ratios = [a.seconds / b.seconds for a, b in turns]
+    share = [o.disk_bytes / o.seconds / disk["bytes_per_second"] for o in followed]
+    bytes_each = float(np.median([o.disk_bytes for o in followed]))
+    rows = [
+        *device,
+        ("packing", f"{EPOCHS * epoch} batches in {seconds_packing:.1f} s, {format_size(size_of(plan))}"),
+        ("plan", f"{spread((o.seconds for o in followed), '.4f')} s a batch"),
+        ("", f"{format_size(bytes_each)} a batch, {spread(share)} of the disk in order"),
+        ("memory", f"{spread((o.seconds for o in resident), '.4f')} s a batch"),
+        ("plan / memory", spread(ratios)),
+    ]
+    if (bar := BARS.get(arguments.workload)) is not None and not arguments.no_limit:
+        verdict = "reached" if np.median(ratios) <= bar else "MISSED"
+        rows.append((f"the bar of {bar:g}", verdict))
+    report(
+        f"{arguments.workload} from a plan that was packed before",
+        rows,
+        as_json=arguments.json,
+        device=disk,
+        seconds_packing=seconds_packing,
+        plan=[asdict(o) for o in followed],
+        memory=[asdict(o) for o in resident],
+    )
+
+
+def main() -> None:
+    """Read the options, and compare."""
+    options = parser(__doc__)
+    options.set_defaults(repeats=3)
+    options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
+    options.add_argument("--slack", type=parse_size, default=200 * 10**6, help="(200MB)")
+    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    options.add_argument("--no-limit", action="store_true", help="go on without a cgroup")
+    arguments = options.parse_args()
+    if arguments.quick:
+        arguments.workload, arguments.repeats = arguments.workload.lower(), 1
+    if not arguments.no_limit:
+        with memory_group() as group:
+            arguments.no_limit = group is None
+        if arguments.no_limit and not arguments.quick:
+            raise SystemExit("no memory cgroup can be made here; --no-limit compares without one")
+    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-", dir=arguments.cache) as made:
+        compare(arguments, arguments.cache or Path(made), Path(made))
+
+
+if __name__ == "__main__":
+    main()

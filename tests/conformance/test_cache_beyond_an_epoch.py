@@ -1,0 +1,75 @@
+"""A cache with room for more rows than an epoch needs: what it takes in besides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore import NeighborLoader
+from gnnstore.converters import ConvertOptions, from_rmat
+from gnnstore.planning.belady import Trace
+from gnnstore.planning.static_cache import most_needed
+from gnnstore.testing.batches import as_dicts, same
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("store")
+    options = ConvertOptions(edge_ids=False)
+    return from_rmat(directory / "a.gnn", scale=15, feature_dim=128, options=options)
+
+
+def loader_of(store: Path, **options: Any) -> NeighborLoader:
+    # An epoch that needs a fifth of the nodes, others each time.
+    return NeighborLoader(
+        store,
+        [5, 5],
+        np.arange(0, 2**15, 64),
+        batch_size=64,
+        shuffle=True,
+        seed=1,
+        topology="memory",
+        **options,
+    )
+
+
+def test_the_next_epoch_reads_less(store: Path) -> None:
+    loader = loader_of(store, strategy="belady", cache_bytes=8 * 10**6)
+    expected = loader_of(store, strategy="memory")
+    rows_read = []
+    for _ in range(2):
+        before = loader.stats()
+        assert same(as_dicts(loader), as_dicts(expected))
+        rows_read.append(loader.stats().since(before).rows_read)
+    tables = loader._builder.tables
+    assert tables.superbatches is not None
+    held = tables.superbatches.cache().nodes
+    # All slots have a row, although the first epoch needed fewer.
+    assert tables.num_cached == rows_read[0]
+    assert (held >= 0).all()
+    again = loader_of(store, strategy="memory")
+    needed = [np.unique(np.concatenate([b.n_id.numpy() for b in again])) for _ in range(2)]
+    assert len(needed[0]) < tables.num_cached
+    others = np.setdiff1d(needed[1], needed[0])
+    assert 0 < rows_read[1] < 0.7 * len(others)
+
+
+def test_others_are_chosen_by_degree() -> None:
+    trace = Trace.of([np.array([3, 5], np.int32), np.array([5, 9], np.int32)])
+    degrees = np.array([0, 7, 1, 0, 9, 0, 2, 8, 0, 0, 0, 0], np.uint32)
+
+    def asked() -> Any:
+        return degrees.copy()
+
+    def not_asked() -> Any:
+        raise AssertionError("the needed nodes take all there is")
+
+    assert most_needed(trace, 12, 2, not_asked).tolist() == [3, 5]
+    assert most_needed(trace, 12, 3, not_asked).tolist() == [3, 5, 9]
+    assert most_needed(trace, 12, 5, asked).tolist() == [3, 4, 5, 7, 9]
+    # Nodes that no edge leads from are in no batch but as seeds.
+    assert most_needed(trace, 12, 11, asked).tolist() == [1, 2, 3, 4, 5, 6, 7, 9]
+    assert most_needed(trace, 12, 5, lambda: None).tolist() == [3, 5, 9]
