@@ -15,6 +15,7 @@ import numpy as np
 from gnnstore.errors import BudgetError
 from gnnstore.io.buffers import release
 from gnnstore.loaders.course import FixedNodes, fills, in_slots
+from gnnstore.loaders.presampling import MANY_BATCHES
 from gnnstore.loaders.superbatch_memory import Division, superbatch_memory
 from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
 from gnnstore.planning.planners import Planner, make_planner
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from gnnstore.formats.schema import AttributeSpec
     from gnnstore.io.structure import Structure
-    from gnnstore.loaders.presampling import Presampler
+    from gnnstore.loaders.presampling import Presampled, Presampler
     from gnnstore.planning.belady import Trace
     from gnnstore.planning.placement import Placement
 
@@ -93,8 +94,19 @@ def size_superbatches(
             fixed=fixed,
         )
 
+    def look_again() -> Presampled:
+        found = presampler.run(
+            structure, 1, spare_bytes=placement.spare_bytes, num_batches=MANY_BATCHES
+        )
+        release()
+        return found
+
     return Division(placement, seen, num_threads).first_that_fits(
-        sized, packs=packs, staging_bytes=staging_bytes, may_use_fewer=may_use_fewer
+        sized,
+        packs=packs,
+        staging_bytes=staging_bytes,
+        may_use_fewer=may_use_fewer,
+        look_again=look_again,
     )
 
 

@@ -36,6 +36,8 @@ _SEED = 0
 
 # Enough to tell the size of a batch.
 _MEASURED_BATCHES = 4
+# Enough to tell how it varies.
+MANY_BATCHES = 16
 # When every node has been needed 4 times on average, more batches say little more. On small
 # graphs and with full fan-outs this ends the sampling long before 255 batches.
 _ENOUGH_VISITS = 4
@@ -58,22 +60,20 @@ class Presampled:
         Bytes of the largest, its attributes included; 0 if there were none.
     largest_nodes, largest_ids_bytes : int
         Nodes of the largest, and bytes of a subgraph without attributes.
-    smallest_nodes : int
-        Of the smallest.
+    num_nodes : tuple of int
+        Of each.
     """
 
     num_batches: int
     largest_bytes: int
     largest_nodes: int = 0
     largest_ids_bytes: int = 0
-    smallest_nodes: int = 0
+    num_nodes: tuple[int, ...] = ()
 
     @property
     def least_margin(self) -> float:
         """By which part batches may exceed the largest, where there is no room for more."""
-        if self.num_batches < _MEASURED_BATCHES:
-            return margin_of(0, self.largest_nodes)
-        return margin_of(self.smallest_nodes, self.largest_nodes)
+        return margin_of(self.num_nodes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +148,8 @@ class Presampler:
         counts: npt.NDArray[np.uint8] | None = None,
         spare_bytes: int | None = None,
         trace: TraceBuilder | None = None,
+        *,
+        num_batches: int = _MEASURED_BATCHES,
     ) -> Presampled:
         """Sample some batches.
 
@@ -159,8 +161,9 @@ class Presampler:
             Receives the nodes of as many batches as it takes.
         spare_bytes : int, optional
             Memory for batches: as in a run, no more are sampled ahead than it holds.
+        num_batches : int
+            How many without `counts` or `trace`.
         """
-        num_batches = _MEASURED_BATCHES
         if trace is not None:
             num_batches = trace.num_batches
         if counts is not None:
@@ -192,7 +195,7 @@ class Presampler:
                     max(largest.largest_bytes, self._bytes_of(subgraph)),
                     max(largest.largest_nodes, len(subgraph.n_id)),
                     max(largest.largest_ids_bytes, ids_bytes),
-                    min(largest.smallest_nodes or len(subgraph.n_id), len(subgraph.n_id)),
+                    (*largest.num_nodes, len(subgraph.n_id)),
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from gnnstore.errors import BudgetError
 from gnnstore.io.packed_rows import RUN_STAGING_BYTES
 from gnnstore.planning.in_flight import Crowd, check_two_batches, expected_bytes, in_flight_bytes
+from gnnstore.planning.superbatch_costs import LEAST_PACKING_BYTES
 
 if TYPE_CHECKING:
     from gnnstore.loaders.presampling import Presampled
@@ -85,6 +86,7 @@ class Division:
         packs: bool,
         staging_bytes: int,
         may_use_fewer: bool,
+        look_again: Callable[[], Presampled] | None = None,
     ) -> T:
         """Return what comes of more and more frugal divisions.
 
@@ -98,6 +100,8 @@ class Division:
             Of a thread that reads.
         may_use_fewer : bool
             Whether fewer threads will do.
+        look_again : callable, optional
+            Samples more batches than were seen, if it comes to that.
 
         Raises
         ------
@@ -115,7 +119,8 @@ class Division:
         try:
             return sized(self)
         except BudgetError:
-            fewest = replace(self, crowd="fewest")
+            seen = self.seen if look_again is None else look_again()
+            fewest = replace(self, crowd="fewest", seen=seen)
             return sized(fewest._with_one_thread(staging_bytes) if may_use_fewer else fewest)
 
 
@@ -155,6 +160,8 @@ def superbatch_memory(
             # A subgraph as the sampler gives it, and as much until it is kept in half the memory.
             threads_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
         if packs:
+            # A superbatch is packed when all of it has been sampled, in the same memory.
+            threads_bytes = max(0, threads_bytes - LEAST_PACKING_BYTES)
             # Runs have a reader of their own, in place of the other where nothing else is read;
             # and where the rows of a run go.
             threads_bytes += max(0, num_threads * RUN_STAGING_BYTES - spared_bytes)

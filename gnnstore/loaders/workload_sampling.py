@@ -73,6 +73,8 @@ def sample_workload(
         sampled = presampler.run(structure, num_threads, spare_bytes=spare, trace=trace)
         seconds = (perf_counter() - began) / max(1, sampled.num_batches)
         release()
+    if sampled.num_batches > seen.num_batches:
+        seen = sampled
     with progress.phase("look at what is needed"):
         workload = Workload.learn(
             trace.build(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Literal
 
 from gnnstore.errors import BudgetError
@@ -11,10 +13,11 @@ from gnnstore.units import format_at_least, format_size
 
 # A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
 # largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64. Where
-# that does not fit, it is told from the sample how much to add. Of four normal draws the largest
-# is 1 deviation above the mean and 2 above the smallest, and of a thousand it is 3.2 above.
-_MARGIN, _LEAST_MARGIN = 1 / 8, 1 / 32
-_MARGIN_RANGES = 4
+# that does not fit, how much to add is told from how much the sample varies: one of 30,000 normal
+# draws is 4 deviations above the mean. How many of those are the sample's is not sure by far.
+_MARGIN, _LEAST_MARGIN = 1 / 8, 1 / 64
+_DEVIATIONS = 4.0
+LEAST_SIZES = 4
 # With a batch for each thread, one that waits and one at the consumer, threads never wait for
 # memory. That is not worth more than a quarter of what a cache could have. But with two beside the
 # one at the consumer the disk is read for one while the other is put together: worth a third.
@@ -36,10 +39,14 @@ def expected_bytes(largest_bytes: int, margin: float = _MARGIN) -> int:
     return largest_bytes + int(largest_bytes * margin)
 
 
-def margin_of(smallest: int, largest: int) -> float:
+def margin_of(sizes: Sequence[int]) -> float:
     """Return by which part batches may exceed the largest of a sample, from how it varies."""
-    share = (largest - smallest) / max(1, largest)
-    return min(_MARGIN, max(_LEAST_MARGIN, _MARGIN_RANGES * share))
+    if len(sizes) < LEAST_SIZES or max(sizes) == 0:
+        return _MARGIN
+    # The deviation of n draws is itself known to one in the root of 2 (n - 1).
+    deviation: float = stdev(sizes) * (1 + (2 * (len(sizes) - 1)) ** -0.5)
+    most = fmean(sizes) + _DEVIATIONS * deviation
+    return min(_MARGIN, max(_LEAST_MARGIN, most / max(sizes) - 1))
 
 
 def check_two_batches(placement: Placement, batch_bytes: int) -> None:

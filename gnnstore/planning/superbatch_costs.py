@@ -31,7 +31,7 @@ _TABLE_ENTRY_BYTES = 4
 _SPILLED_NODE_BYTES = 4 + 8
 # What packing takes: windows of the table and buffers that are being written, a buffer for each
 # batch, and for each missed row its place, in two superbatches, and its id.
-_PACKING_BYTES = 24 << 20
+LEAST_PACKING_BYTES = 24 << 20
 _PACKING_BATCH_BYTES = 128 << 10
 _PACKED_ROW_BYTES = 2 * 4 + 8
 # With plans on disk, missed rows are in files too: a batch has a buffer, ids of 4,096 rows, and
@@ -97,7 +97,7 @@ class SuperbatchCosts:
         if not self.packed_rows:
             return planning
         per_batch = _PACKING_BATCH_BYTES + _PACKED_ROW_BYTES * self._packed_each
-        return planning + _PACKING_BYTES + num_batches * per_batch
+        return planning + LEAST_PACKING_BYTES + num_batches * per_batch
 
     def spilled_planning_bytes(
         self, num_batches: int, left_bytes: int, cache_bytes: int | None = None
@@ -149,7 +149,7 @@ class SuperbatchCosts:
         if spills:
             return self._spilled_packing_bytes(num_batches)
         per_batch = _PACKING_BATCH_BYTES + (_PACKED_ROW_BYTES - 4) * self._packed_each
-        return _PACKING_BYTES + num_batches * per_batch
+        return LEAST_PACKING_BYTES + num_batches * per_batch
 
     def _spilled_packing_bytes(self, num_batches: int) -> int:
         """Return what `gnnstore.io.packing.pack` is given: no memory for each missed row."""
@@ -159,7 +159,7 @@ class SuperbatchCosts:
         row_bytes = 4 + self.id_bytes
         sorting = self.packed_rows * (_SORTED_ROW_BYTES + row_bytes)
         sorting += self.batch_nodes * (row_bytes + row_bytes // 8 + 1) + 4 * _BUFFER_UNIT_BYTES
-        return known + num_batches * per_batch + max(_PACKING_BYTES, sorting)
+        return known + num_batches * per_batch + max(LEAST_PACKING_BYTES, sorting)
 
     def disk_bytes(self, num_batches: int) -> int:
         """Return what packed rows take on disk, of two superbatches or all that there are."""

@@ -79,9 +79,14 @@ def test_one_thread_and_the_same_batches(store: Path, strategy: str) -> None:
 
 
 def test_how_much_larger_a_batch_may_be() -> None:
-    assert margin_of(1000, 1000) == 1 / 32
-    assert margin_of(980, 1000) == pytest.approx(0.08)
-    assert margin_of(500, 1000) == 1 / 8
-    assert expected_bytes(1000, margin_of(980, 1000)) == 1080
-    assert Presampled(4, 0, 1000, 0, 1000).least_margin == 1 / 32
-    assert Presampled(3, 0, 1000, 0, 1000).least_margin == 1 / 8
+    assert margin_of([1000] * 4) == 1 / 64
+    assert margin_of([1000] * 3) == 1 / 8
+    assert margin_of([500, 1000, 700, 900]) == 1 / 8
+    assert margin_of([]) == margin_of([0] * 5) == 1 / 8
+    sizes = [980, 1000, 990, 985, 995] * 4
+    assert 0.02 < margin_of(sizes) < 0.05
+    assert margin_of(sizes[:5]) > margin_of(sizes)
+    assert expected_bytes(1000, margin_of([1000] * 4)) == 1015
+    assert Presampled(4, 0, 1000, 0, (1000,) * 4).least_margin == 1 / 64
+    draws = np.random.default_rng(0).normal(1000, 10, 100_000).astype(int).tolist()
+    assert expected_bytes(max(draws[:16]), margin_of(draws[:16])) >= sorted(draws)[-10]
