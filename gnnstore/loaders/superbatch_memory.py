@@ -159,9 +159,10 @@ def superbatch_memory(
         else:
             # A subgraph as the sampler gives it, and as much until it is kept in half the memory.
             threads_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
+            if packs:
+                # A superbatch is packed when all of it has been sampled, in the same memory.
+                threads_bytes = max(0, threads_bytes - LEAST_PACKING_BYTES)
         if packs:
-            # A superbatch is packed when all of it has been sampled, in the same memory.
-            threads_bytes = max(0, threads_bytes - LEAST_PACKING_BYTES)
             # Runs have a reader of their own, in place of the other where nothing else is read;
             # and where the rows of a run go.
             threads_bytes += max(0, num_threads * RUN_STAGING_BYTES - spared_bytes)
