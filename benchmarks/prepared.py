@@ -142,7 +142,10 @@ def compare(arguments: argparse.Namespace, stores: Path, directory: Path) -> Non
     bytes_each = float(np.median([o.disk_bytes for o in followed]))
     rows = [
         *device,
-        ("packing", f"{EPOCHS * epoch} batches in {seconds_packing:.1f} s, {format_size(size_of(plan))}"),
+        (
+            "packing",
+            f"{EPOCHS * epoch} batches in {seconds_packing:.1f} s, {format_size(size_of(plan))}",
+        ),
         ("plan", f"{spread((o.seconds for o in followed), '.4f')} s a batch"),
         ("", f"{format_size(bytes_each)} a batch, {spread(share)} of the disk in order"),
         ("memory", f"{spread((o.seconds for o in resident), '.4f')} s a batch"),
