@@ -146,6 +146,7 @@ def _sized(
         packed_rows=batch_nodes if packs else 0,
         policy=settings.policy,
         epoch_batches=num_batches,
+        sampling_bytes=memory.sampling_bytes,
     )
     # Half of what batches and rows will take later is for the trace and its plan; threads that
     # sample have the other half.

@@ -302,12 +302,13 @@ class Situation:
     ) -> tuple[SuperbatchSize, int]:
         """Return how a budget is divided, by the rules of `planned_sizing`, and the disk space."""
         work, packs = self.workload, choice != "belady"
-        left = superbatch_memory(
+        memory = superbatch_memory(
             division,
             structure_staging_bytes=self.engine.staging_bytes if self.structure.is_read else None,
             packs=packs,
             spared_bytes=division.placement.staging_bytes,
-        ).num_bytes
+        )
+        left = memory.num_bytes
         batch_nodes = division.expected(self.seen.largest_nodes)
         costs = SuperbatchCosts(
             num_rows=work.num_rows,
@@ -318,6 +319,7 @@ class Situation:
             packed_rows=batch_nodes if packs else 0,
             policy=settings.policy,
             epoch_batches=work.epoch_batches,
+            sampling_bytes=memory.sampling_bytes,
         )
         size = choose_size(costs, settings, left, work.epoch_batches, disk_bytes=disk_bytes)
         misses = work.belady_misses(size.num_slots, size.num_batches)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnstore.errors import GnnstoreError
-from gnnstore.io.buffers import release_heap
+from gnnstore.io.buffers import release, release_heap
 from gnnstore.io.kept_subgraphs import KeptSubgraphs, SubgraphsInMemory, SubgraphsOnDisk
 from gnnstore.io.run_directory import RunDirectory
 from gnnstore.loaders.ahead import sample_in_order
@@ -101,7 +101,7 @@ class SuperbatchMaker:
         error = self._sample_all(chunk, kept, trace, notes)
         self._check_wanted()
         joined = trace.build()
-        release_heap()  # of subgraphs as they were sampled, before as much is taken for the plan
+        release()  # of subgraphs as they were sampled, before as much is taken for the plan
         return SampledSuperbatch(first, kept, joined, notes, error)
 
     def finish(self, sampled: SampledSuperbatch) -> Superbatch:

@@ -39,11 +39,14 @@ class SuperbatchMemory:
         For sampling batches together, where in-neighbours are on disk.
     threads_bytes : int
         For what threads have at hand while they sample, and read what is packed.
+    sampling_bytes : int
+        Of all of it, what only sampling needs, one by one: free while a superbatch is planned.
     """
 
     num_bytes: int
     bulk_bytes: int
     threads_bytes: int
+    sampling_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ def superbatch_memory(
         If two batches do not fit.
     """
     placement, seen, num_threads = division.placement, division.seen, division.num_threads
-    left, threads_bytes = placement.left_bytes, 0
+    left, threads_bytes, sampling_bytes = placement.left_bytes, 0, 0
     if placement.budget_is_promise:
         batch_bytes = division.expected(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
         check_two_batches(placement, batch_bytes)
@@ -158,10 +161,9 @@ def superbatch_memory(
             threads_bytes = structure_staging_bytes
         else:
             # A subgraph as the sampler gives it, and as much until it is kept in half the memory.
-            threads_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
-            if packs:
-                # A superbatch is packed when all of it has been sampled, in the same memory.
-                threads_bytes = max(0, threads_bytes - LEAST_PACKING_BYTES)
+            sampling_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
+            # A superbatch is packed when all of it has been sampled, in the same memory.
+            threads_bytes = max(0, sampling_bytes - (LEAST_PACKING_BYTES if packs else 0))
         if packs:
             # Runs have a reader of their own, in place of the other where nothing else is read;
             # and where the rows of a run go.
@@ -172,4 +174,4 @@ def superbatch_memory(
     else:
         left //= _UNPROMISED_SHARE
     bulk_bytes = 0 if structure_staging_bytes is None else max(0, left) // _BULK_SHARE
-    return SuperbatchMemory(left - bulk_bytes, bulk_bytes, threads_bytes)
+    return SuperbatchMemory(left - bulk_bytes, bulk_bytes, threads_bytes, sampling_bytes)

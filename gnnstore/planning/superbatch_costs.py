@@ -74,6 +74,8 @@ class SuperbatchCosts:
         Whose planner it is.
     epoch_batches : int
         Batches of an iteration; with a superbatch of so many, there is one at a time.
+    sampling_bytes : int
+        Memory beside all of this that is free while a superbatch is planned.
     """
 
     num_rows: int
@@ -86,6 +88,7 @@ class SuperbatchCosts:
     mean_packed_rows: int = 0
     policy: PlannedPolicy = "belady"
     epoch_batches: int = 0
+    sampling_bytes: int = 0
 
     def planning_bytes(self, num_batches: int) -> int:
         """Return what traces and plans of two superbatches take: one made, one followed."""
@@ -125,7 +128,8 @@ class SuperbatchCosts:
         num_slots = self.slots_in(left_bytes - planning, spills=True)
         if cache_bytes is not None:
             num_slots = min(num_slots, self.slots_in(cache_bytes, spills=True))
-        return planning - min(table, WAITING_BYTES * num_slots)
+        waiting = min(table, WAITING_BYTES * num_slots)
+        return planning - waiting - min(table - waiting, self.sampling_bytes)
 
     def table_bytes(self, left_bytes: int) -> int:
         """Return the memory to give to a table of next uses.
@@ -134,7 +138,7 @@ class SuperbatchCosts:
         a batch of 136,000 nodes, and more where the files have to come from the disk.
         """
         whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
-        most = max(_LEAST_TABLE_BYTES, left_bytes // KEPT_SHARE)
+        most = max(_LEAST_TABLE_BYTES, left_bytes // KEPT_SHARE, self.sampling_bytes)
         num_passes = -(-whole // most)
         return -(-whole // num_passes)
 

@@ -8,6 +8,7 @@ divides memory between the two by a profile instead).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -193,20 +194,24 @@ def choose_size(
     largest = _most_batches(costs, settings, left_bytes, range(least, most + 1), sized)
     if cost is None:
         return sized(largest)
-    tried: list[SuperbatchSize] = []
-    while len(tried) < _TRIED and largest >= least:
+    tried: list[tuple[float, SuperbatchSize]] = []
+    while len(tried) < _TRIED:
+        will_do = False
         try:
-            tried.append(sized(largest))
+            size = sized(largest)
         except BudgetError:
             if largest == least:
                 raise
+        else:
+            will_do = (found := cost(size)) < math.inf
+            if will_do or largest == least:
+                tried.append((found, size))
         if largest == least:
             break
-        largest = max(least, largest // 2)
-    if len(tried) == 1 or all(size.num_slots == 0 for size in tried):
-        return tried[-1]
+        # Towards those that will do in small steps: the largest of them counts.
+        largest = max(least, largest // 2 if will_do else largest * 7 // 8)
     # Of equal ones the smallest: it is planned soonest.
-    return min(reversed(tried), key=cost)
+    return min(reversed(tried), key=lambda one: one[0])[1]
 
 
 def _most_batches(

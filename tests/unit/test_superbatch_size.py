@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import cast
@@ -75,6 +76,20 @@ def test_a_cache_of_a_given_size() -> None:
         size_of(COSTS, BELADY, 10 * MB, 32)
 
 
+def test_the_largest_size_that_disk_has_room_for_is_tried() -> None:
+    tried: list[int] = []
+
+    def misses(size: SuperbatchSize) -> float:
+        tried.append(size.num_batches)
+        return math.inf if size.num_batches > 100 else 1000 - size.num_batches
+
+    chosen = choose_size(COSTS, BELADY, 100 * MB, 1000, cost=misses)
+    assert chosen.num_batches == 94
+    assert tried == [142, 124, 108, 94, 47, 23, 11]
+    # Where none will do, the smallest says what it would take.
+    assert choose_size(COSTS, BELADY, 100 * MB, 1000, cost=lambda _: math.inf).num_batches == 2
+
+
 def test_the_size_that_misses_least_is_chosen() -> None:
     tried: list[SuperbatchSize] = []
 
@@ -83,14 +98,14 @@ def test_the_size_that_misses_least_is_chosen() -> None:
         return abs(size.num_batches - 35)
 
     chosen = choose_size(COSTS, BELADY, 100 * MB, 1000, cost=misses)
-    assert [size.num_batches for size in tried] == [17, 35, 71, 142]
+    assert [size.num_batches for size in tried] == [142, 71, 35, 17]
     assert chosen.num_batches == 35
-    assert all(a.num_slots > b.num_slots for a, b in pairwise(tried))
+    assert all(a.num_slots < b.num_slots for a, b in pairwise(tried))
     assert choose_size(COSTS, BELADY, 100 * MB, 1000, cost=lambda _: 7).num_batches == 17
 
     tried.clear()
     assert choose_size(COSTS, BELADY, 100 * MB, 20, cost=misses).num_batches == 20
-    assert tried[-1].num_batches == 20, "an epoch is as far as one can look"
+    assert tried[0].num_batches == 20, "an epoch is as far as one can look"
 
 
 def test_plans_that_are_large_go_to_the_disk() -> None:
