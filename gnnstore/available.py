@@ -1,4 +1,4 @@
-"""How much memory this process may still take, asked of everyone who may refuse it; and threads.
+"""How much memory this process may still take, asked of everyone who may refuse it.
 
 A container's limit (cgroup v1 or v2) usually lies far below the machine's memory, and the
 kernel kills rather than refuses; so the smallest of all limits is what counts.
@@ -6,7 +6,6 @@ kernel kills rather than refuses; so the smallest of all limits is what counts.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 # cgroup v1 writes "no limit" as the largest multiple of a page below 2^63.
 _UNLIMITED = 2**60
-_MAX_HELPERS = 4
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
@@ -37,14 +35,6 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
 def group_limit_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     """Return the most that a container or another cgroup allows this process; None: no limit."""
     return min((limit for limit, _ in _group_limits(proc, cgroups)), default=None)
-
-
-def helping_threads() -> int:
-    """Return over how many threads one call may be spread: the processors we may use, at most 4.
-
-    For work in which nothing else is waited for. They live as long as the call.
-    """
-    return min(_MAX_HELPERS, len(os.sched_getaffinity(0)))
 
 
 def _machine_bytes(proc: Path) -> int:

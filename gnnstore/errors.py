@@ -64,6 +64,10 @@ class BudgetError(UsageError):
     """A memory or disk budget is too small for what was asked; the message says by how much."""
 
 
+class DiskBudgetError(BudgetError):
+    """Files would take more than `disk=` allows."""
+
+
 class InputError(GnnstoreError, ValueError):
     """The data to convert or to sample from is wrong: the message names the file and place."""
 

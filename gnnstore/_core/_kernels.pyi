@@ -466,7 +466,7 @@ def copy_from_slots(
         Where row k of `out` lies; negative: nowhere.
     out : ndarray of uint8, shape [n * row_bytes], writable
     num_threads : int
-        The most that copy, 2 MiB each at least.
+        The most that copy, about 2 MiB at a time each.
 
     Returns
     -------

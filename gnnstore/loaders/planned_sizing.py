@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnstore.errors import BudgetError
+from gnnstore.errors import DiskBudgetError
 from gnnstore.io.buffers import release
 from gnnstore.loaders.course import FixedNodes, fills, in_slots
-from gnnstore.loaders.presampling import MANY_BATCHES
 from gnnstore.loaders.superbatch_memory import Division, superbatch_memory
+from gnnstore.planning.in_flight import MANY_BATCHES, expected_bytes
 from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
 from gnnstore.planning.planners import Planner, make_planner
 from gnnstore.planning.static_cache import most_needed
@@ -65,7 +65,8 @@ def size_superbatches(
     staging_bytes : int
         Memory of a thread that reads.
     may_use_fewer : bool
-        Whether one thread will do where there is no room for more: the placement says so.
+        Whether one thread will do where there is no room for more: then the placement has staging
+        memory for one.
     disk_bytes : int
         For what is kept on disk: packed rows, and traces and plans that memory is too small for.
     fixed : FixedNodes, optional
@@ -172,7 +173,8 @@ def _sized(
             mean = division.expected(-(-measured.misses // profile.num_batches))
             costs = replace(
                 costs,
-                packed_rows=max(1, division.expected(measured.most_missed)),
+                # Misses vary more than nodes do.
+                packed_rows=max(1, expected_bytes(measured.most_missed)),
                 mean_packed_rows=max(1, mean),
             )
 
@@ -194,7 +196,7 @@ def _sized(
     )
     needed = costs.disk_bytes(size.num_batches) + _spilled(costs, size)
     if packs and (missing := needed - disk_bytes) > 0:
-        raise BudgetError(
+        raise DiskBudgetError(
             f"strategy 'packed': the packed rows of superbatches of {size.num_batches} batches "
             f"take up to {disk_bytes + missing} bytes on disk, and {disk_bytes} may be "
             f"used: {missing} bytes too few; raise disk= by at least {format_at_least(missing)}, "

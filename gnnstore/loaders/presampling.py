@@ -6,6 +6,7 @@ taken from the input nodes, so that no sampler or generator of the user's is tou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from gnnstore.io.buffers import keep_within_budget
 from gnnstore.loaders.ahead import sample_in_order
 from gnnstore.loaders.pipeline import Lookahead
 from gnnstore.loaders.seeds import InputNodes, epoch_permutation
-from gnnstore.planning.in_flight import margin_of
+from gnnstore.planning.in_flight import MANY_BATCHES, margin_of
 from gnnstore.planning.static_cache import MAX_COUNTED_BATCHES
 from gnnstore.sampling.neighbor import SamplingConfig
 
@@ -36,8 +37,6 @@ _SEED = 0
 
 # Enough to tell the size of a batch.
 _MEASURED_BATCHES = 4
-# Enough to tell how it varies.
-MANY_BATCHES = 16
 # When every node has been needed 4 times on average, more batches say little more. On small
 # graphs and with full fan-outs this ends the sampling long before 255 batches.
 _ENOUGH_VISITS = 4
@@ -60,8 +59,8 @@ class Presampled:
         Bytes of the largest, its attributes included; 0 if there were none.
     largest_nodes, largest_ids_bytes : int
         Nodes of the largest, and bytes of a subgraph without attributes.
-    num_nodes : tuple of int
-        Of each.
+    num_nodes, num_bytes : tuple of int
+        Of each, attributes included.
     """
 
     num_batches: int
@@ -69,11 +68,14 @@ class Presampled:
     largest_nodes: int = 0
     largest_ids_bytes: int = 0
     num_nodes: tuple[int, ...] = ()
+    num_bytes: tuple[int, ...] = ()
 
     @property
-    def least_margin(self) -> float:
-        """By which part batches may exceed the largest, where there is no room for more."""
-        return margin_of(self.num_nodes)
+    def margin(self) -> float:
+        """By which part other batches may exceed the largest; infinite if too few were seen."""
+        if self.num_batches < MANY_BATCHES:
+            return math.inf
+        return max(margin_of(self.num_nodes), margin_of(self.num_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,6 +198,7 @@ class Presampler:
                     max(largest.largest_nodes, len(subgraph.n_id)),
                     max(largest.largest_ids_bytes, ids_bytes),
                     (*largest.num_nodes, len(subgraph.n_id)),
+                    (*largest.num_bytes, self._bytes_of(subgraph)),
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
@@ -204,7 +207,7 @@ class Presampler:
                     _core.count_ids(subgraph.n_id, counts)
                 if trace is not None:
                     trace.put(done - 1, subgraph.n_id)
-                elif visits >= enough and done >= _MEASURED_BATCHES:
+                elif counts is not None and visits >= enough and done >= _MEASURED_BATCHES:
                     break
         return largest
 

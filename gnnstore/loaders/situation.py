@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
 from gnnstore.io.buffers import release
 from gnnstore.io.first_measurement import disk_profile
 from gnnstore.io.resident import residents_of
@@ -257,7 +257,7 @@ class Situation:
             page_cache = max(0, placement.left_bytes)
             return Resources(placement.resident_bytes, cached_bytes=page_cache)
         batch_bytes = 0
-        if placement.budget_is_promise:
+        if placement.budget_is_promise and not planned:
             batch_bytes = expected_bytes(self.seen.largest_bytes)
             check_two_batches(placement, batch_bytes)
         held = placement.resident_bytes + placement.staging_bytes
@@ -276,13 +276,14 @@ class Situation:
             return Resources(held + taken, num_rows, num_rows * self.workload.row_bytes)
         settings_of = request.options.planned or PlannedSettings("packed")
         division = Division(placement, self.seen, self.machine.num_threads)
-        size, disk = division.first_that_fits(
-            lambda way: self._superbatch(choice, settings_of, way, disk_bytes),
+        size, disk, division = division.first_that_fits(
+            lambda way: (*self._superbatch(choice, settings_of, way, disk_bytes), way),
             packs=choice != "belady",
             staging_bytes=self.engine.staging_bytes,
             may_use_fewer=request.may_use_fewer,
         )
         at_once = 1 if size.num_batches >= self.workload.epoch_batches else 2
+        held = placement.resident_bytes + division.placement.staging_bytes
         return Resources(
             held + size.num_bytes,
             size.num_slots,
@@ -291,6 +292,7 @@ class Situation:
             size.in_memory and size.plans_in_memory,
             disk,
             overlaps=2 * disk <= at_once * disk_bytes,
+            num_threads=division.num_threads,
         )
 
     def _superbatch(
@@ -354,7 +356,7 @@ class Situation:
             misses = work.belady_misses(size.num_slots, size.num_batches, holds="nothing")
             taken = int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
         if packs and taken > disk_bytes:
-            raise BudgetError(
+            raise DiskBudgetError(
                 f"strategy {choice!r} would take {format_size(taken)} on disk, and "
                 f"{format_size(disk_bytes)} may be used"
             )

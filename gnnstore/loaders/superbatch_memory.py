@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from gnnstore.errors import BudgetError
+from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.io.packed_rows import RUN_STAGING_BYTES
 from gnnstore.planning.in_flight import Crowd, check_two_batches, expected_bytes, in_flight_bytes
 from gnnstore.planning.superbatch_costs import LEAST_PACKING_BYTES
@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 # Without memory= nobody has said what the model needs besides.
 _UNPROMISED_SHARE = 2
+# A half batch more is what is kept otherwise, and an eighth of the others.
+_MOST_MARGIN = 0.4
 # What a plan says of each node of a batch: a slot, and one that it enters.
 _STEP_BYTES = 4 + 8
 _POSITION_BYTES = 4
@@ -73,14 +75,23 @@ class Division:
     def expected(self, largest: int) -> int:
         """Return what a batch may have of something of which the largest seen has so much."""
         if self.crowd == "fewest":
-            return expected_bytes(largest, self.seen.least_margin)
+            return expected_bytes(largest, self.seen.margin)
         return expected_bytes(largest)
 
-    def _with_one_thread(self, staging_bytes: int) -> Self:
-        placement = self.placement
-        if staging_bytes:
-            placement = replace(placement, staging_bytes=staging_bytes)
-        return replace(self, placement=placement, num_threads=1)
+    def _frugal(self, seen: Presampled, staging_bytes: int, may_use_fewer: bool) -> Self:
+        """Return the division with room for two batches, and for one thread if that will do."""
+        placement, num_threads = self.placement, self.num_threads
+        if may_use_fewer:
+            num_threads = 1
+            if staging_bytes:
+                placement = replace(placement, staging_bytes=staging_bytes)
+        threads = "one thread, and " if may_use_fewer else ""
+        placement = placement.because(
+            f"{threads}no batch that waits, for memory= has no room for more"
+        )
+        return replace(
+            self, placement=placement, seen=seen, num_threads=num_threads, crowd="fewest"
+        )
 
     def first_that_fits(
         self,
@@ -109,7 +120,7 @@ class Division:
         Raises
         ------
         BudgetError
-            If none does: what the most frugal one lacks.
+            If none does: what the most frugal one lacks that may be tried.
         """
         if not self.placement.budget_is_promise:
             return sized(self)
@@ -121,10 +132,14 @@ class Division:
                 pass
         try:
             return sized(self)
-        except BudgetError:
-            seen = self.seen if look_again is None else look_again()
-            fewest = replace(self, crowd="fewest", seen=seen)
-            return sized(fewest._with_one_thread(staging_bytes) if may_use_fewer else fewest)
+        except DiskBudgetError:
+            raise  # with less memory it would be more
+        except BudgetError as error:
+            refused = error
+        seen = self.seen if look_again is None else look_again()
+        if seen.margin > _MOST_MARGIN:
+            raise refused
+        return sized(self._frugal(seen, staging_bytes, may_use_fewer))
 
 
 def superbatch_memory(
@@ -138,6 +153,7 @@ def superbatch_memory(
 
     Parameters
     ----------
+    division : Division
     structure_staging_bytes : int or None
         Where in-neighbours are on disk, the memory of the thread that reads them; else None.
     packs : bool
@@ -162,7 +178,8 @@ def superbatch_memory(
         else:
             # A subgraph as the sampler gives it, and as much until it is kept in half the memory.
             sampling_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
-            # A superbatch is packed when all of it has been sampled, in the same memory.
+            # A superbatch is packed when all of it has been sampled, in the same memory. (Packed
+            # again for a cache that another loader had, it may be while the next one is sampled.)
             threads_bytes = max(0, sampling_bytes - (LEAST_PACKING_BYTES if packs else 0))
         if packs:
             # Runs have a reader of their own, in place of the other where nothing else is read;

@@ -289,7 +289,9 @@ class Tables:
             num_edges=self.structure.csc.num_edges,
             index_dtype=store.schema.index_dtype,
             fixed=request.fixed_nodes(self.placement, self.structure, engine),
-            degrees=partial(out_degrees, self.structure, size.degrees_bytes(store.num_nodes)),
+            degrees=partial(
+                out_degrees, self.structure, size.degrees_bytes(self.structure.csc.num_nodes)
+            ),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -98,6 +98,8 @@ class Resources:
         That it takes beside the store, at once.
     overlaps : bool
         Whether the first superbatch of the next epoch is made beside the last of this one.
+    num_threads : int
+        That prepare batches, where memory is for fewer than the machine has; 0: all.
     """
 
     memory_bytes: int
@@ -107,6 +109,7 @@ class Resources:
     keeps_in_memory: bool = True
     disk_bytes: int = 0
     overlaps: bool = True
+    num_threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,8 @@ def predict(
     resources : Resources
         What it would have; see `gnnstore.loaders.choosing`.
     """
+    if resources.num_threads:
+        machine = replace(machine, num_threads=resources.num_threads)
     model = _Model(workload, machine, resources)
     if choice in {"belady", "packed"}:
         return model.planned(choice)

@@ -12,12 +12,14 @@ from gnnstore.planning.static_cache import CacheCost, CacheSettings
 from gnnstore.units import format_at_least, format_size
 
 # A few batches are sampled to learn their size, and an eighth is added: on an R-MAT graph the
-# largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64. Where
-# that does not fit, how much to add is told from how much the sample varies: one of 30,000 normal
-# draws is 4 deviations above the mean. How many of those are the sample's is not sure by far.
-_MARGIN, _LEAST_MARGIN = 1 / 8, 1 / 64
-_DEVIATIONS = 4.0
-LEAST_SIZES = 4
+# largest of an epoch has 2 % more nodes than the mean with 1,024 seeds, and 27 % with 64.
+_MARGIN = 1 / 8
+# Where there is no room for that and half a batch more, how much to add is told from how much a
+# larger sample varies. One of three million normal draws is 5 deviations above the mean, and of 64
+# draws the deviation is known to 9 %. Sizes of batches have a longer tail than normal ones where
+# few seeds are in them; but then they vary so much that it comes to more than there is room for.
+_LEAST_MARGIN, _DEVIATIONS = 1 / 64, 5.0
+MANY_BATCHES = 64
 # With a batch for each thread, one that waits and one at the consumer, threads never wait for
 # memory. That is not worth more than a quarter of what a cache could have. But with two beside the
 # one at the consumer the disk is read for one while the other is put together: worth a third.
@@ -29,8 +31,9 @@ _LEAST_HALF_BATCHES = 5
 # Without memory= nobody has said what the model needs besides.
 _CACHE_SHARE = 2
 
-# How many batches there is room for: so that reading and assembling overlap, whatever that leaves;
-# as many as leave enough to a cache; or one and the one before it, not to have to refuse.
+# For how many batches there is room. "overlapping": so many that reading and assembling overlap,
+# whatever that leaves; "usual": as many as leave enough to a cache; "fewest": one and the one
+# before it, where otherwise it would have to be refused.
 Crowd = Literal["overlapping", "usual", "fewest"]
 
 
@@ -40,13 +43,17 @@ def expected_bytes(largest_bytes: int, margin: float = _MARGIN) -> int:
 
 
 def margin_of(sizes: Sequence[int]) -> float:
-    """Return by which part batches may exceed the largest of a sample, from how it varies."""
-    if len(sizes) < LEAST_SIZES or max(sizes) == 0:
-        return _MARGIN
+    """Return by which part batches may exceed the largest of a sample, from how it varies.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Of some batches, `MANY_BATCHES` or so; at least two.
+    """
     # The deviation of n draws is itself known to one in the root of 2 (n - 1).
     deviation: float = stdev(sizes) * (1 + (2 * (len(sizes) - 1)) ** -0.5)
     most = fmean(sizes) + _DEVIATIONS * deviation
-    return min(_MARGIN, max(_LEAST_MARGIN, most / max(sizes) - 1))
+    return max(_LEAST_MARGIN, most / max(1, *sizes) - 1)
 
 
 def check_two_batches(placement: Placement, batch_bytes: int) -> None:

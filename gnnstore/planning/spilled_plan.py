@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.available import helping_threads
 from gnnstore.errors import UsageError
 from gnnstore.planning.trace_file import create, guarded
 
@@ -37,7 +37,7 @@ def planning_threads() -> int:
     sampled it are free. Half of planning is done by one thread: more than four would hardly make
     it shorter.
     """
-    return helping_threads()
+    return min(4, len(os.sched_getaffinity(0)))
 
 
 def spilled_transient_bytes(

@@ -231,7 +231,9 @@ def most_needed(
     scores = degrees() if np.count_nonzero(counts) < num_rows else None
     if scores is None:
         return select_nodes(counts, num_rows)
-    scores[counts > 0] = np.iinfo(scores.dtype).max
+    for first in range(0, num_nodes, _CHUNK):
+        part = slice(first, first + _CHUNK)
+        scores[part][counts[part] > 0] = np.iinfo(scores.dtype).max
     return select_nodes(scores, num_rows)
 
 

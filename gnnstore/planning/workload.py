@@ -292,7 +292,8 @@ class Workload:
         lowest = min(self.frequency.lowest_score(num_slots), int(sample.counts.max(initial=0)))
         chosen = sample.ids[sample.counts >= lowest]
         totals = sample.reads.count(chosen)
-        num_filled = min(num_slots, self.rows.distinct_rows(self.epoch_batches))
+        # Beyond what batches need, those of high degree.
+        num_filled = min(num_slots, self.num_rows)
         return _scaled(totals, num_filled / max(1, len(chosen)))
 
     def scan_bytes(self, num_slots: int, superbatch: int) -> int:

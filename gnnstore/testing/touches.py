@@ -6,14 +6,14 @@ child `send_at_touch` counts what Python's audit events have of files in a folde
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 
 def send_at_touch(point: int, folder: str, number: signal.Signals) -> Callable[[], int]:
@@ -24,19 +24,21 @@ def send_at_touch(point: int, folder: str, number: signal.Signals) -> Callable[[
     callable
         Returns how often it has been touched so far.
     """
-    touches = itertools.count(1)
-    last = 0
+    touches = 0
+    lock = threading.RLock()  # the collector may close a file in the middle of anything
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal last
+        nonlocal touches
         if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
             # Threads touch files too: each touch has a number of its own, so that one sends.
-            last = mine = next(touches)
+            with lock:
+                touches += 1
+                mine = touches
             if mine == point:
                 os.kill(os.getpid(), number)
 
     sys.addaudithook(hook)
-    return lambda: last
+    return lambda: touches
 
 
 def serve(perform: Callable[[Any], int]) -> None:
@@ -48,14 +50,15 @@ def serve(perform: Callable[[Any], int]) -> None:
         Returns the status of the child: 130 if it is interrupted, 1 if it raises something else.
     """
     for line in sys.stdin:
+        task = json.loads(line)
         child = os.fork()
         if child == 0:
-            _end_as(perform, json.loads(line))
+            _end_as(perform, task)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         print(json.dumps(status), flush=True)
 
 
-def _end_as(perform: Callable[[Any], int], task: Any) -> None:
+def _end_as(perform: Callable[[Any], int], task: Any) -> NoReturn:
     status = 1
     try:
         status = perform(task)

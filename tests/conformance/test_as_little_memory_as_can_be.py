@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
 from gnnstore.loaders.presampling import Presampled
-from gnnstore.planning.in_flight import expected_bytes, margin_of
+from gnnstore.planning.in_flight import MANY_BATCHES, expected_bytes, margin_of
 from gnnstore.testing.batches import as_dicts, same
 
 BATCHES = 6
@@ -60,8 +61,9 @@ def least_memory(store: Path, strategy: str, **options: Any) -> int:
 def test_one_thread_and_the_same_batches(store: Path, strategy: str) -> None:
     expected = as_dicts(islice(loader_of(store, "memory", num_threads=0), BATCHES))
     least = least_memory(store, strategy)
-    with pytest.raises(BudgetError):
+    with pytest.raises(BudgetError) as caught:
         loader_of(store, strategy, memory=least - 10**5)
+    assert caught.value.__context__ is None, "what was tried before says other numbers"
     loader = loader_of(store, strategy, memory=least)
     assert loader.stats().num_threads == 1
     assert same(as_dicts(islice(loader, BATCHES)), expected)
@@ -78,15 +80,46 @@ def test_one_thread_and_the_same_batches(store: Path, strategy: str) -> None:
     assert same(as_dicts(islice(roomy, BATCHES)), expected)
 
 
+@pytest.mark.parametrize("batch_size", [8, 32, 64])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_an_epoch_that_begins_comes_to_its_end(store: Path, batch_size: int, seed: int) -> None:
+    """Batches of few seeds differ by much more than an eighth; they are no surprise later."""
+
+    def loader(memory: int) -> NeighborLoader:
+        return NeighborLoader(
+            store,
+            [10, 10],
+            np.arange(0, 2**16, 2**9 // batch_size),
+            batch_size=batch_size,
+            shuffle=True,
+            seed=seed,
+            strategy="belady",
+            topology="memory",
+            memory=memory,
+        )
+
+    memory = 16 * 10**6
+    for _ in range(10):
+        try:
+            of_least = loader(memory)
+            break
+        except BudgetError as error:
+            (missing,) = re.findall(r"(\d+) bytes too few", str(error))
+            memory += int(missing)
+    assert sum(1 for _ in of_least) == 128
+
+
 def test_how_much_larger_a_batch_may_be() -> None:
-    assert margin_of([1000] * 4) == 1 / 64
-    assert margin_of([1000] * 3) == 1 / 8
-    assert margin_of([500, 1000, 700, 900]) == 1 / 8
-    assert margin_of([]) == margin_of([0] * 5) == 1 / 8
-    sizes = [980, 1000, 990, 985, 995] * 4
-    assert 0.02 < margin_of(sizes) < 0.05
-    assert margin_of(sizes[:5]) > margin_of(sizes)
+    rng = np.random.default_rng(0)
+    assert margin_of([1000] * 4) == margin_of([0] * 4) == 1 / 64
+    assert margin_of([500, 1000, 700, 900]) > 1
     assert expected_bytes(1000, margin_of([1000] * 4)) == 1015
-    assert Presampled(4, 0, 1000, 0, (1000,) * 4).least_margin == 1 / 64
-    draws = np.random.default_rng(0).normal(1000, 10, 100_000).astype(int).tolist()
-    assert expected_bytes(max(draws[:16]), margin_of(draws[:16])) >= sorted(draws)[-10]
+    sizes = (1000 * rng.lognormal(0, 0.02, (300, MANY_BATCHES))).astype(int)
+    most = [expected_bytes(max(some), margin_of(some)) for some in sizes.tolist()]
+    later = (1000 * rng.lognormal(0, 0.02, (300, 5000))).astype(int).max(1)
+    assert (later > most).mean() < 0.02
+    assert max(most) < 1.2 * 1000
+
+    seen = Presampled(MANY_BATCHES, 0, 1000, 0, (1000,) * 4, (50, 40, 60, 50))
+    assert seen.margin == margin_of([50, 40, 60, 50]) > margin_of([1000] * 4)
+    assert Presampled(MANY_BATCHES - 1, 0, 1000, 0, (1000,) * 4, (50,) * 4).margin == math.inf
