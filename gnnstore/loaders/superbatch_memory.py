@@ -42,7 +42,7 @@ class SuperbatchMemory:
     threads_bytes : int
         For what threads have at hand while they sample, and read what is packed.
     sampling_bytes : int
-        Of all of it, what only sampling needs, one by one: free while a superbatch is planned.
+        Of all of it, what sampling lends to planning.
     """
 
     num_bytes: int
@@ -177,10 +177,13 @@ def superbatch_memory(
             threads_bytes = structure_staging_bytes
         else:
             # A subgraph as the sampler gives it, and as much until it is kept in half the memory.
-            sampling_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
-            # A superbatch is packed when all of it has been sampled, in the same memory. (Packed
-            # again for a cache that another loader had, it may be while the next one is sampled.)
-            threads_bytes = max(0, sampling_bytes - (LEAST_PACKING_BYTES if packs else 0))
+            threads_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
+            if division.crowd == "fewest":
+                # A superbatch is planned and packed when all of it has been sampled, in the same
+                # memory. Not otherwise: for a cache that another loader had meanwhile, it is
+                # planned and packed again while the next one is sampled.
+                sampling_bytes = threads_bytes
+                threads_bytes = max(0, threads_bytes - (LEAST_PACKING_BYTES if packs else 0))
         if packs:
             # Runs have a reader of their own, in place of the other where nothing else is read;
             # and where the rows of a run go.

@@ -29,10 +29,10 @@ from gnnstore.io.measure_disk import BLOCK_BYTES, QUEUE_DEPTHS
 from gnnstore.io.read_rates import ReadRate, at_random
 from gnnstore.io.resident import residents_of
 from gnnstore.loaders.workload_sampling import sample_workload
-from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
 from gnnstore.planning.read_tuning import tune_reads
 from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
 from gnnstore.testing.cgroup import memory_group
+from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.tools.load_task import ALLOWANCE_BYTES, Task
 
 # Of `load_task.ALLOWANCE_BYTES` a loader needs less; what is over budget must not hide in the rest.
@@ -87,21 +87,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def profile(store: Path) -> None:
     """Measure nothing: what a budget has room for would depend on how deep queues are to be."""
-    rates = {4096: {1: 8_000.0, 64: 80_000.0}, 65536: {1: 4_000.0, 64: 10_000.0}}
-    save_profile(
-        DeviceProfile(
-            filesystem_id=filesystem_id(store),
-            mount_point="/",
-            device="disk",
-            filesystem_type="ext4",
-            engine="pread",
-            is_direct=True,
-            measured_at="2026-01-02T00:00:00+00:00",
-            sequential_read_bytes_per_second=1e9,
-            sequential_write_bytes_per_second=1e9,
-            random_reads_per_second=rates,
-        )
-    )
+    keep_usual_profile(store)
 
 
 def run(store: Path, strategy: str, room_bytes: int) -> dict[str, Any]:
