@@ -206,9 +206,17 @@ class SuperbatchMaker:
             )
         if only_if_faster and not self._packer.is_faster(plan.num_misses):
             return None
-        with sampling.timeline().span("packing", batches=plan.num_batches) as args:
-            packed = self._packer.pack(trace, plan)
-            args["bytes"] = 0 if packed is None else packed.bytes_packed
+        start_ns = time.perf_counter_ns()
+        packed = self._packer.pack(trace, plan)
+        num_bytes = 0 if packed is None else packed.bytes_packed
+        # By whatever records now: it takes seconds, in which a recording of an epoch may begin.
+        sampling.timeline().add(
+            "packing",
+            start_ns,
+            time.perf_counter_ns(),
+            batches=plan.num_batches,
+            bytes=num_bytes,
+        )
         if packed is not None:
             self._closing.callback(packed.close)
         return packed

@@ -87,11 +87,11 @@ class Timeline:
         name : str
             The stage.
         start_ns, end_ns : int
-            Readings of `time.perf_counter_ns`.
+            Readings of `time.perf_counter_ns`. What came before the recording is left out.
         **args
             Numbers or text to show with it.
         """
-        thread = threading.get_native_id()
+        thread, start_ns = threading.get_native_id(), max(start_ns, self._begin_ns)
         with self._lock:
             if len(self._events) >= self._max_events:
                 self._num_dropped += 1

@@ -129,8 +129,9 @@ def test_threads_have_their_names(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_and_what_is_dropped_is_said(tmp_path: Path) -> None:
     timeline = Timeline(max_events=10)
+    now_ns = time.perf_counter_ns()
     for i in range(25):
-        timeline.add("step", i, i + 1, i=i)
+        timeline.add("step", now_ns + i, now_ns + i + 1, i=i)
     assert (timeline.num_events, timeline.num_dropped) == (10, 15)
     document = written(timeline, tmp_path / "t.json")
     assert [event["args"]["i"] for event in events_of(document)] == list(range(10))
@@ -460,3 +461,17 @@ def test_untraced_stages_cost_next_to_nothing() -> None:
 
     assert min(seconds() for _ in range(5)) / 1000 < 20e-6
     assert module.OFF.num_events == 0
+
+
+def test_a_stage_that_began_before_is_shown_from_the_beginning(tmp_path: Path) -> None:
+    start_ns = time.perf_counter_ns()
+    timeline = Timeline()
+    timeline.add("packing", start_ns - 10**9, time.perf_counter_ns())
+    timeline.write(tmp_path / "t.json")
+    (event,) = [
+        event
+        for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+        if event["ph"] == "X"
+    ]
+    assert event["ts"] == 0
+    assert 0 <= event["dur"] < 10**6
