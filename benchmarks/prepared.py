@@ -10,7 +10,7 @@ so that the disk is the limit. What the disk reads in order is measured in the s
 share of it the plan's batches come with.
 
 Run `python -m benchmarks.prepared --workload W --cache DIR` as a user who may make memory cgroups
-(root), with DIR on the disk in question; the plan is written there too, 5 GB for W, 26 GB for F.
+(root), with DIR on the disk in question; the plan is written there too, 5 GB for W, 62 GB for F.
 """
 
 from __future__ import annotations
