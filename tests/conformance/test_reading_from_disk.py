@@ -23,6 +23,7 @@ from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.io.resident import residents_of
 from gnnstore.io.shared_cache import cache_cost
 from gnnstore.loaders import presampling
+from gnnstore.testing.batches import same
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.reads import plan_reads
 
@@ -55,16 +56,6 @@ def store(path: Path) -> gnnstore.GraphStore:
 
 def batches(loader: NeighborLoader, num_epochs: int = 1) -> list[dict[str, Any]]:
     return [batch.to_dict() for _ in range(num_epochs) for batch in loader]
-
-
-def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-    return len(found) == len(expected) and all(
-        a.keys() == b.keys()
-        and all(
-            torch.equal(a[k], b[k]) if isinstance(a[k], torch.Tensor) else a[k] == b[k] for k in a
-        )
-        for a, b in zip(found, expected, strict=True)
-    )
 
 
 @pytest.fixture(scope="module")
