@@ -297,8 +297,11 @@ class SuperbatchMaker:
     def close(self) -> None:
         """Let go of everything that is held for batches that nobody will ask for. Idempotent."""
         self._closing.close()
-        if self._end and not self.is_followed:
-            self.course.lease.close()
+        # A lease that was overtaken keeps nobody waiting; and the next epoch may have been planned
+        # under it by now, whose batches go on without the cache, or are planned again.
+        lease = self.course.lease
+        if lease.is_current and lease.num_gathered < self._end:
+            lease.close()
 
 
 def _disk_bytes(part: PlannedPart) -> int:

@@ -20,6 +20,8 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.io.resident import residents_of
+from gnnstore.loaders.planned_batch import Superbatch
+from gnnstore.loaders.superbatch_maker import SampledSuperbatch, SuperbatchMaker
 from gnnstore.planning.planned_settings import LOOKING_AHEAD, PLANNED
 from gnnstore.testing.batches import same
 from gnnstore.testing.faults import inject
@@ -255,6 +257,43 @@ def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) ->
     assert same(found, expected[:BATCHES])
     train.set_epoch(1)
     assert same(batches(train), expected[BATCHES:])
+
+
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_validation_while_the_next_epoch_waits(
+    path: Path,
+    expected: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    taken_back: bool,
+) -> None:
+    """The next epoch was planned, under the lease of this one, before another loader took it."""
+    finish, made = SuperbatchMaker.finish, threading.Semaphore(0)
+
+    def finish_and_tell(maker: SuperbatchMaker, sampled: SampledSuperbatch) -> Superbatch:
+        try:
+            return finish(maker, sampled)
+        finally:
+            made.release()
+
+    monkeypatch.setattr(SuperbatchMaker, "finish", finish_and_tell)
+    store = gnnstore.open(path)
+    train = loader_of(store, superbatch=BATCHES, num_threads=2)
+    valid = NeighborLoader(
+        store, [4], "valid", batch_size=40, seed=1, strategy="belady", cache_bytes="100kB"
+    )
+    found = []
+    for batch in train:
+        found.append(batch.to_dict())
+        if len(found) == BATCHES:
+            assert made.acquire(timeout=60), "this epoch"
+            assert made.acquire(timeout=60), "the next one"
+            validation = iter(valid)
+            next(validation)
+            if taken_back:
+                validation.close()
+    assert same(found, expected[:BATCHES])
+    assert same(batches(train), expected[BATCHES:])
+    validation.close()
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
