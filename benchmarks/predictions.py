@@ -2,8 +2,8 @@
 
 A grid of workloads, memory (a share of the features, as in `benchmarks.out_of_core` with a cgroup
 that keeps it) and disk space (nothing, or so many times the features). In each cell every strategy
-that can be is run for two epochs, in a process of its own; the second is compared with the
-prediction. `mmap` and `direct`, which can take many minutes, are timed over some batches.
+that can be is run in a process of its own for two epochs, of which the second is compared with the
+prediction, or, where batches or superbatches are alike, for as many of them as tell.
 
 The bars: a prediction is within a factor of 1.5 of what was measured, and what "auto" takes is the
 fastest or within 15 % of it. Strategies that are predicted to take more than `--far` times as long

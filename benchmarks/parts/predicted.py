@@ -23,9 +23,9 @@ from gnnstore.planning.cost_model import CHOICES, Choice
 from gnnstore.tools.load_run import Run
 from gnnstore.tools.load_task import Task
 
-# They take their time, and every batch takes the same once the page cache is full.
-PER_BATCH = {"mmap", "direct"}
-WARM_UP, SOME_BATCHES = 8, 16
+# Every batch takes the same once the page cache is full; the others plan superbatches.
+PLANNED = {"belady", "packed"}
+WARM_UP, SOME_BATCHES = 8, 24
 
 
 @dataclass(frozen=True)
@@ -111,23 +111,29 @@ def predictions_of(request: Any) -> list[dict[str, Any]]:
 
 
 def clock(run: Run, cell: Cell) -> dict[str, Any]:
-    """Return the seconds of the second epoch, and of what came before it more than that."""
+    """Return the seconds of the second epoch, and of what came before it more than that.
+
+    Where whole superbatches, or batches that are alike, fit into an epoch many times, it is so many
+    times what some of them take.
+    """
     start = perf_counter()
     with answering(only(cell.choice)):
         loader = run.loader(memory=run.memory_bytes, disk=cell.disk_bytes)
     prepared = perf_counter() - start
     num_batches = len(loader)
-    if cell.choice in PER_BATCH and num_batches > WARM_UP + SOME_BATCHES:
+    step = loader.stats().superbatch if cell.choice in PLANNED else 1
+    warm_up, timed = (max(step, -(-least // step) * step) for least in (WARM_UP, SOME_BATCHES))
+    if num_batches >= warm_up + timed + step:
         with closing(iter(loader)) as batches:  # type: ignore[type-var]
             start = perf_counter()
-            for _ in islice(batches, WARM_UP):
+            for _ in islice(batches, warm_up):
                 pass
             first = perf_counter() - start
             start = perf_counter()
-            for _ in islice(batches, SOME_BATCHES):
+            for _ in islice(batches, timed):
                 pass
-            seconds = (perf_counter() - start) / SOME_BATCHES * num_batches
-        first = max(seconds, first / WARM_UP * num_batches)
+            seconds = (perf_counter() - start) / timed * num_batches
+        first = max(seconds, first / warm_up * num_batches)
     else:
         epochs = []
         for _ in range(2):

@@ -134,6 +134,10 @@ def _sized(
         spared_bytes=0 if read - {spec.path for spec in specs} else placement.staging_bytes,
     )
     left = memory.num_bytes
+
+    def memory_for(missing_bytes: int) -> int:
+        return placement.memory_for(memory.more_left(missing_bytes))
+
     id_bytes = id_dtype(csc.num_nodes).itemsize
     num_batches = presampler.epoch_batches
     batch_nodes = division.expected(seen.largest_nodes)
@@ -147,7 +151,7 @@ def _sized(
         packed_rows=batch_nodes if packs else 0,
         policy=settings.policy,
         epoch_batches=num_batches,
-        sampling_bytes=memory.sampling_bytes,
+        sampling_bytes=memory.lent_bytes,
     )
     # Half of what batches and rows will take later is for the trace and its plan; threads that
     # sample have the other half.
@@ -165,7 +169,9 @@ def _sized(
     )
     # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
     # memory for the worst case caches more, so it is measured before the sizes are compared.
-    size = choose_size(costs, settings, left, num_batches, disk_bytes=disk_bytes)
+    size = choose_size(
+        costs, settings, left, num_batches, disk_bytes=disk_bytes, memory_for=memory_for
+    )
     if packs or (size.num_slots and size.plans_in_memory):
         measured = profile.run(size)
         costs = with_measured_changes(costs, measured.changes, measured.accesses)
@@ -192,6 +198,7 @@ def _sized(
         left,
         num_batches,
         disk_bytes=disk_bytes,
+        memory_for=memory_for,
         cost=cost if packs else None,
     )
     needed = costs.disk_bytes(size.num_batches) + _spilled(costs, size)
@@ -204,7 +211,7 @@ def _sized(
         )
     at_once = 1 if size.num_batches >= num_batches else 2
     size = replace(size, overlaps=2 * needed <= at_once * disk_bytes)
-    return placement.with_superbatch(size.with_sampling(memory.bulk_bytes, memory.threads_bytes))
+    return placement.with_superbatch(size.with_sampling(memory.bulk_bytes, memory.besides_bytes))
 
 
 def _spilled(costs: SuperbatchCosts, size: SuperbatchSize) -> int:

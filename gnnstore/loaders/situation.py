@@ -321,7 +321,7 @@ class Situation:
             packed_rows=batch_nodes if packs else 0,
             policy=settings.policy,
             epoch_batches=work.epoch_batches,
-            sampling_bytes=memory.sampling_bytes,
+            sampling_bytes=memory.lent_bytes,
         )
         size = choose_size(costs, settings, left, work.epoch_batches, disk_bytes=disk_bytes)
         misses = work.belady_misses(size.num_slots, size.num_batches)

@@ -39,16 +39,23 @@ class SuperbatchMemory:
         For rows, traces, plans and subgraphs; may be negative.
     bulk_bytes : int
         For sampling batches together, where in-neighbours are on disk.
-    threads_bytes : int
-        For what threads have at hand while they sample, and read what is packed.
-    sampling_bytes : int
-        Of all of it, what sampling lends to planning.
+    besides_bytes : int
+        Beside `num_bytes`, for `bulk_bytes` and what threads have at hand while they sample, and
+        read what is packed.
+    lent_bytes : int
+        Of all of it, what sampling lends to planning, and to packing.
     """
 
     num_bytes: int
     bulk_bytes: int
-    threads_bytes: int
-    sampling_bytes: int = 0
+    besides_bytes: int
+    lent_bytes: int
+
+    def more_left(self, missing_bytes: int) -> int:
+        """Return by how much what is left must grow, so that `num_bytes` grows by so much."""
+        if self.bulk_bytes == 0:
+            return missing_bytes
+        return -(-missing_bytes * _BULK_SHARE // (_BULK_SHARE - 1))
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ def superbatch_memory(
         If two batches do not fit.
     """
     placement, seen, num_threads = division.placement, division.seen, division.num_threads
-    left, threads_bytes, sampling_bytes = placement.left_bytes, 0, 0
+    left, threads_bytes, ids_bytes = placement.left_bytes, 0, 0
     if placement.budget_is_promise:
         batch_bytes = division.expected(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
         check_two_batches(placement, batch_bytes)
@@ -177,13 +184,8 @@ def superbatch_memory(
             threads_bytes = structure_staging_bytes
         else:
             # A subgraph as the sampler gives it, and as much until it is kept in half the memory.
-            threads_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
-            if division.crowd == "fewest":
-                # A superbatch is planned and packed when all of it has been sampled, in the same
-                # memory. Not otherwise: for a cache that another loader had meanwhile, it is
-                # planned and packed again while the next one is sampled.
-                sampling_bytes = threads_bytes
-                threads_bytes = max(0, threads_bytes - (LEAST_PACKING_BYTES if packs else 0))
+            ids_bytes = num_threads * 2 * division.expected(seen.largest_ids_bytes)
+            threads_bytes = ids_bytes
         if packs:
             # Runs have a reader of their own, in place of the other where nothing else is read;
             # and where the rows of a run go.
@@ -194,4 +196,13 @@ def superbatch_memory(
     else:
         left //= _UNPROMISED_SHARE
     bulk_bytes = 0 if structure_staging_bytes is None else max(0, left) // _BULK_SHARE
-    return SuperbatchMemory(left - bulk_bytes, bulk_bytes, threads_bytes, sampling_bytes)
+    left -= bulk_bytes
+    lent_bytes = lent_to_packing = 0
+    if division.crowd == "fewest":
+        # A superbatch is planned and packed when all of it has been sampled, in the same memory.
+        # Not otherwise: for a cache that another loader had meanwhile, it is planned and packed
+        # again while the next one is sampled.
+        lent_bytes = ids_bytes + bulk_bytes
+        lent_to_packing = min(lent_bytes, LEAST_PACKING_BYTES) if packs else 0
+    besides_bytes = bulk_bytes + threads_bytes - lent_to_packing
+    return SuperbatchMemory(left + lent_to_packing, bulk_bytes, besides_bytes, lent_bytes)

@@ -66,7 +66,7 @@ def check_two_batches(placement: Placement, batch_bytes: int) -> None:
     """
     left = placement.left_bytes
     if 2 * batch_bytes > left:
-        missing = 2 * batch_bytes - left
+        missing = placement.memory_for(2 * batch_bytes - left)
         needed = placement.budget_bytes + missing
         raise BudgetError(
             f"strategy {placement.strategy!r} needs {needed} bytes: {needed - 2 * batch_bytes} "
@@ -106,8 +106,8 @@ def cache_rows(
             raise BudgetError(
                 f"cache_bytes={settings.num_bytes} does not fit{batches}: of "
                 f"{placement.budget_bytes} bytes in all, {left} are left after what strategy "
-                f"'static' holds{_besides(placement)}; {missing} bytes too few: lower "
-                f"cache_bytes= or raise memory= by at least {format_at_least(missing)}"
+                f"'static' holds{_besides(placement)}; {missing} bytes too few: lower cache_bytes= "
+                f"or raise memory= by at least {format_at_least(placement.memory_for(missing))}"
             )
         return num_rows
     if not placement.budget_is_promise:

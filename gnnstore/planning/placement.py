@@ -76,6 +76,8 @@ class Placement:
         Why, in one sentence.
     neighbors_bytes : int
         Memory for in-neighbour lists where the others are on disk; part of `resident_bytes`.
+    neighbors_on_disk_bytes : int
+        What lists are left out of that for want of memory.
     cache : CachePlan, optional
         Rows that are held besides; set by `with_cache`.
     superbatch : SuperbatchSize, optional
@@ -93,6 +95,7 @@ class Placement:
     budget_is_promise: bool
     reason: str
     neighbors_bytes: int = 0
+    neighbors_on_disk_bytes: int = 0
     cache: CachePlan | None = None
     superbatch: SuperbatchSize | None = None
     predicted_seconds: float | None = None
@@ -114,6 +117,11 @@ class Placement:
     def spare_bytes(self) -> int | None:
         """Bytes for batches in flight; None where nobody set a budget."""
         return self.left_bytes if self.budget_is_promise else None
+
+    def memory_for(self, missing_bytes: int) -> int:
+        """Return by how much memory= must grow to leave so much more: some is for neighbours."""
+        with_share = -(-missing_bytes * _NEIGHBORS_SHARE // (_NEIGHBORS_SHARE - 1))
+        return min(with_share, missing_bytes + self.neighbors_on_disk_bytes)
 
     def with_cache(self, cache: CachePlan) -> Self:
         """Return the decision with the cache that was made for it."""
@@ -229,10 +237,11 @@ def place(
             held = _held_tables(sizes, narrow, held, budget - resident - staging)
         modes |= dict.fromkeys(held, "memory")
         resident += sum(held.values())
-    neighbors = 0
+    neighbors = neighbors_on_disk = 0
     if where == "disk":
         left = budget - resident - staging
         neighbors = max(0, min(sizes.indices_bytes, left // _NEIGHBORS_SHARE))
+        neighbors_on_disk = sizes.indices_bytes - neighbors
         resident += neighbors
 
     if resident + staging >= budget:
@@ -257,6 +266,7 @@ def place(
             f"({format_size(sizes.topology_bytes)}); {format_size(resident)} held in memory"
         ),
         neighbors_bytes=neighbors,
+        neighbors_on_disk_bytes=neighbors_on_disk,
     )
 
 

@@ -50,8 +50,6 @@ class SuperbatchSize:
         are in memory.
     bulk_bytes : int
         Part of it for sampling batches together, where in-neighbours are on disk.
-    threads_bytes : int
-        Part of it for what threads have at hand while they sample, and read what is packed.
     overlaps : bool
         Whether disk has room for two superbatches, so that one can be made beside another.
     """
@@ -64,7 +62,6 @@ class SuperbatchSize:
     packing_bytes: int = 0
     table_bytes: int = 0
     bulk_bytes: int = 0
-    threads_bytes: int = 0
     overlaps: bool = True
 
     @property
@@ -83,14 +80,9 @@ class SuperbatchSize:
         """Return the memory for the nodes' degrees where later rows are, beside those counts."""
         return max(0, self.num_bytes // _COUNTS_SHARE - num_nodes)
 
-    def with_sampling(self, bulk_bytes: int, threads_bytes: int) -> Self:
-        """Return the size with memory for what samples, together or in threads."""
-        return replace(
-            self,
-            num_bytes=self.num_bytes + bulk_bytes + threads_bytes,
-            bulk_bytes=bulk_bytes,
-            threads_bytes=threads_bytes,
-        )
+    def with_sampling(self, bulk_bytes: int, besides_bytes: int) -> Self:
+        """Return the size with memory for sampling batches together, part of that besides."""
+        return replace(self, num_bytes=self.num_bytes + besides_bytes, bulk_bytes=bulk_bytes)
 
     def describe(self, policy: str) -> str:
         """Return a phrase for the loader's reason."""
@@ -109,7 +101,9 @@ def size_of(
     settings: PlannedSettings,
     left_bytes: int,
     num_batches: int,
+    *,
     disk_bytes: int = 0,
+    memory_for: Callable[[int], int] = int,
 ) -> SuperbatchSize:
     """Return what a superbatch of so many batches leaves for a cache.
 
@@ -119,6 +113,8 @@ def size_of(
         Memory for all of it.
     disk_bytes : int
         For traces, plans and subgraphs that are kept there.
+    memory_for : callable
+        Returns by how much `memory=` must grow for so many bytes more; said where they lack.
 
     Raises
     ------
@@ -145,8 +141,8 @@ def size_of(
         raise BudgetError(
             f"strategy {settings.policy!r}: {what}the plans of {num_batches} batches at a time "
             f"take {left_bytes + missing} bytes, but memory= leaves {max(0, left_bytes)} beside "
-            f"the batches in flight: {missing} bytes too few; raise memory= by at least "
-            f"{format_at_least(missing)}, or lower superbatch="
+            f"the batches in flight: {memory_for(missing)} bytes too few; raise memory= by "
+            f"at least {format_at_least(memory_for(missing))}, or lower superbatch="
             + ("" if settings.cache_bytes is None else " or cache_bytes=")
         )
     num_bytes = beside + costs.slots_bytes(num_slots, spills=spills)
@@ -162,6 +158,7 @@ def choose_size(
     num_batches: int,
     *,
     disk_bytes: int = 0,
+    memory_for: Callable[[int], int] = int,
     cost: Callable[[SuperbatchSize], float] | None = None,
 ) -> SuperbatchSize:
     """Choose how many batches to plan at a time.
@@ -172,6 +169,8 @@ def choose_size(
         Batches of an epoch: to look further is of no use, since the next is not drawn yet.
     disk_bytes : int
         For what is kept on disk.
+    memory_for : callable
+        See `size_of`.
     cost : callable, optional
         Returns what batches sampled beforehand would cost with some size; infinity if it will
         not do. By default the more batches the better, as long as half of the memory is left to
@@ -182,15 +181,16 @@ def choose_size(
     BudgetError
         If not even two batches can be planned at a time, or a size that was given does not fit.
     """
-    most = max(1, min(num_batches, MAX_BATCHES))
-    if settings.num_batches is not None:
-        given = min(settings.num_batches, most)
-        return size_of(costs, settings, left_bytes, given, disk_bytes)
-    least = min(2, most)
 
     def sized(count: int) -> SuperbatchSize:
-        return size_of(costs, settings, left_bytes, count, disk_bytes)
+        return size_of(
+            costs, settings, left_bytes, count, disk_bytes=disk_bytes, memory_for=memory_for
+        )
 
+    most = max(1, min(num_batches, MAX_BATCHES))
+    if settings.num_batches is not None:
+        return sized(min(settings.num_batches, most))
+    least = min(2, most)
     largest = _most_batches(costs, settings, left_bytes, range(least, most + 1), sized)
     if cost is None:
         return sized(largest)

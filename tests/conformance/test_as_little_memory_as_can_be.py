@@ -38,8 +38,7 @@ def loader_of(store: Path, strategy: str, **options: Any) -> NeighborLoader:
         shuffle=True,
         seed=3,
         strategy=strategy,
-        topology="memory",
-        **options,
+        **{"topology": "memory"} | options,
     )
 
 
@@ -57,25 +56,27 @@ def least_memory(store: Path, strategy: str, **options: Any) -> int:
     raise AssertionError(f"{memory} bytes are still too few")
 
 
+@pytest.mark.parametrize("topology", ["memory", "disk"])
 @pytest.mark.parametrize("strategy", ["belady", "packed", "lru"])
-def test_one_thread_and_the_same_batches(store: Path, strategy: str) -> None:
+def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: str) -> None:
     expected = as_dicts(islice(loader_of(store, "memory", num_threads=0), BATCHES))
-    least = least_memory(store, strategy)
+    options = {"topology": topology}
+    least = least_memory(store, strategy, **options)
     with pytest.raises(BudgetError) as caught:
-        loader_of(store, strategy, memory=least - 10**5)
+        loader_of(store, strategy, memory=least - 10**5, **options)
     assert caught.value.__context__ is None, "what was tried before says other numbers"
-    loader = loader_of(store, strategy, memory=least)
+    loader = loader_of(store, strategy, memory=least, **options)
     assert loader.stats().num_threads == 1
     assert same(as_dicts(islice(loader, BATCHES)), expected)
 
     # Whoever asks for threads gets them, and then it takes more.
-    more = least_memory(store, strategy, num_threads=3)
+    more = least_memory(store, strategy, num_threads=3, **options)
     assert more > least + 10**6
-    loader = loader_of(store, strategy, memory=more, num_threads=3)
+    loader = loader_of(store, strategy, memory=more, num_threads=3, **options)
     assert loader.stats().num_threads == 3
     assert same(as_dicts(islice(loader, BATCHES)), expected)
 
-    roomy = loader_of(store, strategy, memory=2 * more)
+    roomy = loader_of(store, strategy, memory=2 * more, **options)
     assert roomy.stats().num_threads > 1
     assert same(as_dicts(islice(roomy, BATCHES)), expected)
 

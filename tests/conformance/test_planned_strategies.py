@@ -287,7 +287,7 @@ def test_validation_while_the_next_epoch_waits(
         if len(found) == BATCHES:
             assert made.acquire(timeout=60), "this epoch"
             assert made.acquire(timeout=60), "the next one"
-            validation = iter(valid)
+            validation: Any = iter(valid)
             next(validation)
             if taken_back:
                 validation.close()

@@ -209,7 +209,7 @@ def test_what_planning_on_disk_takes_is_counted(
 ) -> None:
     costs = SuperbatchCosts(rows, 512, batch_nodes=nodes, id_bytes=4, kept_bytes=10 * nodes)
     try:
-        size = size_of(costs, replace(BELADY, cache_bytes=cache), left, batches, 10**15)
+        size = size_of(costs, replace(BELADY, cache_bytes=cache), left, batches, disk_bytes=10**15)
     except BudgetError:
         return
     if size.plans_in_memory:
