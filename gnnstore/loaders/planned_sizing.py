@@ -172,9 +172,13 @@ def _sized(
     size = choose_size(
         costs, settings, left, num_batches, disk_bytes=disk_bytes, memory_for=memory_for
     )
-    if packs or (size.num_slots and size.plans_in_memory):
+    in_memory = bool(size.num_slots) and size.plans_in_memory
+    # Plans in memory have it instead of rows; those on disk are as long as they may be.
+    trades_rows = in_memory and settings.cache_bytes is None
+    if packs or in_memory:
         measured = profile.run(size)
         costs = with_measured_changes(costs, measured.changes, measured.accesses)
+        trades_rows = trades_rows and measured.misses > 0
         if packs:
             mean = division.expected(-(-measured.misses // profile.num_batches))
             costs = replace(
@@ -184,7 +188,7 @@ def _sized(
                 mean_packed_rows=max(1, mean),
             )
 
-    def cost(size: SuperbatchSize) -> float:
+    def packing_cost(size: SuperbatchSize) -> float:
         if costs.disk_bytes(size.num_batches) + _spilled(costs, size) > disk_bytes:
             return math.inf
         # The table is read once for each superbatch; what is packed is written and read.
@@ -192,6 +196,7 @@ def _sized(
         rows = scans * costs.num_rows + 2 * profile.run(size).misses
         return rows * costs.row_bytes
 
+    cost = packing_cost if packs else profile.later_misses if trades_rows else None
     size = choose_size(
         costs,
         settings,
@@ -199,7 +204,7 @@ def _sized(
         num_batches,
         disk_bytes=disk_bytes,
         memory_for=memory_for,
-        cost=cost if packs else None,
+        cost=cost,
     )
     needed = costs.disk_bytes(size.num_batches) + _spilled(costs, size)
     if packs and (missing := needed - disk_bytes) > 0:
@@ -262,8 +267,16 @@ class _Profile:
 
     def run(self, size: SuperbatchSize) -> _Planned:
         """Plan the sample in superbatches of some size, from where a loader begins."""
+        return self._plan(size, size.num_batches)
+
+    def later_misses(self, size: SuperbatchSize) -> int:
+        """Return what is missed of the sample in mid-run: from a cache of what most of it needs."""
+        return self._plan(size, self.num_batches).misses
+
+    def _plan(self, size: SuperbatchSize, num_filled_for: int) -> _Planned:
+        """Plan from a cache that is filled for so many batches, if it would be filled."""
         trace = self._sampled()
-        planner = self._planner(size)
+        planner = self._planner(size, num_filled_for)
         misses = changes = most = 0
         for first in range(0, trace.num_batches, size.num_batches):
             plan = planner.plan(_part(trace, first, first + size.num_batches))
@@ -272,7 +285,7 @@ class _Profile:
             most = max(most, int(plan.misses.max(initial=0)))
         return _Planned(misses, changes, trace.num_accesses, most)
 
-    def _planner(self, size: SuperbatchSize) -> Planner:
+    def _planner(self, size: SuperbatchSize, num_filled_for: int) -> Planner:
         num_slots, num_nodes = size.num_slots, self._structure.csc.num_nodes
         if self._fixed is not None:
             planner: Planner = self._fixed.planner(num_slots)
@@ -280,7 +293,7 @@ class _Profile:
             return planner
         planner = make_planner(self._policy, num_slots)
         if fills(self._policy, size, num_nodes):
-            first = _part(self._sampled(), 0, size.num_batches)
+            first = _part(self._sampled(), 0, num_filled_for)
             planner.restart(in_slots(most_needed(first, num_nodes, num_slots), num_slots))
         return planner
 

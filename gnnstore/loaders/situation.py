@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
@@ -22,6 +23,7 @@ from gnnstore.loaders.superbatch_memory import Division, superbatch_memory
 from gnnstore.loaders.workload_sampling import out_degrees, reads_of, sample_workload
 from gnnstore.planning.cost_model import CHOICES, Choice, Machine, Prediction, Resources, predict
 from gnnstore.planning.in_flight import (
+    MANY_BATCHES,
     cache_rows,
     check_two_batches,
     expected_bytes,
@@ -185,6 +187,17 @@ class Situation:
             return fastest_first(self.with_degrees().predictions(LOADERS_CHOICES))
         return found
 
+    @cached_property
+    def _many_seen(self) -> Presampled:
+        """Enough to tell by what others may exceed them, unless an epoch is shorter than that."""
+        if self.seen.num_batches >= MANY_BATCHES or self.workload.epoch_batches < MANY_BATCHES:
+            return self.seen
+        found = self.request.presampler.run(
+            self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
+        )
+        release()
+        return found
+
     def choice(self, predictions: list[Prediction]) -> Choice:
         """Return which of all predictions "auto" goes by."""
         try:
@@ -281,6 +294,7 @@ class Situation:
             packs=choice != "belady",
             staging_bytes=self.engine.staging_bytes,
             may_use_fewer=request.may_use_fewer,
+            look_again=lambda: self._many_seen,
         )
         at_once = 1 if size.num_batches >= self.workload.epoch_batches else 2
         held = placement.resident_bytes + division.placement.staging_bytes
@@ -325,6 +339,8 @@ class Situation:
         )
         size = choose_size(costs, settings, left, work.epoch_batches, disk_bytes=disk_bytes)
         misses = work.belady_misses(size.num_slots, size.num_batches)
+        trades_rows = bool(size.num_slots) and size.plans_in_memory
+        trades_rows = trades_rows and settings.cache_bytes is None and misses > 0
         accesses = work.batch_rows * work.epoch_batches
         costs = with_measured_changes(costs, int(misses), int(accesses))
         if packs:
@@ -335,20 +351,23 @@ class Situation:
             spilled = 0 if size.plans_in_memory else costs.spilled_disk_bytes(size.num_batches)
             return spilled + (costs.disk_bytes(size.num_batches) if packs else 0)
 
-        def cost(size: SuperbatchSize) -> float:
+        def misses_of(size: SuperbatchSize) -> float:
+            return work.belady_misses(size.num_slots, size.num_batches)
+
+        def packing_cost(size: SuperbatchSize) -> float:
             if disk_of(size) > disk_bytes:
                 return math.inf
             scans = work.epoch_batches / size.num_batches
-            misses = work.belady_misses(size.num_slots, size.num_batches)
-            return scans * work.num_rows + 2 * misses
+            return scans * work.num_rows + 2 * misses_of(size)
 
+        cost = packing_cost if packs else misses_of if trades_rows else None
         size = choose_size(
             costs,
             settings,
             left,
             work.epoch_batches,
             disk_bytes=disk_bytes,
-            cost=cost if packs else None,
+            cost=cost,
         )
         taken = disk_of(size)
         if choice == "plan":

@@ -14,9 +14,11 @@ import pytest
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
+from gnnstore.loaders import workload_sampling
 from gnnstore.loaders.presampling import Presampled
 from gnnstore.planning.in_flight import MANY_BATCHES, expected_bytes, margin_of
 from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.disks import keep_usual_profile
 
 BATCHES = 6
 
@@ -29,11 +31,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def loader_of(store: Path, strategy: str, **options: Any) -> NeighborLoader:
+def loader_of(store: Path, strategy: str, every: int = 8, **options: Any) -> NeighborLoader:
     return NeighborLoader(
         store,
         [10, 10],
-        np.arange(0, 2**16, 8),
+        np.arange(0, 2**16, every),
         batch_size=512,
         shuffle=True,
         seed=3,
@@ -60,7 +62,7 @@ def least_memory(store: Path, strategy: str, **options: Any) -> int:
 @pytest.mark.parametrize("strategy", ["belady", "packed", "lru"])
 def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: str) -> None:
     expected = as_dicts(islice(loader_of(store, "memory", num_threads=0), BATCHES))
-    options = {"topology": topology}
+    options: dict[str, Any] = {"topology": topology}
     least = least_memory(store, strategy, **options)
     with pytest.raises(BudgetError) as caught:
         loader_of(store, strategy, memory=least - 10**5, **options)
@@ -79,6 +81,18 @@ def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: s
     roomy = loader_of(store, strategy, memory=2 * more, **options)
     assert roomy.stats().num_threads > 1
     assert same(as_dicts(islice(roomy, BATCHES)), expected)
+
+
+def test_auto_looks_again_where_sampling_is_slow(
+    store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(workload_sampling, "_SECONDS", 0.0)
+    keep_usual_profile(store)
+    memory = least_memory(store, "belady", every=2, disk="0B")
+    loader = loader_of(store, "auto", every=2, memory=memory, disk="0B")
+    predicted = re.findall(r"(\w+) [\d.]+ m?s", loader.stats().reason)
+    assert "belady" in predicted or loader.stats().strategy == "belady"
 
 
 @pytest.mark.parametrize("batch_size", [8, 32, 64])
