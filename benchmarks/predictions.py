@@ -28,6 +28,7 @@ import numpy as np
 
 import gnnstore
 from benchmarks.harness import drop_from_cache, parser, report
+from benchmarks.out_of_core import device_rates, device_rows
 from benchmarks.parts.predicted import Cell
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.testing.cgroup import memory_group
@@ -110,6 +111,7 @@ def compare(arguments: argparse.Namespace, directory: Path) -> None:
     """Make the stores, play the grid, and print."""
     rows: list[tuple[str, str]] = []
     cells = []
+    num_reads = 5_000 if arguments.quick else 50_000
     for name in arguments.workloads:
         workload = WORKLOADS[name]
         store = workload.store(directory)
@@ -135,13 +137,18 @@ def compare(arguments: argparse.Namespace, directory: Path) -> None:
                 )
                 label = f"{name}, {share:.0%} in memory, {times:g} x on disk"
                 print(label, file=sys.stderr)
+                rates = device_rates(store, num_reads)
                 played = play(Cell(asdict(task), int(times * features), ""), arguments)
-                cells.append({"workload": name, "memory": share, "disk": times, **played})
+                device, disk = device_rows(rates + device_rates(store, num_reads))
+                cells.append(
+                    {"workload": name, "memory": share, "disk": times, "device": disk, **played}
+                )
                 if "problem" in played:
                     rows.append((label, played["problem"]))
                     continue
                 rows.append((label, verdict(played)))
-                print(f"  {rows[-1][1]}", file=sys.stderr)
+                print(f"  {rows[-1][1]}; the disk: {device[0][1]}", file=sys.stderr)
+                rows += [(f"  {what}", text) for what, text in device]
                 for predicted in played["predictions"]:
                     text = predicted["problem"] or describe(predicted)
                     rows.append((f"  {predicted['choice']}", text[:110]))
