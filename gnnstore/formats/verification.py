@@ -31,6 +31,7 @@ from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.formats.reader import StoreReader
 from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec
 from gnnstore.formats.zarr_metadata import METADATA_FILE, shard_index
+from gnnstore.progress import NullProgress, Progress
 
 Level = Literal["header", "checksums", "full"]
 LEVELS: tuple[Level, ...] = ("header", "checksums", "full")
@@ -97,7 +98,7 @@ def verify(
     level: Level = "checksums",
     *,
     num_threads: int | None = None,
-    on_bytes: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Check a store and the packed plans in it, or a plan.
 
@@ -109,9 +110,8 @@ def verify(
         How much to check.
     num_threads : int, optional
         Threads that read and checksum; the processors available by default.
-    on_bytes : callable, optional
-        Told the bytes of each file once its checksums were compared: `total_bytes` of the
-        store in all, at level checksums.
+    progress : Progress, optional
+        Is told how far it is.
 
     Returns
     -------
@@ -127,46 +127,54 @@ def verify(
     """
     if level not in LEVELS:
         raise UsageError(f"level={level!r}: choose one of {', '.join(LEVELS)}")
-    report = Report(level)
     threads = num_threads or len(os.sched_getaffinity(0))
-    told = on_bytes or (lambda _: None)
-    directory = Path(path)
-    if is_plan(directory):
-        _verify_plan(directory, report, threads, told)
-        return report
+    progress = progress or NullProgress()
     try:
-        reader = StoreReader.open(path)
+        parts, report = _parts_of(Path(path), level)
     except CorruptStoreError as error:
-        report.problems.append(Problem(error.path or str(path), str(error)))
-        return report
-    report.files = len(reader.files) + 1
-    report.problems += _stray_files(reader)
+        return Report(level, [Problem(error.path or str(path), str(error))])
+    for part in parts:
+        part.problems += _stray_files(part.reader)
     if level != "header":
-        _check_checksums(reader, report, threads, told)
-    # Numbers that fail their checksum need no second complaint about what they mean.
-    if level == "full" and report.ok:
-        report.problems += _check_meaning(reader)
-    for plan in find_plans(directory):
-        _verify_plan(plan, report, threads, told)
+        total = sum(part.reader.total_bytes for part in parts)
+        with progress.phase("compare checksums", total, "bytes") as phase:
+
+            def compared(num_bytes: int) -> None:
+                report.bytes_read += num_bytes
+                phase.advance(num_bytes)
+
+            for part in parts:
+                part.problems += _check_checksums(part.reader, threads, compared)
+    for part in parts:
+        # Numbers that fail their checksum need no second complaint about what they mean.
+        if level == "full" and isinstance(part.reader, StoreReader) and not part.problems:
+            with progress.phase("look at what the numbers mean"):
+                part.problems += _check_meaning(part.reader)
+        report.files += len(part.reader.files) + 1
+        report.problems += part.problems
     return report
 
 
-def _verify_plan(
-    path: Path, report: Report, num_threads: int, on_bytes: Callable[[int], None]
-) -> None:
-    """Check a packed plan; its index leads nowhere else if it can be opened."""
-    try:
-        reader = PlanReader.open(path)
-    except (CorruptStoreError, UnsupportedVersionError) as error:
-        report.problems.append(Problem(error.path or str(path), str(error)))
-        return
-    found = Report(report.level)
-    found.problems += _stray_files(reader)
-    if report.level != "header":
-        _check_checksums(reader, found, num_threads, on_bytes)
-    report.problems += [_with_batches(problem, reader) for problem in found.problems]
-    report.files += len(reader.files) + 1
-    report.bytes_read += found.bytes_read
+@dataclass
+class _Part:
+    """A committed unit: a store without its plans, or a plan."""
+
+    reader: StoreReader | PlanReader
+    problems: list[Problem] = field(default_factory=list)
+
+
+def _parts_of(directory: Path, level: Level) -> tuple[list[_Part], Report]:
+    """Open a store and its plans, or a plan; the report says which plans cannot be opened."""
+    report = Report(level)
+    plans = [directory] if is_plan(directory) else find_plans(directory)
+    parts = [] if is_plan(directory) else [_Part(StoreReader.open(directory))]
+    for plan in plans:
+        try:
+            # Its index leads nowhere else if it can be opened.
+            parts.append(_Part(PlanReader.open(plan)))
+        except (CorruptStoreError, UnsupportedVersionError) as error:
+            report.problems.append(Problem(error.path or str(plan), str(error)))
+    return parts, report
 
 
 def _with_batches(problem: Problem, reader: PlanReader) -> Problem:
@@ -195,32 +203,28 @@ def _stray_files(reader: StoreReader | PlanReader) -> Iterator[Problem]:
 
 
 def _check_checksums(
-    reader: StoreReader | PlanReader,
-    report: Report,
-    num_threads: int,
-    on_bytes: Callable[[int], None],
-) -> None:
-    def done(entry: FileEntry) -> None:
-        report.bytes_read += entry.size_bytes
-        on_bytes(entry.size_bytes)
-
+    reader: StoreReader | PlanReader, num_threads: int, on_bytes: Callable[[int], None]
+) -> Iterator[Problem]:
+    """Compare every file with what was recorded of it, and say which batches lie in damage."""
+    is_readable = True
     for entry, expected in reader.manifest.checksum_files:
         path = reader.path / entry.path
         crcs = _crcs_of(path, max(1, entry.size_bytes), 1)
         if crcs.tolist() != [expected]:
-            report.problems.append(
-                Problem(str(path), "the checksums are altered", 0, entry.size_bytes)
-            )
-        done(entry)
-    if not report.ok:  # without the table nothing can be compared
+            is_readable = False
+            yield Problem(str(path), "the checksums are altered", 0, entry.size_bytes)
+        on_bytes(entry.size_bytes)
+    if not is_readable:  # without the table nothing can be compared
         return
     table = reader.block_checksums()
     first_blocks = reader.manifest.first_blocks()
     for entry, first in zip(reader.manifest.files, first_blocks[:-1], strict=True):
         path = reader.path / entry.path
         crcs = _crcs_of(path, BLOCK_BYTES, num_threads)
-        report.problems += _differences(path, entry, crcs, table[first : first + entry.num_blocks])
-        done(entry)
+        expected_crcs = table[first : first + entry.num_blocks]
+        for problem in _differences(path, entry, crcs, expected_crcs):
+            yield _with_batches(problem, reader) if isinstance(reader, PlanReader) else problem
+        on_bytes(entry.size_bytes)
 
 
 def _crcs_of(path: Path, block_bytes: int, num_threads: int) -> npt.NDArray[np.uint32]:

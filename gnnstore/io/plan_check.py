@@ -7,7 +7,6 @@ are of what was to be written, and training compares them; so does this, batch b
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from gnnstore.formats.plan_reader import PlanReader
 from gnnstore.formats.verification import Level, Problem, Report
 from gnnstore.io.buffers import empty
 from gnnstore.io.saved_plan import SavedPlan
+from gnnstore.progress import NullProgress, Progress
 
 
 def verify(
@@ -24,7 +24,7 @@ def verify(
     level: Level = "checksums",
     *,
     num_threads: int | None = None,
-    on_bytes: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Check a store and the packed plans in it, or a plan.
 
@@ -37,9 +37,8 @@ def verify(
         is sound.
     num_threads : int, optional
         Threads that read and checksum; the processors available by default.
-    on_bytes : callable, optional
-        Told the bytes of each file once its checksums were compared: `total_bytes` of the
-        store in all, at level checksums.
+    progress : Progress, optional
+        Is told how far it is.
 
     Returns
     -------
@@ -53,16 +52,16 @@ def verify(
     StorageError
         If the operating system refuses a read.
     """
-    report = verification.verify(path, level, num_threads=num_threads, on_bytes=on_bytes)
+    report = verification.verify(path, level, num_threads=num_threads, progress=progress)
     if level == "full" and report.ok:
         directory = Path(path)
         threads = num_threads or len(os.sched_getaffinity(0))
         for plan in [directory] if is_plan(directory) else find_plans(directory):
-            report.problems += check_batches(plan, threads)
+            report.problems += check_batches(plan, threads, progress or NullProgress())
     return report
 
 
-def check_batches(path: Path, num_threads: int) -> list[Problem]:
+def check_batches(path: Path, num_threads: int, progress: Progress) -> list[Problem]:
     """Read every batch of a plan, but for what the cache gives it; return what is wrong.
 
     Each thread holds a batch's rows of one attribute.
@@ -88,6 +87,14 @@ def check_batches(path: Path, num_threads: int) -> list[Problem]:
             return Problem(getattr(error, "path", None) or str(path), message)
         return None
 
-    with ThreadPoolExecutor(num_threads, "gnnstore-verify") as pool:
-        found = pool.map(check, range(plan.reader.manifest.num_batches))
-        return [problem for problem in found if problem is not None]
+    num_batches = plan.reader.manifest.num_batches
+    problems = []
+    with (
+        progress.phase(f"read the batches of {path.name}", num_batches, "batches") as phase,
+        ThreadPoolExecutor(num_threads, "gnnstore-verify") as pool,
+    ):
+        for problem in pool.map(check, range(num_batches)):
+            phase.advance()
+            if problem is not None:
+                problems.append(problem)
+    return problems

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from gnnstore.errors import UnsupportedVersionError
-from gnnstore.formats.plan_manifest import find_plans, is_plan
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.formats.reader import StoreReader
 from gnnstore.formats.verification import LEVELS, Level, Problem, Report
 from gnnstore.io.plan_check import verify
 from gnnstore.tools import exits
@@ -57,30 +52,14 @@ Examples:
 def command(session: Session, store: str, level: Level, threads: int | None) -> int:
     """Verify, print the report and return the exit status."""
     started = time.perf_counter()
-    with (
-        session.progress() as progress,
-        progress.phase(f"verify {store}", _total_bytes(store, level), "bytes") as phase,
-    ):
-        report = verify(store, level, num_threads=threads, on_bytes=phase.advance)
+    with session.progress() as progress:
+        report = verify(store, level, num_threads=threads, progress=progress)
     seconds = time.perf_counter() - started
     session.emit(
         _document(store, report, seconds),
         lambda console: _render(console, store, report, seconds),
     )
     return exits.OK if report.ok else exits.PROBLEM
-
-
-def _total_bytes(store: str, level: Level) -> int | None:
-    """Return the bytes to read; None where that cannot be told before verifying."""
-    if level == "header":
-        return None
-    directory = Path(store)
-    plans = [directory] if is_plan(directory) else find_plans(directory)
-    try:
-        total = 0 if is_plan(directory) else StoreReader.open(store).total_bytes
-        return total + sum(PlanReader.open(plan).total_bytes for plan in plans)
-    except (ValueError, UnsupportedVersionError):  # corrupt: `verify` will say how
-        return None
 
 
 def _document(store: str, report: Report, seconds: float) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from gnnstore.loaders import rolling
 from gnnstore.loaders.plan_packing import PlanPacker
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.tools.json_progress import JsonProgress
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
@@ -107,7 +110,12 @@ def test_a_disk_that_alters_what_is_written(
     plan = pack(store, [4, 4], output=tmp_path / "plan")
     assert verification.verify(plan, "full").ok
     assert gnnstore.verify(plan, "checksums").ok
-    (problem,) = gnnstore.verify(plan, "full").problems
+    told = StringIO()
+    report = gnnstore.verify(plan, "full", progress=JsonProgress(told, interval_seconds=0))
+    (problem,) = report.problems
+    last = json.loads(told.getvalue().splitlines()[-1])
+    num_batches = PlanReader.open(plan).manifest.num_batches
+    assert (last["phase"], last["done"]) == ("read the batches of plan", num_batches)
     assert problem.path == str(plan / "rows/x/c.0")
     assert "batch 1 of epoch 0, 'nodes/node/x'" in problem.message
     with pytest.raises(CorruptStoreError, match="batch 1 of epoch 0, 'nodes/node/x'"):

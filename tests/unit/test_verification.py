@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from gnnstore.formats import (
 )
 from gnnstore.formats.verification import LEVELS, verify
 from gnnstore.testing.stores import write_example_store
+from gnnstore.tools.json_progress import JsonProgress
 
 
 def write_raw(
@@ -55,11 +58,26 @@ def write_raw(
 @pytest.mark.parametrize("shape", [(25,), (128,), (3000,)])
 def test_sound_stores_pass_at_every_level(tmp_path: Path, level: Any, shape: Any) -> None:
     example = write_example_store(tmp_path / "a.gnn", feature_shape=shape, shard_bytes=2**16)
-    progress: list[int] = []
-    report = verify(example.path, level, on_bytes=progress.append)
+    told = StringIO()
+    report = verify(example.path, level, progress=JsonProgress(told, interval_seconds=0))
     assert report.ok, report.problems
-    assert sum(progress) == report.bytes_read
+    events = [json.loads(line) for line in told.getvalue().splitlines()]
+    last = {event["phase"]: event for event in events if "phase" in event}
+    bytes_told = last.get("compare checksums", {"done": 0, "total": 0})
+    assert bytes_told["done"] == bytes_told["total"] == report.bytes_read
     assert (report.bytes_read > 0) == (level != "header")
+    assert ("look at what the numbers mean" in last) == (level == "full")
+
+
+def test_a_stray_file_does_not_hide_damage(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "a.gnn", [0, 2, 4], [0, 1, 0, 1])
+    (path / "stray").touch()
+    (damaged,) = path.rglob("indices/c.0")
+    content = bytearray(damaged.read_bytes())
+    content[0] ^= 1
+    damaged.write_bytes(content)
+    found = {problem.path for problem in verify(path).problems}
+    assert found == {str(path / "stray"), str(damaged)}
 
 
 def test_empty_graph_passes(tmp_path: Path) -> None:
