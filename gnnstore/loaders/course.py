@@ -112,6 +112,11 @@ class Course:
         return filled
 
     @property
+    def is_followed(self) -> bool:
+        """Whether all batches that were planned have been assembled."""
+        return self.lease.num_gathered >= self.num_planned
+
+    @property
     def _holds_rows(self) -> bool:
         return bool((self.planner.nodes >= 0).any())
 

@@ -81,8 +81,13 @@ class _Making:
         """Make the superbatch."""
         try:
             chunk, self._chunk = self._chunk, []
-            sampled = self.maker.sample(chunk)
-            self.made = self.maker.finish(sampled) if self._plans else sampled
+            sampled, course = self.maker.sample(chunk), self.maker.course
+            if self._plans and course.lease.is_current:  # nobody else uses the cache
+                self.made = self.maker.finish(sampled)
+                if self.maker.course is not course:  # somebody has begun to in between
+                    self.maker.course.lease.rest()
+            else:
+                self.made = sampled
         except Exception as error:
             # What stands in the way will be met again when it is made for whoever asks for it.
             _log.debug("the next superbatch cannot be made yet: %s", error)

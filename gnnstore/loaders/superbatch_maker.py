@@ -129,7 +129,7 @@ class SuperbatchMaker:
             builder.put(i - begin, kept.get(i).n_id)
         with self._planning:
             # Superbatches that have been planned come later, so they will be planned again too.
-            self.course = self.job.begin_course()
+            self.take_over()
             trace = builder.build()
             part, seconds = self._plan(trace, name, begin=begin)
         part.packed = self._pack(trace, part, only_if_faster=True)
@@ -155,7 +155,9 @@ class SuperbatchMaker:
         """
         job, sampling = self.job, self.sampling
         with self._planning:
-            course = self._current_course()
+            if not self.course.lease.is_current:
+                self.take_over()
+            course = self.course
             if fills:
                 with sampling.timeline().span("filling"):
                     job.totals.filling += course.fill(trace, job.num_nodes, job.degrees)
@@ -279,12 +281,13 @@ class SuperbatchMaker:
                 return error
         return None
 
-    def _current_course(self) -> Course:
-        # Another iteration may have taken the cache over. What was planned before goes on
-        # without it, reading every row; from here on the cache is ours again.
-        if not self.course.lease.is_current:
-            self.course = self.job.begin_course()
-        return self.course
+    def take_over(self, course: Course | None = None) -> None:
+        """Go on with another course, by default one that takes the cache from whoever has it.
+
+        What was planned before goes on without the cache, reading every row.
+        """
+        self.course = self.job.begin_course() if course is None else course
+        self._end = 0
 
     def _check_wanted(self) -> None:
         if self._is_stopped.is_set():
@@ -302,6 +305,8 @@ class SuperbatchMaker:
         lease = self.course.lease
         if lease.is_current and lease.num_gathered < self._end:
             lease.close()
+        elif lease.is_current:
+            lease.rest()
 
 
 def _disk_bytes(part: PlannedPart) -> int:

@@ -187,7 +187,6 @@ class Superbatches:
             yield hand_out(maker, superbatches, make_next)
             unless_done.pop_all()
         if maker.is_followed:
-            maker.course.lease.rest()
             self._idle = maker.course
         for superbatch in coming:
             self._next = superbatch
@@ -202,9 +201,8 @@ class Superbatches:
         """Return what makes an iteration's superbatches, and the first one if there is one."""
         course, self._idle = self._idle, None
         coming, self._next = self._next, None
-        goes_on = course is not None and course.lease.is_current
         if course is not None:
-            self._plans_next = goes_on
+            self._plans_next = course.lease.is_current
         if coming is not None:
             is_it = coming.key == key and coming.maker.sampling.sampler is sampling.sampler
             made = coming.take() if is_it else None
@@ -212,11 +210,10 @@ class Superbatches:
                 maker = coming.maker
                 maker.sampling = sampling
                 if not maker.course.lease.is_current:
-                    maker.course = self._job().begin_course()
+                    maker.take_over(_if_usable(course))
                 return maker, [made]
             coming.give_up()
-        if course is None or not course.lease.is_current:
-            course = self._job().begin_course()
+        course = _if_usable(course) or self._job().begin_course()
         return SuperbatchMaker(self._job(), course, sampling), []
 
     def _make_next(
@@ -244,6 +241,15 @@ class Superbatches:
             self.degrees,
             self.totals,
         )
+
+
+def _if_usable(course: Course | None) -> Course | None:
+    """Return a course that has the cache, none of whose batches is yet to come.
+
+    The process that this one was forked from may have planned some, which nobody will assemble.
+    """
+    is_usable = course is not None and course.lease.is_current and course.is_followed
+    return course if is_usable else None
 
 
 class _Chunks(Iterator[list[Any]]):

@@ -105,10 +105,13 @@ def test_the_longest_unused_goes_first() -> None:
 
 @pytest.mark.parametrize(
     ("wanted", "left"),
-    [(4, [2, 8, 16]), (6, [8, 16]), (10, [2, 16]), (16, [2, 4, 8]), (20, [2, 4]), (40, [])],
+    [(4, [2, 8, 16]), (6, [2, 4, 16]), (10, [2, 4, 8]), (16, [2, 4, 8]), (20, [2, 4]), (40, [])],
 )
 def test_memory_is_taken_in_exchange_for_smaller_buffers(wanted: int, left: list[int]) -> None:
-    """They are given back, the largest first, until what is wanted has room in their place."""
+    """They are given back, the largest first, until what is wanted has room in their place.
+
+    Larger ones serve up to twice as much as is wanted.
+    """
     kept = [_core.pool_empty(size * MIB) for size in (2, 4, 8, 16)]
     del kept
     _core.pool_exchange(True)
@@ -118,6 +121,21 @@ def test_memory_is_taken_in_exchange_for_smaller_buffers(wanted: int, left: list
     assert taken >= buffer.nbytes
     free = _core.pool_stats()["bytes_free"]
     assert free == sum(left) * MIB
+
+
+@pytest.mark.parametrize(("exchanges", "expected"), [(False, 80 * MIB), (True, 74 * MIB)])
+def test_buffers_are_hardly_larger_than_wanted_where_memory_is_short(
+    exchanges: bool, expected: int
+) -> None:
+    kept = _core.pool_empty(200 * MIB)  # too large to serve for it
+    del kept
+    _core.pool_exchange(exchanges)
+    before = _core.pool_stats()
+    buffer = _core.pool_empty(72 * MIB + 1)
+    after = _core.pool_stats()
+    assert buffer.nbytes == 72 * MIB + 1
+    assert after["bytes_in_use"] - before["bytes_in_use"] == expected
+    assert after["bytes_free"] == before["bytes_free"] >= 200 * MIB
 
 
 @pytest.mark.parametrize("num_bytes", [-1, 2**62])

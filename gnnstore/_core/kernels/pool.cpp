@@ -22,10 +22,14 @@ constexpr size_t small_bytes = size_t{1} << 20;
 constexpr size_t cache_line_bytes = 64;
 
 // Capacities are 8 to 16 times a power of two, so that a buffer is at most an eighth
-// larger than the request and batches of nearly equal size share a capacity.
-size_t capacity_for(size_t num_bytes) {
+// larger than the request and batches of nearly equal size share a capacity. Where memory is
+// short they are finer, and what is free serves for much less than it could hold: there, a
+// buffer that lies idle beside a new one is one too many.
+constexpr size_t steps = 8, fine_steps = 32;
+
+size_t capacity_for(size_t num_bytes, bool is_short) {
     const size_t least = std::max(num_bytes, size_t{4096});
-    const size_t step = std::bit_floor(least - 1) / 8;
+    const size_t step = std::bit_floor(least - 1) / (is_short ? fine_steps : steps);
     const size_t rounded = (least + step - 1) / step * step;
     if (rounded < small_bytes) return rounded;
     return (rounded + huge_page_bytes - 1) / huge_page_bytes * huge_page_bytes;
@@ -78,13 +82,14 @@ void *BufferPool::allocate(int64_t num_bytes) {
     if (num_bytes < 0 || num_bytes > std::numeric_limits<int64_t>::max() / 4)
         throw std::invalid_argument("num_bytes must be between 0 and 2^61, got " +
                                     std::to_string(num_bytes));
-    const size_t capacity = capacity_for(static_cast<size_t>(num_bytes));
     const std::lock_guard lock(mutex_);
+    const size_t capacity = capacity_for(static_cast<size_t>(num_bytes), exchanges_);
+    const size_t most = exchanges_ ? 2 * capacity : capacity + capacity / 4;
     // A somewhat larger buffer that is mapped already beats a fitting one that is not.
     const auto found = free_.lower_bound(capacity);
     void *data;
     size_t taken;
-    if (found != free_.end() && found->first <= capacity + capacity / 4) {
+    if (found != free_.end() && found->first <= most) {
         taken = found->first;
         data = found->second.back().data;  // the latest: most likely still cached
         in_use_.emplace(data, taken);

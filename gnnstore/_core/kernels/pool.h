@@ -35,7 +35,8 @@ public:
     // What the pool keeps at most from now on.
     void set_limit(int64_t max_free_bytes);
     // From now on, memory is taken from the system in exchange for free buffers that are too
-    // small: what is in use and free together grows as if there was one buffer for both.
+    // small: what is in use and free together grows as if there was one buffer for both. Larger
+    // ones serve up to twice as much as is wanted, and new ones are hardly larger than that.
     void exchange(bool exchanges);
 
 private:
