@@ -21,7 +21,7 @@ from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
 from gnnstore.planning.planners import Planner, make_planner
 from gnnstore.planning.static_cache import most_needed
 from gnnstore.planning.superbatch_costs import SuperbatchCosts, with_measured_changes
-from gnnstore.planning.superbatch_size import SuperbatchSize, choose_size
+from gnnstore.planning.superbatch_size import SuperbatchSize, choose_size, takes_from_rows
 from gnnstore.planning.trace_builder import TraceBuilder, id_dtype
 from gnnstore.units import format_at_least
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
 # of an epoch that they make faster. Small ones are done at once.
 _PROFILE_BATCHES = 128
+# Fewer do not tell how often rows are needed again.
+_LEAST_TOLD = 16
 
 
 def size_superbatches(
@@ -134,10 +136,6 @@ def _sized(
         spared_bytes=0 if read - {spec.path for spec in specs} else placement.staging_bytes,
     )
     left = memory.num_bytes
-
-    def memory_for(missing_bytes: int) -> int:
-        return placement.memory_for(memory.more_left(missing_bytes))
-
     id_bytes = id_dtype(csc.num_nodes).itemsize
     num_batches = presampler.epoch_batches
     batch_nodes = division.expected(seen.largest_nodes)
@@ -170,15 +168,16 @@ def _sized(
     # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
     # memory for the worst case caches more, so it is measured before the sizes are compared.
     size = choose_size(
-        costs, settings, left, num_batches, disk_bytes=disk_bytes, memory_for=memory_for
+        costs, settings, left, num_batches, disk_bytes=disk_bytes, memory_for=memory.memory_for
     )
-    in_memory = bool(size.num_slots) and size.plans_in_memory
-    # Plans in memory have it instead of rows; those on disk are as long as they may be.
-    trades_rows = in_memory and settings.cache_bytes is None
-    if packs or in_memory:
+    trades_rows = False
+    if packs or (size.num_slots and size.plans_in_memory):
         measured = profile.run(size)
         costs = with_measured_changes(costs, measured.changes, measured.accesses)
-        trades_rows = trades_rows and measured.misses > 0
+        # What is always cached does not depend on how many batches are planned.
+        trades_rows = fixed is None and measured.misses > 0
+        trades_rows = trades_rows and profile.num_batches >= _LEAST_TOLD
+        trades_rows = trades_rows and takes_from_rows(size, costs, settings, left)
         if packs:
             mean = division.expected(-(-measured.misses // profile.num_batches))
             costs = replace(
@@ -203,7 +202,7 @@ def _sized(
         left,
         num_batches,
         disk_bytes=disk_bytes,
-        memory_for=memory_for,
+        memory_for=memory.memory_for,
         cost=cost,
     )
     needed = costs.disk_bytes(size.num_batches) + _spilled(costs, size)
@@ -216,7 +215,9 @@ def _sized(
         )
     at_once = 1 if size.num_batches >= num_batches else 2
     size = replace(size, overlaps=2 * needed <= at_once * disk_bytes)
-    return placement.with_superbatch(size.with_sampling(memory.bulk_bytes, memory.besides_bytes))
+    return placement.with_superbatch(
+        size.with_sampling(memory.bulk_bytes, memory.besides_bytes, lends=memory.lent_bytes > 0)
+    )
 
 
 def _spilled(costs: SuperbatchCosts, size: SuperbatchSize) -> int:

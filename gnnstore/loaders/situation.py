@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
@@ -33,7 +32,7 @@ from gnnstore.planning.planned_settings import PlannedPolicy, PlannedSettings
 from gnnstore.planning.sizes import StoreSizes
 from gnnstore.planning.static_cache import SCORE_DTYPES, CacheSettings, Score
 from gnnstore.planning.superbatch_costs import SuperbatchCosts, with_measured_changes
-from gnnstore.planning.superbatch_size import SuperbatchSize, choose_size
+from gnnstore.planning.superbatch_size import SuperbatchSize, choose_size, takes_from_rows
 from gnnstore.planning.trace_builder import id_dtype
 from gnnstore.planning.workload import Workload
 from gnnstore.progress import NullProgress, Progress
@@ -116,6 +115,8 @@ class Situation:
         That may be taken beside the store.
     spare_bytes : int
         Of the memory budget, beside what is held, other loaders' caches too.
+    many_seen : list of Presampled
+        More batches, once they have been needed.
     """
 
     request: ReadRequest
@@ -127,6 +128,7 @@ class Situation:
     machine: Machine
     disk_bytes: int
     spare_bytes: int
+    many_seen: list[Presampled] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -187,16 +189,17 @@ class Situation:
             return fastest_first(self.with_degrees().predictions(LOADERS_CHOICES))
         return found
 
-    @cached_property
-    def _many_seen(self) -> Presampled:
-        """Enough to tell by what others may exceed them, unless an epoch is shorter than that."""
-        if self.seen.num_batches >= MANY_BATCHES or self.workload.epoch_batches < MANY_BATCHES:
+    def _see_many(self) -> Presampled:
+        """Return batches enough to tell by what others may exceed them, sampled once if need be."""
+        if self.seen.num_batches >= MANY_BATCHES:
             return self.seen
-        found = self.request.presampler.run(
-            self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
-        )
-        release()
-        return found
+        if not self.many_seen:
+            found = self.request.presampler.run(
+                self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
+            )
+            release()
+            self.many_seen.append(found)
+        return self.many_seen[0]
 
     def choice(self, predictions: list[Prediction]) -> Choice:
         """Return which of all predictions "auto" goes by."""
@@ -263,6 +266,8 @@ class Situation:
         # Beside another kind of cache there is none; all cost what they take of the budget.
         request = replace(self.request, options=options).without_second_cache()
         placement = place_for(request, options.strategy)
+        if choice in {"memory", "mmap"} and placement.budget_is_promise:
+            check_two_batches(placement, self.seen.largest_bytes)
         if choice == "memory":
             return Resources(placement.resident_bytes)
         if choice == "mmap":
@@ -294,7 +299,7 @@ class Situation:
             packs=choice != "belady",
             staging_bytes=self.engine.staging_bytes,
             may_use_fewer=request.may_use_fewer,
-            look_again=lambda: self._many_seen,
+            look_again=self._see_many,
         )
         at_once = 1 if size.num_batches >= self.workload.epoch_batches else 2
         held = placement.resident_bytes + division.placement.staging_bytes
@@ -337,10 +342,16 @@ class Situation:
             epoch_batches=work.epoch_batches,
             sampling_bytes=memory.lent_bytes,
         )
-        size = choose_size(costs, settings, left, work.epoch_batches, disk_bytes=disk_bytes)
+        size = choose_size(
+            costs,
+            settings,
+            left,
+            work.epoch_batches,
+            disk_bytes=disk_bytes,
+            memory_for=memory.memory_for,
+        )
         misses = work.belady_misses(size.num_slots, size.num_batches)
-        trades_rows = bool(size.num_slots) and size.plans_in_memory
-        trades_rows = trades_rows and settings.cache_bytes is None and misses > 0
+        trades_rows = misses > 0 and takes_from_rows(size, costs, settings, left)
         accesses = work.batch_rows * work.epoch_batches
         costs = with_measured_changes(costs, int(misses), int(accesses))
         if packs:
@@ -367,6 +378,7 @@ class Situation:
             left,
             work.epoch_batches,
             disk_bytes=disk_bytes,
+            memory_for=memory.memory_for,
             cost=cost,
         )
         taken = disk_of(size)

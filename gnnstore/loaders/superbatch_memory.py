@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -44,18 +45,15 @@ class SuperbatchMemory:
         read what is packed.
     lent_bytes : int
         Of all of it, what sampling lends to planning, and to packing.
+    memory_for : callable
+        Returns by how much `memory=` must grow for `num_bytes` to grow by so much.
     """
 
     num_bytes: int
     bulk_bytes: int
     besides_bytes: int
     lent_bytes: int
-
-    def more_left(self, missing_bytes: int) -> int:
-        """Return by how much what is left must grow, so that `num_bytes` grows by so much."""
-        if self.bulk_bytes == 0:
-            return missing_bytes
-        return -(-missing_bytes * _BULK_SHARE // (_BULK_SHARE - 1))
+    memory_for: Callable[[int], int]
 
 
 @dataclass(frozen=True)
@@ -195,14 +193,28 @@ def superbatch_memory(
         left -= threads_bytes
     else:
         left //= _UNPROMISED_SHARE
-    bulk_bytes = 0 if structure_staging_bytes is None else max(0, left) // _BULK_SHARE
-    left -= bulk_bytes
-    lent_bytes = lent_to_packing = 0
-    if division.crowd == "fewest":
-        # A superbatch is planned and packed when all of it has been sampled, in the same memory.
-        # Not otherwise: for a cache that another loader had meanwhile, it is planned and packed
-        # again while the next one is sampled.
+
+    def for_sampling(left: int) -> tuple[int, int, int]:
+        """Return what is for sampling together, what sampling lends, and that to packing."""
+        bulk_bytes = 0 if structure_staging_bytes is None else max(0, left) // _BULK_SHARE
+        if division.crowd != "fewest":
+            # For a cache that another loader had meanwhile, a superbatch is planned and packed
+            # again while the next one is sampled.
+            return bulk_bytes, 0, 0
         lent_bytes = ids_bytes + bulk_bytes
-        lent_to_packing = min(lent_bytes, LEAST_PACKING_BYTES) if packs else 0
-    besides_bytes = bulk_bytes + threads_bytes - lent_to_packing
-    return SuperbatchMemory(left + lent_to_packing, bulk_bytes, besides_bytes, lent_bytes)
+        return bulk_bytes, lent_bytes, min(lent_bytes, LEAST_PACKING_BYTES) if packs else 0
+
+    def for_plans(left: int) -> int:
+        bulk_bytes, _, packing_bytes = for_sampling(left)
+        return left - bulk_bytes + packing_bytes
+
+    def memory_for(missing_bytes: int) -> int:
+        wanted = for_plans(left) + missing_bytes
+        more = range(2 * missing_bytes + 1)
+        return placement.memory_for(
+            bisect_left(more, True, key=lambda bytes_more: for_plans(left + bytes_more) >= wanted)
+        )
+
+    bulk_bytes, lent_bytes, packing_bytes = for_sampling(left)
+    besides_bytes = bulk_bytes + threads_bytes - packing_bytes
+    return SuperbatchMemory(for_plans(left), bulk_bytes, besides_bytes, lent_bytes, memory_for)

@@ -44,8 +44,11 @@ def hand_out(
 
 
 def _may_take_back(maker: SuperbatchMaker, superbatch: Superbatch, num_left: int) -> bool:
-    """Whether another loader took the cache over, and has no use for it any more."""
-    if not superbatch.part.lease.is_overtaken:
+    """Whether another loader took the cache over, and has no use for it any more.
+
+    Not where the next superbatch may be sampled in the memory that planning takes.
+    """
+    if not superbatch.part.lease.is_overtaken or maker.job.size.lends:
         return False
     is_free = maker.job.cache().is_free or maker.course.lease.is_current
     return is_free and num_left >= _WORTH_PLANNING

@@ -52,6 +52,9 @@ class SuperbatchSize:
         Part of it for sampling batches together, where in-neighbours are on disk.
     overlaps : bool
         Whether disk has room for two superbatches, so that one can be made beside another.
+    lends : bool
+        Whether planning and packing have memory that sampling has at other times: nothing is
+        planned while a superbatch is sampled.
     """
 
     num_batches: int
@@ -63,6 +66,7 @@ class SuperbatchSize:
     table_bytes: int = 0
     bulk_bytes: int = 0
     overlaps: bool = True
+    lends: bool = False
 
     @property
     def plans_in_memory(self) -> bool:
@@ -80,9 +84,10 @@ class SuperbatchSize:
         """Return the memory for the nodes' degrees where later rows are, beside those counts."""
         return max(0, self.num_bytes // _COUNTS_SHARE - num_nodes)
 
-    def with_sampling(self, bulk_bytes: int, besides_bytes: int) -> Self:
+    def with_sampling(self, bulk_bytes: int, besides_bytes: int, *, lends: bool) -> Self:
         """Return the size with memory for sampling batches together, part of that besides."""
-        return replace(self, num_bytes=self.num_bytes + besides_bytes, bulk_bytes=bulk_bytes)
+        num_bytes = self.num_bytes + besides_bytes
+        return replace(self, num_bytes=num_bytes, bulk_bytes=bulk_bytes, lends=lends)
 
     def describe(self, policy: str) -> str:
         """Return a phrase for the loader's reason."""
@@ -212,6 +217,15 @@ def choose_size(
         largest = max(least, largest // 2 if will_do else largest * 7 // 8)
     # Of equal ones the smallest: it is planned soonest.
     return min(reversed(tried), key=lambda one: one[0])[1]
+
+
+def takes_from_rows(
+    size: SuperbatchSize, costs: SuperbatchCosts, settings: PlannedSettings, left_bytes: int
+) -> bool:
+    """Whether plans take so much memory that fewer batches at a time might miss less."""
+    planning = size.planning_bytes - costs.planning_bytes(0)
+    is_much = size.plans_in_memory and planning > left_bytes // KEPT_SHARE
+    return is_much and size.num_slots > 0 and settings.cache_bytes is None
 
 
 def _most_batches(

@@ -22,12 +22,13 @@ import numpy as np
 import pytest
 import torch
 
+import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.io import packing
 from gnnstore.loaders import rolling
 from gnnstore.loaders.next_superbatch import NextSuperbatch
-from gnnstore.loaders.superbatch_maker import SuperbatchMaker
+from gnnstore.loaders.superbatch_maker import SampledSuperbatch, SuperbatchMaker
 from gnnstore.loaders.superbatches import Superbatches
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.graphs import random_graph
@@ -378,6 +379,44 @@ def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path) -> None:
     assert not run.stderr
     assert not list(tmp_path.iterdir())
     assert time.monotonic() - start < 60
+
+
+def test_the_cache_is_taken_from_nobody(
+    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another loader began while the next epoch was sampled: it keeps what it has."""
+    sample, goes_on = SuperbatchMaker.sample, threading.Event()
+    begun: list[SuperbatchMaker] = []
+
+    def sample_and_wait(maker: SuperbatchMaker, chunk: list[Any]) -> Any:
+        sampled = sample(maker, chunk)
+        if maker not in begun:
+            begun.append(maker)
+        if len(begun) == 2 and maker is begun[1]:  # of the next epoch
+            assert goes_on.wait(60)
+        return sampled
+
+    monkeypatch.setattr(SuperbatchMaker, "sample", sample_and_wait)
+    store = gnnstore.open(path)
+    options: dict[str, Any] = {"strategy": "belady", "superbatch": BATCHES}
+    loader, other = loader_of(store, **options), loader_of(store, **options)
+    found = []
+    for batch in loader:
+        found.append(batch.to_dict())
+        if len(found) == BATCHES - 1:
+            theirs: Any = iter(other)
+            next(theirs)
+            turns = ahead_of(other).cache()._turns
+            latest = turns.latest
+            goes_on.set()
+    assert same(found, expected[0])
+    ahead = coming(loader)
+    assert ahead is not None
+    assert isinstance(ahead._making.made, SampledSuperbatch)
+    assert turns.latest is latest
+    assert len(list(theirs)) == BATCHES - 1
+    assert turns.is_free
+    assert same(as_dicts(loader), expected[1])
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import gc
-import itertools
 import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +211,7 @@ def test_an_iteration_that_is_left(
     path: Path, expected: list[dict[str, Any]], num_threads: int, num_taken: int
 ) -> None:
     loader = loader_of(path, num_threads=num_threads)
-    taken = [batch.to_dict() for batch in itertools.islice(loader, num_taken)]
+    taken = [batch.to_dict() for batch in islice(loader, num_taken)]
     assert same(taken, expected[:num_taken])
     loader.set_epoch(1)
     assert same(batches(loader), expected[BATCHES:]), "what is left in the slots is known"
@@ -296,9 +296,10 @@ def test_validation_while_the_next_epoch_waits(
     validation.close()
 
 
+@pytest.mark.parametrize("is_left", [False, True])
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_the_rest_is_planned_again_after_validation(
-    path: Path, expected: list[dict[str, Any]], on_disk: bool
+    path: Path, expected: list[dict[str, Any]], on_disk: bool, is_left: bool
 ) -> None:
     """A plan for a cache that another loader has used since would read every row."""
     store = gnnstore.open(path)
@@ -312,7 +313,8 @@ def test_the_rest_is_planned_again_after_validation(
     for i, batch in enumerate(train):
         found.append(batch.to_dict())
         if i == 1:
-            list(valid)
+            # Left with its last batch, it has not come to its end, but has no more to assemble.
+            assert len(list(islice(valid, len(valid) if is_left else None))) == len(valid)
             before = train.stats()
     assert same(found, expected[:BATCHES])
     assert same(batches(alone), expected[:BATCHES])
@@ -343,7 +345,7 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str,
 
 def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of(path)
-    for _ in itertools.islice(loader, 7):
+    for _ in islice(loader, 7):
         pass
     state = loader.state_dict()
     for options in ({"strategy": "lru", "superbatch": 2}, {"strategy": "belady"}):
