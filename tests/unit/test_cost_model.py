@@ -130,6 +130,15 @@ def test_later_epochs_need_other_rows(batches: list[Any], num_slots: int) -> Non
     assert work.belady_misses(num_slots, 60) == pytest.approx(true, rel=0.12)
 
 
+@pytest.mark.parametrize("superbatch", [2, 4])
+def test_superbatches_of_few_batches(batches: list[Any], superbatch: int) -> None:
+    """A large cache keeps what most batches need, as one of these rows alone does."""
+    work = workload_of(batches[:60])
+    true = planned_misses(batches, 4000, superbatch, first_epoch=60)
+    found = work.belady_misses(4000, superbatch)
+    assert found == pytest.approx(true, rel=0.2)
+
+
 @pytest.mark.parametrize("num_slots", [200, 1000, 4000])
 def test_static_misses_are_those_of_a_cache_by_other_batches(
     batches: list[Any], num_slots: int
