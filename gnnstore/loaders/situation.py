@@ -272,7 +272,7 @@ class Situation:
             return Resources(placement.resident_bytes)
         if choice == "mmap":
             # A mapping has what the budget leaves for pages, although they are not counted.
-            page_cache = max(0, placement.left_bytes)
+            page_cache = max(0, placement.left_bytes - 2 * self.seen.largest_bytes)
             return Resources(placement.resident_bytes, cached_bytes=page_cache)
         batch_bytes = 0
         if placement.budget_is_promise and not planned:

@@ -23,6 +23,7 @@ from gnnstore.loaders.rolling import disk_budget
 from gnnstore.loaders.situation import place_for
 from gnnstore.loaders.superbatches import Superbatches
 from gnnstore.loaders.workload_sampling import out_degrees
+from gnnstore.planning.in_flight import check_two_batches
 from gnnstore.planning.placement import ASKED_FOR, Placement
 from gnnstore.planning.planned_settings import PLANNED, PlannedSettings
 from gnnstore.planning.sizes import StoreSizes
@@ -328,6 +329,7 @@ def _placed(request: ReadRequest, why: str = ASKED_FOR, instead_of_static: str =
     options = request.options
     placement = place_for(request, options.strategy, why=why, instead_of_static=instead_of_static)
     if not placement.reads_disk:
+        _check_two_batches(request, placement)
         return placement
     own = request.without_second_cache()
     if own is request:
@@ -341,6 +343,15 @@ def _placed(request: ReadRequest, why: str = ASKED_FOR, instead_of_static: str =
             f"another strategy; give both the same, and they share it"
         ) from None
     return placement.because(f"no cache, for {taken} of memory= are that of another strategy")
+
+
+def _check_two_batches(request: ReadRequest, placement: Placement) -> None:
+    """Refuse a budget that has no room for two batches, before everything else is loaded."""
+    if placement.budget_is_promise:
+        structure = request.structure(placement, None)
+        seen = request.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
+        release()
+        check_two_batches(placement, seen.largest_bytes)
 
 
 def _divided(request: ReadRequest, placement: Placement) -> Placement:

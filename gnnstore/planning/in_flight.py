@@ -137,4 +137,5 @@ def in_flight_bytes(
 
 
 def _besides(placement: Placement) -> str:
-    return f" ({format_size(placement.staging_bytes)} of it staging for reads)"
+    staging = placement.staging_bytes
+    return f" ({format_size(staging)} of it staging for reads)" if staging else ""

@@ -622,10 +622,21 @@ def test_a_budget_too_small_is_refused_before_any_work(store: gnnstore.GraphStor
         NeighborLoader(store, [2], strategy="memory", memory=10_000)
 
 
-def test_a_budget_without_room_for_a_batch_says_so(store: gnnstore.GraphStore) -> None:
+def test_a_budget_without_room_for_two_batches_is_refused_at_once(
+    store: gnnstore.GraphStore,
+) -> None:
+    with pytest.raises(BudgetError, match=r"and 2 batches of up to .* choose a smaller"):
+        NeighborLoader(
+            store, [-1, -1], strategy="mmap", topology="mmap", batch_size=100, memory="20kB"
+        )
+
+
+def test_a_batch_without_room_says_so(store: gnnstore.GraphStore) -> None:
+    """One that is larger than those that were sampled beforehand."""
     loader = NeighborLoader(
-        store, [-1, -1], strategy="mmap", topology="mmap", batch_size=100, memory="20kB"
+        store, [-1, -1], strategy="mmap", topology="mmap", batch_size=100, memory="2MB"
     )
+    loader._spare_bytes = 20_000
     with pytest.raises(BudgetError, match=r"bytes for batches, but a batch of .* choose a smaller"):
         next(iter(loader))
 

@@ -273,8 +273,8 @@ def test_two_batches_are_the_least() -> None:
     with pytest.raises(BudgetError) as caught:
         check_two_batches(chosen, GB // 2 + 1)
     assert str(caught.value) == (
-        "strategy 'direct' needs 1100000002 bytes: 100000000 that it holds (0 B of it staging for "
-        "reads), and 2 batches of up to 500000001 bytes; memory=1100000000 is 2 bytes too few; "
+        "strategy 'direct' needs 1100000002 bytes: 100000000 that it holds, and 2 batches of up to "
+        "500000001 bytes; memory=1100000000 is 2 bytes too few; "
         "raise memory= by at least 2 B, or choose a smaller batch_size or fan-out"
     )
     assert expected_bytes(800) == 900
@@ -288,9 +288,8 @@ def test_a_cache_of_a_given_size() -> None:
         cache_rows(chosen, settings, COST, 60_000_000, 2)
     assert str(caught.value) == (
         "cache_bytes=900000000 does not fit beside 2 batches of up to 60000000 bytes: of "
-        "1100000000 bytes in all, 1000000000 are left after what strategy 'static' holds (0 B of "
-        "it staging for reads); 20000000 bytes too few: lower cache_bytes= or raise memory= by at "
-        "least 20 MB"
+        "1100000000 bytes in all, 1000000000 are left after what strategy 'static' holds; 20000000 "
+        "bytes too few: lower cache_bytes= or raise memory= by at least 20 MB"
     )
 
 
