@@ -168,10 +168,11 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("memory", "strategy", "expected"),
-    [(150 * 10**6, "mmap", "mmap"), (80 * 10**6, "auto", "direct")],
+    # Which of the two "auto" takes depends on how fast the machine samples and plans.
+    [(150 * 10**6, "mmap", {"mmap"}), (80 * 10**6, "auto", {"direct", "belady"})],
 )
 def test_loader(
-    store: Path, limited: tuple[Path, Path], memory: int, strategy: str, expected: str
+    store: Path, limited: tuple[Path, Path], memory: int, strategy: str, expected: set[str]
 ) -> None:
     group, limit = limited
     limit.write_text(str(memory + ALLOWANCE_BYTES))
@@ -179,7 +180,7 @@ def test_loader(
     finished = run(LOAD, store, group, memory, strategy)
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     used, num_bytes = finished.stdout.split()
-    assert used == expected
+    assert used in expected
     assert int(num_bytes) > 10 * memory  # many times the budget went through it
 
 
