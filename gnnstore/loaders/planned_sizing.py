@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -167,9 +168,15 @@ def _sized(
     )
     # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
     # memory for the worst case caches more, so it is measured before the sizes are compared.
-    size = choose_size(
-        costs, settings, left, num_batches, disk_bytes=disk_bytes, memory_for=memory.memory_for
+    choose = partial(
+        choose_size,
+        settings=settings,
+        left_bytes=left,
+        num_batches=num_batches,
+        disk_bytes=disk_bytes,
+        memory_for=memory.memory_for,
     )
+    size = choose(costs)
     trades_rows = False
     if packs or (size.num_slots and size.plans_in_memory):
         measured = profile.run(size)
@@ -196,15 +203,7 @@ def _sized(
         return rows * costs.row_bytes
 
     cost = packing_cost if packs else profile.later_misses if trades_rows else None
-    size = choose_size(
-        costs,
-        settings,
-        left,
-        num_batches,
-        disk_bytes=disk_bytes,
-        memory_for=memory.memory_for,
-        cost=cost,
-    )
+    size = choose(costs, cost=cost)
     needed = costs.disk_bytes(size.num_batches) + _spilled(costs, size)
     if packs and (missing := needed - disk_bytes) > 0:
         raise DiskBudgetError(

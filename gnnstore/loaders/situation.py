@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
@@ -342,14 +343,15 @@ class Situation:
             epoch_batches=work.epoch_batches,
             sampling_bytes=memory.lent_bytes,
         )
-        size = choose_size(
-            costs,
-            settings,
-            left,
-            work.epoch_batches,
+        choose = partial(
+            choose_size,
+            settings=settings,
+            left_bytes=left,
+            num_batches=work.epoch_batches,
             disk_bytes=disk_bytes,
             memory_for=memory.memory_for,
         )
+        size = choose(costs)
         misses = work.belady_misses(size.num_slots, size.num_batches)
         trades_rows = misses > 0 and takes_from_rows(size, costs, settings, left)
         accesses = work.batch_rows * work.epoch_batches
@@ -372,15 +374,7 @@ class Situation:
             return scans * work.num_rows + 2 * misses_of(size)
 
         cost = packing_cost if packs else misses_of if trades_rows else None
-        size = choose_size(
-            costs,
-            settings,
-            left,
-            work.epoch_batches,
-            disk_bytes=disk_bytes,
-            memory_for=memory.memory_for,
-            cost=cost,
-        )
+        size = choose(costs, cost=cost)
         taken = disk_of(size)
         if choice == "plan":
             # An epoch's records, and its packed rows, whatever a superbatch has.

@@ -13,7 +13,8 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 import gnnstore
-from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
+from gnnstore.planning.device_profile import save_profile
+from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import assert_same_files
@@ -140,14 +141,8 @@ def test_a_budget_of_disk_that_nothing_fits(run: Any, store: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(run: Any, store: Path, original: Path) -> None:
-    profile = DeviceProfile(
-        filesystem_id=filesystem_id(store),
-        mount_point="/",
-        device="d",
-        filesystem_type="ext4",
-        engine="pread",
-        is_direct=True,
-        measured_at="2026-01-01T00:00:00+00:00",
+    profile = usual_profile(
+        store,
         sequential_read_bytes_per_second=1e6,
         sequential_write_bytes_per_second=1e6,
         random_reads_per_second={4096: {1: 1000.0}, 65536: {1: 500.0}},

@@ -16,8 +16,9 @@ import gnnstore
 from gnnstore.errors import StorageError
 from gnnstore.io import first_measurement
 from gnnstore.loaders import situation
-from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
+from gnnstore.planning.device_profile import DeviceProfile, save_profile
 from gnnstore.testing.caches import minimum_misses, run_lru, run_sieve
+from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.reads import plan_reads
 from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.plan_caches import _Disk
@@ -144,16 +145,9 @@ def test_the_table(run: Any, store: Path) -> None:
 
 
 def profile_of(place: Path, *, is_direct: bool = True) -> DeviceProfile:
-    return DeviceProfile(
-        filesystem_id=filesystem_id(place),
-        mount_point="/",
-        device="disk",
-        filesystem_type="ext4",
-        engine="pread",
+    return usual_profile(
+        place,
         is_direct=is_direct,
-        measured_at="2026-01-02T00:00:00+00:00",
-        sequential_read_bytes_per_second=1e9,
-        sequential_write_bytes_per_second=1e9,
         random_reads_per_second={4096: {1: 100_000.0}, 65536: {1: 20_000.0}},
     )
 

@@ -26,6 +26,7 @@ from gnnstore.planning.device_profile import (
     profile_path,
     save_profile,
 )
+from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
@@ -60,14 +61,8 @@ def no_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def profile_of(
     place: Path, *, reads_a_second: float = 100_000, bytes_a_second: float = 1e9
 ) -> DeviceProfile:
-    return DeviceProfile(
-        filesystem_id=filesystem_id(place),
-        mount_point="/",
-        device="disk",
-        filesystem_type="ext4",
-        engine="pread",
-        is_direct=True,
-        measured_at="2026-01-02T00:00:00+00:00",
+    return usual_profile(
+        place,
         sequential_read_bytes_per_second=bytes_a_second,
         sequential_write_bytes_per_second=bytes_a_second,
         random_reads_per_second={

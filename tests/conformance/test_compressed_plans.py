@@ -17,8 +17,8 @@ from gnnstore.loaders.plan_compression import try_out
 from gnnstore.loaders.plan_estimate import estimate_plan
 from gnnstore.loaders.plan_packing import PlanPacker
 from gnnstore.loaders.plan_sampling import PlanSettings
-from gnnstore.planning.device_profile import DeviceProfile
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
 
@@ -170,14 +170,8 @@ def test_what_compressing_saves() -> None:
 
 @pytest.mark.parametrize(("rate", "pays"), [(1e5, True), (1e15, False)])
 def test_the_choice_follows_the_disk(path: Path, rate: float, pays: bool) -> None:
-    profile = DeviceProfile(
-        filesystem_id="f",
-        mount_point="/",
-        device="d",
-        filesystem_type="ext4",
-        engine="pread",
-        is_direct=True,
-        measured_at="2026-01-01T00:00:00+00:00",
+    profile = usual_profile(
+        path,
         sequential_read_bytes_per_second=rate,
         sequential_write_bytes_per_second=1e6,
         random_reads_per_second={4096: {1: 1000.0}, 65536: {1: 500.0}},

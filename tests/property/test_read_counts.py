@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore.formats.pages import PageGeometry, plan_shards
-from gnnstore.planning.device_profile import DeviceProfile
 from gnnstore.planning.read_counts import ReadTotals, count_reads
 from gnnstore.planning.read_tuning import ReadTuning
+from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.reads import plan_reads
 
 
@@ -45,17 +45,8 @@ def test_counts_are_those_of_the_plan(
 
 
 def test_seconds_of_a_profile() -> None:
-    profile = DeviceProfile(
-        filesystem_id="x",
-        mount_point="/",
-        device="d",
-        filesystem_type="t",
-        engine="pread",
-        is_direct=True,
-        measured_at="now",
-        sequential_read_bytes_per_second=1e9,
-        sequential_write_bytes_per_second=1e9,
-        random_reads_per_second={4096: {1: 100_000.0}, 65536: {1: 20_000.0}},
+    profile = usual_profile(
+        "/", random_reads_per_second={4096: {1: 100_000.0}, 65536: {1: 20_000.0}}
     )
     totals = ReadTotals(1000, 1000 * 4096) + ReadTotals()
     assert totals.seconds_on(profile) == pytest.approx(1000 / 100_000)

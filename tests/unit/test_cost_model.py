@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from gnnstore.formats.pages import PageGeometry, ShardLayout
 from gnnstore.planning.belady import BeladyPlanner, Trace
 from gnnstore.planning.cost_model import CHOICES, Machine, Prediction, Resources, predict
-from gnnstore.planning.device_profile import DeviceProfile
 from gnnstore.planning.read_counts import ReadTotals
 from gnnstore.planning.read_tuning import tune_reads
 from gnnstore.planning.reuse import ReuseCurve, ages_of
 from gnnstore.planning.static_cache import most_needed, select_nodes
 from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
 from gnnstore.testing.caches import run_lru
+from gnnstore.testing.disks import usual_profile
 
 NUM_ROWS, ROW_BYTES = 20_000, 512
 
@@ -254,14 +254,9 @@ def test_what_packing_scans(batches: list[Any]) -> None:
 def machine(
     *, reads_a_second: float = 100_000, bytes_a_second: float = 1e9, **fields: Any
 ) -> Machine:
-    profile = DeviceProfile(
-        filesystem_id="x",
-        mount_point="/",
-        device="disk",
-        filesystem_type="ext4",
+    profile = usual_profile(
+        "/",
         engine="io_uring",
-        is_direct=True,
-        measured_at="2026-01-02T00:00:00+00:00",
         sequential_read_bytes_per_second=bytes_a_second,
         sequential_write_bytes_per_second=bytes_a_second,
         random_reads_per_second={

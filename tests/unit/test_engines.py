@@ -31,7 +31,8 @@ from gnnstore.io.engines import (
     open_engine,
     probe_engines,
 )
-from gnnstore.planning.device_profile import DeviceProfile, filesystem_id, save_profile
+from gnnstore.planning.device_profile import filesystem_id, save_profile
+from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.reads import why_unavailable
 
@@ -323,16 +324,10 @@ def test_reads_through_the_page_cache_are_said_once(
 
 def test_measurements_of_the_disk_are_heeded(file: Path) -> None:
     save_profile(
-        DeviceProfile(
-            filesystem_id=filesystem_id(file),
-            mount_point="/",
-            device="disk",
-            filesystem_type="ext4",
+        usual_profile(
+            file,
             engine="io_uring",
-            is_direct=True,
             measured_at="2026-01-02T03:04:05+00:00",
-            sequential_read_bytes_per_second=1e9,
-            sequential_write_bytes_per_second=1e9,
             random_reads_per_second={
                 4096: {1: 1e4, 32: 9e4, 64: 9.1e4},
                 65536: {1: 5e3, 8: 1.5e4},

@@ -29,6 +29,7 @@ from gnnstore.planning.device_profile import (
     save_kept,
     save_profile,
 )
+from gnnstore.testing.disks import usual_profile
 
 
 class Disk:
@@ -45,16 +46,10 @@ class Disk:
         monkeypatch.setattr(module, "spot_check", self._look)
 
     def profile(self, speed: float = 1.0, age: timedelta = timedelta(0)) -> DeviceProfile:
-        return DeviceProfile(
-            filesystem_id=filesystem_id(self.path),
-            mount_point="/",
-            device="disk",
-            filesystem_type="ext4",
-            engine="pread",
-            is_direct=True,
+        return usual_profile(
+            self.path,
             measured_at=(datetime.now(UTC) - age).isoformat(timespec="seconds"),
             sequential_read_bytes_per_second=speed * 1e9,
-            sequential_write_bytes_per_second=1e9,
             random_reads_per_second={
                 4096: {1: speed * 1e4, 64: speed * 1e5},
                 65536: {1: speed * 5e3, 64: speed * 1.5e4},

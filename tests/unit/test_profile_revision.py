@@ -10,18 +10,12 @@ import pytest
 
 from gnnstore.planning.device_profile import DeviceProfile, KeptProfile
 from gnnstore.planning.profile_revision import compare, confirmed, is_due, judge, revised
+from gnnstore.testing.disks import usual_profile
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
-GOOD = DeviceProfile(
+GOOD = usual_profile(
+    "/",
     filesystem_id="ext4-1",
-    mount_point="/",
-    device="disk",
-    filesystem_type="ext4",
-    engine="pread",
-    is_direct=True,
-    measured_at="2026-01-02T00:00:00+00:00",
-    sequential_read_bytes_per_second=1e9,
-    sequential_write_bytes_per_second=1e9,
     random_reads_per_second={4096: {1: 1e4, 64: 1e5}, 65536: {1: 5e3, 64: 1.5e4}},
 )
 

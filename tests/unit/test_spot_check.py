@@ -17,7 +17,7 @@ from gnnstore import _core
 from gnnstore.io import spot_check as module
 from gnnstore.io.spot_check import SpotCheck, spot_check
 from gnnstore.planning.device_profile import DeviceProfile
-from gnnstore.planning.filesystems import filesystem_id
+from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import inject
 
 MIB = 1 << 20
@@ -26,16 +26,9 @@ WINDOW = 2 * MIB
 
 def profile_of(seconds_of_a_read: Callable[[int, int], float]) -> DeviceProfile:
     depths = [2**k for k in range(9)]
-    return DeviceProfile(
-        filesystem_id=filesystem_id("/"),
-        mount_point="/",
-        device="disk",
-        filesystem_type="ext4",
-        engine="pread",
-        is_direct=True,
-        measured_at="2026-01-02T00:00:00+00:00",
+    return usual_profile(
+        "/",
         sequential_read_bytes_per_second=MIB / seconds_of_a_read(MIB, 8),
-        sequential_write_bytes_per_second=1e9,
         random_reads_per_second={
             block: {depth: 1 / seconds_of_a_read(block, depth) for depth in depths}
             for block in (4096, 65536)
