@@ -8,21 +8,17 @@ import pytest
 
 from gnnstore.planning.device_profile import DeviceProfile
 from gnnstore.planning.read_tuning import ReadTuning, tune_reads
+from gnnstore.testing.disks import usual_profile
 
 MIB = 1 << 20
 
 
 def profile(rates: Mapping[int, Mapping[int, float]], *, is_direct: bool = True) -> DeviceProfile:
-    return DeviceProfile(
-        filesystem_id="ext4-1",
-        mount_point="/",
-        device="/dev/disk",
-        filesystem_type="ext4",
-        engine="io_uring",
+    return usual_profile(
+        "/",
         is_direct=is_direct,
         measured_at="2026-01-02T03:04:05+00:00",
         sequential_read_bytes_per_second=2e9,
-        sequential_write_bytes_per_second=1e9,
         random_reads_per_second=rates,
     )
 
