@@ -37,8 +37,8 @@ from benchmarks.parts.conversion import (
     write_edges,
     write_features,
 )
-from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.edges import estimate_peak_bytes, num_build_threads
+from gnnstore.converters.edges.builder import estimate_peak_bytes, num_build_threads
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.units import format_size
 
 BAR_MEMORY = 15e6

@@ -30,7 +30,7 @@ from benchmarks.out_of_core import device_rates, device_rows
 from benchmarks.parts.cgroup import MemoryGroup, memory_group
 from benchmarks.parts.topology import WAYS, Outcome, Task
 from benchmarks.parts.workloads import WORKLOADS
-from gnnstore.tools.load_task import ENTER
+from gnnstore.tools.bench.task import ENTER
 from gnnstore.units import format_size, parse_size
 
 BAR = 5.0

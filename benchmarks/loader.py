@@ -28,8 +28,8 @@ from torch_geometric import typing
 import gnnstore
 from benchmarks.harness import Timing, parser, report
 from benchmarks.parts.workloads import make_store
-from gnnstore.io.resident import residents_of
-from gnnstore.io.rows import RowSource
+from gnnstore.features.source import RowSource
+from gnnstore.graph.shared import residents_of
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.units import format_size
 

@@ -29,14 +29,14 @@ import numpy as np
 from benchmarks.harness import Turn, drop_from_cache, measure, parser, report, spread
 from benchmarks.parts import sequential
 from benchmarks.reads import write_table
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.disk.buffers import empty
+from gnnstore.disk.counts import NO_READS
+from gnnstore.disk.engines import open_engine
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.pack import pack
 from gnnstore.formats import PagedArray
-from gnnstore.io.buffers import empty
-from gnnstore.io.counts import NO_READS
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.packed_rows import PackedSuperbatch
-from gnnstore.io.packing import pack
-from gnnstore.planning.belady import Trace
 from gnnstore.units import format_size
 
 BAR_PACKING, BAR_ONE_BY_ONE, BAR_READING, BAR_AMPLIFICATION = 0.75, 7.0, 0.85, 1.1

@@ -32,7 +32,7 @@ from benchmarks.out_of_core import device_rates, device_rows
 from benchmarks.parts.predicted import Cell
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.testing.cgroup import memory_group
-from gnnstore.tools.load_task import ENTER, Task
+from gnnstore.tools.bench.task import ENTER, Task
 from gnnstore.units import parse_size
 
 FACTOR, CLOSE = 1.5, 1.15

@@ -31,9 +31,9 @@ import numpy as np
 from benchmarks.harness import Turn, drop_from_cache, measure, parser, report, spread
 from benchmarks.parts import fio
 from gnnstore import _core
+from gnnstore.disk.engines import Engine, open_engine, probe_engines
+from gnnstore.features.direct import DirectRows
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import Engine, open_engine, probe_engines
 from gnnstore.units import format_size
 
 ROW_BYTES, BLOCK_BYTES, LARGE_BYTES = 512, 4096, 1 << 20

@@ -25,13 +25,13 @@ import numpy.typing as npt
 import gnnstore
 from benchmarks.harness import Turn, drop_from_cache, measure, parser, report, spread
 from benchmarks.parts.workloads import FANOUTS, SEED, WORKLOADS
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.loaders.plan_estimate import estimate_plan
-from gnnstore.loaders.plan_packing import PlanPacker
-from gnnstore.loaders.plan_sampling import PlanSettings
-from gnnstore.planning.device_profile import load_profile
-from gnnstore.planning.segment_search import Recurrences, merged_reads, search_segment
-from gnnstore.planning.segments import SharedRows, segments_of
+from gnnstore.caching.segment_search import Recurrences, merged_reads, search_segment
+from gnnstore.caching.segments import SharedRows, segments_of
+from gnnstore.disk.profile.device_profile import load_profile
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.packing.estimate import estimate_plan
+from gnnstore.packing.job import PlanPacker
+from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.units import format_size
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import drop_from_cache, parser, report, time_in_turns
-from gnnstore.formats.verification import verify
+from gnnstore.formats.store.verification import verify
 from gnnstore.testing.stores import write_example_store
 
 

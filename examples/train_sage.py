@@ -23,7 +23,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.transforms import NormalizeFeatures
 
 import gnnstore
-from gnnstore.loaders.stats import LoaderStats
+from gnnstore.pipeline.stats import LoaderStats
 
 STRATEGIES = ("auto", "memory", "mmap", "direct", "static", "belady", "packed")
 SCORES = ("degree", "frequency")

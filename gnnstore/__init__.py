@@ -30,21 +30,21 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         UsageError,
     )
-    from gnnstore.io.plan_check import verify
-    from gnnstore.loaders.inference import inference
-    from gnnstore.loaders.inference_result import open_embeddings
-    from gnnstore.loaders.neighbor_loader import NeighborLoader
-    from gnnstore.loaders.plan_loader import open_plan
-    from gnnstore.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
+    from gnnstore.features.check import verify
+    from gnnstore.graph.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
+    from gnnstore.layerwise.api import inference
+    from gnnstore.layerwise.result import open_embeddings
+    from gnnstore.loaders.node import NeighborLoader
+    from gnnstore.loaders.saved import open_plan
 
 # Public name -> the module that defines it; None: the name is a module itself.
 _HOMES: dict[str, str | None] = {
     "BudgetError": "gnnstore.errors",
     "CorruptStoreError": "gnnstore.errors",
     "GnnstoreError": "gnnstore.errors",
-    "GraphStore": "gnnstore.store",
+    "GraphStore": "gnnstore.graph.store",
     "InputError": "gnnstore.errors",
-    "NeighborLoader": "gnnstore.loaders.neighbor_loader",
+    "NeighborLoader": "gnnstore.loaders.node",
     "NoSpaceError": "gnnstore.errors",
     "NotFoundError": "gnnstore.errors",
     "StorageError": "gnnstore.errors",
@@ -52,11 +52,11 @@ _HOMES: dict[str, str | None] = {
     "UnsupportedVersionError": "gnnstore.errors",
     "UsageError": "gnnstore.errors",
     "converters": None,
-    "inference": "gnnstore.loaders.inference",
-    "open": "gnnstore.store",
-    "open_embeddings": "gnnstore.loaders.inference_result",
-    "open_plan": "gnnstore.loaders.plan_loader",
-    "verify": "gnnstore.io.plan_check",
+    "inference": "gnnstore.layerwise.api",
+    "open": "gnnstore.graph.store",
+    "open_embeddings": "gnnstore.layerwise.result",
+    "open_plan": "gnnstore.loaders.saved",
+    "verify": "gnnstore.features.check",
 }
 
 __all__ = [

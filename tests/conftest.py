@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
-from gnnstore.planning import placement
+from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
+from gnnstore.sizing import placement
 from gnnstore.testing.forks import ForkServer, fork_server
 
 # Real graphs are not part of the project; they lie beside it where somebody put them there.
@@ -140,7 +140,7 @@ def forks() -> Iterator[ForkServer]:
     """Start processes that have imported torch and our loaders before."""
     pytest.importorskip("torch_geometric")
     modules = (
-        "gnnstore.loaders.inference_run",
+        "gnnstore.layerwise.run",
         "gnnstore.testing.plans",
         "torch_geometric.nn",
         "zarr",

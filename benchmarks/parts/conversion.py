@@ -129,7 +129,7 @@ class _Spilled:
     """Watches how much is recorded as spilled, through the journal's own door."""
 
     def __init__(self) -> None:
-        from gnnstore.formats.journal import Journal  # noqa: PLC0415
+        from gnnstore.formats.container.journal import Journal  # noqa: PLC0415
 
         self.num_bytes = 0
         record_run = Journal.record_run

@@ -16,12 +16,12 @@ from time import perf_counter
 from typing import Any, cast
 from unittest import mock
 
-from gnnstore.loaders import tables
-from gnnstore.loaders.choosing import Chosen, choices_for
-from gnnstore.loaders.situation import Situation, place_for, with_choice
 from gnnstore.planning.cost_model import CHOICES, Choice
-from gnnstore.tools.load_run import Run
-from gnnstore.tools.load_task import Task
+from gnnstore.strategies import open as tables
+from gnnstore.strategies.choosing import Chosen, choices_for
+from gnnstore.strategies.optimizer import Situation, place_for, with_choice
+from gnnstore.tools.bench.setup import Run
+from gnnstore.tools.bench.task import Task
 
 # Every batch takes the same once the page cache is full; the others plan superbatches.
 PLANNED = {"belady", "packed"}
@@ -35,7 +35,7 @@ class Cell:
     Attributes
     ----------
     task : dict
-        Fields of a `gnnstore.tools.load_task.Task`.
+        Fields of a `gnnstore.tools.bench.task.Task`.
     disk_bytes : int
         That may be taken beside the store.
     choice : str

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from gnnstore.tools import load_task, load_worker
-from gnnstore.tools.load_run import Run, loader_batches
-from gnnstore.tools.load_task import ALLOWANCE_BYTES, MAP_THREADS, PLANNED, Outcome, Task
-from gnnstore.tools.load_worker import OPTIONS, disk_bytes
+from gnnstore.tools.bench import task as load_task
+from gnnstore.tools.bench import worker as load_worker
+from gnnstore.tools.bench.setup import Run, loader_batches
+from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, PLANNED, Outcome, Task
+from gnnstore.tools.bench.worker import OPTIONS, disk_bytes
 
 __all__ = [
     "ALLOWANCE_BYTES",

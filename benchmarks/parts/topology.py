@@ -25,9 +25,9 @@ from benchmarks.harness import drop_from_cache
 from benchmarks.parts.cgroup import MemoryGroup
 from benchmarks.parts.strategies import disk_bytes
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED
-from gnnstore.io.engines import open_engine
-from gnnstore.io.index_rows import IndexRows
-from gnnstore.io.neighbor_cache import bytes_for_all, open_neighbor_cache
+from gnnstore.disk.engines import open_engine
+from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
 
 WAYS = ("map", "map-8", "disk", "bulk", "memory")

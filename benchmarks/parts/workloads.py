@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnnstore.converters import from_rmat
-from gnnstore.converters.rmat import GRAPH500
+from gnnstore.converters.synthetic.rmat import GRAPH500
 
 FANOUTS, BATCH_SIZE, SEED = (10, 10, 10), 1024, 0
 EDGE_FACTOR, FEATURE_DIM = 15, 128

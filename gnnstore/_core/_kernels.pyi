@@ -363,7 +363,7 @@ class Reader:
     ) -> dict[str, int]:
         """Read rows of a table in pages to consecutive places; a cache spares reads.
 
-        `gnnstore.testing.reads.plan_reads` defines which reads are made. Cached rows are
+        `gnnstore.testing.twins.reads.plan_reads` defines which reads are made. Cached rows are
         copied while reads are in flight.
 
         Parameters
@@ -386,7 +386,7 @@ class Reader:
         Returns
         -------
         dict
-            The fields of `gnnstore.io.counts.ReadCounts`, time in nanoseconds.
+            The fields of `gnnstore.disk.counts.ReadCounts`, time in nanoseconds.
 
         Raises
         ------
@@ -516,7 +516,7 @@ def sort_misses(
 ) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
     """Sort the missed accesses of one batch by row.
 
-    `gnnstore.testing.packing.sort_misses` is the definition. Takes 16 bytes for each miss.
+    `gnnstore.testing.twins.packing.sort_misses` is the definition. Takes 16 bytes for each miss.
 
     Parameters
     ----------
@@ -630,7 +630,7 @@ def pack_rows(
     Returns
     -------
     dict
-        The fields of `gnnstore.io.packed_rows.PackCounts`, less the seconds.
+        The fields of `gnnstore.features.packed.chunks.PackCounts`, less the seconds.
 
     Raises
     ------
@@ -804,7 +804,7 @@ def plan_fixed(
 ) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
     """Plan one batch of a cache whose rows are those of some nodes.
 
-    `gnnstore.testing.caches.plan_fixed` is the definition.
+    `gnnstore.testing.twins.caches.plan_fixed` is the definition.
 
     Parameters
     ----------
@@ -1222,7 +1222,7 @@ def sample_neighbors(
 ) -> _Sampled:
     """Sample the in-neighbourhood of seed nodes, hop by hop.
 
-    `gnnstore.testing.sampling.sample_neighbors` defines the result. A hop expands the nodes
+    `gnnstore.testing.twins.sampling.sample_neighbors` defines the result. A hop expands the nodes
     that the hop before found first, each once. Draws depend on (seed, epoch, batch, hop,
     node) only, and in a disjoint batch on the index of the seed. Memory is proportional to
     the batch; any number of threads may sample from the same graph at once.
@@ -1423,9 +1423,9 @@ def plan_belady(
 
     Belady's rule at the granularity of batches, with bypass: no plan has fewer misses. Rows
     enter after the batch that brings them, and only to stay until they are needed again, or
-    to the end. `gnnstore.testing.caches.belady_plan` defines the result. Work is linear in
+    to the end. `gnnstore.testing.twins.caches.belady_plan` defines the result. Work is linear in
     the accesses. What memory it takes beside the results, whatever the ids are, is told by
-    `gnnstore.planning.belady.transient_bytes`.
+    `gnnstore.caching.policies.belady.transient_bytes`.
 
     Parameters
     ----------
@@ -1544,7 +1544,7 @@ def plan_belady_spilled(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
     """Make the plan of `plan_belady`, of a trace in a file, in files.
 
-    What memory it takes is told by `gnnstore.planning.spilled_plan.spilled_transient_bytes`.
+    What memory it takes is told by `gnnstore.caching.spilled_plan.spilled_transient_bytes`.
 
     Parameters
     ----------
@@ -1666,7 +1666,7 @@ def plan_online(
     """Plan a cache of C slots that does not know the future: LRU or SIEVE.
 
     The hits of a batch are the rows that were cached before it; then its rows are used one by
-    one. `gnnstore.testing.caches.online_plan` defines the result. Memory is 4 bytes an access,
+    one. `gnnstore.testing.twins.caches.online_plan` defines it. Memory is 4 bytes an access,
     20 for each row touched or cached, and a table as in `plan_belady`.
 
     Parameters

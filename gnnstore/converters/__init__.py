@@ -4,16 +4,16 @@
 >>> path = from_numpy("graph.npz", "graph.gnn")  # doctest: +SKIP
 """
 
-from gnnstore.converters.graphbolt import from_graphbolt
-from gnnstore.converters.igb import from_igb
-from gnnstore.converters.kronecker import from_kronecker
-from gnnstore.converters.numpy_arrays import from_numpy
-from gnnstore.converters.ogb import from_ogb
-from gnnstore.converters.options import ConvertOptions
-from gnnstore.converters.pyg import from_pyg
-from gnnstore.converters.rmat import from_rmat
-from gnnstore.converters.snap import from_snap
-from gnnstore.converters.writer import GraphWriter
+from gnnstore.converters.datasets.graphbolt import from_graphbolt
+from gnnstore.converters.datasets.igb import from_igb
+from gnnstore.converters.datasets.numpy import from_numpy
+from gnnstore.converters.datasets.ogb.convert import from_ogb
+from gnnstore.converters.datasets.pyg import from_pyg
+from gnnstore.converters.datasets.snap import from_snap
+from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
+from gnnstore.converters.synthetic.rmat import from_rmat
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
 
 __all__ = [
     "ConvertOptions",

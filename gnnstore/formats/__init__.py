@@ -4,13 +4,13 @@ Start with `pages` (where a row lies), `manifest` (what makes a directory a stor
 `writer` and `reader`. `docs/format.md` is the normative description.
 """
 
-from gnnstore.formats.csc import Csc, load_csc
-from gnnstore.formats.manifest import FORMAT_VERSION, FileEntry, Manifest
-from gnnstore.formats.paged_array import PagedArray
-from gnnstore.formats.paged_writer import PagedArrayWriter
-from gnnstore.formats.pages import PageGeometry, ShardLayout, plan_shards
-from gnnstore.formats.reader import StoreReader
-from gnnstore.formats.schema import (
+from gnnstore.formats.arrays.csc import Csc, load_csc
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
+from gnnstore.formats.store.manifest import FORMAT_VERSION, FileEntry, Manifest
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.schema import (
     EDGE_TYPE,
     NODE_TYPE,
     AttributeSpec,
@@ -18,7 +18,7 @@ from gnnstore.formats.schema import (
     NodeTypeSpec,
     Schema,
 )
-from gnnstore.formats.writer import StoreWriter
+from gnnstore.formats.store.writer import StoreWriter
 
 __all__ = [
     "EDGE_TYPE",

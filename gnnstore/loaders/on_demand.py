@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
-from gnnstore.loaders.batch import BatchBuilder, PreparedBatch
-from gnnstore.loaders.seeds import InputNodes
+from gnnstore.loaders.assemble.homogeneous import BatchBuilder
 from gnnstore.loaders.threaded import ThreadedLoader
+from gnnstore.pipeline.prepared import PreparedBatch
+from gnnstore.pipeline.seeds.nodes import InputNodes
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput

@@ -13,14 +13,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from gnnstore.caching.policies.settings import PlannedSettings
+from gnnstore.caching.scores import read_cache_settings
+from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import UsageError
-from gnnstore.io.engines import ENGINES
-from gnnstore.loaders.tables import ReadOptions
-from gnnstore.planning.planned_settings import PlannedSettings
-from gnnstore.planning.static_cache import read_cache_settings
+from gnnstore.graph.store import GraphStore
+from gnnstore.graph.store import open as open_store
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.store import GraphStore
-from gnnstore.store import open as open_store
+from gnnstore.strategies.request import ReadOptions
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
 _USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"

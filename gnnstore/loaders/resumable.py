@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler
 
 from gnnstore.errors import UsageError
-from gnnstore.loaders.bookmark import Bookmark
-from gnnstore.loaders.ranks import Deal, DealtSampler
-from gnnstore.loaders.seeds import SeededShuffle, epoch_permutation
-from gnnstore.loaders.state import LoaderState, Position
-from gnnstore.loaders.user_order import UserOrder
+from gnnstore.pipeline.order.cursor import Bookmark
+from gnnstore.pipeline.order.external import UserOrder
+from gnnstore.pipeline.order.ranks import Deal, DealtSampler
+from gnnstore.pipeline.order.state import LoaderState, Position
+from gnnstore.pipeline.seeds.nodes import SeededShuffle, epoch_permutation
 
 
 class ResumableLoader(DataLoader[Any]):

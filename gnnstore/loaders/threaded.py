@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from gnnstore.disk.buffers import keep_within_budget, trim
 from gnnstore.errors import UsageError
-from gnnstore.io.buffers import keep_within_budget, trim
-from gnnstore.loaders.batch import PreparedBatch
-from gnnstore.loaders.bookmark import Reading
-from gnnstore.loaders.pipeline import Lookahead, ordered_map
-from gnnstore.loaders.ranks import ALONE, Deal
 from gnnstore.loaders.resumable import ResumableLoader
-from gnnstore.loaders.saved_batches import SavedBatch, SavedBatches
-from gnnstore.loaders.state import Position
-from gnnstore.loaders.stats import LoaderStats, peak_rss_bytes
-from gnnstore.loaders.timeline import MAX_EVENTS, OFF, Timeline, recorded
+from gnnstore.parallel import Lookahead, ordered_map
+from gnnstore.pipeline.order.cursor import Reading
+from gnnstore.pipeline.order.ranks import ALONE, Deal
+from gnnstore.pipeline.order.state import Position
+from gnnstore.pipeline.prepared import PreparedBatch
+from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
+from gnnstore.strategies.saved_batches import SavedBatch, SavedBatches
+from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 

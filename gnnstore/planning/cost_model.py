@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gnnstore.planning.device_profile import DeviceProfile
-from gnnstore.planning.read_counts import ReadTotals
+from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import PAGE_BYTES, Workload
 
 Choice = Literal[
@@ -173,7 +173,7 @@ def predict(
     choice : str
         One of `CHOICES`, that is possible.
     resources : Resources
-        What it would have; see `gnnstore.loaders.choosing`.
+        What it would have; see `gnnstore.strategies.choosing`.
     """
     if resources.num_threads:
         machine = replace(machine, num_threads=resources.num_threads)

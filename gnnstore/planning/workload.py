@@ -14,12 +14,12 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.formats.pages import ShardLayout
-from gnnstore.planning.belady import Trace
-from gnnstore.planning.read_counts import ReadTotals, count_reads
-from gnnstore.planning.read_tuning import ReadTuning
-from gnnstore.planning.reuse import Held, ReuseCurve, ScoreCurve, ages_of
-from gnnstore.planning.trace_builder import TraceBuilder
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.reuse import Held, ReuseCurve, ScoreCurve, ages_of
+from gnnstore.caching.trace_builder import TraceBuilder
+from gnnstore.disk.profile.tuning import ReadTuning
+from gnnstore.formats.arrays.pages import ShardLayout
+from gnnstore.planning.reads import ReadTotals, count_reads
 
 PAGE_BYTES = 4096
 # Uses of rows that are kept: looking at them takes a second. Learning takes up to 77 bytes for

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs import PathLike
-from gnnstore.converters.options import ConvertOptions
-from gnnstore.converters.writer import GraphWriter
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.formats import AttributeSpec, StoreReader, load_csc
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from gnnstore.formats.plan_directory import make_plans_directory, plan_path
-from gnnstore.loaders.plan_packing import PlanPacker
-from gnnstore.loaders.plan_sampling import PlanSettings
+from gnnstore.formats.packed.directory import make_plans_directory, plan_path
+from gnnstore.graph.store import open as open_store
+from gnnstore.packing.job import PlanPacker
+from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.store import open as open_store
 
 
 def pack(

@@ -23,7 +23,7 @@ from gnnstore.formats import (
     Schema,
     StoreWriter,
 )
-from gnnstore.formats.names import (
+from gnnstore.formats.container.names import (
     edge_directory,
     graph_array,
     node_array,

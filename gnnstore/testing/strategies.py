@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from gnnstore.converters.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.testing.graphs import GraphArrays
 
 

@@ -12,22 +12,25 @@ from collections.abc import Sequence
 import click
 
 import gnnstore
-from gnnstore.tools import exits
-from gnnstore.tools.interrupts import interrupts_wait, no_interrupt_lost
-from gnnstore.tools.session import Session, start_logging
+from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.interrupts import interrupts_wait, no_interrupt_lost
+from gnnstore.tools.ui.session import Session, start_logging
 
 # Command -> (module that defines `command`, one line for --help), in the order of use.
 _COMMANDS = {
-    "demo": ("gnnstore.tools.cmd_demo", "Convert, inspect and train on a built-in graph."),
-    "convert": ("gnnstore.tools.cmd_convert", "Convert a graph into a store."),
-    "gc": ("gnnstore.tools.cmd_gc", "Find and remove what interrupted conversions left."),
-    "inspect": ("gnnstore.tools.cmd_inspect", "Show what a store holds and how it will be read."),
-    "verify": ("gnnstore.tools.cmd_verify", "Check a store's files, checksums and contents."),
-    "pack": ("gnnstore.tools.cmd_pack", "Sample and pack epochs ahead of training."),
-    "rm": ("gnnstore.tools.cmd_rm", "Remove a packed plan of a store."),
-    "plan": ("gnnstore.tools.cmd_plan", "Predict strategies and caches for a store."),
-    "bench": ("gnnstore.tools.cmd_bench", "Measure this disk, or strategies on a store."),
-    "info": ("gnnstore.tools.cmd_info", "Show versions, build and machine, for bug reports."),
+    "demo": ("gnnstore.tools.commands.demo", "Convert, inspect and train on a built-in graph."),
+    "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
+    "gc": ("gnnstore.tools.commands.gc", "Find and remove what interrupted conversions left."),
+    "inspect": (
+        "gnnstore.tools.commands.inspect",
+        "Show what a store holds and how it will be read.",
+    ),
+    "verify": ("gnnstore.tools.commands.verify", "Check a store's files, checksums and contents."),
+    "pack": ("gnnstore.tools.commands.pack", "Sample and pack epochs ahead of training."),
+    "rm": ("gnnstore.tools.commands.rm", "Remove a packed plan of a store."),
+    "plan": ("gnnstore.tools.commands.plan", "Predict strategies and caches for a store."),
+    "bench": ("gnnstore.tools.commands.bench", "Measure this disk, or strategies on a store."),
+    "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),
 }
 
 _HELP = """Train graph neural networks on graphs many times larger than RAM.

@@ -24,16 +24,16 @@ import pytest
 import gnnstore
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.formats.pages import PageGeometry, ShardLayout
-from gnnstore.io.measure_disk import BLOCK_BYTES, QUEUE_DEPTHS
-from gnnstore.io.read_rates import ReadRate, at_random
-from gnnstore.io.resident import residents_of
-from gnnstore.loaders.workload_sampling import sample_workload
-from gnnstore.planning.read_tuning import tune_reads
+from gnnstore.disk.profile.measure import BLOCK_BYTES, QUEUE_DEPTHS
+from gnnstore.disk.profile.rates import ReadRate, at_random
+from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
+from gnnstore.graph.shared import residents_of
 from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
+from gnnstore.strategies.sampling_run import sample_workload
 from gnnstore.testing.cgroup import memory_group
 from gnnstore.testing.disks import keep_usual_profile
-from gnnstore.tools.load_task import ALLOWANCE_BYTES, Task
+from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Task
 
 # Of `load_task.ALLOWANCE_BYTES` a loader needs less; what is over budget must not hide in the rest.
 SPARED_BYTES = 24 * 10**6
@@ -48,8 +48,8 @@ Path(task["group"], "cgroup.procs").write_text(str(os.getpid()))
 import torch
 from gnnstore.errors import BudgetError
 from gnnstore.testing.cgroup import MemoryGroup
-from gnnstore.tools.load_run import Run
-from gnnstore.tools.load_task import Task
+from gnnstore.tools.bench.setup import Run
+from gnnstore.tools.bench.task import Task
 torch.zeros(1)
 run = Run(Task(**task | {"fanouts": tuple(task["fanouts"])}))
 run.limit()
@@ -151,7 +151,7 @@ def test_choosing_beside_the_cache_of_another_loader(
         given.append((spare_bytes, residents_of(opened).resident_bytes))
         return sample_workload(*arguments, spare_bytes=spare_bytes, **options)
 
-    monkeypatch.setattr("gnnstore.loaders.situation.sample_workload", sampling)
+    monkeypatch.setattr("gnnstore.strategies.optimizer.sample_workload", sampling)
     seeds = np.load(store.parent / "seeds.npy")
     loaders = [
         gnnstore.NeighborLoader(

@@ -20,11 +20,11 @@ import pytest
 from pyarrow import csv
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.edges import estimate_peak_bytes
+from gnnstore.converters.edges.builder import estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import StoreReader
 from gnnstore.testing.disks import keep_usual_profile
-from gnnstore.testing.reads import why_unavailable
+from gnnstore.testing.twins.reads import why_unavailable
 
 ALLOWANCE_BYTES = 48 * 10**6
 
@@ -99,7 +99,7 @@ CONVERT_TEXT = """
 import pyarrow.csv
 import numpy as np
 from gnnstore.tools.cli import main
-import gnnstore.tools.cmd_convert, gnnstore.tools.progress, numpy.random
+import gnnstore.tools.commands.convert, gnnstore.tools.ui.progress, numpy.random
 source, output, group, *words = sys.argv[1:]
 np.linalg.norm(np.zeros(3))
 enter(group)

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from gnnstore.planning.device_profile import DeviceProfile, load_profile
-from gnnstore.planning.read_tuning import tune_reads
+from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
+from gnnstore.disk.profile.tuning import tune_reads
 
 # The least that still measures: the numbers mean nothing, their shape does.
 QUICK = ("--size", "4MiB", "--seconds", "0.3", "-q")
@@ -105,7 +105,7 @@ def test_the_engine_of_the_environment(
 
 
 def test_progress_goes_to_stderr(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnnstore.tools import progress  # noqa: PLC0415
+    from gnnstore.tools.ui import progress  # noqa: PLC0415
 
     class EveryLine(progress.LineProgress):
         def __init__(self, stream: Any, **options: Any) -> None:
@@ -150,7 +150,7 @@ def test_the_picture_shows_the_numbers(tmp_path: Path, monkeypatch: pytest.Monke
         return figures[-1]
 
     monkeypatch.setattr(matplotlib_figure, "Figure", remember)
-    from gnnstore.tools.plot_disk import draw_profile  # noqa: PLC0415
+    from gnnstore.tools.plots.disk import draw_profile  # noqa: PLC0415
 
     rates = {512: {1: 10.0, 2: 20.0, 4: 30.0}, 4096: {1: 9.0, 2: 18.0}, 65536: {1: 5.0}}
     profile = DeviceProfile(

@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from gnnstore.converters import from_rmat
+from gnnstore.disk.scratch import find_runs
 from gnnstore.errors import NoSpaceError
-from gnnstore.io.run_directory import find_runs
 from gnnstore.testing.cgroup import MemoryGroup, memory_group
-from gnnstore.tools import bench_load, cmd_bench
-from gnnstore.tools.load_stages import STAGES
-from gnnstore.tools.load_task import STRATEGIES, Outcome, Task
+from gnnstore.tools.bench import load as bench_load
+from gnnstore.tools.bench.stages import STAGES
+from gnnstore.tools.bench.task import STRATEGIES, Outcome, Task
+from gnnstore.tools.commands import bench as cmd_bench
 
 SHAPE = ("--num-neighbors", "5,5", "--batch-size", "64", "-q")
 CGROUPS = Path("/sys/fs/cgroup")

@@ -24,8 +24,8 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.tools import cli
-from gnnstore.tools.options import session_options
-from gnnstore.tools.session import SCHEMA_VERSION
+from gnnstore.tools.ui.options import session_options
+from gnnstore.tools.ui.session import SCHEMA_VERSION
 
 COMMANDS = ("demo", "convert", "inspect", "verify", "info")
 

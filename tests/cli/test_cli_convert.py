@@ -22,8 +22,9 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
 from gnnstore.testing import published
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.tools import cli, cmd_convert
-from gnnstore.tools.convert_options import _COMMON
+from gnnstore.tools import cli
+from gnnstore.tools.commands import convert as cmd_convert
+from gnnstore.tools.convert.options import _COMMON
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
@@ -422,7 +423,7 @@ def test_control_c_keeps_what_is_finished_and_exits_with_130(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gnnstore.converters.writer.GraphWriter.commit", interrupt)
+        patch.setattr("gnnstore.converters.writer.graph_writer.GraphWriter.commit", interrupt)
         done = run("convert", "numpy", arrays, output)
     assert done.status == 130
     assert done.stderr.endswith("interrupted\n")
@@ -476,7 +477,7 @@ def test_control_c_in_a_destructor_is_not_lost(
             pass
         raise AssertionError("the interrupt was lost")
 
-    monkeypatch.setattr("gnnstore.converters.writer.GraphWriter.commit", commit)
+    monkeypatch.setattr("gnnstore.converters.writer.graph_writer.GraphWriter.commit", commit)
     done = run("convert", "numpy", arrays, output)
     assert done.status == 130
     assert "gnnstore: error: interrupted" in done.stderr

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import from_rmat
+from gnnstore.disk.scratch import RunDirectory
 from gnnstore.formats import StoreWriter
-from gnnstore.formats.files import directory_bytes
-from gnnstore.io.run_directory import RunDirectory
+from gnnstore.formats.container.files import directory_bytes
 from gnnstore.units import format_duration
 
 

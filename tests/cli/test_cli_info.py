@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import gnnstore
-from gnnstore.io.engines import ENGINES
+from gnnstore.disk.engines import ENGINES
 from gnnstore.testing.faults import inject
-from gnnstore.tools import system
-from gnnstore.tools.filesystem import describe_filesystem
+from gnnstore.tools.inspect.filesystem import describe_filesystem
+from gnnstore.tools.ui import system
 
 
 def test_versions_and_machine(run: Any, tmp_path: Path) -> None:

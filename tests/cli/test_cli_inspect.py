@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE
-from gnnstore.planning import placement
+from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
+from gnnstore.sizing import placement
 from gnnstore.testing.stores import write_example_store
 
 
@@ -134,7 +134,7 @@ def test_stats_of_several_chunks_equal_those_of_one(
     run: Any, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run("inspect", example, "--stats", "--json").document["stats"]
-    monkeypatch.setattr("gnnstore.tools.scan_store._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("gnnstore.tools.inspect.scan_store._CHUNK_BYTES", 1000)
     pieces = run("inspect", example, "--stats", "--json").document["stats"]
     for path, found in pieces["values"].items():
         assert found.pop("mean") == pytest.approx(whole["values"][path].pop("mean"))
@@ -142,7 +142,7 @@ def test_stats_of_several_chunks_equal_those_of_one(
 
 
 def test_stats_count_what_is_not_finite(run: Any, tmp_path: Path) -> None:
-    from gnnstore.tools.scan_store import _ValueRange  # noqa: PLC0415
+    from gnnstore.tools.inspect.scan_store import _ValueRange  # noqa: PLC0415
 
     found = _ValueRange()
     found.add(np.array([np.nan, np.inf, 2.0, -np.inf, 4.0], dtype=np.float32))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.io.saved_plan import SavedPlan
-from gnnstore.loaders.plan_loader import open_plan
+from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.loaders.saved import open_plan
 from gnnstore.testing.plans import pack
 from gnnstore.testing.stores import write_example_store
 
@@ -72,7 +72,7 @@ def test_degrees_in_several_chunks(
     run: Any, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
-    monkeypatch.setattr("gnnstore.tools.scan_degrees._CHUNK_ROWS", 7)
+    monkeypatch.setattr("gnnstore.tools.inspect.scan_degrees._CHUNK_ROWS", 7)
     parts = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
     assert parts == whole
 

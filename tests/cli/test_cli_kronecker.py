@@ -11,8 +11,8 @@ import pytest
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import random_graph, read_store
-from gnnstore.tools import cmd_convert
-from gnnstore.tools.convert_options import _COMMON
+from gnnstore.tools.commands import convert as cmd_convert
+from gnnstore.tools.convert.options import _COMMON
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def test_a_picture_shows_both_distributions(
 ) -> None:
     matplotlib_figure = pytest.importorskip("matplotlib.figure")
     from gnnstore.converters import from_kronecker  # noqa: PLC0415
-    from gnnstore.converters.degrees import compare_degrees  # noqa: PLC0415
-    from gnnstore.tools.plot_degrees import draw_degrees  # noqa: PLC0415
+    from gnnstore.converters.synthetic.degrees import compare_degrees  # noqa: PLC0415
+    from gnnstore.tools.plots.degrees import draw_degrees  # noqa: PLC0415
 
     figures: list[Any] = []
     real = matplotlib_figure.Figure

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch_geometric")
 
 import gnnstore
-from gnnstore.planning.device_profile import save_profile
+from gnnstore.disk.profile.device_profile import save_profile
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.disk.profile import first_use as first_measurement
+from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
-from gnnstore.io import first_measurement
-from gnnstore.loaders import situation
-from gnnstore.planning.device_profile import DeviceProfile, save_profile
-from gnnstore.testing.caches import minimum_misses, run_lru, run_sieve
+from gnnstore.strategies import optimizer as situation
 from gnnstore.testing.disks import usual_profile
-from gnnstore.testing.reads import plan_reads
 from gnnstore.testing.stores import write_example_store
-from gnnstore.tools.plan_caches import _Disk
+from gnnstore.testing.twins.caches import minimum_misses, run_lru, run_sieve
+from gnnstore.testing.twins.reads import plan_reads
+from gnnstore.tools.plan.caches import _Disk
 
 pytest.importorskip("torch_geometric")
 

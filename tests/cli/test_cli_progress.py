@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from gnnstore.tools.json_progress import JsonProgress
-from gnnstore.tools.progress import LineProgress, format_amount, format_rate, open_progress
-from gnnstore.tools.usage import Usage
+from gnnstore.tools.ui.json_progress import JsonProgress
+from gnnstore.tools.ui.progress import LineProgress, format_amount, format_rate, open_progress
+from gnnstore.tools.ui.usage import Usage
 
 
 class Clock:

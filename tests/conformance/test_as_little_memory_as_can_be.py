@@ -14,9 +14,9 @@ import pytest
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
-from gnnstore.loaders import workload_sampling
-from gnnstore.loaders.presampling import Presampled
-from gnnstore.planning.in_flight import MANY_BATCHES, expected_bytes, margin_of
+from gnnstore.pipeline.lookahead.presample import Presampled
+from gnnstore.sizing.in_flight import MANY_BATCHES, expected_bytes, margin_of
+from gnnstore.strategies import sampling_run as workload_sampling
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.disks import keep_usual_profile
 

@@ -15,17 +15,20 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.errors import BudgetError, StorageError, UsageError
-from gnnstore.io import first_measurement
-from gnnstore.loaders import choosing, planned_sizing, situation, tables
-from gnnstore.planning import placement
-from gnnstore.planning.cost_model import Choice, Prediction
-from gnnstore.planning.device_profile import (
+from gnnstore.disk.profile import first_use as first_measurement
+from gnnstore.disk.profile.device_profile import (
     DeviceProfile,
     filesystem_id,
     profile_path,
     save_profile,
 )
+from gnnstore.errors import BudgetError, StorageError, UsageError
+from gnnstore.planning.cost_model import Choice, Prediction
+from gnnstore.sizing import placement
+from gnnstore.strategies import choosing
+from gnnstore.strategies import lookahead as planned_sizing
+from gnnstore.strategies import open as tables
+from gnnstore.strategies import optimizer as situation
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.stores import write_example_store
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gnnstore import NeighborLoader
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.scores import most_needed
 from gnnstore.converters import ConvertOptions, from_rmat
-from gnnstore.planning.belady import Trace
-from gnnstore.planning.static_cache import most_needed
 from gnnstore.testing.batches import as_dicts, same
 
 

@@ -12,11 +12,11 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.loaders.plan_compression import try_out
-from gnnstore.loaders.plan_estimate import estimate_plan
-from gnnstore.loaders.plan_packing import PlanPacker
-from gnnstore.loaders.plan_sampling import PlanSettings
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.packing.compression import try_out
+from gnnstore.packing.estimate import estimate_plan
+from gnnstore.packing.job import PlanPacker
+from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays, random_graph

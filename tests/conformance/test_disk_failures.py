@@ -20,9 +20,9 @@ from torch_geometric.sampler import SamplerOutput
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.disk.engines import ENGINES, probe_engines
 from gnnstore.errors import InputError, StorageError
-from gnnstore.io.engines import ENGINES, probe_engines
-from gnnstore.io.resident import residents_of
+from gnnstore.graph.shared import residents_of
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 
@@ -271,7 +271,7 @@ def test_a_ring_that_cannot_be_made_says_what_helps(
     """The engine worked when the loader was made; a thread that needs one more gets none."""
     if "io_uring" in UNAVAILABLE:
         pytest.skip(UNAVAILABLE["io_uring"])
-    monkeypatch.setattr("gnnstore.io.engines._readers", {})  # those of other loaders have rings
+    monkeypatch.setattr("gnnstore.disk.engines._readers", {})  # those of other loaders have rings
     loader = NeighborLoader(path, [4], strategy="direct", io_engine="io_uring", **OPTIONS)
     with (
         inject("io_uring_setup", errno=code, times=-1),

@@ -18,7 +18,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_ogb, from_rmat
-from gnnstore.converters.degrees import compare_degrees
+from gnnstore.converters.synthetic.degrees import compare_degrees
 from gnnstore.testing.graphs import read_store, write_store
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_sage.py"

@@ -40,9 +40,10 @@ from gnnstore.errors import (
     StoreExistsError,
     UsageError,
 )
-from gnnstore.loaders import inference_packing, inference_run
-from gnnstore.loaders.inference_passes import PassStats
-from gnnstore.loaders.inference_result import Embeddings
+from gnnstore.layerwise import packing as inference_packing
+from gnnstore.layerwise import run as inference_run
+from gnnstore.layerwise.passes import PassStats
+from gnnstore.layerwise.result import Embeddings
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import GraphArrays, random_graph, read_store
 from gnnstore.units import parse_size

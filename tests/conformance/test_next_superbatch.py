@@ -25,11 +25,11 @@ import torch
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
-from gnnstore.io import packing
-from gnnstore.loaders import rolling
-from gnnstore.loaders.next_superbatch import NextSuperbatch
-from gnnstore.loaders.superbatch_maker import SampledSuperbatch, SuperbatchMaker
-from gnnstore.loaders.superbatches import Superbatches
+from gnnstore.features.packed import pack as packing
+from gnnstore.pipeline.lookahead import packer as rolling
+from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
+from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
+from gnnstore.pipeline.lookahead.producer import Superbatches
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.graphs import random_graph
 
@@ -348,7 +348,7 @@ def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -
 LEFT = """
 import sys, time
 from gnnstore import NeighborLoader
-from gnnstore.loaders.superbatch_maker import SuperbatchMaker
+from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
 
 request = None
 loader = NeighborLoader(

@@ -26,11 +26,11 @@ import numpy as np
 import pytest
 
 from gnnstore import NeighborLoader
+from gnnstore.caching.policies.settings import PLANNED
 from gnnstore.errors import NoSpaceError, StorageError
-from gnnstore.io.packed_rows import PackedSuperbatch
-from gnnstore.io.packing_thread import watched
-from gnnstore.loaders.rolling import Room
-from gnnstore.planning.planned_settings import PLANNED
+from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.worker import watched
+from gnnstore.pipeline.lookahead.packer import Room
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph

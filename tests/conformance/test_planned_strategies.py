@@ -18,11 +18,11 @@ import torch
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.caching.policies.settings import LOOKING_AHEAD, PLANNED
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
-from gnnstore.io.resident import residents_of
-from gnnstore.loaders.planned_batch import Superbatch
-from gnnstore.loaders.superbatch_maker import SampledSuperbatch, SuperbatchMaker
-from gnnstore.planning.planned_settings import LOOKING_AHEAD, PLANNED
+from gnnstore.graph.shared import residents_of
+from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
+from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.testing.batches import same
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph

@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
-from gnnstore.loaders.ranks import ALONE, Deal, DealtSampler
+from gnnstore.pipeline.order.ranks import ALONE, Deal, DealtSampler
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32

@@ -17,15 +17,15 @@ import torch
 import gnnstore
 from gnnstore import NeighborLoader, _core
 from gnnstore.converters import ConvertOptions
+from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
-from gnnstore.io.resident import residents_of
-from gnnstore.io.shared_cache import cache_cost
-from gnnstore.loaders import presampling
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.tiers.shared import cache_cost
+from gnnstore.graph.shared import residents_of
+from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.testing.batches import same
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.reads import plan_reads
+from gnnstore.testing.twins.reads import plan_reads
 
 N, E, WIDTH = 1000, 12_000, 100
 ROW_BYTES = 4 * WIDTH  # ten rows a page, and 96 bytes of padding
@@ -371,10 +371,10 @@ def test_memory_that_a_cache_holds_is_not_given_twice(
     store = gnnstore.open(path)
     held = residents_of(store)
     monkeypatch.setattr(
-        "gnnstore.planning.placement.available_bytes", lambda: machine_bytes - held.resident_bytes
+        "gnnstore.sizing.placement.available_bytes", lambda: machine_bytes - held.resident_bytes
     )
     # Buffers of reads alone would be more than this machine has.
-    monkeypatch.setattr("gnnstore.io.engines.Engine.staging_bytes", 100_000)
+    monkeypatch.setattr("gnnstore.disk.engines.Engine.staging_bytes", 100_000)
     options: dict[str, Any] = {**OPTIONS, "num_threads": 1}
     for score in ("frequency", "degree"):
         NeighborLoader(store, [4, 4], "train", strategy="static", cache=score, **options)

@@ -14,9 +14,9 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import UsageError
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.io import segment_packing
-from gnnstore.planning.plan_size import size_plan
+from gnnstore.features.segments import packing as segment_packing
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.sizing.plan_size import size_plan
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
 from gnnstore.testing.stores import assert_same_files
@@ -193,7 +193,7 @@ def test_traces_and_plans_on_disk(
     options: dict[str, Any] = {"segment": segment, "superbatch": 12}
     whole = pack(path, [4, 4], output=tmp_path / "in-memory", **options)
     monkeypatch.setattr(
-        "gnnstore.loaders.plan_sampling.size_plan",
+        "gnnstore.packing.sampling.size_plan",
         lambda *a, **k: replace(size_plan(*a, **k), table_bytes=1 << 20),
     )
     plan = pack(path, [4, 4], output=tmp_path / "spilled", tmpdir=tmp_path, **options)

@@ -24,7 +24,7 @@ from gnnstore.converters import (
     from_rmat,
     from_snap,
 )
-from gnnstore.converters.casting import Caster
+from gnnstore.converters.features.casting import Caster
 from gnnstore.errors import (
     GnnstoreError,
     InputError,
@@ -35,7 +35,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import StoreReader
-from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 
 NUM_NODES, NUM_EDGES = 20, 100
@@ -294,7 +294,9 @@ def test_a_bomb_in_what_is_read_whole_is_refused(
     ogb: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small file of labels that holds more numbers than memory could."""
-    monkeypatch.setattr("gnnstore.converters.text_tables.available_bytes", lambda: 20_000_000)
+    monkeypatch.setattr(
+        "gnnstore.converters.arrays.text.tables.available_bytes", lambda: 20_000_000
+    )
     pack(ogb / "raw" / "node-label.csv.gz", "0\n" * 5_000_000)
     assert (ogb / "raw" / "node-label.csv.gz").stat().st_size < 20_000
     said = refused(InputError, output, lambda: from_ogb(ogb, output))

@@ -13,15 +13,15 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, StorageError
-from gnnstore.formats import verification
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.formats.plan_writer import PlanWriter
-from gnnstore.io import segment_packing
-from gnnstore.loaders import rolling
-from gnnstore.loaders.plan_packing import PlanPacker
+from gnnstore.features.segments import packing as segment_packing
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.writer import PlanWriter
+from gnnstore.formats.store import verification
+from gnnstore.packing.job import PlanPacker
+from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
-from gnnstore.tools.json_progress import JsonProgress
+from gnnstore.tools.ui.json_progress import JsonProgress
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

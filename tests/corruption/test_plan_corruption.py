@@ -13,15 +13,15 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
-from gnnstore.formats.manifest import ZERO_CRC, crc32c_of, seal
-from gnnstore.formats.plan_manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.io.run_pieces import PIECE_BYTES
-from gnnstore.io.saved_plan import SavedPlan
-from gnnstore.loaders.plan_packing import PlanPacker
+from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.store.manifest import ZERO_CRC, crc32c_of, seal
+from gnnstore.packing.job import PlanPacker
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
-from gnnstore.tools.describe_plan import describe_plan
+from gnnstore.tools.inspect.describe_plan import describe_plan
 
 BATCHES = 12
 

@@ -19,7 +19,7 @@ from gnnstore.errors import (
     UnsupportedVersionError,
 )
 from gnnstore.formats import StoreReader
-from gnnstore.formats.verification import verify
+from gnnstore.formats.store.verification import verify
 from gnnstore.testing.stores import write_example_store
 
 Manifest = dict[str, Any]

@@ -21,8 +21,8 @@ import pytest
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.errors import NoSpaceError
-from gnnstore.formats import pages
-from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.formats.arrays import pages
+from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.testing.stores import assert_same_files
 
 NUM_KILLS = 30
@@ -36,8 +36,10 @@ _SERVER = """
     import os, signal, sys
 
     import zarr
-    from gnnstore.converters import ConvertOptions, from_numpy, spill
-    from gnnstore.formats import paged_writer, pages
+    from gnnstore.converters import ConvertOptions, from_numpy
+    from gnnstore.converters.edges.spill import builder as spill
+    from gnnstore.formats.arrays import paged_writer
+    from gnnstore.formats.arrays import pages
     from gnnstore.testing.touches import send_at_touch, serve
 
     source, output = sys.argv[1:]
@@ -183,7 +185,7 @@ def test_a_disk_that_is_too_small_is_refused_with_a_number(
     expected = r"takes at least .*: .* are free, .* are missing\."
     with monkeypatch.context() as patch:
         if not is_known_before:  # as with text: found out when the first array begins
-            patch.setattr("gnnstore.converters.opening.free_bytes", lambda _: 2**40)
+            patch.setattr("gnnstore.converters.writer.opening.free_bytes", lambda _: 2**40)
             expected = r"'x': no space left .* more are needed and .* are free: .* are missing\."
         with pytest.raises(NoSpaceError, match=expected):
             from_numpy(source, small_disk / "g.gnn", options=options)
@@ -199,7 +201,7 @@ def test_a_disk_that_fills_up_meanwhile_stops_what_can_be_resumed(
     whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
     subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
     (small_disk / "other").write_bytes(bytes(2 * 2**20))
-    monkeypatch.setattr("gnnstore.formats.writer.free_bytes", lambda _: 2**40)
+    monkeypatch.setattr("gnnstore.formats.store.writer.free_bytes", lambda _: 2**40)
     options = ConvertOptions(undirected=True, resume=True)
     with pytest.raises(NoSpaceError) as caught:
         from_numpy(source, small_disk / "g.gnn", options=options)
@@ -218,7 +220,7 @@ _LIMITED = """
     import resource, sys
     from gnnstore.converters import ConvertOptions, from_numpy
     from gnnstore.errors import StorageError
-    from gnnstore.formats import pages
+    from gnnstore.formats.arrays import pages
     from gnnstore.progress import NullProgress
 
     class Limit(NullProgress):

@@ -18,8 +18,8 @@ from torch_geometric.nn import GCNConv, SAGEConv
 
 import gnnstore
 from gnnstore.errors import NoSpaceError, UsageError, storage_error
-from gnnstore.formats.files import ChecksummedFile
-from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.formats.container.files import ChecksummedFile
+from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
 
@@ -36,7 +36,7 @@ store, output, kill_at, root = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.a
 sys.path.insert(0, root)
 
 import gnnstore
-from gnnstore.loaders.inference_run import InferenceRun
+from gnnstore.layerwise.run import InferenceRun
 from gnnstore.progress import NullProgress
 from tests.crash.test_inference_killed import OPTIONS, layers
 

@@ -17,7 +17,7 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import NoSpaceError, StorageError, UsageError
-from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.testing.faults import inject
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph

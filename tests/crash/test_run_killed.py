@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.io.run_directory import RunDirectory, find_runs, sweep_stale
+from gnnstore.disk.scratch import RunDirectory, find_runs, sweep_stale
 
 NUM_KILLS = 12
 
@@ -23,8 +23,8 @@ SPILLING = """
 import sys
 from pathlib import Path
 import numpy as np
-from gnnstore.io.ragged_file import RaggedFile
-from gnnstore.io.run_directory import RunDirectory
+from gnnstore.disk.ragged_file import RaggedFile
+from gnnstore.disk.scratch import RunDirectory
 
 parent, num_batches = Path(sys.argv[1]), int(sys.argv[2])
 if num_batches:
@@ -46,7 +46,7 @@ while True:
 FORKING = """
 import os, signal, sys
 from pathlib import Path
-from gnnstore.io.run_directory import RunDirectory
+from gnnstore.disk.scratch import RunDirectory
 
 run = RunDirectory.create(Path(sys.argv[1]), purpose="tests")
 child = os.fork()

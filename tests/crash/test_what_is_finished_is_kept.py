@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_rmat, from_snap
-from gnnstore.converters.edges import InMemoryEdgeBuilder
-from gnnstore.converters.spill import SpillingEdgeBuilder
-from gnnstore.converters.spill_merge import SpilledEdges
-from gnnstore.formats import pages
-from gnnstore.formats.leftovers import find_leftovers
-from gnnstore.formats.writer import StoreWriter
+from gnnstore.converters.edges.builder import InMemoryEdgeBuilder
+from gnnstore.converters.edges.spill.builder import SpillingEdgeBuilder
+from gnnstore.converters.edges.spill.merge import SpilledEdges
+from gnnstore.formats.arrays import pages
+from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import NullProgress, Phase
 from gnnstore.testing.stores import assert_same_files
 
@@ -61,10 +61,10 @@ class Watcher(NullProgress):
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut arrays of test size into several shards, so that some of an array may be finished."""
     monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
-    monkeypatch.setattr("gnnstore.formats.paged_writer._BUFFER_BYTES", 2**13)
-    monkeypatch.setattr("gnnstore.converters.node_arrays._COPY_BYTES", 2**14)
-    monkeypatch.setattr("gnnstore.converters.spill.MIN_SPILL_BYTES", 2**12)
-    monkeypatch.setattr("gnnstore.converters.text_blocks._MIN_BLOCK_BYTES", 2**10)
+    monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 2**13)
+    monkeypatch.setattr("gnnstore.converters.writer.node_arrays._COPY_BYTES", 2**14)
+    monkeypatch.setattr("gnnstore.converters.edges.spill.builder.MIN_SPILL_BYTES", 2**12)
+    monkeypatch.setattr("gnnstore.converters.arrays.text.blocks._MIN_BLOCK_BYTES", 2**10)
 
 
 @pytest.fixture

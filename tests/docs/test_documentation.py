@@ -197,7 +197,7 @@ def test_defaults_in_the_manual_are_those_of_the_options() -> None:
 
 
 def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:
-    from gnnstore.tools import exits  # noqa: PLC0415
+    from gnnstore.tools.ui import exits  # noqa: PLC0415
 
     text = (ROOT / "docs" / "cli.md").read_text()
     in_manual = {int(n) for n in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}

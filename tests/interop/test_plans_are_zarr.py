@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnstore.formats.plan_reader import PlanReader
-from gnnstore.io.ragged_file import decode_record
+from gnnstore.disk.ragged_file import decode_record
+from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.packing import piece_crcs
 from gnnstore.testing.plans import pack
+from gnnstore.testing.twins.packing import piece_crcs
 
 zarr = pytest.importorskip("zarr")
 

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
+from gnnstore.caching.policies.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.caching.policies.online import LruPlanner, SievePlanner
 from gnnstore.errors import UsageError
-from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
-from gnnstore.planning.online import LruPlanner, SievePlanner
-from gnnstore.testing import caches as twin
+from gnnstore.testing.twins import caches as twin
 
 Batches = list[list[int]]
 

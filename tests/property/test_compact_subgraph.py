@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gnnstore.disk import buffers
+from gnnstore.disk.ragged_file import RaggedFile
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.csc import Csc
-from gnnstore.io import buffers
-from gnnstore.io.ragged_file import RaggedFile
+from gnnstore.formats.arrays.csc import Csc
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
 

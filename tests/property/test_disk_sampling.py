@@ -21,16 +21,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
+from gnnstore.disk.engines import ENGINES, Engine, open_engine
 from gnnstore.errors import CorruptStoreError, InputError, StorageError, UsageError
-from gnnstore.formats.csc import Csc
-from gnnstore.io.engines import ENGINES, Engine, open_engine
-from gnnstore.io.index_rows import IndexRows
-from gnnstore.io.neighbor_cache import bytes_for_all, index_bytes, open_neighbor_cache
-from gnnstore.planning.neighbor_importance import all_lists, choose_lists, unpack_bits
+from gnnstore.formats.arrays.csc import Csc
+from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open_neighbor_cache
+from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, unpack_bits
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
 from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
 from gnnstore.testing.faults import inject
-from gnnstore.testing.reads import why_unavailable, write_array
+from gnnstore.testing.twins.reads import why_unavailable, write_array
 
 UUID = "7a1e66a8-0000-8000-8000-000000000001"
 FANOUTS = st.lists(st.one_of(st.just(-1), st.integers(0, 12), st.integers(30, 50)), max_size=3).map(

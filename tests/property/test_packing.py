@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.caching.policies.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.disk.engines import ENGINES, open_engine
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
+from gnnstore.features.tiers.planned import BatchStep, PlannedCache
 from gnnstore.formats import PageGeometry, plan_shards
-from gnnstore.formats.dtypes import STORAGE_DTYPES
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import ENGINES, open_engine
-from gnnstore.io.packed_rows import PackedSuperbatch
-from gnnstore.io.packing import least_memory, pack, packed_bytes
-from gnnstore.io.planned_cache import BatchStep, PlannedCache
-from gnnstore.io.run_pieces import PIECE_BYTES
-from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
-from gnnstore.testing.packing import needed_pages, packed_file, piece_crcs, sort_misses
-from gnnstore.testing.reads import why_unavailable, write_array
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
+from gnnstore.testing.twins.reads import why_unavailable, write_array
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)

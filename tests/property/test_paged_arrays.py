@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter, PageGeometry, plan_shards
-from gnnstore.formats.dtypes import (
+from gnnstore.formats.arrays.dtypes import (
     STORAGE_DTYPES,
     from_bfloat16_bits,
     storage_dtype,
     to_bfloat16_bits,
 )
-from gnnstore.formats.names import decode, encode
+from gnnstore.formats.container.names import decode, encode
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.io.counts import ReadCounts
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.planned_cache import BatchStep, Lease, MissSource, PlannedCache
-from gnnstore.io.rows import Gathered
-from gnnstore.planning.belady import Trace
-from gnnstore.planning.planners import make_planner
-from gnnstore.testing.reads import write_array
+from gnnstore.caching.policies.base import make_planner
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.disk.counts import ReadCounts
+from gnnstore.disk.engines import open_engine
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.source import Gathered
+from gnnstore.features.tiers.planned import BatchStep, Lease, MissSource, PlannedCache
+from gnnstore.testing.twins.reads import write_array
 
 NUM_ROWS = 400
 # Bytes of a row of each table: whole lines, others, and the smallest.

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnstore.formats.pages import PageGeometry, plan_shards
-from gnnstore.planning.read_counts import ReadTotals, count_reads
-from gnnstore.planning.read_tuning import ReadTuning
+from gnnstore.disk.profile.tuning import ReadTuning
+from gnnstore.formats.arrays.pages import PageGeometry, plan_shards
+from gnnstore.planning.reads import ReadTotals, count_reads
 from gnnstore.testing.disks import usual_profile
-from gnnstore.testing.reads import plan_reads
+from gnnstore.testing.twins.reads import plan_reads
 
 
 @given(

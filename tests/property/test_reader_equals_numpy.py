@@ -19,11 +19,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.disk.engines import ENGINES, open_engine
+from gnnstore.features.direct import DirectRows
 from gnnstore.formats import PageGeometry, plan_shards
-from gnnstore.formats.dtypes import STORAGE_DTYPES
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import ENGINES, open_engine
-from gnnstore.testing.reads import files_of, place_of, plan_reads, why_unavailable, write_array
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.testing.twins.reads import (
+    files_of,
+    place_of,
+    plan_reads,
+    why_unavailable,
+    write_array,
+)
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)

@@ -16,8 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.planning.belady import BeladyPlanner, SpilledPlan, SuperbatchPlan, Trace
-from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.policies.belady import BeladyPlanner, SpilledPlan, SuperbatchPlan, Trace
+from gnnstore.caching.trace_file import SpilledTrace, TraceFile
 
 Batch = npt.NDArray[Any]
 

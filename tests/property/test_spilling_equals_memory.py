@@ -14,11 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters import edge_buffer, spill_merge, spill_ranges, spill_runs
-from gnnstore.converters import edges as edges_module
-from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.edges import BuiltEdges, InMemoryEdgeBuilder
-from gnnstore.converters.spill import SpillingEdgeBuilder
+from gnnstore.converters.edges import buffer as edge_buffer
+from gnnstore.converters.edges import builder as edges_module
+from gnnstore.converters.edges.builder import BuiltEdges, InMemoryEdgeBuilder
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.spill import merge as spill_merge
+from gnnstore.converters.edges.spill import ranges as spill_ranges
+from gnnstore.converters.edges.spill import runs as spill_runs
+from gnnstore.converters.edges.spill.builder import SpillingEdgeBuilder
 from gnnstore.testing.strategies import edge_indices
 
 RULES = st.builds(

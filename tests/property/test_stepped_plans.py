@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gnnstore.planning.belady import SuperbatchPlan, Trace
-from gnnstore.planning.fixed import FixedPlanner
-from gnnstore.planning.online import LruPlanner, SievePlanner
-from gnnstore.planning.planners import Plan, Planner
-from gnnstore.planning.trace_file import TraceFile
-from gnnstore.testing.caches import TwinPlan, batches_of, plan_fixed
+from gnnstore.caching.policies.base import Plan, Planner
+from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
+from gnnstore.caching.policies.fixed import FixedPlanner
+from gnnstore.caching.policies.online import LruPlanner, SievePlanner
+from gnnstore.caching.trace_file import TraceFile
+from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
 
 
 @st.composite

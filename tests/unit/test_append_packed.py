@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, NoSpaceError, StorageError
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.packing import append_packed, packed_bytes
-from gnnstore.planning.belady import Trace
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.pack import append_packed, packed_bytes
 from gnnstore.testing.faults import inject
-from gnnstore.testing.packing import packed_file
-from gnnstore.testing.reads import write_array
+from gnnstore.testing.twins.packing import packed_file
+from gnnstore.testing.twins.reads import write_array
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
 MEMORY_BYTES = 1 << 25

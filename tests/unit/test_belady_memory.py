@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
-from gnnstore.planning.belady import (
+from gnnstore.caching.policies.belady import (
     BeladyPlanner,
     Trace,
     spilled_transient_bytes,
     transient_bytes,
 )
-from gnnstore.planning.trace_file import TraceFile
+from gnnstore.caching.trace_file import TraceFile
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.converters import ConvertOptions, compact_ids, from_snap
-from gnnstore.converters.compact_ids import IdCollector
+from gnnstore.converters import ConvertOptions, from_snap
+from gnnstore.converters.edges import id_remap as compact_ids
+from gnnstore.converters.edges.id_remap import IdCollector
 from gnnstore.errors import BudgetError
 from gnnstore.testing.graphs import read_store
 
@@ -90,7 +91,7 @@ def test_the_bitmap_is_taken_from_the_budget(
             reserved.append(ids.num_bytes)
             return ids
 
-    monkeypatch.setattr("gnnstore.converters.snap.IdCollector", Watched)
+    monkeypatch.setattr("gnnstore.converters.datasets.snap.IdCollector", Watched)
     text = tmp_path / "edges.txt"
     text.write_text("7 99999999\n99999999 12\n")
     options = ConvertOptions(memory_bytes=2 * 10**8)

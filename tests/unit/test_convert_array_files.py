@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters.array_files import (
+from gnnstore.converters.arrays.files import (
     ArraySource,
     MemoryArray,
     open_npy,
@@ -220,8 +220,8 @@ def test_what_is_too_large_to_be_read_whole_is_refused_before_it_is(
     else:
         np.save(tmp_path / "a.npy", values)
         source = open_npy(tmp_path / "a.npy")
-    monkeypatch.setattr("gnnstore.converters.array_source._SMALL_BYTES", 0)
-    monkeypatch.setattr("gnnstore.converters.array_source.available_bytes", lambda: 2**22)
+    monkeypatch.setattr("gnnstore.converters.arrays.source._SMALL_BYTES", 0)
+    monkeypatch.setattr("gnnstore.converters.arrays.source.available_bytes", lambda: 2**22)
     with pytest.raises(
         BudgetError, match=r"\[1048576\] of float64 takes 8.39 MB to read, and 4.19"
     ):

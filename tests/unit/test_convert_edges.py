@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters import edge_rules, edges
-from gnnstore.converters.edge_rules import EdgeRules, is_identity
-from gnnstore.converters.edges import InMemoryEdgeBuilder, estimate_peak_bytes
-from gnnstore.converters.node_ids import check_ids
+from gnnstore.converters.edges import builder as edges
+from gnnstore.converters.edges import rules as edge_rules
+from gnnstore.converters.edges.builder import InMemoryEdgeBuilder, estimate_peak_bytes
+from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.edges.rules import EdgeRules, is_identity
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.strategies import graphs
@@ -218,8 +219,8 @@ def test_a_budget_counts_the_longest_column() -> None:
 _MEASURE = """
     import sys
     import numpy as np
-    from gnnstore.converters.edge_rules import EdgeRules
-    from gnnstore.converters.edges import InMemoryEdgeBuilder, estimate_peak_bytes
+    from gnnstore.converters.edges.rules import EdgeRules
+    from gnnstore.converters.edges.builder import InMemoryEdgeBuilder, estimate_peak_bytes
 
     def resident(field):
         for line in open("/proc/self/status"):
@@ -257,7 +258,7 @@ def test_the_estimate_is_the_peak(tmp_path: Path, direction: str) -> None:
 
 
 def test_without_a_budget_what_is_available_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnstore.converters.edges.available_bytes", lambda: 10**6)
+    monkeypatch.setattr("gnnstore.converters.edges.builder.available_bytes", lambda: 10**6)
     builder = InMemoryEdgeBuilder(EdgeRules())
     with pytest.raises(BudgetError, match=r"more than the 1 MB that are available; free some"):
         builder.expect(10**6)

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, GraphWriter, from_numpy, from_rmat, from_snap
-from gnnstore.converters.array_files import MemoryArray, open_npy, open_npz
-from gnnstore.converters.array_source import ArraySource
-from gnnstore.converters.feature_files import open_features, open_labels
-from gnnstore.converters.joined_arrays import JoinedArrays
-from gnnstore.converters.raw_files import RawLayout
-from gnnstore.converters.row_taker import RowTaker
-from gnnstore.converters.scaling import column_scales
-from gnnstore.converters.scattered_rows import ScatteredRows
-from gnnstore.converters.text_arrays import TextArray
-from gnnstore.converters.whole_numbers import WholeNumbers
+from gnnstore.converters.arrays.files import MemoryArray, open_npy, open_npz
+from gnnstore.converters.arrays.joined import JoinedArrays
+from gnnstore.converters.arrays.raw import RawLayout
+from gnnstore.converters.arrays.row_taker import RowTaker
+from gnnstore.converters.arrays.scattered import ScatteredRows
+from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.arrays.text.arrays import TextArray
+from gnnstore.converters.features.files import open_features, open_labels
+from gnnstore.converters.features.float_labels import WholeNumbers
+from gnnstore.converters.features.scaling import column_scales
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
-from gnnstore.formats.dtypes import to_bfloat16_bits
-from gnnstore.formats.verification import verify
+from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
+from gnnstore.formats.store.verification import verify
 from gnnstore.progress import NullPhase
 from gnnstore.testing.graphs import read_store
 
@@ -339,8 +339,8 @@ def test_rows_in_any_order_are_put_into_that_of_nodes(  # noqa: PLR0917 - drawn 
         MemoryArray("b", rows[order][num_rows // 3 :]),
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gnnstore.converters.scattered_rows._MIN_RANGE_BYTES", 400)
-        patch.setattr("gnnstore.converters.scattered_rows._STEP_BYTES", 300)
+        patch.setattr("gnnstore.converters.arrays.scattered._MIN_RANGE_BYTES", 400)
+        patch.setattr("gnnstore.converters.arrays.scattered._STEP_BYTES", 300)
         found = ScatteredRows(JoinedArrays(parts), MemoryArray("ids", order), folder / "s", 0)
         for _ in range(2):  # scales take two passes
             pieces = [np.empty((0, width), np.float32), *found.rows(step, min(start, num_rows))]
@@ -484,7 +484,7 @@ def test_many_small_rows_are_not_held_to_be_compressed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     np.savez(tmp_path / "g.npz", edge_index=np.array([[0], [1]]), y=np.arange(500))
-    monkeypatch.setattr("gnnstore.converters.node_arrays._MAX_COLD_BYTES", 1000)
+    monkeypatch.setattr("gnnstore.converters.writer.node_arrays._MAX_COLD_BYTES", 1000)
     path = from_numpy(tmp_path / "g.npz", tmp_path / "out.gnn")
     spec = StoreReader.open(path).schema.node.attributes["y"]
     assert (spec.layout, spec.shape) == ("paged", (500,))

@@ -11,19 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters import (
-    ConvertOptions,
-    GraphWriter,
-    from_kronecker,
-    kronecker,
-    kronecker_nodes,
-    node_arrays,
-    seed_graph,
-)
-from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.edges import estimate_peak_bytes
-from gnnstore.converters.kronecker_factor import derive_factor
-from gnnstore.converters.seed_graph import SeedGraph
+from gnnstore.converters import ConvertOptions, GraphWriter, from_kronecker
+from gnnstore.converters.edges.builder import estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.synthetic import seed_graph
+from gnnstore.converters.synthetic.kronecker import expand as kronecker
+from gnnstore.converters.synthetic.kronecker import nodes as kronecker_nodes
+from gnnstore.converters.synthetic.kronecker.factor import derive_factor
+from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.writer import node_arrays
 from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,
@@ -31,7 +27,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import AttributeSpec, StoreReader
-from gnnstore.formats.dtypes import from_bfloat16_bits, to_bfloat16_bits
+from gnnstore.formats.arrays.dtypes import from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import StoredGraph, random_graph, read_store, write_store
 

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters import ConvertOptions, from_numpy, numpy_arrays
+from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters.datasets import numpy as numpy_arrays
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
 

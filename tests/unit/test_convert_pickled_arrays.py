@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters.pickled_arrays import arrays_of_pickle, read_split_dict
+from gnnstore.converters.arrays.pickled import arrays_of_pickle, read_split_dict
 from gnnstore.errors import InputError, NotFoundError
 
 

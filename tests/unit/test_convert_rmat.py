@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters import ConvertOptions, from_rmat, opening, rmat
-from gnnstore.converters.planted import PlantedNodes
-from gnnstore.converters.rmat import GRAPH500, level_probabilities
+from gnnstore.converters import ConvertOptions, from_rmat
+from gnnstore.converters.synthetic import rmat
+from gnnstore.converters.synthetic.rmat import GRAPH500, level_probabilities
+from gnnstore.converters.synthetic.synthetic_nodes import PlantedNodes
+from gnnstore.converters.writer import opening
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError
 from gnnstore.testing.graphs import StoredGraph, read_store
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_snap
-from gnnstore.converters.compact_ids import IdCollector
+from gnnstore.converters.edges.id_remap import IdCollector
 from gnnstore.errors import InputError, UsageError
 from gnnstore.testing.graphs import read_store
 

@@ -16,16 +16,21 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import _core
-from gnnstore.converters import spill, spill_merge
-from gnnstore.converters.edge_buffer import EdgeBuffer
-from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.edges import BuiltEdges, InMemoryEdgeBuilder, estimate_peak_bytes
-from gnnstore.converters.spill import MIN_SPILL_BYTES, SpillingEdgeBuilder, make_edge_builder
-from gnnstore.converters.spill_merge import SpilledEdges
-from gnnstore.converters.spill_ranges import plan_ranges
-from gnnstore.converters.spill_runs import record_dtype, write_part
+from gnnstore.converters.edges.buffer import EdgeBuffer
+from gnnstore.converters.edges.builder import BuiltEdges, InMemoryEdgeBuilder, estimate_peak_bytes
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.spill import builder as spill
+from gnnstore.converters.edges.spill import merge as spill_merge
+from gnnstore.converters.edges.spill.builder import (
+    MIN_SPILL_BYTES,
+    SpillingEdgeBuilder,
+    make_edge_builder,
+)
+from gnnstore.converters.edges.spill.merge import SpilledEdges
+from gnnstore.converters.edges.spill.ranges import plan_ranges
+from gnnstore.converters.edges.spill.runs import record_dtype, write_part
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
-from gnnstore.formats.journal import Journal
+from gnnstore.formats.container.journal import Journal
 from gnnstore.testing.graphs import random_graph
 
 CHUNK = 10_000
@@ -383,8 +388,8 @@ _MEASURE = """
     import sys
     from pathlib import Path
     import numpy as np
-    from gnnstore.converters.edge_rules import EdgeRules
-    from gnnstore.converters.spill import SpillingEdgeBuilder
+    from gnnstore.converters.edges.rules import EdgeRules
+    from gnnstore.converters.edges.spill.builder import SpillingEdgeBuilder
 
     def resident(field):
         for line in open("/proc/self/status"):

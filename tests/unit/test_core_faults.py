@@ -20,7 +20,7 @@ import pytest
 from gnnstore import _core
 from gnnstore.errors import StorageError, UsageError
 from gnnstore.formats import PagedArray, StoreReader
-from gnnstore.formats.verification import verify
+from gnnstore.formats.store.verification import verify
 from gnnstore.testing.faults import Fault, Injection, SystemCall, inject, inject_all
 from gnnstore.testing.stores import write_example_store
 

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.formats.pages import PageGeometry, ShardLayout
-from gnnstore.planning.belady import BeladyPlanner, Trace
+from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.caching.reuse import ReuseCurve, ages_of
+from gnnstore.caching.scores import most_needed, select_nodes
+from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.planning.cost_model import CHOICES, Machine, Prediction, Resources, predict
-from gnnstore.planning.read_counts import ReadTotals
-from gnnstore.planning.read_tuning import tune_reads
-from gnnstore.planning.reuse import ReuseCurve, ages_of
-from gnnstore.planning.static_cache import most_needed, select_nodes
+from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
-from gnnstore.testing.caches import run_lru
 from gnnstore.testing.disks import usual_profile
+from gnnstore.testing.twins.caches import run_lru
 
 NUM_ROWS, ROW_BYTES = 20_000, 512
 

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_rmat
-from gnnstore.converters.degrees import DegreeComparison, DegreeDistribution, compare_degrees
+from gnnstore.converters.synthetic.degrees import (
+    DegreeComparison,
+    DegreeDistribution,
+    compare_degrees,
+)
 from gnnstore.testing.graphs import random_graph
 
 

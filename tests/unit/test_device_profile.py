@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from gnnstore.errors import StorageError
-from gnnstore.planning import filesystems
-from gnnstore.planning.device_profile import (
+from gnnstore.disk.profile import filesystems
+from gnnstore.disk.profile.device_profile import (
     DeviceProfile,
     KeptProfile,
     filesystem_id,
@@ -24,7 +23,8 @@ from gnnstore.planning.device_profile import (
     save_kept,
     save_profile,
 )
-from gnnstore.planning.filesystems import Mount, find_mount
+from gnnstore.disk.profile.filesystems import Mount, find_mount
+from gnnstore.errors import StorageError
 
 RATES = {
     512: {1: 10_000.0, 64: 100_000.0},

@@ -10,13 +10,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
-from gnnstore.io import device_rows
-from gnnstore.io.device_rows import DeviceRows, assemble
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.rows import MemoryRows
-from gnnstore.testing.reads import write_array
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.source import MemoryRows
+from gnnstore.features.tiers import device as device_rows
+from gnnstore.features.tiers.device import DeviceRows, assemble
+from gnnstore.testing.twins.reads import write_array
 
 NUM_NODES = 700
 DEVICES = [

@@ -22,19 +22,19 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.errors import StorageError, UsageError
-from gnnstore.io import engines
-from gnnstore.io.engines import (
+from gnnstore.disk import engines
+from gnnstore.disk.engines import (
     ENGINES,
     ENVIRONMENT_VARIABLE,
     choose_engine,
     open_engine,
     probe_engines,
 )
-from gnnstore.planning.device_profile import filesystem_id, save_profile
+from gnnstore.disk.profile.device_profile import filesystem_id, save_profile
+from gnnstore.errors import StorageError, UsageError
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.reads import why_unavailable
+from gnnstore.testing.twins.reads import why_unavailable
 
 T = TypeVar("T")
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.converters import ConvertOptions, estimates, from_numpy, from_rmat, from_snap, opening
-from gnnstore.converters.edge_rules import EdgeRules
-from gnnstore.converters.estimates import Rates, estimate, measure_rates
-from gnnstore.converters.workload import Workload, inspect_inputs
+from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.writer import estimates, opening
+from gnnstore.converters.writer.estimates import Rates, estimate, measure_rates
+from gnnstore.converters.writer.workload import Workload, inspect_inputs
 from gnnstore.errors import NoSpaceError
-from gnnstore.formats.files import directory_bytes
+from gnnstore.formats.container.files import directory_bytes
 from gnnstore.progress import NullProgress
 from gnnstore.units import parse_size
 

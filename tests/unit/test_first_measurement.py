@@ -15,11 +15,8 @@ from typing import Any
 
 import pytest
 
-from gnnstore.errors import StorageError
-from gnnstore.io import first_measurement as module
-from gnnstore.io.first_measurement import disk_profile
-from gnnstore.io.spot_check import SpotCheck
-from gnnstore.planning.device_profile import (
+from gnnstore.disk.profile import first_use as module
+from gnnstore.disk.profile.device_profile import (
     DeviceProfile,
     KeptProfile,
     filesystem_id,
@@ -29,6 +26,9 @@ from gnnstore.planning.device_profile import (
     save_kept,
     save_profile,
 )
+from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.disk.profile.spot_check import SpotCheck
+from gnnstore.errors import StorageError
 from gnnstore.testing.disks import usual_profile
 
 

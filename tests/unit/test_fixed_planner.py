@@ -9,26 +9,26 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.packing import pack
-from gnnstore.io.planned_cache import BatchStep, PlannedCache
-from gnnstore.planning import fixed
-from gnnstore.planning.belady import Trace
-from gnnstore.planning.fixed import FixedPlanner
-from gnnstore.planning.planned_settings import PLANNED
-from gnnstore.planning.planners import (
+from gnnstore.caching.policies import fixed
+from gnnstore.caching.policies.base import (
     Plan,
     make_planner,
     slot_bytes,
     spilled_bytes,
     spilled_slot_bytes,
 )
-from gnnstore.planning.spilled_plan import SpilledPlan, spilled_transient_bytes
-from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.policies.fixed import FixedPlanner
+from gnnstore.caching.policies.settings import PLANNED
+from gnnstore.caching.spilled_plan import SpilledPlan, spilled_transient_bytes
+from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.disk.engines import open_engine
+from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.pack import pack
+from gnnstore.features.tiers.planned import BatchStep, PlannedCache
 from gnnstore.testing.faults import inject
-from gnnstore.testing.reads import write_array
+from gnnstore.testing.twins.reads import write_array
 
 NUM_NODES = 5000
 

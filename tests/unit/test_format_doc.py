@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.formats import (
-    files,
-    manifest,
-    pages,
-    plan_manifest,
-    strict_json,
-    zarr_metadata,
-)
-from gnnstore.formats.dtypes import STORAGE_DTYPES, zarr_data_type
+from gnnstore.formats.arrays import pages, zarr_metadata
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, zarr_data_type
+from gnnstore.formats.container import files, strict_json
+from gnnstore.formats.packed import manifest as plan_manifest
+from gnnstore.formats.store import manifest
 from gnnstore.testing.stores import write_example_store
 
 # Fields of a plan's manifest that are there only if the plan has what they speak of.

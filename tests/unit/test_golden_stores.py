@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnnstore.formats import StoreReader
-from gnnstore.formats.verification import verify
+from gnnstore.formats.store.verification import verify
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 STORES = sorted(GOLDEN.glob("v*.gnn"))

@@ -18,18 +18,18 @@ from torch import Tensor
 pytest.importorskip("torch_geometric")
 
 import gnnstore
+from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.pack import pack
 from gnnstore.formats import AttributeSpec, PagedArrayWriter
-from gnnstore.formats.files import ChecksummedFile
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.packing import pack
-from gnnstore.loaders import inference_packing
-from gnnstore.loaders.inference_memory import BlockCosts, BlockLimits, Sizes
-from gnnstore.loaders.inference_result import Embeddings
-from gnnstore.loaders.inference_rows import RecycledBlocks
-from gnnstore.loaders.inference_run import InferenceRun
-from gnnstore.loaders.inference_writing import RowsBehind, is_alone
+from gnnstore.formats.container.files import ChecksummedFile
+from gnnstore.layerwise import packing as inference_packing
+from gnnstore.layerwise.memory import BlockCosts, BlockLimits, Sizes
+from gnnstore.layerwise.result import Embeddings
+from gnnstore.layerwise.rows import RecycledBlocks
+from gnnstore.layerwise.run import InferenceRun
+from gnnstore.layerwise.writing import RowsBehind, is_alone
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
@@ -89,7 +89,7 @@ def test_a_failed_write_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.M
             behind.append(torch.zeros(NUM_ROWS // 2, WIDTH))
             behind.append(torch.zeros(NUM_ROWS // 2, WIDTH))
 
-    monkeypatch.setattr("gnnstore.formats.paged_writer._DIRECT_BYTES", 1)
+    monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._DIRECT_BYTES", 1)
     with pytest.raises(NoSpaceError, match=f"{directory}/c"):
         write()
     assert done == []
@@ -148,7 +148,7 @@ def test_limits_are_for_three_blocks() -> None:
 
 def test_what_an_earlier_block_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr("gnnstore.loaders.inference_rows.trim", trims.append)
+    monkeypatch.setattr("gnnstore.layerwise.rows.trim", trims.append)
     blocks = RecycledBlocks(2)
     large, larger = (10 << 20, 1 << 20), (20 << 20, 1 << 20)
     # Kept is what the block before the last one has left, if all of it is of use.

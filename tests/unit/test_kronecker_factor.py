@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters import ConvertOptions
-from gnnstore.converters.draws import hash_pairs
-from gnnstore.converters.kronecker_factor import (
+from gnnstore.converters.synthetic.keyed_random import hash_pairs
+from gnnstore.converters.synthetic.kronecker.factor import (
     balance,
     check_factor,
     derive_factor,
     group_densities,
 )
-from gnnstore.converters.kronecker_patterns import (
+from gnnstore.converters.synthetic.kronecker.patterns import (
     FactorGraph,
     _Splitter,
     draw_patterns,
     round_ratio,
 )
-from gnnstore.converters.seed_graph import SeedGraph
+from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.errors import UsageError
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import write_store

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore.tools.load_stages import STAGES, stages_of
+from gnnstore.tools.bench.stages import STAGES, stages_of
 
 
 def write(path: Path, *spans: tuple[str, float, float, dict[str, float]]) -> Path:

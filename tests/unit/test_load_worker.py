@@ -15,11 +15,11 @@ import gnnstore
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.testing.cgroup import _parents, memory_group
 from gnnstore.testing.stores import write_example_store
-from gnnstore.tools.load_device import measure_device
-from gnnstore.tools.load_run import Run, split_tables
-from gnnstore.tools.load_stages import stages_of
-from gnnstore.tools.load_task import STRATEGIES, Outcome, Task, run_task
-from gnnstore.tools.load_worker import perform
+from gnnstore.tools.bench.device import measure_device
+from gnnstore.tools.bench.setup import Run, split_tables
+from gnnstore.tools.bench.stages import stages_of
+from gnnstore.tools.bench.task import STRATEGIES, Outcome, Task, run_task
+from gnnstore.tools.bench.worker import perform
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_rows_of_the_mapping_are_those_of_the_array(
 ) -> None:
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
 
-    from gnnstore.tools.load_run import _Mapped  # noqa: PLC0415
-    from gnnstore.tools.load_task import MAP_THREADS  # noqa: PLC0415
+    from gnnstore.tools.bench.setup import _Mapped  # noqa: PLC0415
+    from gnnstore.tools.bench.task import MAP_THREADS  # noqa: PLC0415
 
     path = write_example_store(
         tmp_path / "a.gnn", feature_shape=feature_shape, feature_dtype=dtype
@@ -139,7 +139,7 @@ def test_a_store_without_paged_attributes_has_nothing_to_compare(task: Task) -> 
 
 
 def test_features_that_the_machine_cannot_hold(task: Task, monkeypatch: Any) -> None:
-    monkeypatch.setattr("gnnstore.tools.load_worker.available_bytes", lambda: 1000)
+    monkeypatch.setattr("gnnstore.tools.bench.worker.available_bytes", lambda: 1000)
     with pytest.raises(BudgetError, match="do not fit the 1 kB that this machine has free"):
         perform(replace(task, strategy="memory"))
 

@@ -14,7 +14,7 @@ from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.loaders.pipeline import THREAD_NAME
+from gnnstore.parallel import THREAD_NAME
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import write_example_store
 

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import gnnstore
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from gnnstore.loaders.seeds import (
+from gnnstore.pipeline.seeds.nodes import (
     SeededShuffle,
     batches_in_order,
     epoch_permutation,

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
+from gnnstore.disk.engines import EngineChoice
+from gnnstore.disk.profile import measure as module
+from gnnstore.disk.profile.filesystems import filesystem_id
+from gnnstore.disk.profile.measure import BLOCK_BYTES, QUEUE_DEPTHS, DiskMeasurement, measure_disk
+from gnnstore.disk.profile.rates import ReadRate, at_random, in_sequence
+from gnnstore.disk.profile.scratch_file import open_scratch_file
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError, UsageError
-from gnnstore.io import measure_disk as module
-from gnnstore.io.engines import EngineChoice
-from gnnstore.io.measure_disk import BLOCK_BYTES, QUEUE_DEPTHS, DiskMeasurement, measure_disk
-from gnnstore.io.read_rates import ReadRate, at_random, in_sequence
-from gnnstore.io.scratch_file import open_scratch_file
-from gnnstore.planning.filesystems import filesystem_id
 from gnnstore.testing.faults import inject
 
 MIB = 1 << 20
@@ -183,8 +183,8 @@ def simulated_disk(
 
     with monkeypatch.context() as patch:
         patch.setattr(_core, "Reader", SimulatedReader)
-        patch.setattr("gnnstore.io.read_rates.perf_counter", clock)
-        patch.setattr("gnnstore.io.measure_disk.perf_counter", clock)
+        patch.setattr("gnnstore.disk.profile.rates.perf_counter", clock)
+        patch.setattr("gnnstore.disk.profile.measure.perf_counter", clock)
         yield clock
 
 

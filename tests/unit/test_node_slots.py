@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.io.cached_rows import NodeSlots
+from gnnstore.features.tiers.static import NodeSlots
 
 
 @given(

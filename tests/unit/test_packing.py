@@ -22,6 +22,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.caching.policies.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.disk.engines import open_engine
 from gnnstore.errors import (
     BudgetError,
     CorruptStoreError,
@@ -29,16 +31,14 @@ from gnnstore.errors import (
     StorageError,
     UsageError,
 )
-from gnnstore.io import packing_thread
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.packed_rows import PackedSuperbatch
-from gnnstore.io.packing import PackingStoppedError, least_memory, pack, packed_bytes
-from gnnstore.io.run_pieces import PIECE_BYTES
-from gnnstore.planning.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed import worker as packing_thread
+from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.pack import PackingStoppedError, least_memory, pack, packed_bytes
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.packing import packed_file, piece_crcs
-from gnnstore.testing.reads import write_array
+from gnnstore.testing.twins.packing import packed_file, piece_crcs
+from gnnstore.testing.twins.reads import write_array
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
 LIMIT_SECONDS = 5.0

@@ -15,19 +15,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.caching.spilled_plan import SpilledPlan
+from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
-from gnnstore.io import missed_files, packing, packing_job, packing_memory
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.packed_rows import PackedSuperbatch
-from gnnstore.io.packing import least_memory, pack, packed_bytes
-from gnnstore.io.planned_cache import BatchStep
-from gnnstore.planning.belady import BeladyPlanner, Trace
-from gnnstore.planning.spilled_plan import SpilledPlan
-from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed import job as packing_job
+from gnnstore.features.packed import memory as packing_memory
+from gnnstore.features.packed import missed_files
+from gnnstore.features.packed import pack as packing
+from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
+from gnnstore.features.tiers.planned import BatchStep
 from gnnstore.testing.faults import inject
-from gnnstore.testing.packing import packed_file, piece_crcs
-from gnnstore.testing.reads import write_array
+from gnnstore.testing.twins.packing import packed_file, piece_crcs
+from gnnstore.testing.twins.reads import write_array
 
 NUM_ROWS, ROW_BYTES = 4000, 300
 MEMORY_BYTES = 1 << 25

@@ -13,18 +13,18 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.caching.spilled_plan import SpilledPlan
+from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.missed_rows import sort_out
-from gnnstore.io.packing import PackingStoppedError, append_packed, least_memory, pack
-from gnnstore.io.run_pieces import PIECE_BYTES
-from gnnstore.planning.belady import BeladyPlanner, Trace
-from gnnstore.planning.spilled_plan import SpilledPlan
-from gnnstore.planning.trace_file import SpilledTrace, TraceFile
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.missed_rows import sort_out
+from gnnstore.features.packed.pack import PackingStoppedError, append_packed, least_memory, pack
 from gnnstore.testing.faults import inject
-from gnnstore.testing.packing import packed_file, piece_crcs
-from gnnstore.testing.reads import write_array
+from gnnstore.testing.twins.packing import packed_file, piece_crcs
+from gnnstore.testing.twins.reads import write_array
 
 NUM_ROWS, ROW_BYTES = 4000, 300
 MEMORY_BYTES = 1 << 25

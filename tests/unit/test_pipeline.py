@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gnnstore.errors import BudgetError
-from gnnstore.loaders.pipeline import THREAD_NAME, Lookahead, ordered_map
+from gnnstore.parallel import THREAD_NAME, Lookahead, ordered_map
 
 
 def depth(n: int) -> Callable[[], int]:
@@ -240,7 +240,7 @@ def test_a_budget_without_room_for_two_batches_is_an_error() -> None:
 
 PRELUDE = """
 import signal, sys, threading, time
-from gnnstore.loaders.pipeline import ordered_map
+from gnnstore.parallel import ordered_map
 
 def work(n):
     time.sleep(0.05)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.available import available_bytes
+from gnnstore.budget.limits import available_bytes
+from gnnstore.caching.scores import CacheCost, CachePlan, CacheSettings
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.formats.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
-from gnnstore.planning import placement
-from gnnstore.planning.in_flight import cache_rows, check_two_batches, expected_bytes
-from gnnstore.planning.placement import HELD_ROW_BYTES, place
-from gnnstore.planning.sizes import StoreSizes, TableSize
-from gnnstore.planning.static_cache import CacheCost, CachePlan, CacheSettings
+from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.sizing import placement
+from gnnstore.sizing.in_flight import cache_rows, check_two_batches, expected_bytes
+from gnnstore.sizing.placement import HELD_ROW_BYTES, place
+from gnnstore.sizing.sizes import StoreSizes, TableSize
 
 GB = 10**9
 X = TableSize("x", num_rows=10**7, row_bytes=800)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gnnstore.planning.placement import Placement
-from gnnstore.planning.plan_size import PlanSize, size_plan
-from gnnstore.planning.superbatch_size import SuperbatchSize
+from gnnstore.sizing.placement import Placement
+from gnnstore.sizing.plan_size import PlanSize, size_plan
+from gnnstore.sizing.superbatch_size import SuperbatchSize
 
 MIB = 1 << 20
 

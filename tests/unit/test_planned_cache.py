@@ -26,15 +26,16 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.disk.counts import ReadCounts
+from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
-from gnnstore.io import planned_cache, turns
-from gnnstore.io.counts import ReadCounts
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.planned_cache import BatchStep, Lease, PlannedCache
-from gnnstore.planning.belady import BeladyPlanner, Trace
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.tiers import planned as planned_cache
+from gnnstore.features.tiers import sequencer as turns
+from gnnstore.features.tiers.planned import BatchStep, Lease, PlannedCache
 from gnnstore.testing.faults import inject
-from gnnstore.testing.reads import write_array
+from gnnstore.testing.twins.reads import write_array
 
 NUM_ROWS, ROW_BYTES, NUM_SLOTS = 600, 64, 80
 NUM_BATCHES = 12

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.planning.belady import Trace
-from gnnstore.planning.policies import POLICIES, Policy, distinct_rows, run_policy
-from gnnstore.planning.static_cache import Score
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.policies.simulate import POLICIES, Policy, distinct_rows, run_policy
+from gnnstore.caching.scores import Score
 
 NUM_NODES = 300
 

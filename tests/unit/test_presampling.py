@@ -11,11 +11,11 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.io.structure import Structure
-from gnnstore.loaders import presampling
-from gnnstore.loaders.pipeline import Lookahead
-from gnnstore.loaders.presampling import Presampler, batch_shape
-from gnnstore.loaders.seeds import resolve_input_nodes
+from gnnstore.graph.topology import Structure
+from gnnstore.parallel import Lookahead
+from gnnstore.pipeline.lookahead import presample as presampling
+from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
+from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.testing.graphs import random_graph
 

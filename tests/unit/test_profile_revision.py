@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gnnstore.planning.device_profile import DeviceProfile, KeptProfile
-from gnnstore.planning.profile_revision import compare, confirmed, is_due, judge, revised
+from gnnstore.disk.profile.device_profile import DeviceProfile, KeptProfile
+from gnnstore.disk.profile.revision import compare, confirmed, is_due, judge, revised
 from gnnstore.testing.disks import usual_profile
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)

@@ -16,9 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gnnstore.disk.ragged_file import RaggedFile
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
-from gnnstore.io.kept_subgraphs import KeptSubgraphs, SubgraphsInMemory, SubgraphsOnDisk
-from gnnstore.io.ragged_file import RaggedFile
+from gnnstore.pipeline.lookahead.sample_spool import (
+    KeptSubgraphs,
+    SubgraphsInMemory,
+    SubgraphsOnDisk,
+)
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.sampling.neighbor import SampledSubgraph
 

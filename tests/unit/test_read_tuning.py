@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from gnnstore.planning.device_profile import DeviceProfile
-from gnnstore.planning.read_tuning import ReadTuning, tune_reads
+from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
 from gnnstore.testing.disks import usual_profile
 
 MIB = 1 << 20

@@ -26,10 +26,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.disk.engines import ENGINES
 from gnnstore.formats import PagedArray
-from gnnstore.io.engines import ENGINES
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.reads import files_of, place_of, why_unavailable, write_array
+from gnnstore.testing.twins.reads import files_of, place_of, why_unavailable, write_array
 
 # A hung disk would be reported within this time, and so must a failing one be.
 LIMIT_SECONDS = 5.0

@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.disk.engines import ENGINES
 from gnnstore.formats import AttributeSpec, PagedArray, PageGeometry, plan_shards
-from gnnstore.io.engines import ENGINES
-from gnnstore.testing.reads import files_of, place_of, why_unavailable
+from gnnstore.testing.twins.reads import files_of, place_of, why_unavailable
 
 
 @pytest.fixture(params=ENGINES)

@@ -13,12 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
-from gnnstore.converters.writer import GraphWriter
+from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError, StorageError, StoreExistsError, UsageError
-from gnnstore.formats import Schema, StoreReader, StoreWriter, paged_writer
-from gnnstore.formats.journal import Journal, foreign_spill_name
-from gnnstore.formats.journal_file import JOURNAL_FILE, append_record, encode_record, read_records
-from gnnstore.formats.leftovers import find_leftovers
+from gnnstore.formats import Schema, StoreReader, StoreWriter
+from gnnstore.formats.arrays import paged_writer
+from gnnstore.formats.container.journal import Journal, foreign_spill_name
+from gnnstore.formats.container.journal_file import (
+    JOURNAL_FILE,
+    append_record,
+    encode_record,
+    read_records,
+)
+from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.testing.stores import assert_same_files
 
 FINGERPRINT: dict[str, Any] = {"kind": "test", "options": {"undirected": False}, "sizes": [1, 2]}

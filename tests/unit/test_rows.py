@@ -13,10 +13,10 @@ import pytest
 
 import gnnstore
 from gnnstore import _core
+from gnnstore.disk.buffers import MIN_POOLED_BYTES, empty
+from gnnstore.features.source import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows, RowSource
 from gnnstore.formats import AttributeSpec, StoreReader
-from gnnstore.io.buffers import MIN_POOLED_BYTES, empty
-from gnnstore.io.resident import residents_of
-from gnnstore.io.rows import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows, RowSource
+from gnnstore.graph.shared import residents_of
 from gnnstore.testing.stores import write_example_store
 
 # One byte; not dividing a page; just below, at and above a page; several pages.

@@ -21,15 +21,15 @@ from pathlib import Path
 
 import pytest
 
-from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
-from gnnstore.io import run_directory
-from gnnstore.io.run_directory import (
+from gnnstore.disk import scratch as run_directory
+from gnnstore.disk.scratch import (
     RunDirectory,
     default_parent,
     find_runs,
     remove_run,
     sweep_stale,
 )
+from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
 
 OWNER = "owner.json"
 NAME = ".gnnstore-run-0123abcd"
@@ -119,7 +119,7 @@ def test_a_forgotten_one_is_removed(tmp_path: Path) -> None:
 
 def in_another_process(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     program = "import os, sys\nfrom pathlib import Path\n"
-    program += "from gnnstore.io.run_directory import RunDirectory, sweep_stale\n" + code
+    program += "from gnnstore.disk.scratch import RunDirectory, sweep_stale\n" + code
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 

@@ -12,9 +12,9 @@ import torch
 from torch_geometric.sampler.utils import to_bidirectional
 
 from gnnstore import _core
-from gnnstore.formats.csc import Csc
+from gnnstore.formats.arrays.csc import Csc
 from gnnstore.sampling import NeighborSampler, SampledSubgraph, SamplingConfig
-from gnnstore.testing import sampling as reference
+from gnnstore.testing.twins import sampling as reference
 
 
 def graph(columns: list[list[int]], dtype: str = "int64") -> Csc:

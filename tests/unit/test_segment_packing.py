@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
-from gnnstore.io import segment_packing
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.missed_rows import sort_out
-from gnnstore.io.packed_rows import run_bytes
-from gnnstore.io.run_pieces import PIECE_BYTES
-from gnnstore.io.segment_packing import append_divided, divide_misses
-from gnnstore.planning.belady import Trace
-from gnnstore.planning.segments import SharedRows
-from gnnstore.testing.packing import piece_crcs
-from gnnstore.testing.reads import write_array
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.segments import SharedRows
+from gnnstore.disk.engines import open_engine
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.chunks import run_bytes
+from gnnstore.features.packed.missed_rows import sort_out
+from gnnstore.features.segments import packing as segment_packing
+from gnnstore.features.segments.packing import append_divided, divide_misses
+from gnnstore.testing.twins.packing import piece_crcs
+from gnnstore.testing.twins.reads import write_array
 
 NUM_ROWS, MEMORY_BYTES = 900, 1 << 26
 SIZES = (200, 0, 300, 1, 250, 250, 100)

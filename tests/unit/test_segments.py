@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gnnstore.caching import segments
+from gnnstore.caching.segment_search import Recurrences, merged_reads, search_segment
+from gnnstore.caching.segments import SharedRows, permutation, segments_of
 from gnnstore.errors import UsageError
-from gnnstore.planning import segments
-from gnnstore.planning.segment_search import Recurrences, merged_reads, search_segment
-from gnnstore.planning.segments import SharedRows, permutation, segments_of
 
 NUM_ROWS, ROW_BYTES = 4000, 512
 Missed = list[npt.NDArray[Any]]

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
-from gnnstore.io import spot_check as module
-from gnnstore.io.spot_check import SpotCheck, spot_check
-from gnnstore.planning.device_profile import DeviceProfile
+from gnnstore.disk.profile import spot_check as module
+from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.disk.profile.spot_check import SpotCheck, spot_check
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.faults import inject
 
@@ -101,7 +101,7 @@ class Simulated:
 
         monkeypatch.setattr(_core, "FileSet", Files)
         monkeypatch.setattr(_core, "Reader", Reader)
-        monkeypatch.setattr("gnnstore.io.read_rates.perf_counter", lambda: disk.now)
+        monkeypatch.setattr("gnnstore.disk.profile.rates.perf_counter", lambda: disk.now)
 
 
 def checked(store: Path, profile: DeviceProfile) -> SpotCheck:

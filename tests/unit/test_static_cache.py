@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import gnnstore
-from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.engines import open_engine
-from gnnstore.io.shared_cache import SharedCache, cache_cost
-from gnnstore.planning import static_cache
-from gnnstore.planning.static_cache import (
+from gnnstore.caching import scores as static_cache
+from gnnstore.caching.scores import (
     CacheSettings,
     Score,
     count_out_degrees,
     read_cache_settings,
     select_nodes,
 )
+from gnnstore.disk.engines import open_engine
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.tiers.shared import SharedCache, cache_cost
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
 

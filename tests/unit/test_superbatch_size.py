@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnstore.caching.policies.base import slot_bytes
+from gnnstore.caching.policies.belady import transient_bytes
+from gnnstore.caching.policies.settings import PlannedSettings
+from gnnstore.caching.spilled_plan import spilled_transient_bytes
+from gnnstore.caching.trace_builder import TraceBuilder, id_dtype
 from gnnstore.errors import BudgetError
-from gnnstore.io.direct_rows import DirectRows
-from gnnstore.io.packing_memory import Shares, share_with_rows, sorting_bytes, spilled_bytes
-from gnnstore.planning.belady import transient_bytes
-from gnnstore.planning.planned_settings import PlannedSettings
-from gnnstore.planning.planners import slot_bytes
-from gnnstore.planning.spilled_plan import spilled_transient_bytes
-from gnnstore.planning.superbatch_costs import SuperbatchCosts, with_measured_changes
-from gnnstore.planning.superbatch_size import SuperbatchSize, choose_size, size_of
-from gnnstore.planning.trace_builder import TraceBuilder, id_dtype
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.memory import Shares, share_with_rows, sorting_bytes, spilled_bytes
+from gnnstore.sizing.superbatch_costs import SuperbatchCosts, with_measured_changes
+from gnnstore.sizing.superbatch_size import SuperbatchSize, choose_size, size_of
 
 MB = 10**6
 COSTS = SuperbatchCosts(

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 import torch
 
+from gnnstore import timeline as module
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError, UsageError
-from gnnstore.loaders import timeline as module
-from gnnstore.loaders.timeline import OFF, Timeline, recorded
+from gnnstore.timeline import OFF, Timeline, recorded
 
 pytest.importorskip("torch_geometric")
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gnnstore.caching.policies.belady import BeladyPlanner, SpilledPlan
+from gnnstore.caching.trace_file import SpilledTrace, TraceFile
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
-from gnnstore.planning.belady import BeladyPlanner, SpilledPlan
-from gnnstore.planning.trace_file import SpilledTrace, TraceFile
 from gnnstore.testing.faults import inject
 
 NUM_BATCHES, NUM_NODES, NUM_SLOTS = 12, 500, 60

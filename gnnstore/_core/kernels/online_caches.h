@@ -21,7 +21,7 @@ struct OnlineState {
 
 // Plans a cache of num_slots rows, and leaves it as it is after the superbatch. slots [num_ids]
 // receives the slot of each access that is a hit, else -1; misses [num_batches] the distinct rows
-// of each batch that are not in the cache. gnnstore.testing.caches.online_plan defines the result.
+// of each batch that are not in the cache. gnnstore.testing.twins.caches.online_plan defines the result.
 template <class Id>
 CacheChanges plan_online(OnlinePolicy policy, const Trace<Id> &trace, int64_t num_slots,
                          OnlineState &state, int32_t *slots, int64_t *misses);

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gnnstore.tools.render_store import next_commands
-from gnnstore.tools.tables import print_facts, print_next, print_table, print_title, share_bar
+from gnnstore.tools.inspect.render_store import next_commands
+from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title, share_bar
 from gnnstore.units import format_size
 
 

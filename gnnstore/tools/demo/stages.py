@@ -11,14 +11,14 @@ from typing import Any
 
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import storage_error
-from gnnstore.formats.reader import StoreReader
-from gnnstore.store import GraphStore
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.graph.store import GraphStore
 from gnnstore.tools.demo.memory import PeakMemory, anonymous_bytes, peak_resident_bytes
 from gnnstore.tools.demo.report import render_demo
 from gnnstore.tools.demo.training import Outcome, shuffled_features, train_mlp, train_sage
-from gnnstore.tools.describe_store import describe_store
-from gnnstore.tools.render_store import render_summary
-from gnnstore.tools.session import Session, render_to_stdout
+from gnnstore.tools.inspect.describe_store import describe_store
+from gnnstore.tools.inspect.render_store import render_summary
+from gnnstore.tools.ui.session import Session, render_to_stdout
 
 _STORE_NAME = "demo.gnn"
 _FEATURES = 128

@@ -15,10 +15,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
 
-from gnnstore.loaders.neighbor_loader import NeighborLoader
-from gnnstore.loaders.stats import LoaderStats
+from gnnstore.graph.store import GraphStore
+from gnnstore.loaders.node import NeighborLoader
+from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import Progress
-from gnnstore.store import GraphStore
 from gnnstore.tools.demo.models import GraphSage, Mlp
 
 FANOUTS = [10, 5]

@@ -1,0 +1,1 @@
+"""Decides which rows a cache holds, and when: algorithms on ids, without reading a row."""

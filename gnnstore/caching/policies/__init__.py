@@ -1,0 +1,1 @@
+"""Cache policies: which row to evict for the next one."""

@@ -1,0 +1,135 @@
+"""How many batches share their rows on disk: the fewest with which a plan fits a budget.
+
+Short segments store more rows more often, long ones scatter what a batch reads among the rows of
+more batches. So DiskGNN's search (section 5.1, algorithm 2) lengthens the segment until the
+estimated space fits, with the rows of one segment for all. Here the batches are gone through once,
+and the rows that segments of every length store follow from how far apart a row is missed again:
+so no length is judged by its first segment only, or by a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.segments import check_num_batches, ranges_of, segments_of
+
+_PAGE_BYTES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrences:
+    """How often rows are missed again, and how many batches later.
+
+    Attributes
+    ----------
+    num_distinct : int
+        Rows that any of the S batches misses.
+    sums : ndarray of int64 [S + 1, S + 1]
+        ``sums[a, b]``: rows that a batch before b misses, counted for each of these batches, and
+        that were missed before by a batch before a, the last time.
+    """
+
+    num_distinct: int
+    sums: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
+        """Count them.
+
+        Parameters
+        ----------
+        missed : sequence of ndarray of int32 or int64
+            The distinct rows that each batch misses, ascending.
+        num_rows : int
+            Of the table.
+
+        Raises
+        ------
+        UsageError
+            If there are more batches than can be compared.
+        """
+        size = len(missed)
+        check_num_batches(size)
+        pairs = np.zeros((size, size), np.int64)
+        num_distinct = 0
+        for _, parts in ranges_of(missed, num_rows):
+            # One more than the batch that had the row last; 0: none.
+            last = np.zeros(max((int(p[-1]) + 1 for p in parts if len(p)), default=0), np.uint16)
+            for batch, part in enumerate(parts):
+                found = np.bincount(last[part], minlength=size + 1)
+                num_distinct += int(found[0])
+                pairs[:, batch] += found[1:]
+                last[part] = batch + 1
+        sums = np.zeros((size + 1, size + 1), np.int64)
+        np.cumsum(np.cumsum(pairs, axis=0), axis=1, out=sums[1:, 1:])
+        return cls(num_distinct, sums)
+
+    @property
+    def num_batches(self) -> int:
+        """S."""
+        return len(self.sums) - 1
+
+    @property
+    def num_missed(self) -> int:
+        """Rows that batches miss, counted for each batch: what is stored without segments."""
+        return self.num_distinct + int(self.sums[-1, -1])
+
+    def stored_rows(self, segment: int) -> int:
+        """Return how many rows segments of so many batches store, all of them together.
+
+        A row is spared where it was missed before in the same segment.
+        """
+        sums = self.sums
+        bounds = [part.start for part in segments_of(self.num_batches, segment)]
+        spared = 0
+        for a, b in pairwise([*bounds, self.num_batches]):
+            spared += int(sums[b, b] - sums[a, b] - sums[b, a] + sums[a, a])
+        return self.num_missed - spared
+
+
+def search_segment(recurrences: Recurrences, fits: Callable[[float], bool]) -> int | None:
+    """Return the shortest segment that fits: 1 is packing without any.
+
+    Parameters
+    ----------
+    fits : callable
+        Told the rows that are stored for each row that is missed, up to 1.
+
+    Returns
+    -------
+    int or None
+        None: not even all batches in one segment do.
+    """
+    missed = max(1, recurrences.num_missed)
+    for segment in range(1, max(1, recurrences.num_batches) + 1):
+        if fits(recurrences.stored_rows(segment) / missed):
+            return segment
+    return None
+
+
+def merged_reads(
+    ranks: npt.NDArray[Any], row_bytes: int, *, gap_bytes: int, max_read_bytes: int
+) -> tuple[int, int]:
+    """Return (reads, bytes) that fetch rows of a dense table, in pages of 4096 bytes.
+
+    Parameters
+    ----------
+    ranks : ndarray of int32 or int64 [n]
+        Distinct, ascending.
+    gap_bytes, max_read_bytes : int
+        As of `ReadTuning`.
+    """
+    if len(ranks) == 0:
+        return 0, 0
+    begins = ranks.astype(np.int64) * row_bytes
+    ends = -(-(begins + row_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+    begins -= begins % _PAGE_BYTES
+    is_apart = begins[1:] - ends[:-1] > gap_bytes
+    lengths = ends[np.append(is_apart, True)] - begins[np.insert(is_apart, 0, True)]
+    return int((-(-lengths // max_read_bytes)).sum()), int(lengths.sum())

@@ -1,0 +1,1 @@
+"""Input arrays in files of many kinds, read piece by piece."""

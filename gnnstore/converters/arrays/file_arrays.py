@@ -1,0 +1,160 @@
+"""An array that lies in a file as it is: `.npy` behind its header, raw binary from the start.
+
+Read with `pread` into fresh memory rather than mapped: pages of a map count as memory of the
+process as long as there is room, so that a conversion with a stated budget would seem to need
+the size of its input; and a file that shrinks under a map kills the process.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.arrays.source import check_fits
+from gnnstore.converters.inputs import read_error
+from gnnstore.errors import InputError
+
+# Pieces of up to this size are read into memory that was used before: the pages that the kernel
+# clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
+# stay behind in the pool.
+_MAX_POOLED_BYTES = 2**24
+
+
+class FileArray:
+    """An array in a file, as an `ArraySource`.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    shape : tuple of int
+        Its shape.
+    dtype : np.dtype
+        Element type in the file, with its byte order.
+    first_byte : int
+        Where the elements begin.
+    fortran_order : bool
+        Whether the first axis varies fastest.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        *,
+        first_byte: int = 0,
+        fortran_order: bool = False,
+    ) -> None:
+        self.path = path
+        self.label = str(path)
+        self.shape = shape
+        self.dtype = dtype.newbyteorder("=")
+        self._stored_dtype = dtype
+        self._first_byte = first_byte
+        # One-dimensional arrays are in both orders at once.
+        self._fortran_order = fortran_order and len(shape) > 1
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
+        num_rows, tail = self.shape[0], self.shape[1:]
+        row_items = math.prod(tail)
+        with _Reader(self.path) as reader:
+            for first in range(start, num_rows, step):
+                count = min(step, num_rows - first)
+                if self._fortran_order:
+                    # Seen in C order the axes are reversed, and rows are its columns.
+                    block = self._block(reader, row_items, num_rows, first, count)
+                    yield block.reshape(*tail[::-1], count).T
+                else:
+                    flat = self._items(reader, first * row_items, count * row_items)
+                    yield flat.reshape(count, *tail)
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+        height, width = self.shape
+        with _Reader(self.path) as reader:
+            for first in range(0, width, step):
+                count = min(step, width - first)
+                if self._fortran_order:
+                    flat = self._items(reader, first * height, count * height)
+                    yield flat.reshape(count, height).T
+                else:
+                    yield self._block(reader, height, width, first, count)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array."""
+        check_fits(self)
+        with _Reader(self.path) as reader:
+            flat = self._items(reader, 0, math.prod(self.shape))
+        return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
+
+    def _block(
+        self, reader: _Reader, height: int, width: int, first: int, count: int
+    ) -> npt.NDArray[Any]:
+        """Return some columns of the elements seen as [height, width] in C order."""
+        block = _empty(height * count, self._stored_dtype).reshape(height, count)
+        for row in range(height):
+            self._fill(reader, row * width + first, block[row])
+        return block.astype(self.dtype, copy=False)
+
+    def _items(self, reader: _Reader, first: int, count: int) -> npt.NDArray[Any]:
+        """Return elements as they lie in the file."""
+        items = _empty(count, self._stored_dtype)
+        self._fill(reader, first, items)
+        return items.astype(self.dtype, copy=False)
+
+    def _fill(self, reader: _Reader, first: int, items: npt.NDArray[Any]) -> None:
+        offset = self._first_byte + first * items.itemsize
+        missing = reader.fill(items.view(np.uint8).data, offset)
+        if missing:
+            end = offset + items.nbytes - missing
+            raise InputError(
+                f"{self.label}: ends {missing} bytes early, at byte {end}: it was truncated while "
+                "it was read; copy it again",
+                path=self.path,
+                offset=offset,
+            )
+
+
+def _empty(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if count * dtype.itemsize > _MAX_POOLED_BYTES:
+        return np.empty(count, dtype)
+    return _core.pool_empty(count * dtype.itemsize).view(dtype)
+
+
+class _Reader:
+    """An open file that is read at positions."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise read_error(error, "the array", path) from error
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+
+    def fill(self, view: memoryview, offset: int) -> int:
+        """Read into a view, and return how many bytes the file is too short."""
+        try:
+            while len(view):
+                count = os.preadv(self._file, [view], offset)
+                if not count:
+                    break
+                view, offset = view[count:], offset + count
+        except OSError as error:
+            raise read_error(error, "the array", self._path) from error
+        return len(view)
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)

@@ -1,0 +1,131 @@
+"""What an array is to a converter: a shape, a type, and rows or columns in pieces.
+
+The arrays of a large graph do not fit in memory, so nothing here is an `ndarray` by rule:
+a source may be a file, a member of an archive, a table of text, or several of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.limits import available_bytes
+from gnnstore.errors import BudgetError, InputError
+from gnnstore.units import format_size
+
+_SMALL_BYTES = 2**26  # there is no asking how much memory is free for what needs so little
+
+
+class ArraySource(Protocol):
+    """An array that can be read in order, a piece at a time, any number of times.
+
+    Attributes
+    ----------
+    label : str
+        Where it comes from, for messages: "graph.npz: x".
+    shape : tuple of int
+        Its shape.
+    dtype : np.dtype
+        Its element type, in native byte order.
+    """
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the array along its first axis from row `start` on, `step` rows at a time.
+
+        A piece may be shorter than `step`, where that is how the input is cut; it is never
+        empty.
+        """
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array."""
+
+
+class MemoryArray:
+    """An array that is in memory, or a memory map, as an `ArraySource`."""
+
+    def __init__(self, label: str, array: npt.NDArray[Any]) -> None:
+        self.label = label
+        self.shape = array.shape
+        self.dtype = array.dtype.newbyteorder("=")
+        self._array = array
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the array along its first axis from row `start` on, `step` rows at a time."""
+        for first in range(start, self.shape[0], step):
+            yield self._array[first : first + step].astype(self.dtype, copy=False)
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+        for first in range(0, self.shape[1], step):
+            yield self._array[:, first : first + step].astype(self.dtype, copy=False)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array (a view where the byte order is native)."""
+        return self._array.astype(self.dtype, copy=False)
+
+
+def row_bytes(source: ArraySource) -> int:
+    """Return the bytes of one row of a source."""
+    return source.dtype.itemsize * math.prod(source.shape[1:])
+
+
+def check_fits(source: ArraySource) -> None:
+    """Raise if a source is too large to be read whole.
+
+    What a header says may be anything, and compressed zeros cost nothing to make.
+
+    Raises
+    ------
+    BudgetError
+        If it takes more memory than there is.
+    """
+    num_bytes = source.dtype.itemsize * math.prod(source.shape)
+    if num_bytes > _SMALL_BYTES and num_bytes > (free := available_bytes()):
+        raise BudgetError(
+            f"{source.label}: {list(source.shape)} of {source.dtype} takes "
+            f"{format_size(num_bytes)} to read, and {format_size(free)} of memory are available; "
+            "it is meant to be small (labels, splits), or in an order (Fortran) that cannot be "
+            "read in pieces"
+        )
+
+
+def collect_rows(source: ArraySource, step: int = 2**20) -> npt.NDArray[Any]:
+    """Return the whole of a source that only yields rows."""
+    check_fits(source)
+    whole = np.empty(source.shape, source.dtype)
+    filled = 0
+    for piece in source.rows(step):
+        whole[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    return whole
+
+
+def read_one_number(source: ArraySource, what: str) -> int:
+    """Return the single non-negative integer that an array holds.
+
+    Its shape is looked at before its contents are: a count is no reason to read a gigabyte.
+
+    Raises
+    ------
+    InputError
+        If it holds anything else.
+    """
+    if math.prod(source.shape) != 1:
+        raise InputError(
+            f"{source.label}: expected {what}, found an array of shape {list(source.shape)}"
+        )
+    value = source.read().reshape(-1)[0]
+    if value.dtype.kind not in "iu" or value < 0:
+        raise InputError(f"{source.label}: expected {what}, but {value!s} is not a count")
+    return int(value)

@@ -1,0 +1,95 @@
+"""A table of numbers in text as an array: features and labels in CSV, plain or gzipped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.source import collect_rows
+from gnnstore.converters.arrays.text.blocks import read_blocks
+from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.errors import InputError
+
+_EXACT_IN_FLOAT64 = 2**53
+
+
+class TextArray:
+    """The lines of a text file as rows [N, F], as an `ArraySource`.
+
+    Parameters
+    ----------
+    path : Path
+        Fields separated by commas, tabs or spaces; without a header.
+    dtype : str
+        "float32", "float64" or "int64".
+    what : str
+        What a value is, for messages.
+    num_rows : int, optional
+        How many lines there are, if that is known; else they are counted first.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        dtype: str = "float32",
+        *,
+        what: str = "feature",
+        num_rows: int | None = None,
+        allow_nan: bool = True,
+    ) -> None:
+        self.path = path
+        self.label = str(path)
+        self.dtype = np.dtype(dtype)
+        self._format = TableFormat(dtype, delimiter=None, what=what, allow_nan=allow_nan)
+        num_columns, lines = _measure(path, self._format, count=num_rows is None)
+        self.shape: tuple[int, ...] = (lines if num_rows is None else num_rows, num_columns)
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, at most `step` at a time."""
+        num_rows, rows_read = self.shape[0], 0
+        for block in TextTable(self.path, self._format).blocks():
+            wanted = block[max(0, start - rows_read) : max(0, num_rows - rows_read)]
+            rows_read += len(block)
+            for first in range(0, len(wanted), step):
+                yield wanted[first : first + step]
+        if rows_read != num_rows:
+            raise InputError(
+                f"{self.path}: has {rows_read} rows, but the graph has {num_rows} nodes",
+                path=self.path,
+            )
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the table along its second axis, `step` columns at a time."""
+        whole = self.read()
+        for first in range(0, self.shape[1], step):
+            yield whole[:, first : first + step]
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole table."""
+        return collect_rows(self)
+
+
+def _measure(path: Path, table_format: TableFormat, *, count: bool) -> tuple[int, int]:
+    """Return the number of columns, and of lines if they are to be counted."""
+    num_columns = lines = 0
+    for block in read_blocks(path):
+        if not num_columns:
+            table = TextTable(path, table_format)
+            num_columns = table.columns_of(block)
+        if not count:
+            break
+        lines += block.data.count(b"\n") + (not block.data.endswith(b"\n"))
+    return num_columns, lines
+
+
+def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
+    """Return a table as int64, or as float32 if it has fractions; NaN is an error."""
+    table = TextTable(path, TableFormat("float64", delimiter=None, what=what, allow_nan=False))
+    values = table.read()
+    if np.all(values == np.rint(values)) and np.all(np.abs(values) < _EXACT_IN_FLOAT64):
+        return values.astype(np.int64)
+    return values.astype(np.float32)

@@ -1,0 +1,257 @@
+"""DGL GraphBolt's OnDiskDataset: `metadata.yaml`, and the `.npy` and CSV files that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.files import open_npy
+from gnnstore.converters.arrays.row_taker import RowTaker
+from gnnstore.converters.arrays.source import ArraySource, row_bytes
+from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
+from gnnstore.converters.edges.pairs import check_edge_index, edge_pairs
+from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, existing_file
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.workload import Workload, inspect_inputs, node_workload
+from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.progress import Progress
+
+_SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
+
+
+def from_graphbolt(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    task: str | None = None,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert a homogeneous OnDiskDataset of DGL GraphBolt.
+
+    The node feature `feat` becomes `x`, the edge feature `feat` becomes `edge_attr`; others
+    keep their names, those of edges behind "edge_". The seeds of a task's sets become splits,
+    and their labels `y`: -1 (NaN, if they are no integers) for nodes without one.
+
+    Parameters
+    ----------
+    input : path-like
+        The directory with `metadata.yaml` in it (not GraphBolt's `preprocessed/` below).
+    output : path-like
+        The store to be.
+    task : str, optional
+        Name of the task to take; may be left out where there is only one.
+    options : ConvertOptions, optional
+        The common options.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Returns
+    -------
+    Path
+        The store.
+
+    Raises
+    ------
+    NotFoundError
+        If a file is not there.
+    InputError
+        If metadata or data are wrong, in torch's pickled form, or of several types.
+    StoreExistsError, UsageError, BudgetError, StorageError
+        See `GraphWriter`.
+    """
+    metadata = read_metadata(existing_directory(input, "the GraphBolt data set"))
+    chosen = _choose(metadata, task)
+    for path in metadata.files():
+        existing_file(path, "a file of the data set")
+    source = {
+        "inputs": describe_files(metadata.files()),
+        "task": None if chosen is None else chosen.name,
+    }
+    nodes = _by_name(metadata.node_features, lambda name: "x" if name == "feat" else name)
+    edges = _by_name(metadata.edge_features, _edge_name)
+    with GraphWriter(
+        output,
+        kind="graphbolt",
+        source=source,
+        options=options,
+        progress=progress,
+        workload=_workload(metadata, nodes, edges),
+    ) as writer:
+        writer.set_num_nodes(metadata.num_nodes)
+        if chosen is not None:
+            _read_task(writer, chosen, metadata.num_nodes)
+        for name, array in nodes.items():
+            writer.set_node_attribute(name, array)
+        _read_edges(writer, metadata, edges)
+        return writer.commit()
+
+
+def _choose(metadata: Metadata, name: str | None) -> Task | None:
+    names = ", ".join(str(task.name) for task in metadata.tasks) or "none"
+    if name is not None:
+        for task in metadata.tasks:
+            if task.name == name:
+                return task
+        raise NotFoundError(
+            f"{metadata.path}: there is no task {name!r}; there is {names}", path=metadata.path
+        )
+    if len(metadata.tasks) > 1:
+        raise UsageError(
+            f"{metadata.path}: there are several tasks; choose one with task= (--task): {names}"
+        )
+    return metadata.tasks[0] if metadata.tasks else None
+
+
+def _by_name(files: tuple[DataFile, ...], rename: Callable[[str], str]) -> dict[str, ArraySource]:
+    arrays: dict[str, ArraySource] = {}
+    for file in files:
+        name = rename(file.name)
+        if name in arrays:
+            raise InputError(
+                f"{file.place}: {file.name!r} becomes {name!r}, which is there already"
+            )
+        arrays[name] = _open(file)
+    return arrays
+
+
+def _edge_name(name: str) -> str:
+    if name == "feat":
+        return "edge_attr"
+    return name if name.startswith("edge_") else f"edge_{name}"
+
+
+def _workload(
+    metadata: Metadata, nodes: Mapping[str, ArraySource], edges: Mapping[str, ArraySource]
+) -> Workload:
+    counts = [source.shape[0] for source in edges.values() if source.shape]
+    if metadata.edges.format == "numpy":
+        total = Workload(num_edges=max(_open(metadata.edges).shape, default=0))
+    else:
+        total = inspect_inputs([metadata.edges.path])
+        if counts:
+            total = replace(total, num_edges=counts[0])
+    wide = sum(row_bytes(source) for source in edges.values())
+    total += Workload(edge_row_bytes=wide, num_nodes=metadata.num_nodes)
+    return sum(map(node_workload, nodes.values()), total)
+
+
+def _open(file: DataFile) -> ArraySource:
+    if file.format != "numpy":
+        hint = "a pickle, which is never loaded; " if file.format == "torch" else ""
+        raise InputError(
+            f"{file.path}: {file.place} has the format {file.format!r}, {hint}save it with "
+            "numpy.save and the format numpy",
+            path=file.path,
+        )
+    return open_npy(file.path)
+
+
+# ---- tasks
+
+
+def _read_task(writer: GraphWriter, task: Task, num_nodes: int) -> None:
+    labels = _Labels(num_nodes)
+    for split, files in task.splits.items():
+        _read_set(writer, split, files, labels)
+    if labels.values is not None:
+        writer.set_node_attribute("y", labels.values)
+
+
+class _Labels:
+    """Labels of the seeds of all sets, by node."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self.values: npt.NDArray[Any] | None = None
+        self._num_nodes = num_nodes
+
+    def set(self, nodes: npt.NDArray[Any], labels: npt.NDArray[Any], where: str) -> None:
+        if len(labels) != len(nodes) or labels.dtype.kind not in "biuf":
+            raise InputError(
+                f"{where}: has {len(labels)} labels of {labels.dtype} for {len(nodes)} seeds"
+            )
+        is_float = labels.dtype.kind == "f"
+        dtype = np.float32 if is_float else np.int64
+        shape = (self._num_nodes, *labels.shape[1:])
+        if self.values is None:
+            self.values = np.full(shape, np.nan if is_float else -1, dtype)
+        if self.values.shape != shape or self.values.dtype != dtype:
+            raise InputError(
+                f"{where}: has labels of shape {list(labels.shape[1:])} {labels.dtype}, unlike "
+                "those of the sets before"
+            )
+        self.values[nodes] = labels
+
+
+def _read_set(
+    writer: GraphWriter, split: str, files: tuple[DataFile, ...], labels: _Labels
+) -> None:
+    seeds = next((file for name in _SEEDS for file in files if file.name == name), None)
+    if seeds is None:
+        found = ", ".join(repr(file.name) for file in files) or "nothing"
+        place = files[0].place if files else split
+        raise InputError(f"{place}: the {split} set has no 'seeds', which name its nodes: {found}")
+    nodes = _open(seeds).read()
+    if nodes.ndim == 2 and nodes.shape[1] == 1:
+        nodes = nodes[:, 0]
+    if nodes.ndim != 1:
+        raise InputError(
+            f"{seeds.path}: has shape {list(nodes.shape)}: these are seeds of a link task; only "
+            "nodes can be a split",
+            path=seeds.path,
+        )
+    writer.set_split(split, nodes, where=str(seeds.path))
+    named = next((file for file in files if file.name == "labels"), None)
+    if named is None and seeds.name == "" and len(files) > 1:
+        named = files[1]  # where data have no names, labels follow the seeds
+    if named is not None:
+        labels.set(nodes, _open(named).read(), str(named.path))
+
+
+# ---- edges
+
+
+def _read_edges(
+    writer: GraphWriter, metadata: Metadata, attributes: Mapping[str, ArraySource]
+) -> None:
+    if writer.has_edges:
+        return
+    file = metadata.edges
+    takers = {name: RowTaker(source) for name, source in attributes.items()}
+    if file.format == "csv":
+        table = _edge_table(file, metadata.num_nodes, writer.options.memory_bytes)
+        writer.reserve_memory(table.memory_bytes)
+        num_edges, edges = None, _pairs_in_text(table)
+    else:
+        source = _open(file)
+        check_edge_index(source)
+        num_edges, edges = source.shape[1], edge_pairs(source)
+        writer.expect_edges(num_edges)
+        for taker in takers.values():
+            taker.check(num_edges)
+    edges_read = 0
+    with writer.progress.phase("read edges", num_edges, "edges") as phase:
+        for sources, targets in edges:
+            rows = {name: taker.take(len(sources)) for name, taker in takers.items()}
+            writer.add_edges(sources, targets, rows, where=str(file.path))
+            edges_read += len(sources)
+            phase.advance(len(sources))
+    for taker in takers.values():
+        taker.check(edges_read)
+
+
+def _edge_table(file: DataFile, num_nodes: int, memory_bytes: int | None) -> TextTable:
+    lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
+    return TextTable(file.path, lines, memory_bytes=memory_bytes)
+
+
+def _pairs_in_text(table: TextTable) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    for rows in table.blocks():
+        yield rows[:, 0], rows[:, 1]

@@ -1,0 +1,175 @@
+"""The homogeneous graphs of the Illinois Graph Benchmark, as their downloader leaves them.
+
+`paper/node_feat.npy` (float32 [N, 1024]), `paper/node_label_19.npy` and `node_label_2K.npy`
+([N]) and `paper__cites__paper/edge_index.npy` (int64 [E, 2], an edge a row), below
+SIZE/processed/ or without that. In the two largest sizes features and labels are raw float32
+without a header, in spite of their names. There are no files of splits: IGB's own loader
+takes the first 60 % of the nodes for training, 20 % for validation and the rest for testing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+from gnnstore.converters.arrays.files import open_npy
+from gnnstore.converters.arrays.raw import RawLayout, open_raw
+from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.datasets.node_ranges import split_ranges
+from gnnstore.converters.edges.pairs import check_integers, edge_pairs
+from gnnstore.converters.features.float_labels import WholeNumbers
+from gnnstore.converters.inputs import PathLike, describe_files, existing_directory
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.workload import Workload, node_workload
+from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.progress import Progress
+
+Classes = Literal["19", "2K"]
+
+_NPY_MAGIC = b"\x93NUMPY"
+_FEATURES = Path("paper", "node_feat.npy")
+_EDGES = Path("paper__cites__paper", "edge_index.npy")
+_FEATURE_DIM = 1024  # in every size of the benchmark
+# In the full graph only so many papers, the first ones, have a label.
+_FULL_NODES = 269_346_174
+_FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}
+
+
+def from_igb(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    classes: Classes = "19",
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert a homogeneous graph of the Illinois Graph Benchmark (IGB).
+
+    Features become `x`, labels `y` (int64 [N]). Splits are IGB's: by position, 60, 20 and
+    20 % of the labelled papers. IGB's loader also gives every node exactly one self-loop:
+    `options.self_loops` "add" is the same but for nodes that have several.
+
+    Parameters
+    ----------
+    input : path-like
+        The directory with `paper/` and `paper__cites__paper/` in it, or one with `processed/`.
+    output : path-like
+        The store to be.
+    classes : "19" or "2K"
+        Which labels to take.
+    options : ConvertOptions, optional
+        The common options.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Returns
+    -------
+    Path
+        The store.
+
+    Raises
+    ------
+    NotFoundError
+        If the directory or a file that must be there is not.
+    InputError
+        If an array is damaged or disagrees with another.
+    StoreExistsError, UsageError, BudgetError, StorageError
+        See `GraphWriter`.
+    """
+    if classes not in get_args(Classes):
+        raise UsageError(f"classes={classes!r} is not one of '19', '2K'")
+    root = _find(existing_directory(input, "the IGB data set"))
+    labels = root / "paper" / f"node_label_{classes}.npy"
+    files = [path for path in (root / _EDGES, root / _FEATURES, labels) if path.exists()]
+    source = {"inputs": describe_files(files), "classes": classes}
+    edges, by_row = _open_edges(root / _EDGES)
+    arrays = _open_arrays(root, labels)
+    num_edges = edges.shape[0 if by_row else 1]
+    workload = Workload(num_edges=num_edges, binary_bytes=16 * num_edges)
+    with GraphWriter(
+        output,
+        kind="igb",
+        source=source,
+        options=options,
+        progress=progress,
+        workload=sum(map(node_workload, arrays.values()), workload),
+    ) as writer:
+        _set_nodes(writer, arrays, classes)
+        if not writer.has_edges:
+            _read_edges(writer, edges, by_row)
+        return writer.commit()
+
+
+def _read_edges(writer: GraphWriter, edges: ArraySource, by_row: bool) -> None:
+    num_edges = edges.shape[0 if by_row else 1]
+    writer.expect_edges(num_edges)
+    with writer.progress.phase("read edges", num_edges, "edges") as phase:
+        for sources, targets in edge_pairs(edges, by_row=by_row):
+            writer.add_edges(sources, targets, where=edges.label)
+            phase.advance(len(sources))
+
+
+def _find(directory: Path) -> Path:
+    for root in (directory, directory / "processed"):
+        if (root / _EDGES).exists():
+            return root
+    below = sorted(path.parent.parent for path in directory.glob(f"*/processed/{_EDGES}"))
+    hint = ""
+    if below:
+        hint = f"; it holds several sizes: give {' or '.join(str(p.parent) for p in below)}"
+    raise NotFoundError(f"{directory}: {_EDGES} is not there{hint}", path=directory / _EDGES)
+
+
+def _open_edges(path: Path) -> tuple[ArraySource, bool]:
+    """Return the edges, and whether one of them is a row."""
+    edges = open_npy(path)
+    by_row = len(edges.shape) == 2 and edges.shape[1] == 2
+    if not by_row and (len(edges.shape) != 2 or edges.shape[0] != 2):
+        raise InputError(
+            f"{edges.label}: has shape {list(edges.shape)}, expected [E, 2]: an edge a row"
+        )
+    check_integers(edges)
+    return edges, by_row
+
+
+def _open_arrays(root: Path, labels: Path) -> dict[str, ArraySource]:
+    arrays = {}
+    if (root / _FEATURES).exists():
+        arrays["x"] = _open(root / _FEATURES, (_FEATURE_DIM,))
+    if labels.exists():
+        arrays["y"] = _open(labels, ())
+    if not arrays:
+        raise NotFoundError(
+            f"{root}: neither {_FEATURES} nor {labels.name} is there, so that nothing says how "
+            "many papers there are",
+            path=root / _FEATURES,
+        )
+    return arrays
+
+
+def _set_nodes(writer: GraphWriter, arrays: Mapping[str, ArraySource], classes: str) -> None:
+    num_nodes = next(iter(arrays.values())).shape[0]
+    writer.set_num_nodes(num_nodes)
+    if "y" in arrays:
+        labelled = _FULL_LABELLED[classes] if num_nodes == _FULL_NODES else num_nodes
+        for name, ids in split_ranges(labelled, (0.6, 0.2)).items():
+            writer.set_split(name, ids)
+    for name, array in arrays.items():
+        writer.set_node_attribute(name, WholeNumbers(array) if name == "y" else array)
+
+
+def _open(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
+    """Open what is called `.npy`, and is, or is raw float32."""
+    with path.open("rb") as file:
+        has_header = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
+    source = (
+        open_npy(path) if has_header else open_raw(path, RawLayout("float32", (-1, *row_shape)))
+    )
+    if len(source.shape) != 1 + len(row_shape):
+        raise InputError(
+            f"{source.label}: has shape {list(source.shape)}, expected "
+            f"{'[N, F]' if row_shape else '[N]'}"
+        )
+    return source

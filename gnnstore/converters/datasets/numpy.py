@@ -1,0 +1,271 @@
+"""Plain NumPy arrays: one `.npz`, or a directory of `.npy` files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.files import ArraySource, open_npy_directory, open_npz
+from gnnstore.converters.arrays.raw import RawLayout
+from gnnstore.converters.arrays.row_taker import RowTaker
+from gnnstore.converters.arrays.source import read_one_number
+from gnnstore.converters.edges.pairs import check_edge_index, check_integers, edge_pairs
+from gnnstore.converters.features.external import BesideFeatures, open_beside
+from gnnstore.converters.features.files import Paths
+from gnnstore.converters.inputs import PathLike, describe_files, existing_path
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.progress import Progress
+
+_CHUNK_EDGES = 2**20
+_STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
+
+Sources = Mapping[str, ArraySource]
+
+
+def from_numpy(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    layout: Literal["csc", "csr"] = "csc",
+    features: Paths | None = None,
+    features_raw: RawLayout | None = None,
+    features_ids: PathLike | None = None,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert named arrays.
+
+    The graph is either `edge_index` [2, E] (sources above targets), or `indptr` [N + 1] and
+    `indices` [E]. Every other array is told by its name:
+
+    - `num_nodes`: N, one integer; else N is the length of `indptr` less one, or of `x`, `y`
+      or another node attribute, or one more than the largest id.
+    - `train`, `valid` or `val`, and `test`, each also with `_mask` or `_idx` behind: splits,
+      as node ids or as masks [N].
+    - `edge_...` (`edge_attr`, `edge_weight`): an edge attribute [E, ...].
+    - anything else (`x`, `y`): a node attribute [N, ...].
+
+    Parameters
+    ----------
+    input : path-like
+        `.npz`, or a directory of `.npy`, which are mapped rather than read.
+    output : path-like
+        The store to be.
+    layout : "csc" or "csr"
+        What `indptr` counts: "csc" the in-neighbours of each target, whose ids are in
+        `indices`; "csr" the out-neighbours of each source (as in `scipy.sparse.csr_array`,
+        where row i holds the edges from i).
+    features : path-like, or sequence of path-like, optional
+        `x` [N, ...], if it lies elsewhere: see `open_features` for the forms it may have.
+    features_raw : RawLayout, optional
+        The features are raw binary, like this.
+    features_ids : path-like, optional
+        `.npy` or CSV of integers [N]: the node of each row of the features, if they are not in
+        order. Rows are then sorted on disk.
+    options : ConvertOptions, optional
+        The common options.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Returns
+    -------
+    Path
+        The store.
+
+    Raises
+    ------
+    NotFoundError
+        If the input is not there.
+    InputError
+        If an array is damaged, pickled, missing, or disagrees with another.
+    StoreExistsError, UsageError, BudgetError, StorageError
+        See `GraphWriter`.
+    """
+    if layout not in ("csc", "csr"):
+        raise UsageError(f"layout={layout!r} is not one of 'csc', 'csr'")
+    path = existing_path(input, "the input")
+    files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
+    if not files:
+        raise NotFoundError(f"{path}: there is no .npy file in this directory", path=path)
+    x = open_beside(features, features_raw, features_ids)
+    source: dict[str, Any] = {
+        "inputs": describe_files([*files, *(() if x is None else x.files)]),
+        "layout": layout,
+    }
+    if features_raw is not None:
+        source["features_raw"] = str(features_raw)
+    with GraphWriter(
+        output, kind="numpy", source=source, options=options, progress=progress
+    ) as writer:
+        arrays = dict(open_npy_directory(path) if path.is_dir() else open_npz(path))
+        if x is not None and "x" in arrays:
+            raise InputError(f"{path}: has an array x already; remove it, or the features")
+        _copy(writer, arrays, path, layout, x)
+        return writer.commit()
+
+
+def _copy(
+    writer: GraphWriter, arrays: Sources, path: Path, layout: str, x: BesideFeatures | None
+) -> None:
+    edges, num_nodes = _structure(arrays, path, layout)
+    num_edges = edges.num_edges
+    node_attributes, edge_attributes = {}, {}
+    for name, source in arrays.items():
+        if name in _STRUCTURE:
+            continue
+        if name in SPLIT_KEYS:
+            writer.set_split(SPLIT_KEYS[name], source.read(), where=source.label)
+        elif name.startswith("edge_"):
+            _check_length(source, num_edges, "edges")
+            edge_attributes[name] = source
+        else:
+            _check_length(source, None, "nodes")
+            node_attributes[name] = source
+    if num_nodes is None:
+        beside = {} if x is None else {"x": x.source}
+        num_nodes = _count_rows({**beside, **node_attributes})
+    if num_nodes is not None:
+        writer.set_num_nodes(num_nodes)
+    for name, source in node_attributes.items():
+        _check_length(source, num_nodes, "nodes")
+        writer.set_node_attribute(name, source)
+    if x is not None:
+        _check_length(x.source, num_nodes, "nodes")
+        x.write(writer, x.row_ids)
+    _read_edges(writer, edges, edge_attributes)
+
+
+def _read_edges(
+    writer: GraphWriter, edges: _EdgeIndex | _Compressed, edge_attributes: Sources
+) -> None:
+    if writer.has_edges:
+        return
+    num_edges = edges.num_edges
+    writer.expect_edges(num_edges)
+    if num_edges == 0:  # the attributes' types still have to be said
+        none = np.empty(0, np.int64)
+        rows = {name: source.read() for name, source in edge_attributes.items()}
+        writer.add_edges(none, none, rows, where=edges.label)
+    takers = {name: RowTaker(source) for name, source in edge_attributes.items()}
+    with writer.progress.phase("read edges", num_edges, "edges") as phase:
+        for sources, targets in edges.pairs():
+            rows = {name: taker.take(len(sources)) for name, taker in takers.items()}
+            writer.add_edges(sources, targets, rows, where=edges.label)
+            phase.advance(len(sources))
+
+
+class _EdgeIndex:
+    """Edges as pairs: `edge_index` [2, E]."""
+
+    def __init__(self, source: ArraySource) -> None:
+        self.label = source.label
+        self.num_edges = source.shape[1]
+        self._source = source
+
+    def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield sources and targets."""
+        return edge_pairs(self._source)
+
+
+class _Compressed:
+    """Edges by node: `indptr` [N + 1] and `indices` [E]."""
+
+    def __init__(self, indptr: npt.NDArray[np.int64], indices: ArraySource, layout: str) -> None:
+        self.label = indices.label
+        self.num_edges = indices.shape[0]
+        self._indptr = indptr
+        self._indices = indices
+        self._layout = layout
+
+    def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield sources and targets."""
+        begin = 0
+        for indices in self._indices.rows(_CHUNK_EDGES):
+            end = begin + len(indices)
+            # Edge e is of the node v with indptr[v] <= e < indptr[v + 1].
+            first, last = np.searchsorted(self._indptr, (begin, end - 1), side="right") - 1
+            bounds = np.clip(self._indptr[first : last + 2], begin, end)
+            nodes = np.repeat(np.arange(first, last + 1), np.diff(bounds))
+            yield (indices, nodes) if self._layout == "csc" else (nodes, indices)
+            begin = end
+
+
+def _structure(
+    arrays: Sources, path: Path, layout: str
+) -> tuple[_EdgeIndex | _Compressed, int | None]:
+    """Return the edges, and N if the structure says it."""
+    num_nodes = (
+        read_one_number(arrays["num_nodes"], "one non-negative integer")
+        if "num_nodes" in arrays
+        else None
+    )
+    has_pairs, has_columns = "edge_index" in arrays, "indptr" in arrays and "indices" in arrays
+    if has_pairs == has_columns or ("indptr" in arrays) != ("indices" in arrays):
+        raise InputError(
+            f"{path}: expected either edge_index, or indptr and indices, found "
+            f"{', '.join(sorted(arrays)) or 'no array'}",
+            path=path,
+        )
+    if has_pairs:
+        source = arrays["edge_index"]
+        check_edge_index(source)
+        return _EdgeIndex(source), num_nodes
+    indices = arrays["indices"]
+    check_integers(indices)
+    if len(indices.shape) != 1:
+        raise InputError(f"{indices.label}: has shape {list(indices.shape)}, expected [E]")
+    indptr = _read_indptr(arrays["indptr"], indices.shape[0])
+    if num_nodes is not None and len(indptr) != num_nodes + 1:
+        raise InputError(
+            f"{arrays['indptr'].label}: has {len(indptr)} entries, but num_nodes is {num_nodes}, "
+            f"which needs {num_nodes + 1}"
+        )
+    return _Compressed(indptr, indices, layout), len(indptr) - 1
+
+
+def _read_indptr(source: ArraySource, num_edges: int) -> npt.NDArray[np.int64]:
+    check_integers(source)
+    if len(source.shape) != 1 or source.shape[0] < 1:
+        raise InputError(f"{source.label}: has shape {list(source.shape)}, expected [N + 1]")
+    indptr = source.read().astype(np.int64)
+    falls = np.flatnonzero(indptr[1:] < indptr[:-1])
+    if len(falls):
+        place = int(falls[0]) + 1
+        raise InputError(
+            f"{source.label}: falls from {indptr[place - 1]} to {indptr[place]} at position "
+            f"{place}; it must never fall"
+        )
+    if indptr[0] != 0 or indptr[-1] != num_edges:
+        raise InputError(
+            f"{source.label}: goes from {indptr[0]} to {indptr[-1]}, but must go from 0 to the "
+            f"{num_edges} entries of indices"
+        )
+    return indptr
+
+
+def _check_length(source: ArraySource, expected: int | None, what: str) -> None:
+    if not source.shape:
+        raise InputError(
+            f"{source.label}: is a single value; expected an array with a row for each of the "
+            f"{what}. Remove it, or rename it to num_nodes if that is what it is"
+        )
+    if expected is not None and source.shape[0] != expected:
+        raise InputError(
+            f"{source.label}: has {source.shape[0]} rows, but the graph has {expected} {what}; "
+            "remove the array if it is no attribute of theirs"
+        )
+
+
+def _count_rows(node_attributes: Sources) -> int | None:
+    """Return N as the attributes have it: that of `x`, of `y`, or of the first."""
+    for name in ("x", "y", *node_attributes):
+        if name in node_attributes:
+            return node_attributes[name].shape[0]
+    return None

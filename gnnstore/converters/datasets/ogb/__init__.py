@@ -1,0 +1,1 @@
+"""The layouts of the Open Graph Benchmark."""

@@ -1,0 +1,113 @@
+"""OGB's binary layout: `data.npz` with the graph, `node-label.npz` with the labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from gnnstore.converters.arrays.files import ArraySource, open_npz
+from gnnstore.converters.arrays.row_taker import RowTaker
+from gnnstore.converters.arrays.source import read_one_number
+from gnnstore.converters.datasets.ogb.csv import add_pairs
+from gnnstore.converters.edges.pairs import CHUNK_EDGES
+from gnnstore.converters.features.float_labels import WholeNumbers
+from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.errors import InputError
+
+_LISTS = ("num_nodes_list", "num_edges_list")
+
+
+def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> None:
+    """Read `raw/` of the binary layout into a writer.
+
+    Raises
+    ------
+    NotFoundError, InputError
+        Naming the archive and the member.
+    """
+    path = raw / "data.npz"
+    members = open_npz(path)
+    num_nodes = _read_count(members, path, "num_nodes_list")
+    num_edges = _read_count(members, path, "num_edges_list")
+    writer.set_num_nodes(num_nodes)
+    writer.expect_edges(num_edges * (2 if add_inverse_edge else 1))
+    edge_index = _member(members, path, "edge_index")
+    if edge_index.shape != (2, num_edges):
+        raise InputError(
+            f"{edge_index.label}: has shape {list(edge_index.shape)}, but num_edges_list says "
+            f"[2, {num_edges}]",
+            path=path,
+        )
+    attributes = {}
+    for name, source in members.items():
+        if name in ("edge_index", *_LISTS):
+            continue
+        if name.startswith("edge_"):
+            _check_rows(source, num_edges, "edges", path)
+            attributes["edge_attr" if name == "edge_feat" else name] = source
+        elif name.startswith("node_"):
+            _check_rows(source, num_nodes, "nodes", path)
+            writer.set_node_attribute("x" if name == "node_feat" else name, source)
+        else:
+            raise InputError(
+                f"{source.label}: expected members called edge_index, num_nodes_list, "
+                "num_edges_list, node_... and edge_...; remove or rename this one",
+                path=path,
+            )
+    _read_labels(writer, raw / "node-label.npz", num_nodes)
+    if not writer.has_edges:
+        _read_edges(writer, edge_index, attributes, add_inverse_edge)
+
+
+def _member(members: Mapping[str, ArraySource], path: Path, name: str) -> ArraySource:
+    if name not in members:
+        raise InputError(
+            f"{path}: has no member {name!r}; found {', '.join(sorted(members)) or 'none'}",
+            path=path,
+        )
+    return members[name]
+
+
+def _read_count(members: Mapping[str, ArraySource], path: Path, name: str) -> int:
+    source = _member(members, path, name)
+    if math.prod(source.shape) > 1:
+        raise InputError(
+            f"{source.label}: lists {math.prod(source.shape)} graphs; a node-property data set "
+            "has exactly one",
+            path=path,
+        )
+    return read_one_number(source, "one count")
+
+
+def _check_rows(source: ArraySource, expected: int, what: str, path: Path) -> None:
+    found = source.shape[0] if source.shape else 0
+    if found != expected:
+        raise InputError(
+            f"{source.label}: has {found} rows, but the graph has {expected} {what}", path=path
+        )
+
+
+def _read_labels(writer: GraphWriter, path: Path, num_nodes: int) -> None:
+    if not path.exists():
+        return
+    source = _member(open_npz(path), path, "node_label")
+    _check_rows(source, num_nodes, "nodes", path)
+    writer.set_node_attribute("y", WholeNumbers(source))
+
+
+def _read_edges(
+    writer: GraphWriter,
+    edge_index: ArraySource,
+    attributes: Mapping[str, ArraySource],
+    add_inverse_edge: bool,
+) -> None:
+    takers = {name: RowTaker(source) for name, source in attributes.items()}
+    with writer.progress.phase("read edges", edge_index.shape[1], "edges") as phase:
+        for pairs in read_ahead(edge_index.columns(CHUNK_EDGES)):
+            chunk = {name: taker.take(pairs.shape[1]) for name, taker in takers.items()}
+            add_pairs(
+                writer, pairs, chunk, add_inverse_edge=add_inverse_edge, where=edge_index.label
+            )
+            phase.advance(pairs.shape[1])

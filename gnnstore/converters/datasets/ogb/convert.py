@@ -1,0 +1,184 @@
+"""Node-property data sets of the Open Graph Benchmark, as they lie on disk once downloaded.
+
+OGB's own package unpickles files, prompts, and builds the whole graph in memory, so its
+layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
+(ogbn-papers100M), and `.npy` files (MAG240M). None needs the `ogb` package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gnnstore.converters.datasets.ogb.binary import convert_binary
+from gnnstore.converters.datasets.ogb.csv import convert_csv, read_ids
+from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
+from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
+from gnnstore.converters.inputs import PathLike, describe_files, existing_directory
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.progress import Progress
+
+_SPLITS = ("train", "valid", "test")
+# Files that only data sets of several node or edge types have, in either layout.
+_HETEROGENEOUS = (
+    "triplet-type-list.csv.gz",
+    "num-node-dict.csv.gz",
+    "nodetype-has-feat.csv.gz",
+    "edge_index_dict.npz",
+    "num_nodes_dict.npz",
+    "relations",
+)
+
+
+@dataclass(frozen=True)
+class OgbFiles:
+    """The parts of a data set that were found."""
+
+    raw: Path
+    binary: bool
+    split: Path | None
+
+
+def from_ogb(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    add_inverse_edge: bool = False,
+    split: str | None = None,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert an OGB node-property data set with one node type and one edge type.
+
+    What becomes what: `node-feat` (`node_feat`) is `x`, `node-label` is `y`, `edge-feat`
+    (`edge_feat`) is `edge_attr`; other `node_NAME` and `edge_NAME` files (members) keep
+    their names. Labels are int64 with OGB's shape [N, columns]; float32, if some are
+    fractions, or, in the binary layouts, NaN. Features in CSV become float32. Of MAG240M the
+    papers and their citations are taken; its directory, or the one above, is told by its files.
+
+    Parameters
+    ----------
+    input : path-like
+        The data set's directory, which has `raw/` in it, and `split/`.
+    output : path-like
+        The store to be.
+    add_inverse_edge : bool
+        Follow every edge by its reverse, as OGB's loader does for data sets that say so:
+        edge e of the input becomes edges 2e and 2e + 1, both with e's attributes.
+        Duplicates stay.
+    split : str, optional
+        Which directory of `split/` to take; may be left out where there is only one.
+    options : ConvertOptions, optional
+        The common options.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Returns
+    -------
+    Path
+        The store.
+
+    Raises
+    ------
+    NotFoundError
+        If the directory or a file that must be there is not.
+    InputError
+        If the data are damaged, disagree, or have several types or graphs; the message
+        names the file and, in text, the line.
+    StoreExistsError, UsageError, BudgetError, StorageError
+        See `GraphWriter`.
+    """
+    options = options or ConvertOptions()
+    if add_inverse_edge and options.undirected:
+        raise UsageError(
+            "add_inverse_edge and undirected both add reverse edges: choose add_inverse_edge "
+            "for OGB's numbering, or undirected to remove duplicates as well"
+        )
+    directory = existing_directory(input, "the OGB data set")
+    papers = find_mag240m(directory)
+    if papers is not None:
+        if add_inverse_edge or split is not None:
+            raise UsageError(
+                f"{papers} is MAG240M, which has one split and no inverse edges of its own; leave "
+                "out add_inverse_edge and split, and use undirected for reverse edges"
+            )
+        found = {"inputs": describe_files(input_files(papers))}
+        writer = GraphWriter(output, kind="ogb", source=found, options=options, progress=progress)
+        with writer:
+            convert_mag240m(writer, papers)
+            return writer.commit()
+    files = _find(directory, split)
+    split_files = [] if files.split is None else files.split.iterdir()
+    source = {
+        "inputs": describe_files(
+            sorted(path for path in (*files.raw.iterdir(), *split_files) if path.is_file())
+        ),
+        "add_inverse_edge": add_inverse_edge,
+        "split": None if files.split is None else files.split.name,
+    }
+    writer = GraphWriter(output, kind="ogb", source=source, options=options, progress=progress)
+    with writer:
+        if files.split is not None:
+            _read_splits(writer, files.split)
+        convert = convert_binary if files.binary else convert_csv
+        convert(writer, files.raw, add_inverse_edge=add_inverse_edge)
+        return writer.commit()
+
+
+def _find(directory: Path, split: str | None) -> OgbFiles:
+    """Look for the parts of a data set, in its directory or, if that was given, its `raw/`."""
+    raw = directory / "raw"
+    if not raw.is_dir():
+        raw = directory
+    root = raw.parent
+    for name in _HETEROGENEOUS:
+        if (raw / name).exists():
+            raise InputError(
+                f"{raw / name}: the data set has several types of nodes or edges; only "
+                "homogeneous ones can be converted",
+                path=raw / name,
+            )
+    binary = (raw / "data.npz").exists()
+    if not binary and not (raw / "edge.csv.gz").exists():
+        raise NotFoundError(
+            f"{directory}: neither raw/edge.csv.gz nor raw/data.npz is there; give the directory "
+            "of a downloaded OGB node-property data set, or of MAG240M",
+            path=directory,
+        )
+    return OgbFiles(raw, binary, _find_split(root / "split", split))
+
+
+def _find_split(directory: Path, split: str | None) -> Path | None:
+    found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    found = [name for name in found if (directory / name).is_dir()]
+    if split is not None and split not in found:
+        raise NotFoundError(
+            f"{directory}: there is no split {split!r}; there is {', '.join(found) or 'none'}",
+            path=directory,
+        )
+    if split is None and len(found) > 1:
+        raise UsageError(
+            f"{directory}: there are several splits; choose one with split= (--split): "
+            f"{', '.join(found)}"
+        )
+    if not found:
+        return None
+    return directory / (split or found[0])
+
+
+def _read_splits(writer: GraphWriter, directory: Path) -> None:
+    files = {name: directory / f"{name}.csv.gz" for name in _SPLITS}
+    if not any(file.exists() for file in files.values()):
+        path = split_file(directory)
+        if path is None:
+            raise NotFoundError(
+                f"{directory}: none of {', '.join(f.name for f in files.values())} is there",
+                path=directory,
+            )
+        set_splits(writer, path)
+        return
+    for name, file in files.items():
+        if file.exists():
+            writer.set_split(name, read_ids(file), where=str(file))

@@ -1,0 +1,216 @@
+"""A `torch_geometric.data.Data` in memory, with whatever attributes it carries.
+
+What is a node attribute, an edge attribute or neither is asked of `Data` itself, so that a
+batch of the store holds exactly what a batch of the `Data` would.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.errors import InputError, UsageError
+from gnnstore.progress import Progress
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+_CHUNK_EDGES = 2**20
+
+
+def from_pyg(
+    data: Data,
+    output: PathLike,
+    *,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert a homogeneous `Data` with any node, edge and graph attributes.
+
+    Tensors and arrays whose length along `Data.__cat_dim__` is N or E become node and edge
+    attributes, as `Data.is_node_attr` and `is_edge_attr` say. Other tensors, numbers,
+    strings, and lists and dicts of them, are kept as values of the whole graph. Masks
+    `train_mask`, `val_mask` and `test_mask` of shape [N] are node attributes and also the
+    splits train, valid and test. An `edge_index` of int32 gives batches of int32.
+
+    Parameters
+    ----------
+    data : torch_geometric.data.Data
+        On any device.
+    output : path-like
+        The store to be.
+    options : ConvertOptions, optional
+        The common options.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Returns
+    -------
+    Path
+        The store.
+
+    Raises
+    ------
+    InputError
+        If an attribute cannot be stored (the message has its name), or ids are out of range.
+    UsageError
+        If `data` is something else, `HeteroData` for one.
+    StoreExistsError, BudgetError, StorageError
+        See `GraphWriter`.
+    """
+    _check_type(data)
+    edge_index = _edge_index(data)
+    num_nodes = _num_nodes(data)
+    index_dtype: IndexDtype = "int32" if edge_index.dtype == np.int32 else "int64"
+    with GraphWriter(
+        output,
+        kind="pyg",
+        source={"attributes": sorted(data.keys())},
+        options=options,
+        num_nodes=num_nodes,
+        index_dtype=index_dtype,
+        progress=progress,
+    ) as writer:
+        writer.explicit_num_nodes = "num_nodes" in data
+        writer.expect_edges(edge_index.shape[1])
+        edge_attributes = {}
+        for name in sorted(set(data.keys()) - {"edge_index", "num_nodes"}):
+            if _is_array(data[name]) and data.is_edge_attr(name):
+                rows, dtype, cat_dim = _rows(data, name)
+                writer.describe_edge_attribute(name, dtype=dtype, cat_dim=cat_dim)
+                edge_attributes[name] = rows
+            else:
+                _copy_attribute(writer, data, name)
+        _copy_edges(writer, edge_index, edge_attributes)
+        return writer.commit()
+
+
+def _check_type(data: object) -> None:
+    from torch_geometric.data import Data, HeteroData  # noqa: PLC0415  (seconds to import)
+
+    if isinstance(data, HeteroData):
+        raise UsageError(
+            "HeteroData has several types of nodes or edges; only a homogeneous Data can be "
+            "converted (data.to_homogeneous() makes one, if features have one width)"
+        )
+    if not isinstance(data, Data):
+        raise UsageError(f"expected a torch_geometric.data.Data, got {type(data).__name__}")
+
+
+def _num_nodes(data: Data) -> int:
+    with warnings.catch_warnings():  # counting nodes by the largest id is what we want, too
+        warnings.simplefilter("ignore")
+        count = data.num_nodes
+    if count is None:
+        raise InputError("data does not say how many nodes it has; set data.num_nodes")
+    return int(count)
+
+
+def _edge_index(data: Data) -> npt.NDArray[Any]:
+    if "adj_t" in data:
+        raise InputError(
+            "data.adj_t: adjacency matrices cannot be converted; keep the edges in "
+            "data.edge_index (leave out the ToSparseTensor transform)"
+        )
+    value = data.edge_index
+    if value is None:
+        return np.empty((2, 0), np.int64)
+    array, _ = _to_numpy(value, "edge_index")
+    if array.ndim != 2 or array.shape[0] != 2:
+        raise InputError(f"data.edge_index: has shape {list(array.shape)}, expected [2, E]")
+    return array
+
+
+def _is_array(value: object) -> bool:
+    import torch  # noqa: PLC0415
+
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+def _to_numpy(value: Any, name: str) -> tuple[npt.NDArray[Any], str]:
+    """Return a tensor or array without a copy, where it is on the CPU, and its type's name."""
+    import torch  # noqa: PLC0415
+
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject or value.dtype.kind not in "biuf":
+            raise InputError(
+                f"data.{name}: an array of {value.dtype} cannot be stored; use numbers"
+            )
+        return value, value.dtype.newbyteorder("=").name
+    if value.layout != torch.strided:
+        raise InputError(
+            f"data.{name}: a sparse tensor cannot be stored; make it dense, or remove it"
+        )
+    tensor = value.detach().cpu().resolve_neg().as_subclass(torch.Tensor)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype == "bfloat16":  # NumPy has no such type: a store takes the bits
+        return tensor.view(torch.int16).numpy().view(np.uint16), dtype
+    try:
+        return tensor.numpy(), dtype
+    except TypeError:
+        raise InputError(
+            f"data.{name}: elements of type {dtype} cannot be stored; convert them"
+        ) from None
+
+
+def _rows(data: Data, name: str) -> tuple[npt.NDArray[Any], str, int]:
+    """Return an attribute with its rows first, its type, and where rows were."""
+    array, dtype = _to_numpy(data[name], name)
+    cat_dim = data.__cat_dim__(name, data[name])
+    return np.moveaxis(array, cat_dim, 0), dtype, cat_dim
+
+
+def _copy_attribute(writer: GraphWriter, data: Data, name: str) -> None:
+    value = data[name]
+    if not _is_array(value):
+        writer.set_graph_attribute(name, _json_value(value, name))
+        return
+    if not data.is_node_attr(name):
+        array, dtype = _to_numpy(value, name)
+        writer.set_graph_array(name, array, dtype=dtype)
+        return
+    rows, dtype, cat_dim = _rows(data, name)
+    writer.set_node_attribute(name, rows, dtype=dtype, cat_dim=cat_dim)
+    if name.endswith("_mask") and name in SPLIT_KEYS and dtype == "bool" and rows.ndim == 1:
+        writer.set_split(SPLIT_KEYS[name], rows, where=f"data.{name}")
+
+
+def _json_value(value: Any, name: str) -> Any:
+    """Return a graph-level value, if JSON gives it back as it is."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    try:
+        if json.loads(json.dumps(value, allow_nan=False)) == value:
+            return value
+    except (TypeError, ValueError, RecursionError):
+        pass
+    if isinstance(value, float) and not math.isfinite(value):
+        problem = "JSON has no NaN or infinity; use a tensor"
+    else:
+        problem = "use a tensor, a number, a string, or a list or dict (with text keys) of them"
+    raise InputError(
+        f"data.{name}: a {type(value).__name__} like this cannot be stored: {problem}, or remove it"
+    )
+
+
+def _copy_edges(
+    writer: GraphWriter, edge_index: npt.NDArray[Any], attributes: dict[str, npt.NDArray[Any]]
+) -> None:
+    num_edges = edge_index.shape[1]
+    with writer.progress.phase("read edges", num_edges, "edges") as phase:
+        for begin in range(0, max(1, num_edges), _CHUNK_EDGES):
+            part = slice(begin, min(begin + _CHUNK_EDGES, num_edges))
+            rows = {name: values[part] for name, values in attributes.items()}
+            sources, targets = edge_index[:, part]
+            writer.add_edges(sources, targets, rows, where="data.edge_index")
+            phase.advance(len(sources))

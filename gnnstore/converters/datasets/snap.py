@@ -1,0 +1,245 @@
+"""Text edge lists, as snap.stanford.edu serves them: one edge a line, ids as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.files import ArraySource, open_npy_directory, open_npz
+from gnnstore.converters.arrays.raw import RawLayout
+from gnnstore.converters.arrays.source import collect_rows
+from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.edges.id_remap import IdCollector, IdMap
+from gnnstore.converters.features.external import open_beside
+from gnnstore.converters.features.files import Paths, open_labels
+from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.errors import InputError, UsageError
+from gnnstore.progress import Phase, Progress
+
+_COMMENTS = b"#%"
+
+
+def from_snap(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    features: Paths | None = None,
+    features_raw: RawLayout | None = None,
+    features_ids: PathLike | None = None,
+    labels: PathLike | None = None,
+    splits: PathLike | None = None,
+    num_nodes: int | None = None,
+    extra_columns: Literal["refuse", "ignore"] = "refuse",
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert a text edge list.
+
+    A line is "source target", with a tab, spaces or a comma between; lines that begin with
+    `#` or `%`, and blank ones, are skipped. The file may be gzipped.
+
+    Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
+    ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
+    Features, labels and splits go by the new numbers: row i is that of the node with the
+    i-th smallest id. With `num_nodes`, ids are taken as they are, and those that occur in no
+    edge are isolated nodes.
+
+    Parameters
+    ----------
+    input : path-like
+        The edge list; read twice, unless `num_nodes` is given.
+    output : path-like
+        The store to be.
+    features : path-like, or sequence of path-like, optional
+        The node attribute `x` [N, ...]: see `open_features` for the forms it may have.
+    features_raw : RawLayout, optional
+        The features are raw binary, like this.
+    features_ids : path-like, optional
+        `.npy` or CSV of integers [N]: the id, as in the edge list, of each row of the features,
+        if they are not in ascending order of ids. Rows are then sorted on disk.
+    labels : path-like, optional
+        `y` [N] or [N, ...], as an array or in CSV.
+    splits : path-like, optional
+        `.npz`, or directory of `.npy`: arrays `train`, `valid` (or `val`) and `test` of node
+        numbers, or masks [N].
+    num_nodes : int, optional
+        N, where ids are the node numbers already.
+    extra_columns : "refuse" or "ignore"
+        What to do with columns after the first two (weights, times): an error, or nothing.
+    options : ConvertOptions, optional
+        The common options.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Returns
+    -------
+    Path
+        The store.
+
+    Raises
+    ------
+    NotFoundError
+        If an input is not there.
+    InputError
+        If a line is no edge (the message has its number), the gzip stream is damaged, or
+        counts disagree.
+    StoreExistsError, UsageError, BudgetError, StorageError
+        See `GraphWriter`.
+    """
+    if num_nodes is not None and num_nodes < 0:
+        raise UsageError(f"num_nodes={num_nodes} is negative")
+    path = existing_file(input, "the edge list")
+    x = open_beside(features, features_raw, features_ids)
+    y = None if labels is None else open_labels(labels)
+    split_arrays = {} if splits is None else _open_splits(splits)
+    beside = [file for array in (x, y) if array is not None for file in array.files]
+    source: dict[str, Any] = {
+        "inputs": describe_files([path, *beside, *_files_of(splits)]),
+        "extra_columns": extra_columns,
+        "num_nodes": num_nodes,
+    }
+    if features_raw is not None:
+        source["features_raw"] = str(features_raw)
+    with GraphWriter(
+        output, kind="snap", source=source, options=options, num_nodes=num_nodes, progress=progress
+    ) as writer:
+        reader = _EdgeList(path, num_nodes, extra_columns == "ignore", writer.options.memory_bytes)
+        writer.reserve_memory(reader.memory_bytes)
+        ids = None
+        if num_nodes is None:
+            ids = _collect_ids(writer, reader)
+            writer.set_num_nodes(ids.num_nodes)
+            if not ids.is_identity:
+                writer.set_original_ids(ids.original_ids())
+        max_id = None if ids is None else ids.max_id
+        if x is not None:
+            _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
+            nodes = x.row_ids
+            if nodes is not None and ids is not None:
+                nodes = _NumberedIds(nodes, ids)
+            x.write(writer, nodes)
+        if y is not None:
+            _check_rows(y.source, writer.num_nodes or 0, max_id)
+            writer.set_node_attribute("y", y.source, dtype=y.dtype)
+        for name, split in split_arrays.items():
+            writer.set_split(name, split.read(), where=split.label)
+        if not writer.has_edges:
+            _read_edges(writer, reader, ids)
+        return writer.commit()
+
+
+class _EdgeList:
+    """The edge list as id pairs [k, 2], which can be read from the start any number of times."""
+
+    def __init__(
+        self, path: Path, num_nodes: int | None, ignore_extra: bool, memory_bytes: int | None
+    ) -> None:
+        self.path = path
+        self._memory_bytes = memory_bytes
+        self._format = TableFormat(
+            "int64",
+            num_columns=2,
+            delimiter=None,
+            comments=_COMMENTS,
+            minimum=0,
+            limit=num_nodes,
+            what="node id",
+            ignore_extra=ignore_extra,
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """The most memory that reading it takes."""
+        return self._table().memory_bytes
+
+    def blocks(self, phase: Phase) -> Iterator[npt.NDArray[Any]]:
+        return self._table().blocks(phase)
+
+    def _table(self) -> TextTable:
+        return TextTable(self.path, self._format, memory_bytes=self._memory_bytes)
+
+
+class _NumberedIds:
+    """Ids of an edge list as node numbers: an `ArraySource` over another."""
+
+    def __init__(self, source: ArraySource, ids: IdMap) -> None:
+        self.label = source.label
+        self.shape = source.shape
+        self.dtype = source.dtype
+        self._source = source
+        self._known = ids.original_ids()
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        for piece in self._source.rows(step, start):
+            numbers = np.searchsorted(self._known, piece)
+            found = self._known[np.minimum(numbers, len(self._known) - 1)]
+            if (found != piece).any():
+                unknown = piece[int(np.argmax(found != piece))]
+                raise InputError(f"{self.label}: the id {unknown} occurs in no edge")
+            yield numbers
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        raise NotImplementedError("ids have one dimension")
+
+    def read(self) -> npt.NDArray[Any]:
+        return collect_rows(self)
+
+
+def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:
+    collector = IdCollector(memory_bytes=writer.options.memory_bytes)
+    with writer.progress.phase("read ids", reader.path.stat().st_size, "bytes") as phase:
+        for pairs in reader.blocks(phase):
+            collector.add(pairs.reshape(-1))
+            writer.expect_edges(collector.num_added // 2)
+    ids = collector.finish()
+    writer.reserve_memory(ids.num_bytes)
+    return ids
+
+
+def _read_edges(writer: GraphWriter, reader: _EdgeList, ids: IdMap | None) -> None:
+    with writer.progress.phase("read edges", reader.path.stat().st_size, "bytes") as phase:
+        for pairs in reader.blocks(phase):
+            sources, targets = pairs.T if ids is None else ids.to_nodes(pairs).T
+            writer.add_edges(sources, targets, where=str(reader.path))
+
+
+def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:
+    found = array.shape[0] if array.shape else 0
+    if found == num_nodes:
+        return
+    hint = "every node needs exactly one row"
+    if max_id is not None and found > max_id:
+        hint = (
+            f"if row i belongs to the node with id i, pass num_nodes={found}: nodes without "
+            "edges do not occur in the edge list"
+        )
+    raise InputError(
+        f"{array.label}: has {found} rows, but the edge list has {num_nodes} nodes; {hint}"
+    )
+
+
+def _files_of(splits: PathLike | None) -> list[Path]:
+    if splits is None:
+        return []
+    path = Path(splits)
+    return sorted(path.glob("*.npy")) if path.is_dir() else [path]
+
+
+def _open_splits(path: PathLike) -> dict[str, ArraySource]:
+    found = existing_path(path, "the splits")
+    arrays = open_npy_directory(found) if found.is_dir() else open_npz(found)
+    unknown = sorted(arrays.keys() - SPLIT_KEYS.keys())
+    if unknown or not arrays:
+        raise InputError(
+            f"{found}: expected arrays called train, valid and test, found "
+            f"{', '.join(sorted(arrays)) or 'none'}",
+            path=found,
+        )
+    return {SPLIT_KEYS[name]: source for name, source in arrays.items()}

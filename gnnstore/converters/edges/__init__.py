@@ -1,0 +1,1 @@
+"""Edges to compressed sparse columns, in memory or spilled to disk."""

@@ -1,0 +1,181 @@
+"""Number nodes 0, ..., N - 1 when their ids are scattered, in memory that has a limit.
+
+The ids of an edge list are all there is to know its nodes by. They are collected in one
+pass over the edges and replaced in the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.errors import BudgetError
+from gnnstore.units import format_size
+
+# Up to here one bit per possible id (512 MiB) beats sorting by far: marking an id costs
+# a few nanoseconds, sorting it about a hundred. Social networks' ids lie below.
+DENSE_LIMIT = 2**32
+# Of the memory allowed: edges are to be sorted beside the ids.
+_SHARE = 0.5
+# The ids, as they are twice while runs are merged, and sorted in a copy.
+_MERGE_BYTES = 24
+_STEP_WORDS = 2**17
+
+
+class IdMap(Protocol):
+    """Ids and node numbers, both ways."""
+
+    num_nodes: int
+    max_id: int
+    is_identity: bool
+    num_bytes: int
+
+    def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return the numbers of ids that were collected; any shape."""
+
+    def original_ids(self) -> npt.NDArray[np.int64]:
+        """Return the id of every node, ascending, shape [N]."""
+
+
+class IdCollector:
+    """Collects the distinct ones among non-negative ids.
+
+    Marks them in a bitmap while they are small, and keeps sorted runs once one is not. Runs
+    are merged when together they are as long as what was merged before, so that each id is
+    sorted a logarithmic number of times.
+
+    Parameters
+    ----------
+    dense_limit : int
+        Ids from here on are sorted.
+    memory_bytes : int, optional
+        The most memory that the conversion may use.
+    """
+
+    def __init__(self, dense_limit: int = DENSE_LIMIT, memory_bytes: int | None = None) -> None:
+        self.num_added = 0
+        self._max_id = -1
+        self._budget = None if memory_bytes is None else int(_SHARE * memory_bytes)
+        if self._budget is not None:
+            # Growing the bitmap takes as much again for a moment.
+            dense_limit = min(dense_limit, 4 * self._budget)
+        self._dense_limit = dense_limit
+        self._words: npt.NDArray[np.uint64] | None = np.zeros(0, np.uint64)
+        self._merged: npt.NDArray[np.int64] = np.empty(0, np.int64)
+        self._runs: list[npt.NDArray[np.int64]] = []
+
+    def add(self, ids: npt.NDArray[np.int64]) -> None:
+        """Add ids, shape [k].
+
+        Raises
+        ------
+        BudgetError
+            If the distinct ids so far take more than half the memory allowed.
+        """
+        if not len(ids):
+            return
+        self.num_added += len(ids)
+        if self._words is not None:
+            highest = int(ids.max())
+            if highest < self._dense_limit:
+                self._mark(np.ascontiguousarray(ids), highest)
+                return
+            self._merged = np.concatenate([np.empty(0, np.int64), *_members(self._words)])
+            self._words = None
+        self._runs.append(np.unique(ids))
+        num_new = sum(map(len, self._runs))
+        self._check_budget(len(self._merged) + num_new)
+        if num_new > len(self._merged):
+            self._merge()
+
+    def _mark(self, ids: npt.NDArray[np.int64], highest: int) -> None:
+        words = self._words
+        if words is None:
+            raise AssertionError("ids are sorted already")
+        if highest // 64 >= len(words):
+            grown = min(-(-self._dense_limit // 64), max(highest // 64 + 1, 2 * len(words)))
+            self._words = np.zeros(grown, np.uint64)
+            self._words[: len(words)] = words
+            words = self._words
+        _core.bitmap_mark(words, ids)
+        self._max_id = max(self._max_id, highest)
+
+    def _check_budget(self, num_ids: int) -> None:
+        needed = _MERGE_BYTES * num_ids
+        if self._budget is not None and needed > self._budget:
+            raise BudgetError(
+                f"numbering {num_ids} distinct ids or more, from a range too wide for a bitmap, "
+                f"takes {format_size(needed)} of memory, and no more than half of the "
+                f"{format_size(self._budget / _SHARE)} that are allowed may go to it; raise "
+                "memory_bytes (--memory), or number the nodes from 0 and pass num_nodes "
+                "(--num-nodes)"
+            )
+
+    def _merge(self) -> None:
+        self._merged = np.unique(np.concatenate([self._merged, *self._runs]))
+        self._runs = []
+
+    def finish(self) -> IdMap:
+        """Return the map; the collector is empty afterwards."""
+        if self._words is not None:
+            words, self._words = self._words, None
+            return _DenseMap(words, self._max_id)
+        self._merge()
+        return _SortedMap(self._merged)
+
+
+def _members(words: npt.NDArray[np.uint64]) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the ids of a bitmap, ascending, piece by piece."""
+    for first in range(0, len(words), _STEP_WORDS):
+        bits = words[first : first + _STEP_WORDS].view(np.uint8)
+        found = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        yield found + 64 * first
+
+
+class _DenseMap:
+    """Counts smaller ids in a bitmap of all possible ids."""
+
+    def __init__(self, words: npt.NDArray[np.uint64], max_id: int) -> None:
+        self._words = words[: max_id // 64 + 1]
+        self._ranks, self.num_nodes = _core.bitmap_count(self._words)
+        self.max_id = max_id
+        self.is_identity = self.max_id + 1 == self.num_nodes
+        self.num_bytes = self._words.nbytes + self._ranks.nbytes
+        self._item_bytes = id_dtype(self.num_nodes).itemsize
+
+    def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        if self.is_identity:
+            return ids
+        flat = np.ascontiguousarray(ids).reshape(-1)
+        found = _core.bitmap_rank(self._words, self._ranks, flat, self._item_bytes)
+        return found.reshape(ids.shape)
+
+    def original_ids(self) -> npt.NDArray[np.int64]:
+        ids = np.empty(self.num_nodes, np.int64)
+        place = 0
+        for piece in _members(self._words):
+            ids[place : place + len(piece)] = piece
+            place += len(piece)
+        return ids
+
+
+class _SortedMap:
+    """Finds numbers by bisection among the sorted ids."""
+
+    def __init__(self, ids: npt.NDArray[np.int64]) -> None:
+        self._ids = ids
+        self.num_nodes = len(ids)
+        self.max_id = int(ids[-1]) if len(ids) else -1
+        self.is_identity = self.max_id + 1 == len(ids)
+        self.num_bytes = ids.nbytes
+
+    def to_nodes(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        return ids if self.is_identity else np.searchsorted(self._ids, ids)
+
+    def original_ids(self) -> npt.NDArray[np.int64]:
+        return self._ids

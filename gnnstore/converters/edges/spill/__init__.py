@@ -1,0 +1,1 @@
+"""Edges that do not fit in memory: sorted runs, merged by range."""

@@ -1,0 +1,335 @@
+"""Merging sorted runs into the finished adjacency, range by range, on several threads.
+
+Each range is read, merged and handed over in order; a few are under way at a time. Where
+it takes the edges themselves to know how many are left (reverse edges may meet their
+duplicates, a self-loop may be missing), they are merged once to count and once to write:
+that reads twice what a copy in between would write and read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.edges.builder import EdgeChunk
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.spill.ranges import Range, plan_ranges
+from gnnstore.converters.edges.spill.runs import SpilledPart, read_exactly
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.container.journal import Journal
+
+T = TypeVar("T")
+
+# Ranges past this are read no faster.
+MAX_RANGE_RECORDS = 2**23
+# A boundary costs a look at every run; below this, looking would be most of the work.
+MIN_RANGE_RECORDS = 2**9
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """The finished edges of a range; ids of added self-loops are counted from the range on."""
+
+    sources: npt.NDArray[Any]
+    edge_ids: npt.NDArray[Any] | None
+    origins: npt.NDArray[np.int32] | None
+    column_counts: npt.NDArray[np.int64]
+    num_added: int
+    attributes: dict[str, npt.NDArray[Any]]
+
+
+class SpilledEdges:
+    """A finished adjacency in sorted runs on disk, as `BuiltEdges`.
+
+    Parameters
+    ----------
+    parts : list of SpilledPart
+        All edges of the input, in order.
+    rules : EdgeRules
+        What to add, drop and keep; the runs know already what to drop.
+    num_nodes : int
+        N.
+    memory_bytes : int
+        The most to use while merging.
+    num_threads : int
+        Threads that merge.
+    directory : Path
+        Where the runs lie.
+    journal : Journal, optional
+        Is told before the runs are deleted.
+    """
+
+    def __init__(
+        self,
+        parts: list[SpilledPart],
+        rules: EdgeRules,
+        num_nodes: int,
+        *,
+        memory_bytes: int,
+        num_threads: int,
+        directory: Path,
+        journal: Journal | None,
+    ) -> None:
+        self.num_nodes = num_nodes
+        self.num_input_edges = sum(part.num_edges for part in parts)
+        self._rules = rules
+        self._directory = directory
+        self._journal = journal
+        self._num_threads = num_threads
+        # Arrays without rows say it all: type and row shape.
+        self._schema = {
+            name: np.empty((0, *shape), dtype) for name, dtype, shape in parts[0].attributes
+        }
+        runs = [run for part in parts for run in part.runs]
+        # Among equal edges those of the input come before all reverse ones.
+        self._runs = sorted(runs, key=lambda run: run.is_reverse)
+        self._record_bytes = np.array([run.record_bytes for run in self._runs], np.int64)
+        self._first_ids = np.array(
+            [
+                run.first_position + (self.num_input_edges if run.is_reverse else 0)
+                for run in self._runs
+            ],
+            np.int64,
+        )
+        self.index_dtype = id_dtype(num_nodes)
+        self._max_records = self._plan_range(memory_bytes)
+        self._finish_counts()
+
+    def _plan_range(self, memory_bytes: int) -> int:
+        """Return how many records a range may have."""
+        row_bytes = sum(
+            rows.dtype.itemsize * math.prod(rows.shape[1:]) for rows in self._schema.values()
+        )
+        # The record, source, id, place, and the column's count and pointer; attributes as
+        # they are read and as they are handed over. The pool adds up to an eighth.
+        each = int(self._record_bytes.max(initial=0)) + 8 + 8 + 16
+        if self._schema:
+            each += 4 + 8 + 2 * row_bytes
+        in_flight = self._num_threads + 2
+        self._range_bytes = memory_bytes // (in_flight + 1)  # one more in the pool
+        return max(MIN_RANGE_RECORDS, min(MAX_RANGE_RECORDS, self._range_bytes * 8 // 9 // each))
+
+    def _finish_counts(self) -> None:
+        rules = self._rules
+        self.num_edges = sum(run.num_records for run in self._runs)
+        self._num_added = 0
+        in_place: bool | None = None
+        if rules.undirected or rules.self_loops == "add":
+            in_place = self._count()
+        elif rules.keep_ids:
+            in_place = self._runs_are_in_place()
+        total = self.num_input_edges * rules.copies + self._num_added
+        id_type = np.dtype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
+        self._id_type = id_type
+        self.edge_id_dtype = id_type if rules.keep_ids and not in_place else None
+
+    def _count(self) -> bool:
+        """Merge without writing: set the counts; return whether every edge is in its place."""
+        in_place = self._rules.keep_ids
+        edges = added = 0
+        total_ids = self.num_input_edges * self._rules.copies
+
+        def merge(piece: Range) -> tuple[int, int, npt.NDArray[Any] | None]:
+            if not in_place:
+                return (*self._count_range(piece), None)
+            merged = self._merge(piece, np.dtype(np.int64), with_attributes=False)
+            return len(merged.sources), merged.num_added, merged.edge_ids
+
+        for num_edges, num_added, ids in self._in_order(merge):
+            if in_place and ids is not None:
+                ids[ids >= total_ids] += added
+                in_place = np.array_equal(ids, np.arange(edges, edges + num_edges))
+            edges += num_edges
+            added += num_added
+        self.num_edges, self._num_added = edges, added
+        return in_place
+
+    def _runs_are_in_place(self) -> bool:
+        """Whether the input was sorted and nothing of it was dropped but at its end."""
+        latest, count = (-1, -1), 0
+        for run in self._runs:
+            if run.num_records == 0:
+                continue
+            if run.first_position != count or not run.in_place:
+                return False
+            first, last = (run.ends(place) for place in (0, run.num_records - 1))
+            if first < latest:
+                return False
+            latest, count = last, count + run.num_records
+        return True
+
+    # ---- one range
+
+    def _load(self, piece: Range) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+        begins, ends = (np.array(b.places, np.int64) for b in (piece.begin, piece.end))
+        counts = ends - begins
+        sizes = counts * self._record_bytes
+        records = _core.pool_empty(int(sizes.sum()))
+        place = 0
+        for run, begin, size in zip(self._runs, begins.tolist(), sizes.tolist(), strict=True):
+            if size:
+                read_exactly(
+                    run.records_path, begin * run.record_bytes, records[place : place + size]
+                )
+            place += size
+        return records, counts
+
+    def _where(self, piece: Range) -> dict[str, Any]:
+        columns = min(piece.end.target + 1, self.num_nodes) - piece.begin.target
+        where = {
+            "first_column": piece.begin.target,
+            "num_columns": columns,
+            "num_nodes": self.num_nodes,
+            "unique": self._rules.undirected,
+            "skip_first": piece.begin.repeats,
+        }
+        if self._rules.self_loops == "add":
+            where["first_loop"] = piece.begin.first_loop
+            where["end_loop"] = piece.end.first_loop
+            where["present_loop"] = piece.present_loop
+        return where
+
+    def _count_range(self, piece: Range) -> tuple[int, int]:
+        records, counts = self._load(piece)
+        return self._checked(
+            lambda: _core.count_edge_runs(
+                records, counts, self._record_bytes, self._first_ids, **self._where(piece)
+            )
+        )
+
+    def _merge(
+        self, piece: Range, id_type: np.dtype[Any] | None, *, with_attributes: bool
+    ) -> _Merged:
+        # The records go before attributes come.
+        sources, ids, origins, columns, num_edges, num_added = self._merge_records(
+            piece, 0 if id_type is None else id_type.itemsize, with_attributes
+        )
+        rows: dict[str, npt.NDArray[Any]] = {}
+        if origins is not None:
+            origins = origins[:num_edges]
+            for number, name in enumerate(self._schema):
+                rows[name] = self._attribute_rows(number, piece, origins)
+        return _Merged(
+            sources[:num_edges],
+            None if ids is None else ids[:num_edges],
+            origins,
+            columns,
+            num_added,
+            rows,
+        )
+
+    def _merge_records(
+        self, piece: Range, edge_id_bytes: int, with_origin: bool
+    ) -> tuple[Any, Any, Any, npt.NDArray[np.int64], int, int]:
+        records, counts = self._load(piece)
+        return self._checked(
+            lambda: _core.merge_edge_runs(
+                records,
+                counts,
+                self._record_bytes,
+                self._first_ids,
+                **self._where(piece),
+                first_loop_id=self.num_input_edges * self._rules.copies,
+                id_bytes=self.index_dtype.itemsize,
+                edge_id_bytes=edge_id_bytes,
+                with_origin=with_origin,
+            )
+        )
+
+    def _attribute_rows(
+        self, number: int, piece: Range, origins: npt.NDArray[np.int32]
+    ) -> npt.NDArray[Any]:
+        """Return the rows of an attribute; zeros for self-loops that were added."""
+        empty = list(self._schema.values())[number]
+        rows = np.empty((piece.num_records, *empty.shape[1:]), empty.dtype)
+        if not rows.size:
+            return np.zeros((len(origins), *empty.shape[1:]), empty.dtype)
+        flat = rows.reshape(-1).view(np.uint8)
+        row_bytes = len(flat) // len(rows)
+        place = 0
+        for run, begin, end in zip(self._runs, piece.begin.places, piece.end.places, strict=True):
+            out = flat[place : place + (end - begin) * row_bytes]
+            if len(out):
+                read_exactly(run.attribute_path(number), begin * row_bytes, out)
+            place += len(out)
+        taken: npt.NDArray[Any] = rows[origins]
+        if self._rules.self_loops == "add":
+            taken[origins < 0] = 0
+        return taken
+
+    def _checked(self, kernel: Callable[[], T]) -> T:
+        try:
+            return kernel()
+        except ValueError as error:
+            raise CorruptStoreError(
+                f"{self._directory}: a sorted run of edges is damaged ({error}). Convert again "
+                "without --resume (resume=True)",
+                path=self._directory,
+            ) from error
+
+    # ---- all of them
+
+    def _in_order(self, work: Callable[[Range], T]) -> Iterator[T]:
+        """Yield what `work` makes of every range, in order; threads work ahead."""
+        max_ahead = self._num_threads
+        ranges = plan_ranges(self._runs, self.num_nodes, self._max_records, self._max_records)
+        waiting: deque[Future[T]] = deque()
+        pool = ThreadPoolExecutor(self._num_threads, "gnnstore-merge")
+        try:
+            for piece in ranges:
+                waiting.append(pool.submit(work, piece))
+                if len(waiting) > max_ahead:
+                    yield waiting.popleft().result()
+                    _core.pool_trim(self._range_bytes)
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+            _core.pool_trim()
+
+    def chunks(self) -> Iterator[EdgeChunk]:
+        """Yield all edges in column order: a chunk for each range."""
+        id_type = self.edge_id_dtype
+        first_added = self.num_input_edges * self._rules.copies
+        edges = added = 0
+
+        def merge(piece: Range) -> tuple[Range, _Merged]:
+            return piece, self._merge(piece, id_type, with_attributes=bool(self._schema))
+
+        for piece, part in self._in_order(merge):
+            ids = part.edge_ids
+            if ids is not None and part.num_added:
+                ids[ids >= first_added] += added
+            added += part.num_added
+            yield self._chunk(piece, part, edges)
+            edges += len(part.sources)
+
+    def _chunk(self, piece: Range, part: _Merged, num_edges_before: int) -> EdgeChunk:
+        # Columns before the last one of the range are complete.
+        counts = part.column_counts[: piece.end.target - piece.begin.target]
+        indptr = np.cumsum(counts)
+        indptr += num_edges_before
+        if piece.is_first:
+            indptr = np.concatenate([np.zeros(1, np.int64), indptr])
+        added = None
+        if part.origins is not None and self._rules.self_loops == "add":
+            added = part.origins < 0
+        return EdgeChunk(part.sources, part.edge_ids, part.attributes, indptr, added)
+
+    def close(self) -> None:
+        """Delete the runs."""
+        if self._journal is not None:
+            self._journal.forget_runs()
+        for run in self._runs:
+            for file in run.files():
+                Path(file).unlink(missing_ok=True)

@@ -1,0 +1,304 @@
+"""Sorted runs of edges on disk: what memory has no room for, until it can be merged.
+
+A run holds the edges of one part of the input, or their reverses, in the order of (target,
+source, position). Its files:
+
+- NAME.edges: records of 12 bytes (target, source, position in the part; ids below 2^32) or
+  24 (the same as 64-bit numbers);
+- NAME.index: every 256th record, to find one's way without reading the run;
+- NAME.attrK: the rows of the K-th attribute, in the same order.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.edges.buffer import EdgeBuffer
+from gnnstore.converters.edges.row_blocks import RowBlocks
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.errors import storage_error
+
+NARROW_BYTES, WIDE_BYTES = 12, 24
+# 3 KiB or 6 KiB of records between two entries: what one read brings anyway.
+INDEX_STEP = 256
+_COPY_BYTES = 2**20  # pieces in which positions are looked at and attribute rows put in order
+
+
+@dataclass(frozen=True)
+class EdgeRun:
+    """One run.
+
+    Attributes
+    ----------
+    stem : str
+        Path of its files, without their endings.
+    num_records : int
+        Edges in it.
+    record_bytes : int
+        12 or 24.
+    first_position : int
+        Position in the input of the edge at position 0 of the part.
+    is_reverse : bool
+        Whether it holds the reverses of the part's edges.
+    in_place : bool
+        Whether its edges came sorted, and none is missing between them.
+    num_attributes : int
+        Attribute files.
+    """
+
+    stem: str
+    num_records: int
+    record_bytes: int
+    first_position: int
+    is_reverse: bool
+    in_place: bool
+    num_attributes: int
+
+    @property
+    def records_path(self) -> str:
+        """The file of records."""
+        return f"{self.stem}.edges"
+
+    @property
+    def index_path(self) -> str:
+        """The file of every 256th record."""
+        return f"{self.stem}.index"
+
+    def attribute_path(self, number: int) -> str:
+        """Return the file of an attribute's rows."""
+        return f"{self.stem}.attr{number}"
+
+    def files(self) -> Iterator[str]:
+        """Yield all its files."""
+        yield self.records_path
+        yield self.index_path
+        for number in range(self.num_attributes):
+            yield self.attribute_path(number)
+
+    def records(self, place: int, count: int) -> npt.NDArray[Any]:
+        """Read some of its records."""
+        found = np.empty(count, record_dtype(self.record_bytes))
+        read_exactly(self.records_path, place * self.record_bytes, found.view(np.uint8))
+        return found
+
+    def ends(self, place: int) -> tuple[int, int]:
+        """Read the target and the source of a record."""
+        record = self.records(place, 1)[0]
+        return int(record["target"]), int(record["source"])
+
+
+@dataclass(frozen=True)
+class SpilledPart:
+    """The runs of one part of the input, with what a later attempt must know of it.
+
+    Attributes
+    ----------
+    num_edges : int
+        Edges of the input in it.
+    max_id : int
+        The largest id in it.
+    attributes : tuple of (str, str, list of int)
+        Name, NumPy type and row shape of each attribute.
+    runs : tuple of EdgeRun
+        One; two if reverse edges are added.
+    crcs : tuple of int
+        crc32c of each file, run by run.
+    """
+
+    num_edges: int
+    max_id: int
+    attributes: tuple[tuple[str, str, tuple[int, ...]], ...]
+    runs: tuple[EdgeRun, ...]
+    crcs: tuple[int, ...]
+
+    def is_sound(self) -> bool:
+        """Read all files and return whether they are what was written."""
+        files = [file for run in self.runs for file in run.files()]
+        try:
+            return self.crcs == tuple(
+                int(_core.crc32c_file(file, max(1, Path(file).stat().st_size)).sum())
+                for file in files
+            )
+        except OSError:
+            return False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the part as a journal's record; see `Journal.record_run`."""
+        return {
+            "files": [file for run in self.runs for file in run.files()],
+            "num_edges": self.num_edges,
+            "max_id": self.max_id,
+            "attributes": [[name, dtype, list(shape)] for name, dtype, shape in self.attributes],
+            "runs": [vars(run) for run in self.runs],
+            "crcs": list(self.crcs),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> SpilledPart:
+        """Return the part of a journal's record."""
+        attributes = tuple((n, dtype, tuple(shape)) for n, dtype, shape in record["attributes"])
+        runs = tuple(EdgeRun(**run) for run in record["runs"])
+        crcs = tuple(record["crcs"])
+        return cls(record["num_edges"], record["max_id"], attributes, runs, crcs)
+
+
+def record_dtype(record_bytes: int) -> np.dtype[Any]:
+    """Return the type of a record."""
+    word = "<u4" if record_bytes == NARROW_BYTES else "<u8"
+    return np.dtype([("target", word), ("source", word), ("position", word)])
+
+
+def record_bytes_for(max_id: int) -> int:
+    """Return the size of records that hold ids up to `max_id`."""
+    return NARROW_BYTES if max_id < 2**32 else WIDE_BYTES
+
+
+def spill_bytes_per_edge(rules: EdgeRules, record_bytes: int, attribute_bytes: int) -> int:
+    """Return what an edge of the input takes on disk, index left out."""
+    return rules.copies * (record_bytes + attribute_bytes)
+
+
+def write_part(
+    stem: Path, buffer: EdgeBuffer, num_edges: int, rules: EdgeRules, num_threads: int
+) -> SpilledPart:
+    """Sort the first edges of a buffer and write them, durably; they stay in the buffer.
+
+    Memory is twice the records of the part. The files' names begin with `stem`.
+
+    Raises
+    ------
+    StorageError
+        If the operating system refuses.
+    """
+    record_bytes = record_bytes_for(buffer.max_id)
+    first = buffer.num_seen - buffer.num_edges
+    attributes = buffer.attributes or {}
+    records = _core.pool_empty(num_edges * record_bytes)
+    scratch = _core.pool_empty(num_edges * record_bytes)
+    sources, targets = buffer.sources.front(num_edges), buffer.targets.front(num_edges)
+    runs, crcs = [], []
+    for is_reverse in (False, True)[: rules.copies]:
+        ends = (targets, sources) if is_reverse else (sources, targets)
+        count = _pack(*ends, records, record_bytes, rules)
+        count = _core.sort_edges(
+            records, scratch, record_bytes, count, rules.undirected, num_threads
+        )
+        sorted_records = records[: count * record_bytes].view(record_dtype(record_bytes))
+        run = EdgeRun(
+            stem=f"{stem}-reverse" if is_reverse else str(stem),
+            num_records=count,
+            record_bytes=record_bytes,
+            first_position=first,
+            is_reverse=is_reverse,
+            in_place=_is_in_place(sorted_records["position"]),
+            num_attributes=len(attributes),
+        )
+        crcs.append(_write(run.records_path, [sorted_records]))
+        index = np.ascontiguousarray(sorted_records[::INDEX_STEP])
+        crcs.append(_write(run.index_path, [index]))
+        for k, rows in enumerate(attributes.values()):
+            pieces = _in_order(rows, num_edges, sorted_records["position"])
+            crcs.append(_write(run.attribute_path(k), pieces))
+        runs.append(run)
+    described = tuple((n, rows.dtype.str, rows.row_shape) for n, rows in attributes.items())
+    return SpilledPart(num_edges, buffer.max_id, described, tuple(runs), tuple(crcs))
+
+
+def _pack(
+    sources: list[npt.NDArray[Any]],
+    targets: list[npt.NDArray[Any]],
+    records: npt.NDArray[np.uint8],
+    record_bytes: int,
+    rules: EdgeRules,
+) -> int:
+    """Pack blocks of edges into records; return how many there are."""
+    count = position = 0
+    for some_sources, some_targets in zip(sources, targets, strict=True):
+        count += _core.pack_edges(
+            some_sources,
+            some_targets,
+            records,
+            record_bytes,
+            count,
+            position,
+            rules.self_loops == "drop",
+        )
+        position += len(some_sources)
+    return count
+
+
+def _is_in_place(positions: npt.NDArray[Any]) -> bool:
+    step = _COPY_BYTES // 16  # the positions, and those that they are compared with
+    return all(
+        np.array_equal(part, np.arange(begin, begin + len(part)))
+        for begin in range(0, len(positions), step)
+        for part in [positions[begin : begin + step]]
+    )
+
+
+def _in_order(
+    rows: RowBlocks, num_rows: int, order: npt.NDArray[Any]
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the first rows in another order, piece by piece."""
+    blocks = rows.front(num_rows)
+    ends = np.cumsum([len(block) for block in blocks])
+    # Each row is taken from its block and put in its place, by indices of 8 bytes.
+    step = max(1, _COPY_BYTES // (2 * rows.row_bytes + 4 * 8))
+    for begin in range(0, len(order), step):
+        places = order[begin : begin + step].astype(np.intp)
+        taken = np.empty((len(places), *rows.row_shape), rows.dtype)
+        first = 0
+        for block, end in zip(blocks, ends.tolist(), strict=True):
+            mine = np.flatnonzero((places >= first) & (places < end))
+            taken[mine] = block[places[mine] - first]
+            first = end
+        yield taken
+
+
+def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[Any]]) -> int:
+    """Write a file, durably; return its crc32c."""
+    crc = 0
+    try:
+        with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - a str, from a journal
+            for piece in pieces:
+                data = piece.reshape(-1).view(np.uint8)
+                crc = _core.crc32c(data, crc)
+                view = data.data
+                while view:  # a raw write may be short
+                    view = view[file.write(view) :]
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(error, "write a sorted run of edges", path) from error
+    return crc
+
+
+def read_exactly(path: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
+    """Fill an array with bytes of a run's file.
+
+    Raises
+    ------
+    StorageError
+        If the file is shorter, or the operating system refuses.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            done = 0
+            while done < len(out):
+                got = os.preadv(file, [out[done:].data], offset + done)
+                if got == 0:
+                    raise OSError(errno.EIO, f"the file ends at byte {offset + done}")
+                done += got
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise storage_error(error, "read a sorted run of edges", path) from error

@@ -1,0 +1,1 @@
+"""Node attributes: found, cast and scaled."""

@@ -1,0 +1,168 @@
+"""How the degrees of a graph are distributed, and how far apart two such distributions are.
+
+An expanded graph has other degrees than its seed, and should have the same distribution up to
+a factor. That is compared with two numbers that anybody can recompute: a Kolmogorov-Smirnov
+distance of degrees in units of their mean, and the exponents of the tails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.synthetic.seed_graph import SeedGraph
+
+# The tail of a distribution: the nodes with the highest degrees.
+TAIL_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class DegreeDistribution:
+    """How many nodes have which in-degree.
+
+    Attributes
+    ----------
+    degrees : ndarray of int64, shape [d]
+        Those that occur, ascending.
+    counts : ndarray of int64, shape [d]
+        Nodes that have them; at least 1.
+    """
+
+    degrees: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @classmethod
+    def of_blocks(cls, blocks: Iterable[npt.NDArray[np.int64]]) -> DegreeDistribution:
+        """Count the degrees of all nodes, given in blocks."""
+        degrees = counts = np.empty(0, np.int64)
+        for block in blocks:
+            found, times = np.unique(block, return_counts=True)
+            degrees, places = np.unique(np.concatenate((degrees, found)), return_inverse=True)
+            joined = np.zeros(len(degrees), np.int64)
+            np.add.at(joined, places, np.concatenate((counts, times)))
+            counts = joined
+        return cls(degrees, counts)
+
+    @property
+    def num_nodes(self) -> int:
+        """N."""
+        return int(self.counts.sum())
+
+    @property
+    def num_edges(self) -> int:
+        """E."""
+        return int((self.degrees * self.counts).sum())
+
+    @property
+    def mean(self) -> float:
+        """E / N; 0 for no nodes."""
+        return self.num_edges / max(1, self.num_nodes)
+
+    @property
+    def max(self) -> int:
+        """The highest degree; 0 for no nodes."""
+        return int(self.degrees[-1]) if len(self.degrees) else 0
+
+    def survival(self) -> npt.NDArray[np.float64]:
+        """Return, for each degree, the share of nodes that have it or a higher one."""
+        return np.cumsum(self.counts[::-1])[::-1] / max(1, self.num_nodes)
+
+    @property
+    def zero_share(self) -> float:
+        """The share of nodes without an in-neighbour; 0 for no nodes."""
+        without = int(self.counts[0]) if len(self.degrees) and self.degrees[0] == 0 else 0
+        return without / max(1, self.num_nodes)
+
+    def knots(self) -> npt.NDArray[np.float64]:
+        """Return where `share_below` has corners: d -+ 1/2 for each degree d above 0, and 0."""
+        degrees = self.degrees[self.degrees > 0]
+        return np.concatenate(([0.0], (degrees[:, None] + (-0.5, 0.5)).reshape(-1)))
+
+    def share_below(self, places: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Return the share of nodes up to real numbers >= 0, with each degree d spread out.
+
+        Evenly over d - 1/2 to d + 1/2 (but for 0), so that multiplying all degrees by a
+        number moves the curve without cutting it into other steps.
+        """
+        counts = self.counts[self.degrees > 0]
+        after = self.zero_share + np.cumsum(counts) / max(1, self.num_nodes)
+        before = after - counts / max(1, self.num_nodes)
+        # Between degrees that occur the curve is level, so both ends of each step are corners.
+        heights = np.concatenate(([self.zero_share], np.stack((before, after), 1).reshape(-1)))
+        return np.interp(places, self.knots(), heights)
+
+    def tail_exponent(self) -> float | None:
+        """Return the exponent a of a power law d^-a fitted to the highest tenth of degrees.
+
+        The maximum-likelihood estimate of Clauset, Shalizi and Newman (SIAM Review 2009,
+        equation 3.7) over the nodes with degree d_min and more, where d_min is the largest
+        that a tenth of the nodes reach, and at least 1. None if these degrees are all alike.
+        """
+        reaching = np.flatnonzero((self.survival() >= TAIL_SHARE) & (self.degrees >= 1))
+        if not len(reaching) or reaching[-1] == len(self.degrees) - 1:
+            return None
+        degrees, counts = self.degrees[reaching[-1] :], self.counts[reaching[-1] :]
+        logarithms = float((counts * np.log(degrees / (degrees[0] - 0.5))).sum())
+        return 1 + float(counts.sum()) / logarithms
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what describes the distribution, as JSON values."""
+        return {
+            "num_nodes": self.num_nodes,
+            "num_edges": self.num_edges,
+            "mean": self.mean,
+            "max": self.max,
+            "zero_share": self.zero_share,
+            "tail_exponent": self.tail_exponent(),
+        }
+
+
+@dataclass(frozen=True)
+class DegreeComparison:
+    """The in-degrees of a graph before and after its expansion."""
+
+    before: DegreeDistribution
+    after: DegreeDistribution
+
+    @property
+    def distance(self) -> float:
+        """Kolmogorov-Smirnov distance of the degrees in units of their mean, in [0, 1].
+
+        The largest difference, over all x >= 0, of the shares of nodes whose degree is at
+        most x times the mean of their graph, with each degree d above 0 spread evenly over
+        d - 1/2 to d + 1/2. 0 if all nodes were copied with their degrees.
+        """
+        before, after = self.before, self.after
+        if not before.mean or not after.mean:
+            return 0.0 if before.mean == after.mean else 1.0
+        # Both curves are straight between their corners, so they are farthest apart at one.
+        places = np.concatenate((before.knots() / before.mean, after.knots() / after.mean))
+        shares = before.share_below(places * before.mean)
+        return float(np.abs(shares - after.share_below(places * after.mean)).max())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON values."""
+        return {
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "node_factor": self.after.num_nodes / max(1, self.before.num_nodes),
+            "edge_factor": self.after.num_edges / max(1, self.before.num_edges),
+            "ks_distance": self.distance,
+        }
+
+
+def compare_degrees(before: PathLike, after: PathLike) -> DegreeComparison:
+    """Compare the in-degrees of two stores.
+
+    Raises
+    ------
+    NotFoundError, CorruptStoreError, StorageError
+        If one of them cannot be read.
+    """
+    found = (DegreeDistribution.of_blocks(SeedGraph(p).degree_blocks()) for p in (before, after))
+    return DegreeComparison(*found)

@@ -1,0 +1,1 @@
+"""Kronecker expansion of a seed graph."""

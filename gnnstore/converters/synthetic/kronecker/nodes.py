@@ -1,0 +1,215 @@
+"""What the nodes of an expanded graph carry: what the seed's carry, the features with noise.
+
+Without noise, the copies of a node would be told apart by their neighbours alone, and rows of
+features would compress, and cache, as those of no real graph do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.source import MemoryArray
+from gnnstore.converters.synthetic.keyed_random import draw_noise
+from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, from_bfloat16_bits, to_bfloat16_bits
+from gnnstore.formats.store.schema import AttributeSpec
+
+_NOISE = 0x6B726F6E6F697365  # "kronoise": not that of other generators
+_CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as fast
+# Deviations are taken from so many rows at most, in blocks spread over all of them.
+_SAMPLE_ROWS, _SAMPLE_BLOCK_ROWS = 2**16, 2**8
+_MAX_NOISY_INTEGER_BYTES = 4
+
+
+def check_noise(feature_noise: float) -> None:
+    """Raise a `UsageError` if this is no standard deviation."""
+    if not 0 <= feature_noise < math.inf:
+        raise UsageError(f"feature_noise={feature_noise} is not a standard deviation")
+
+
+def write_nodes(
+    writer: GraphWriter, graph: SeedGraph, num_copies: int, feature_noise: float | None, seed: int
+) -> None:
+    """Write the attributes and splits of `num_copies` copies of the seed's nodes.
+
+    Parameters
+    ----------
+    feature_noise : float or None
+        Standard deviation of what is added to `x`, as a share of each column's own; None to
+        leave `x` out.
+    """
+    for name, spec in graph.nodes.attributes.items():
+        noise = None
+        if name == "x":
+            if feature_noise is None:
+                continue
+            noise = Noise(graph, spec, feature_noise, seed) if feature_noise > 0 else None
+        source = CopiedRows(graph, spec, num_copies, noise)
+        writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
+    first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
+    for name, spec in graph.nodes.splits.items():
+        writer.set_split(name, (first_ids + graph.reader.read(spec)).reshape(-1))
+
+
+class CopiedRows:
+    """The rows of a node attribute, K times over, as an `ArraySource`.
+
+    Parameters
+    ----------
+    graph : SeedGraph
+        What is copied.
+    spec : AttributeSpec
+        The attribute.
+    num_copies : int
+        K.
+    noise : Noise, optional
+        Is added.
+    """
+
+    def __init__(
+        self, graph: SeedGraph, spec: AttributeSpec, num_copies: int, noise: Noise | None
+    ) -> None:
+        self.label = f"{graph.reader.path}: {spec.name}"
+        self.shape = (num_copies * spec.num_rows, *spec.shape[1:])
+        self.dtype = STORAGE_DTYPES[spec.dtype]
+        self._graph = graph
+        self._spec = spec
+        self._noise = noise
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from row `start` on, `step` at a time, fewer at the end of a copy."""
+        num_rows = self._spec.num_rows
+        # Compressed arrays are read whole: they are what fitted in memory when they were made.
+        whole = self._graph.reader.cold(self._spec) if self._spec.layout == "cold" else None
+        while start < self.shape[0]:
+            row = start % num_rows
+            last = min(row + step, num_rows)
+            rows = whole[row:last] if whole is not None else self._stored(row, last)
+            yield rows if self._noise is None else self._noise.added(rows, start)
+            start += last - row
+
+    def _stored(self, first: int, last: int) -> npt.NDArray[Any]:
+        return self._graph.rows(self._spec, first, last)
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+        yield from MemoryArray(self.label, self.read()).columns(step)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array."""
+        if not self.shape[0]:
+            return np.empty(self.shape, self.dtype)
+        return np.concatenate(list(self.rows(max(1, self._spec.num_rows))))
+
+
+class Noise:
+    """Adds noise to features; a function of (seed, row, column), whatever comes at once.
+
+    Parameters
+    ----------
+    graph : SeedGraph
+        Says how far the values of each column spread.
+    spec : AttributeSpec
+        The features.
+    share : float
+        Standard deviation of the noise in units of the column's own.
+    seed : int
+        In [0, 2**64).
+    """
+
+    def __init__(self, graph: SeedGraph, spec: AttributeSpec, share: float, seed: int) -> None:
+        self._dtype = spec.dtype
+        self._seed = seed
+        # Multiples of a scale lie in -127, ..., 127, so that negating one never overflows.
+        self._is_scaled = f"{spec.name}_scale" in graph.reader.schema.graph_arrays
+        kind, size = STORAGE_DTYPES[spec.dtype].kind, STORAGE_DTYPES[spec.dtype].itemsize
+        self._is_exact = kind == "b" or (
+            kind in "iu" and size > _MAX_NOISY_INTEGER_BYTES and spec.dtype != "bfloat16"
+        )
+        if not self._is_exact:
+            wide = np.float64 if kind == "f" and size == 8 else np.float32
+            with np.errstate(over="ignore", invalid="ignore"):
+                deviations = share * self._column_deviations(graph, spec)
+            # Noise has at most five deviations, and must not be infinite itself. (Columns that
+            # spread too far to be squared get none.)
+            largest = float(np.finfo(wide).max) / 8
+            deviations = np.minimum(np.nan_to_num(deviations, posinf=0.0), largest)
+            self._deviations: npt.NDArray[Any] = deviations.astype(wide)
+
+    def _column_deviations(self, graph: SeedGraph, spec: AttributeSpec) -> npt.NDArray[np.float64]:
+        """Return the standard deviation of each column's finite values, float64 [F]."""
+        num_blocks = -(-spec.num_rows // _SAMPLE_BLOCK_ROWS)
+        stride = max(1, num_blocks // (_SAMPLE_ROWS // _SAMPLE_BLOCK_ROWS))
+        count = sums = squares = np.zeros(math.prod(spec.shape[1:]))
+        origin: npt.NDArray[np.float64] | None = None
+        for block in range(0, num_blocks, stride):
+            first = block * _SAMPLE_BLOCK_ROWS
+            last = min(first + _SAMPLE_BLOCK_ROWS, spec.num_rows)
+            values = self._decoded(graph.rows(spec, first, last)).reshape(last - first, -1)
+            finite = np.isfinite(values)
+            if origin is None:  # sums around some value of the column lose fewer digits
+                origin = np.where(finite[0], values[0], 0.0).astype(np.float64)
+            centred = np.where(finite, values - origin, 0.0)
+            count = count + finite.sum(axis=0)
+            sums = sums + centred.sum(axis=0)
+            squares = squares + (centred * centred).sum(axis=0)
+        count = np.maximum(count, 1)
+        return np.sqrt(np.maximum(0.0, squares / count - (sums / count) ** 2))
+
+    def added(self, rows: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
+        """Return rows [k, ...] of the features with noise, in their own type.
+
+        Parameters
+        ----------
+        rows : ndarray [k, ...]
+            As stored; bfloat16 as its bits.
+        first : int
+            Number of the first of them in the expanded graph.
+        """
+        if self._is_exact or not rows.size:
+            return rows
+        out = np.empty_like(rows)
+        step = max(1, _CHUNK_VALUES * len(rows) // rows.size)
+        for begin in range(0, len(rows), step):
+            part = slice(begin, begin + step)
+            out[part] = self._added(rows[part], first + begin)
+        return out
+
+    def _added(self, rows: npt.NDArray[Any], first: int) -> npt.NDArray[Any]:
+        flat = self._decoded(rows).reshape(len(rows), -1)
+        noise = draw_noise(self._seed, _NOISE, first, (flat.shape[0], flat.shape[1]), 1.0)
+        with np.errstate(over="ignore"):
+            noisy = flat + noise * self._deviations
+        return self._encoded(noisy, flat).reshape(rows.shape)
+
+    def _decoded(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values in a float type that holds them."""
+        if self._dtype == "bfloat16":
+            return from_bfloat16_bits(rows)
+        if rows.dtype.kind in "iu":
+            return rows.astype(np.float64)
+        return rows.astype(np.float32) if rows.dtype == np.float16 else rows
+
+    def _encoded(self, noisy: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return noisy values in the type of the features; none becomes infinite."""
+        dtype = STORAGE_DTYPES[self._dtype]
+        if self._dtype != "bfloat16" and dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            lowest = -limits.max if self._is_scaled else limits.min
+            whole: npt.NDArray[Any] = np.clip(np.rint(noisy), lowest, limits.max)
+            return whole.astype(dtype)
+        # bfloat16's largest value is float32's, with the lower half of its bits cut off.
+        largest = 3.3895313892515355e38 if self._dtype == "bfloat16" else np.finfo(dtype).max
+        over = (np.abs(noisy) > largest) & np.isfinite(values)
+        if over.any():
+            noisy[over] = np.copysign(largest, noisy[over])
+        if self._dtype == "bfloat16":
+            return to_bfloat16_bits(noisy)
+        return noisy.astype(dtype, copy=False)

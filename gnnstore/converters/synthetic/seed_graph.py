@@ -1,0 +1,226 @@
+"""A store as the input of a conversion: its edges and rows in order, in pieces of any size.
+
+A mapping would be simpler, but every page that was touched would count as memory of the
+process, and a conversion that was given 1 GB would seem to take the size of its input. So
+pieces are read from the files into arrays that go away again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec
+
+_BLOCK_COLUMNS = 2**17  # columns whose pointers are looked at together: 1 MiB of them
+_READ_EDGES = 2**20
+
+
+@dataclass(frozen=True)
+class EdgePiece:
+    """Consecutive edges of a store.
+
+    Attributes
+    ----------
+    first : int
+        Position of the first of them in `indices`.
+    sources, targets : ndarray of int64, shape [k]
+    """
+
+    first: int
+    sources: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ColumnBlock:
+    """Consecutive columns, each with at most so many of its edges, evenly spaced.
+
+    Attributes
+    ----------
+    first : int
+        The first column: a target node.
+    degrees : ndarray of int64, shape [c]
+        In-degrees.
+    sources, targets : ndarray of int64, shape [k]
+        The edges that were taken.
+    weights : ndarray of float64, shape [k]
+        How many edges of its column each of them stands for.
+    """
+
+    first: int
+    degrees: npt.NDArray[np.int64]
+    sources: npt.NDArray[np.int64]
+    targets: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float64]
+
+
+class SeedGraph:
+    """A homogeneous store, read in order.
+
+    Raises
+    ------
+    NotFoundError, CorruptStoreError, UnsupportedVersionError, StorageError
+        See `StoreReader.open`.
+    UsageError
+        If the graph is heterogeneous.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.reader = StoreReader.open(path)
+        self.nodes: NodeTypeSpec = self.reader.schema.node
+        self.edges: EdgeTypeSpec = self.reader.schema.edge
+        self.num_nodes = self.nodes.num_nodes
+        self.num_edges = self.edges.num_edges
+
+    def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
+        """Read rows first, ..., last - 1 of a paged array of the store."""
+        return read_rows(self.reader.paged(spec), first, last)
+
+    def edge_pieces(self, max_edges: int) -> Iterator[EdgePiece]:
+        """Yield all edges in the order of the store, at most so many at a time.
+
+        Raises
+        ------
+        CorruptStoreError
+            If pointers or node ids are out of range.
+        """
+        for first, indptr in self._pointers(_BLOCK_COLUMNS):
+            for begin in range(int(indptr[0]), int(indptr[-1]), max_edges):
+                end = min(begin + max_edges, int(indptr[-1]))
+                low = int(np.searchsorted(indptr, begin, side="right")) - 1
+                high = int(np.searchsorted(indptr, end, side="left"))
+                within = np.clip(indptr[low : high + 1], begin, end)
+                counts = within[1:] - within[:-1]
+                targets = np.repeat(np.arange(first + low, first + high), counts)
+                yield EdgePiece(begin, self._sources(begin, end), targets)
+
+    def column_blocks(self, num_columns: int, max_degree: int) -> Iterator[ColumnBlock]:
+        """Yield all columns in order, so many at a time, with at most `max_degree` edges each.
+
+        Raises
+        ------
+        CorruptStoreError
+            If pointers or node ids are out of range.
+        """
+        # Whole blocks, so that where they begin depends on nothing but their size.
+        for first, indptr in self._pointers(max(1, _BLOCK_COLUMNS // num_columns) * num_columns):
+            for low in range(0, len(indptr) - 1, num_columns):
+                pointers = indptr[low : low + num_columns + 1]
+                yield self._column_block(first + low, pointers, max_degree)
+
+    def _column_block(
+        self, first: int, indptr: npt.NDArray[np.int64], max_degree: int
+    ) -> ColumnBlock:
+        degrees = np.diff(indptr)
+        counts = np.minimum(degrees, max_degree)
+        columns = np.repeat(np.arange(len(degrees)), counts)
+        ranks = np.arange(len(columns)) - np.repeat(np.cumsum(counts) - counts, counts)
+        places = indptr[columns] + ranks * degrees[columns] // np.maximum(counts, 1)[columns]
+        # Everything is read, in order: that costs less than finding what can be left out.
+        sources = np.empty(len(places), np.int64)
+        for begin in range(int(indptr[0]), int(indptr[-1]), _READ_EDGES):
+            end = min(begin + _READ_EDGES, int(indptr[-1]))
+            here = slice(*np.searchsorted(places, (begin, end)))
+            sources[here] = self._sources(begin, end)[places[here] - begin]
+        weights = (degrees / np.maximum(counts, 1))[columns]
+        return ColumnBlock(first, degrees, sources, columns + first, weights)
+
+    def degree_blocks(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the in-degrees of all nodes in order, block by block."""
+        for _, indptr in self._pointers(_BLOCK_COLUMNS):
+            yield np.diff(indptr)
+
+    def _pointers(self, num_columns: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Yield (first column, where `num_columns` columns begin, and where the last ends)."""
+        for first in range(0, self.num_nodes, num_columns):
+            last = min(first + num_columns, self.num_nodes)
+            indptr = self.rows(self.edges.indptr, first, last + 1)
+            if (np.diff(indptr) < 0).any() or indptr[0] < 0 or indptr[-1] > self.num_edges:
+                raise self._corrupt(self.edges.indptr, "its pointers do not ascend")
+            yield first, indptr
+
+    def _sources(self, begin: int, end: int) -> npt.NDArray[np.int64]:
+        sources = self.rows(self.edges.indices, begin, end).astype(np.int64)
+        if len(sources) and not 0 <= sources.min() <= sources.max() < self.num_nodes:
+            raise self._corrupt(self.edges.indices, f"a node id is outside [0, {self.num_nodes})")
+        return sources
+
+    def _corrupt(self, spec: AttributeSpec, problem: str) -> CorruptStoreError:
+        return CorruptStoreError(
+            f"{self.reader.path}: the array {spec.path!r} is damaged: {problem}; run "
+            "'gnnstore verify' and restore it from a copy, or convert again",
+            path=self.reader.path / spec.path,
+        )
+
+
+def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
+    """Read consecutive rows from the files of a paged array.
+
+    Parameters
+    ----------
+    first, last : int
+        Rows first, ..., last - 1; 0 <= first <= last <= rows.
+
+    Returns
+    -------
+    ndarray [last - first, *row_shape]
+        Owned by the caller.
+
+    Raises
+    ------
+    StorageError
+        If the operating system refuses a read.
+    CorruptStoreError
+        If a file ends early.
+    """
+    geometry, shard_rows = array.geometry, array.layout.shard_rows
+    per_run, stride, row_bytes = (
+        geometry.rows_per_page,
+        geometry.page_stride_bytes,
+        geometry.row_bytes,
+    )
+    out = np.empty((last - first, row_bytes), np.uint8)
+    done = first
+    while done < last:
+        shard, row = divmod(done, shard_rows)
+        count = min(last - done, shard_rows - row)
+        here = out[done - first : done - first + count]
+        if geometry.is_exact:
+            _read_into(array.file_paths[shard], geometry.offset(row), here.reshape(-1))
+        else:
+            begin, end = row // per_run, geometry.num_runs(row + count)
+            runs = np.empty((end - begin, stride), np.uint8)
+            _read_into(array.file_paths[shard], begin * stride, runs.reshape(-1))
+            rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
+            here[:] = rows[row - begin * per_run :][:count]
+        done += count
+    return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)
+
+
+def _read_into(path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
+    left = memoryview(out.data)
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while left:
+                count = file.readinto(left)
+                if not count:
+                    raise CorruptStoreError(
+                        f"{path}: the file ends {len(left)} bytes early; it was truncated: restore "
+                        "the store from a copy",
+                        path=path,
+                        offset=file.tell(),
+                    )
+                left = left[count:]
+    except OSError as error:
+        raise storage_error(error, "read the seed store", path) from error

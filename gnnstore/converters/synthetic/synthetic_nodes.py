@@ -1,0 +1,101 @@
+"""What a synthetic graph's nodes carry: labels to predict, features that hint at them.
+
+Every value is a function of (seed, node), drawn from a counter-based generator and computed
+with exact arithmetic, so that any chunking, on any machine, gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.synthetic.keyed_random import draw_noise, draw_words
+
+# The second word of the generator's key says what is drawn, so that streams never meet.
+_NOISE = 0x6E6F697365  # "noise"
+_SPLIT = 0x73706C6974  # "split"
+
+
+@dataclass(frozen=True)
+class PlantedNodes:
+    """Communities, features and splits of the 2**scale nodes of a synthetic graph.
+
+    Attributes
+    ----------
+    scale : int
+        Logarithm of the number of nodes N to the base 2.
+    num_communities : int
+        C, a power of two.
+    feature_dim : int
+        F.
+    feature_noise : float
+        Standard deviation of the noise in each feature; class means have length 1.
+    seed : int
+        In [0, 2**64).
+    """
+
+    scale: int
+    num_communities: int
+    feature_dim: int
+    feature_noise: float
+    seed: int
+
+    @property
+    def community_bits(self) -> int:
+        """Leading bits of an unpermuted id that are the community."""
+        return self.num_communities.bit_length() - 1
+
+    def labels(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Return the communities of nodes first, ..., last - 1."""
+        nodes = np.arange(first, last, dtype=np.int64)
+        plain = _core.permute_ids(nodes, self.scale, self.seed, inverse=True)
+        return np.right_shift(plain, self.scale - self.community_bits)
+
+    def class_means(self) -> npt.NDArray[np.float32]:
+        """Return the class means [C, F]: rows of length 1, orthogonal if C divides F.
+
+        Entry (c, j) is positive where c and j share an even number of set bits: the rows of
+        a Hadamard matrix, repeated.
+        """
+        classes = np.arange(self.num_communities)[:, None]
+        shared = classes & np.arange(self.feature_dim)[None, :]
+        parity = np.zeros_like(shared)
+        while shared.any():
+            parity ^= shared & 1
+            shared >>= 1
+        length = np.float32(1 / math.sqrt(self.feature_dim))
+        return np.where(parity == 1, -length, length)
+
+    def features(
+        self, first: int, last: int, labels: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """Return features [last - first, F]: the class mean and noise."""
+        shape = (last - first, self.feature_dim)
+        noise = draw_noise(self.seed, _NOISE, first, shape, self.feature_noise)
+        noise += self.class_means()[labels]
+        return noise
+
+    def splits(
+        self, candidates: npt.NDArray[np.int64], fractions: tuple[float, float, float]
+    ) -> dict[str, npt.NDArray[np.int64]]:
+        """Share nodes out at random.
+
+        Parameters
+        ----------
+        candidates : ndarray of int64
+            Nodes to choose from, ascending.
+        fractions : tuple of float
+            Expected shares of train, valid and test; the rest stays out.
+        """
+        draws = draw_words(self.seed, _SPLIT, 0, 1 << self.scale)[candidates] / 2.0**64
+        bounds = np.cumsum((0.0, *fractions))
+        return {
+            name: candidates[(draws >= low) & (draws < high)]
+            for name, low, high in zip(
+                ("train", "valid", "test"), bounds[:-1], bounds[1:], strict=True
+            )
+        }

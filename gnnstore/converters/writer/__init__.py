@@ -1,0 +1,1 @@
+"""The streaming writer that every converter feeds."""

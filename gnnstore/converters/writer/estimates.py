@@ -1,0 +1,259 @@
+"""What a conversion will take in space, memory and time, said before it begins.
+
+Sizes follow from the inputs. Times follow from rates, and rates are measured: for work of
+minutes a trial of a fraction of a second on the disk and processors at hand costs nothing,
+and for work of seconds the rates of an ordinary laptop are good enough.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+# Here, where the module is imported: NumPy would do it in the middle of a conversion, and an
+# interrupt that comes then may be lost (Cython passes over errors as its modules start).
+from numpy.random import default_rng
+
+from gnnstore import _core
+from gnnstore.budget.limits import available_bytes
+from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.edges.builder import estimate_peak_bytes, num_build_threads
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.spill.runs import record_bytes_for, spill_bytes_per_edge
+from gnnstore.converters.writer.workload import Workload
+from gnnstore.errors import GnnstoreError
+from gnnstore.units import format_duration, format_size
+
+# From here on it pays to measure.
+_TRIAL_FROM_BYTES = 2**30
+_TRIAL_FROM_EDGES = 20_000_000
+_TRIAL_EDGES = 2**20
+# The first trial of a process pays for memory that is touched for the first time: 17 M edges a
+# second, and 43 M the next time.
+_TRIALS = 3
+_TRIAL_BYTES = 2**25
+_TRIAL_SECONDS = 0.3
+_TRIAL_BLOCK_BYTES = 2**21
+# Whole conversions take this many times as long per edge as the sort alone: the ends are
+# read, checked, joined and written as well. (25 M random edges and 64 features on two busy
+# processors: 6 and 7 s were said, 6.5 and 8.6 s it took.)
+_EDGE_WORK = 3.0
+# Sorting on disk as well, besides writing and reading it: at 100 M edges 0.83 of the rate in
+# memory, at 25 M 0.71.
+_SPILL_WORK = 1.1
+# Where edges may be equal, or loops missing, runs are merged once more to count what is left:
+# 0.37 of the rate in memory at 25 M edges, both with reverse ones.
+_COUNT_WORK = 1.0
+_BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a machine does in a second.
+
+    Attributes
+    ----------
+    edges : float
+        Edges sorted into columns.
+    write_bytes : float
+        Bytes written and synchronised.
+    text_bytes : float
+        Bytes of decompressed text parsed.
+    basis : str
+        Where the numbers are from.
+    """
+
+    edges: float = 20e6
+    write_bytes: float = 500e6
+    text_bytes: float = 150e6
+    basis: str = "at the rates of an ordinary laptop"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a conversion is expected to take.
+
+    Attributes
+    ----------
+    final_bytes : int
+        The finished store.
+    least_bytes : int
+        What it takes at the very least, or 0 if the inputs do not say exactly.
+    spill_bytes : int
+        On disk besides, while edges are sorted that memory cannot hold.
+    memory_bytes : int
+        At the peak.
+    seconds : float
+    basis : str
+        Where the numbers are from.
+    """
+
+    final_bytes: int
+    least_bytes: int
+    spill_bytes: int
+    memory_bytes: int
+    seconds: float
+    basis: str
+
+    def __str__(self) -> str:
+        spilled = f"{format_size(self.spill_bytes)} of temporary space, "
+        return (
+            f"expected: {format_size(self.final_bytes)} in the store, "
+            f"{spilled if self.spill_bytes else 'no temporary space, '}"
+            f"up to {format_size(self.memory_bytes)} of memory, "
+            f"{'about ' if self.seconds >= 1 else 'at most '}"
+            f"{format_duration(max(1.0, self.seconds))} ({self.basis})"
+        )
+
+
+def estimate(
+    workload: Workload,
+    rules: EdgeRules,
+    *,
+    directory: Path,
+    memory_bytes: int | None = None,
+    feature_item_bytes: int | None = None,
+) -> Estimate:
+    """Return what a conversion will take.
+
+    Parameters
+    ----------
+    workload : Workload
+        What is read.
+    rules : EdgeRules
+        What is added to it.
+    directory : Path
+        Where it is written; for large work a trial file is written there and removed.
+    memory_bytes : int, optional
+        The budget; by default what is available.
+    feature_item_bytes : int, optional
+        Bytes of a stored feature, if they are cast.
+    """
+    num_nodes, copies = workload.num_nodes, rules.copies
+    loops = num_nodes if rules.self_loops == "add" else 0
+    total = workload.num_edges * copies + loops
+    id_bytes = id_dtype(num_nodes).itemsize
+    edge_bytes = id_bytes + workload.edge_row_bytes
+    edge_bytes += id_dtype(total).itemsize if rules.keep_ids else 0
+    node_bytes = workload.node_bytes
+    if feature_item_bytes is not None:
+        node_bytes = workload.node_items * feature_item_bytes
+    fixed = 8 * (num_nodes + 1)
+    peak = estimate_peak_bytes(rules, workload.num_edges, num_nodes, workload.edge_row_bytes)
+    budget = available_bytes() if memory_bytes is None else memory_bytes
+    spill = 0
+    if peak > budget:
+        record_bytes = record_bytes_for(num_nodes - 1)
+        spill = workload.num_edges * spill_bytes_per_edge(
+            rules, record_bytes, workload.edge_row_bytes
+        )
+    final = fixed + node_bytes + total * edge_bytes
+    # De-duplication and dropped self-loops may take away almost anything.
+    shrinks = rules.undirected or rules.self_loops == "drop"
+    # Edge ids are left out where they are 0, 1, 2, ...
+    sure_bytes = id_bytes + workload.edge_row_bytes
+    least = fixed + min(node_bytes, workload.node_bytes)
+    least += 0 if shrinks else workload.num_edges * sure_bytes
+    read_bytes = workload.binary_bytes + workload.text_bytes
+    large = final + read_bytes > _TRIAL_FROM_BYTES or total > _TRIAL_FROM_EDGES
+    rates = measure_rates(directory, workload) if large else Rates()
+    work = _EDGE_WORK
+    if spill:
+        counts = rules.undirected or rules.self_loops == "add"
+        work *= _SPILL_WORK + (_COUNT_WORK if counts else 0)
+    seconds = (
+        total / rates.edges * work
+        + (final + 2 * spill) / rates.write_bytes
+        + workload.text_bytes / rates.text_bytes
+    )
+    sizes = "sizes as the input states them"
+    if not workload.is_exact:
+        guessed = workload.text_path is not None
+        sizes = "sizes guessed from the beginning of each file" if guessed else "sizes roughly"
+    return Estimate(
+        final_bytes=final,
+        least_bytes=least if workload.is_exact else 0,
+        spill_bytes=spill,
+        memory_bytes=min(peak, budget) + _BASE_MEMORY_BYTES,
+        seconds=seconds,
+        basis=f"{sizes}, time {rates.basis}",
+    )
+
+
+def measure_rates(directory: Path, workload: Workload) -> Rates:
+    """Measure for about a second how fast edges are sorted, a disk takes bytes, text is read.
+
+    Parameters
+    ----------
+    directory : Path
+        On the file system to be written to.
+    workload : Workload
+        Whose text is tried.
+    """
+    ends = default_rng(0).integers(0, _TRIAL_EDGES // 8, (2, _TRIAL_EDGES), np.int32)
+    edges = max(_measure_sorting(ends) for _ in range(_TRIALS))
+    write_bytes = _measure_writing(directory)
+    basis = (
+        f"from a trial: {edges / 1e6:.0f} M edges/s sorted, {format_size(write_bytes)}/s written"
+    )
+    text_bytes = None
+    if workload.text_path is not None:
+        text_bytes = _measure_parsing(workload.text_path, workload.text_ratio)
+    if text_bytes is not None:
+        basis += f", {format_size(text_bytes)}/s of text read"
+    return Rates(edges, write_bytes, text_bytes or Rates.text_bytes, basis)
+
+
+def _measure_sorting(ends: npt.NDArray[np.int32]) -> float:
+    """Return edges per second."""
+    began = time.perf_counter()
+    _core.csc_from_coo(
+        ends[0],
+        ends[1],
+        _TRIAL_EDGES // 8,
+        num_threads=num_build_threads(),
+        with_edge_id=True,
+    )
+    return _TRIAL_EDGES / (time.perf_counter() - began)
+
+
+def _measure_parsing(path: Path, ratio: float) -> float | None:
+    """Return bytes of text per second, from the first blocks; None if it cannot be told."""
+    table_format = TableFormat("float32", delimiter=None, comments=b"#%")
+    blocks = TextTable(path, table_format, block_bytes=_TRIAL_BLOCK_BYTES).blocks()
+    num_blocks, began = 0, time.perf_counter()
+    try:
+        while time.perf_counter() - began < _TRIAL_SECONDS and next(blocks, None) is not None:
+            num_blocks += 1
+    except GnnstoreError:  # the conversion will say what is wrong, and where
+        return None
+    elapsed = time.perf_counter() - began
+    del blocks  # ends its threads
+    if not num_blocks:
+        return None
+    num_bytes = min(num_blocks * _TRIAL_BLOCK_BYTES, path.stat().st_size * ratio)
+    return num_bytes / elapsed
+
+
+def _measure_writing(directory: Path) -> float:
+    """Return bytes per second, synchronised; the trial's file never has a name."""
+    data = default_rng(0).bytes(_TRIAL_BYTES)
+    try:
+        descriptor = os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o600)
+    except OSError:  # not every file system can
+        return Rates.write_bytes
+    try:
+        began = time.perf_counter()
+        written = os.write(descriptor, data)
+        os.fsync(descriptor)
+        return written / (time.perf_counter() - began)
+    except OSError:
+        return Rates.write_bytes
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,384 @@
+"""What every converter talks to: edges, rows and splits go in, in pieces; a store comes out.
+
+The writer knows what a homogeneous graph needs to be a sound store (counts that agree, ids
+in range, splits that name nodes) and checks it in one place, whatever the input was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.converters.arrays.files import ArraySource
+from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.spill.builder import make_edge_builder
+from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.writer.adjacency import write_adjacency
+from gnnstore.converters.writer.finished_edges import record_edges, take_up_edges
+from gnnstore.converters.writer.node_arrays import NodeArrays, check_rows
+from gnnstore.converters.writer.opening import announce, open_store, place_spill
+from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
+from gnnstore.converters.writer.provenance import provenance
+from gnnstore.converters.writer.row_sink import RowSink
+from gnnstore.converters.writer.splits import split_ids, split_name
+from gnnstore.converters.writer.workload import Workload
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.container import names
+from gnnstore.formats.store.schema import (
+    NODE_TYPE,
+    AttributeSpec,
+    EdgeTypeSpec,
+    NodeTypeSpec,
+    Schema,
+)
+from gnnstore.progress import NullProgress, Progress
+
+
+class GraphWriter:
+    """Writes one homogeneous graph as a store.
+
+    A context manager: without a `commit` there is no store. What a full disk, an I/O error or
+    Ctrl-C interrupts can be resumed; after any other error nothing is left. Not thread-safe.
+
+    Parameters
+    ----------
+    output : path-like
+        The store to be.
+    kind : str
+        The converter's name, for provenance.
+    source : Mapping, optional
+        What was read and how, as JSON values, for provenance.
+    options : ConvertOptions, optional
+        The common options.
+    num_nodes : int, optional
+        N, if it is known; else `set_num_nodes`, or the largest id of an edge decides.
+    index_dtype : "int64" or "int32"
+        Type of node ids in batches, unless the options say.
+    edge_ids : bool
+        Whether edges keep their positions in the input, unless the options say.
+    progress : Progress, optional
+        Is told how far the work is.
+
+    Raises
+    ------
+    StoreExistsError, UsageError, NotFoundError, StorageError
+        If the output cannot be written; before any work.
+    """
+
+    def __init__(
+        self,
+        output: PathLike,
+        *,
+        kind: str,
+        source: Mapping[str, Any] | None = None,
+        options: ConvertOptions | None = None,
+        num_nodes: int | None = None,
+        index_dtype: IndexDtype = "int64",
+        edge_ids: bool = True,
+        progress: Progress | None = None,
+        workload: Workload | None = None,
+    ) -> None:
+        self.options = options or ConvertOptions()
+        self.progress = progress or NullProgress()
+        self.explicit_num_nodes = False
+        self._provenance = provenance(kind, source or {}, self.options)
+        self._index_dtype: IndexDtype = self.options.index_dtype or index_dtype
+        keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
+        rules = EdgeRules(self.options.undirected, self.options.self_loops, keep_ids)
+        graph = {"num_nodes": num_nodes, "index_dtype": self._index_dtype, "edge_ids": keep_ids}
+        self._store = open_store(output, self.options, self._provenance, graph)
+        self.journal = self._store.journal
+        try:
+            self.spill_directory = place_spill(self._store, self.options)
+            self._finished = take_up_edges(self._store)
+            announce(
+                self._store,
+                self.options,
+                rules,
+                source=source or {},
+                progress=self.progress,
+                workload=workload,
+            )
+            self._builder: EdgeBuilder = make_edge_builder(
+                rules,
+                num_nodes=num_nodes,
+                memory_bytes=self.options.memory_bytes,
+                spill_directory=self.spill_directory,
+                journal=self.journal,
+            )
+        except BaseException:
+            self._store.abort(keep=self.options.resume)  # hours of work may be in it
+            raise
+        self._edges: EdgeTypeSpec | None = None
+        self._edge_types: dict[str, tuple[str, int]] = {}
+        self._nodes = NodeArrays(self._store, self.options, self.progress)
+        self._nodes.num_nodes = num_nodes
+        self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+        self._original_ids: AttributeSpec | None = None
+        self._graph_values: dict[str, Any] = {}
+        self._graph_arrays: dict[str, AttributeSpec] = {}
+
+    @property
+    def num_nodes(self) -> int | None:
+        """N, as far as it is known."""
+        return self._nodes.num_nodes
+
+    def set_num_nodes(self, num_nodes: int) -> None:
+        """Say how many nodes there are, before the edges are finished."""
+        if self.num_nodes is not None and self.num_nodes != num_nodes:
+            raise InputError(
+                f"the input says {self.num_nodes} nodes in one place and {num_nodes} in another"
+            )
+        self._nodes.num_nodes = num_nodes
+        self._builder.set_num_nodes(num_nodes)
+        for where, values in self._splits.values():
+            split_ids(values, num_nodes, where)
+
+    # ---- edges
+
+    @property
+    def has_edges(self) -> bool:
+        """Whether an interrupted conversion had finished the edges: none need be read."""
+        return self._finished is not None
+
+    def expect_edges(self, num_edges: int) -> None:
+        """Say how many edges will come, so that a budget that is too small fails at once."""
+        if not self.has_edges:
+            self._builder.expect(num_edges)
+
+    def reserve_memory(self, num_bytes: int) -> None:
+        """Leave memory to the caller: that much less of the budget goes to the edges."""
+        self._builder.reserve(num_bytes)
+
+    def describe_edge_attribute(self, name: str, *, dtype: str, cat_dim: int = 0) -> None:
+        """Give an edge attribute's element type, where NumPy has none, and its row axis."""
+        self._edge_types[name] = (dtype, cat_dim)
+
+    def add_edges(
+        self,
+        sources: npt.NDArray[Any],
+        targets: npt.NDArray[Any],
+        attributes: Mapping[str, npt.NDArray[Any]] | None = None,
+        *,
+        where: str = "the edges",
+    ) -> None:
+        """Add a chunk of edges; they are passed over if `has_edges`.
+
+        Parameters
+        ----------
+        sources, targets : ndarray of integers, shape [k]
+            Node ids.
+        attributes : Mapping of str to ndarray [k, ...], optional
+            Attribute rows; the same names, types and row shapes in every chunk.
+        where : str
+            The input's name, for messages.
+
+        Raises
+        ------
+        InputError, NoSpaceError, StorageError, BudgetError
+            See `SpillingEdgeBuilder.add`.
+        """
+        if not self.has_edges:
+            self._builder.add(sources, targets, attributes or {}, where)
+
+    def finish_edges(
+        self, on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None
+    ) -> None:
+        """Sort and write the edges; needs no call before `commit`.
+
+        Parameters
+        ----------
+        on_degrees : callable, optional
+            Told the number of in-neighbours of the next nodes, int64 [k], until all N came.
+        """
+        if self._edges is not None:
+            return
+        if self._finished is not None:
+            if on_degrees is not None:
+                for degrees in self._finished.degrees():
+                    on_degrees(degrees)
+            self._edges, self._nodes.num_nodes = self._finished.spec, self._finished.num_nodes
+            return
+        with self.progress.phase("sort edges", unit="edges"):
+            built = self._builder.finish(self.num_nodes)
+        self._nodes.num_nodes = built.num_nodes
+        self._edges = write_adjacency(
+            self._store, built, self._edge_types, self.progress, on_degrees
+        )
+        record_edges(self._store, self._edges, built.num_nodes)
+        built.close()
+
+    # ---- nodes
+
+    @contextmanager
+    def node_rows(
+        self,
+        name: str,
+        *,
+        num_rows: int,
+        row_shape: tuple[int, ...],
+        dtype: str,
+        cat_dim: int = 0,
+        where: str | None = None,
+    ) -> Iterator[RowSink]:
+        """Write a node attribute row by row: the way in for features of any size.
+
+        Parameters
+        ----------
+        name : str
+            "x" is the features: `options.feature_dtype` applies to it. (`feature_scale` needs
+            rows that can be read twice, as `set_node_attribute` does.)
+        num_rows : int
+            N.
+        row_shape : tuple of int
+            Shape of a row.
+        dtype : str
+            Element type of the rows that will come.
+        where : str, optional
+            The input's name, for messages.
+
+        Yields
+        ------
+        RowSink
+        """
+        with self._nodes.rows(
+            name,
+            num_rows=num_rows,
+            row_shape=row_shape,
+            dtype=dtype,
+            cat_dim=cat_dim,
+            where=where,
+        ) as sink:
+            yield sink
+
+    def set_node_attribute(
+        self,
+        name: str,
+        values: npt.NDArray[Any] | ArraySource,
+        *,
+        dtype: str | None = None,
+        cat_dim: int = 0,
+    ) -> None:
+        """Write a node attribute: compressed if its rows are single values, else in pages.
+
+        Parameters
+        ----------
+        values : ndarray or ArraySource, shape [N, ...]
+            Rows first, whatever `cat_dim` was.
+        dtype : str, optional
+            Element type, where NumPy has none (bfloat16 as its bits).
+
+        Raises
+        ------
+        InputError
+            If there are not N rows, or a store cannot hold the values.
+        """
+        self._nodes.write(name, values, dtype=dtype, cat_dim=cat_dim)
+        if name in self._nodes.scales:
+            self.set_graph_array(f"{name}_scale", self._nodes.scales[name])
+
+    def set_split(self, name: str, values: npt.NDArray[Any], *, where: str | None = None) -> None:
+        """Name a set of nodes.
+
+        Parameters
+        ----------
+        name : str
+            "train", "valid" (or "val"), "test", or any other.
+        values : ndarray
+            Node ids (integers, [k]), in the order to keep, or a mask (bool, [N]).
+        where : str, optional
+            The input's name, for messages.
+
+        Raises
+        ------
+        InputError
+            If the split is there already, or names nodes that are not: at once if N is known,
+            else as soon as it is.
+        """
+        name = split_name(name)
+        where = where or f"the split {name!r}"
+        if name in self._splits:
+            raise InputError(f"{where}: the split {name!r} was given already")
+        if self.num_nodes is not None:
+            split_ids(values, self.num_nodes, where)
+        self._splits[name] = (where, values)
+
+    def set_original_ids(self, ids: npt.NDArray[np.int64]) -> None:
+        """Record the input's own id [N] of every node."""
+        check_rows("the original ids", len(ids), self.num_nodes)
+        path = names.original_id_array(NODE_TYPE)
+        self._original_ids = self._store.cold(path, ids, name="original_id")
+
+    # ---- the graph as a whole
+
+    def set_graph_attribute(self, name: str, value: Any) -> None:
+        """Record a value of the whole graph: anything that JSON can hold."""
+        self._graph_values[name] = value
+
+    def set_graph_array(
+        self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
+    ) -> None:
+        """Record an array of the whole graph."""
+        path = names.graph_array(name)
+        self._graph_arrays[name] = self._store.cold(path, array, name=name, dtype=dtype)
+
+    def commit(self) -> Path:
+        """Finish the store and return its path.
+
+        Raises
+        ------
+        InputError
+            If counts disagree or a split names nodes that are not there.
+        StorageError
+            If the operating system refuses.
+        """
+        self.finish_edges()
+        edges, num_nodes = self._edges, self.num_nodes
+        if edges is None or num_nodes is None:  # both are set by finish_edges
+            raise AssertionError("edges are not finished")
+        if self._index_dtype == "int32" and num_nodes > np.iinfo(np.int32).max:
+            raise UsageError(
+                f"index_dtype='int32' cannot number {num_nodes} nodes; use index_dtype='int64'"
+            )
+        for name, spec in self._nodes.attributes.items():
+            check_rows(repr(name), spec.num_rows, num_nodes)
+        if self._original_ids is not None:
+            check_rows("the original ids", self._original_ids.num_rows, num_nodes)
+        splits = {}
+        for name, (where, values) in self._splits.items():
+            ids = split_ids(values, num_nodes, where)
+            splits[name] = self._store.cold(names.split_array(NODE_TYPE, name), ids, name=name)
+        attributes = self._nodes.attributes
+        schema = Schema(
+            node_types=(
+                NodeTypeSpec(NODE_TYPE, num_nodes, attributes, splits, self._original_ids),
+            ),
+            edge_types=(edges,),
+            graph_attributes=self._graph_values,
+            graph_arrays=self._graph_arrays,
+            index_dtype=self._index_dtype,
+            explicit_num_nodes=self.explicit_num_nodes,
+        )
+        with self.progress.phase("commit"):
+            return self._store.commit(schema, self._provenance)
+
+    def __enter__(self) -> GraphWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._store.__exit__(kind, error, traceback)
+        # The columns came from the kernels' pool, which would keep up to a gigabyte of them.
+        _core.pool_trim()

@@ -1,0 +1,182 @@
+"""Node attributes on their way into a store: compressed or in pages, cast or scaled.
+
+Which way an attribute goes depends only on its size and its rows; what becomes of features
+besides (another type, a scale per column) is decided here as well, for every converter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.files import ArraySource, MemoryArray
+from gnnstore.converters.features.casting import Caster
+from gnnstore.converters.features.scaling import ScalingCaster, column_scales
+from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.row_sink import RowSink
+from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.dtypes import dtype_name
+from gnnstore.formats.container import names
+from gnnstore.formats.store.schema import NODE_TYPE, AttributeSpec
+from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.progress import Progress
+
+# Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
+# and read whole; wider ones are read by row, so they are laid out in pages.
+_MAX_COLD_ROW_BYTES = 8
+# Compressing an array takes it whole, so that one of many rows is laid out in pages as well.
+_MAX_COLD_BYTES = 2**26
+_COPY_BYTES = 2**23  # pieces in which attributes are copied
+
+
+def check_rows(where: str, num_rows: int, num_nodes: int | None) -> None:
+    """Raise an `InputError` unless there is a row for each node; None: nobody knows yet."""
+    if num_nodes is not None and num_rows != num_nodes:
+        raise InputError(
+            f"{where}: has {num_rows} rows, but the graph has {num_nodes} nodes; "
+            "every node needs exactly one row"
+        )
+
+
+class NodeArrays:
+    """Writes the node attributes of one node type. Not thread-safe.
+
+    Parameters
+    ----------
+    store : StoreWriter
+        Where they go.
+    options : ConvertOptions
+        What becomes of the features "x".
+    progress : Progress
+        Is told how far each attribute is.
+
+    Attributes
+    ----------
+    num_nodes : int or None
+        N, as far as it is known: attributes must have as many rows.
+    attributes : dict of str to AttributeSpec
+        What was written.
+    scales : dict of str to ndarray of float32, shape of a row
+        What each attribute that is stored scaled is in multiples of.
+    """
+
+    def __init__(self, store: StoreWriter, options: ConvertOptions, progress: Progress) -> None:
+        self.num_nodes: int | None = None
+        self.attributes: dict[str, AttributeSpec] = {}
+        self.scales: dict[str, npt.NDArray[np.float32]] = {}
+        self._store = store
+        self._options = options
+        self._progress = progress
+
+    @contextmanager
+    def rows(
+        self,
+        name: str,
+        *,
+        num_rows: int,
+        row_shape: tuple[int, ...],
+        dtype: str,
+        cat_dim: int = 0,
+        where: str | None = None,
+        scales: npt.NDArray[np.float32] | None = None,
+    ) -> Iterator[RowSink]:
+        """Write an attribute row by row; see `GraphWriter.node_rows`.
+
+        Parameters
+        ----------
+        scales : ndarray of float32, shape of a row, optional
+            Store int8, as multiples of these.
+        """
+        check_rows(where or repr(name), num_rows, self.num_nodes)
+        is_features = name == "x"
+        if is_features and self._options.feature_scale and scales is None:
+            raise UsageError(
+                "feature_scale needs features that can be read twice, which these cannot; "
+                "convert without it first"
+            )
+        stored = self._options.feature_dtype if is_features else None
+        caster: Caster | ScalingCaster = Caster(name, dtype, stored or dtype)
+        if scales is not None:
+            caster = ScalingCaster(dtype, scales)
+            self.scales[name] = scales
+        array = self._store.paged(
+            names.node_array(NODE_TYPE, name),
+            name=name,
+            row_shape=row_shape,
+            dtype=caster.target,
+            num_rows=num_rows,
+            cat_dim=cat_dim,
+        )
+        with self._progress.phase(f"write {name}", num_rows, "rows") as phase:
+            yield RowSink(array, caster, phase)
+        if array.is_complete:  # close now: what comes before the commit may be interrupted
+            array.close()
+        self.attributes[name] = array.spec
+
+    def write(
+        self,
+        name: str,
+        values: npt.NDArray[Any] | ArraySource,
+        *,
+        dtype: str | None = None,
+        cat_dim: int = 0,
+    ) -> None:
+        """Write an attribute: compressed if its rows are single values, else in pages.
+
+        Parameters
+        ----------
+        values, dtype, cat_dim
+            See `GraphWriter.set_node_attribute`.
+
+        Raises
+        ------
+        InputError
+            If there are not N rows, or a store cannot hold the values.
+        """
+        source = MemoryArray(repr(name), values) if isinstance(values, np.ndarray) else values
+        dtype = dtype or dtype_name(source.dtype)
+        if not source.shape:
+            raise InputError(
+                f"{source.label}: a single value is no node attribute, which has a row per node"
+            )
+        row_bytes = source.dtype.itemsize * math.prod(source.shape[1:])
+        num_bytes = source.shape[0] * row_bytes
+        is_wide = name == "x" or row_bytes > _MAX_COLD_ROW_BYTES or num_bytes > _MAX_COLD_BYTES
+        if row_bytes and is_wide:
+            self._copy(name, source, max(1, _COPY_BYTES // row_bytes), dtype, cat_dim)
+            return
+        check_rows(source.label, source.shape[0], self.num_nodes)
+        path = names.node_array(NODE_TYPE, name)
+        self.attributes[name] = self._store.cold(
+            path, source.read(), name=name, dtype=dtype, cat_dim=cat_dim
+        )
+
+    def _copy(self, name: str, source: ArraySource, step: int, dtype: str, cat_dim: int) -> None:
+        """Copy an array into pages, `step` rows at a time."""
+        with self.rows(
+            name,
+            num_rows=source.shape[0],
+            row_shape=source.shape[1:],
+            dtype=dtype,
+            cat_dim=cat_dim,
+            where=source.label,
+            scales=self._find_scales(name, source, dtype, step),
+        ) as sink:
+            start = sink.skip(sink.num_committed_rows)
+            for rows in read_ahead(source.rows(step, start)):
+                sink.append(rows)
+
+    def _find_scales(
+        self, name: str, source: ArraySource, dtype: str, step: int
+    ) -> npt.NDArray[np.float32] | None:
+        if name != "x" or self._options.feature_scale is None:
+            return None
+        check_rows(source.label, source.shape[0], self.num_nodes)
+        with self._progress.phase(f"find scales of {name}", source.shape[0], "rows") as phase:
+            return column_scales(source, dtype, step, phase)

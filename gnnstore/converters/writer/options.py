@@ -1,0 +1,110 @@
+"""What every converter can be asked to do, whatever it reads.
+
+One frozen value instead of a dozen parameters on each converter: the command line fills it
+once, the writer applies it, and provenance records it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+
+SelfLoops = Literal["keep", "drop", "add"]
+IndexDtype = Literal["int64", "int32"]
+FeatureScale = Literal["column"]
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Options common to all converters.
+
+    Attributes
+    ----------
+    undirected : bool
+        Add the reverse of every edge, then keep one of each set of equal edges: the one
+        that comes first in the input, with its attributes. Reverse edges come after all
+        edges of the input: the reverse of edge e of E has id E + e and e's attributes.
+    self_loops : "keep", "drop" or "add"
+        "drop" removes every edge from a node to itself. "add" gives one to each node that
+        has none, in ascending order of node, with ids after those of all other edges; their
+        `edge_weight` is 1 and their other attributes are 0.
+    page_bytes : int
+        Page size of the arrays that are read by row; a power of two.
+    feature_dtype : str, optional
+        Store the node attribute `x` as this type, such as "float16" or "bfloat16". A value
+        that would overflow, or that an integer type cannot hold exactly, is an error.
+    overwrite : bool
+        Replace the output if it is a store already; the old one stays until the new one is
+        complete.
+    memory_bytes : int, optional
+        The most memory to use for building the adjacency; what it cannot hold is sorted on
+        disk. None: what is available.
+    edge_ids : bool, optional
+        Whether to store for each edge its position in the input. None: as the converter
+        thinks fit (all but `from_rmat` do).
+    index_dtype : "int64" or "int32", optional
+        Type of `edge_index` and `n_id` in batches. None: that of the input where it has
+        one (`from_pyg`), else int64.
+    resume : bool
+        Go on with what an interrupted conversion to this output left: the same data, with
+        the same options but `memory_bytes`, `spill_directory` and `overwrite`. The result is
+        that of an uninterrupted one, byte for byte. If nothing was left, start.
+    feature_scale : "column", optional
+        With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
+        largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
+        `batch.x * batch.x_scale` is the features. Takes one more pass over them.
+    spill_directory : str, optional
+        An existing directory for what does not fit in memory while edges are sorted. None:
+        beside the output.
+    """
+
+    undirected: bool = False
+    self_loops: SelfLoops = "keep"
+    page_bytes: int = DEFAULT_PAGE_BYTES
+    feature_dtype: str | None = None
+    overwrite: bool = False
+    memory_bytes: int | None = None
+    edge_ids: bool | None = None
+    index_dtype: IndexDtype | None = None
+    resume: bool = False
+    spill_directory: str | None = None
+    feature_scale: FeatureScale | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("self_loops", self.self_loops, get_args(SelfLoops))
+        size = self.page_bytes
+        if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
+            raise UsageError(
+                f"page_bytes={size} is not a power of two from {MIN_PAGE_BYTES} to "
+                f"{MAX_PAGE_BYTES}; the default is {DEFAULT_PAGE_BYTES}"
+            )
+        if self.feature_dtype is not None:
+            _check_choice("feature_dtype", self.feature_dtype, tuple(STORAGE_DTYPES))
+        if self.feature_scale is not None:
+            _check_choice("feature_scale", self.feature_scale, get_args(FeatureScale))
+            if self.feature_dtype != "int8":
+                raise UsageError(
+                    f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
+                    f"{self.feature_dtype!r}: floats need no scale"
+                )
+        if self.index_dtype is not None:
+            _check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
+        if self.memory_bytes is not None and self.memory_bytes < 0:
+            raise UsageError(f"memory_bytes={self.memory_bytes} is negative; give a size in bytes")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options that shape the store's contents, for its provenance."""
+        document = asdict(self)
+        # None of these changes a byte of the result.
+        for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
+            del document[name]
+        return document
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")

@@ -1,0 +1,63 @@
+"""Training, validation and test nodes: the names they go by and the forms they come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.errors import InputError
+
+# Every name that public data sets use -> the name in a store.
+_SUFFIXES = ("", "_mask", "_idx")
+_NAMES = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
+SPLIT_KEYS = {name + suffix: split for name, split in _NAMES.items() for suffix in _SUFFIXES}
+
+
+def split_name(name: str) -> str:
+    """Return a split's name in a store: "val" is called "valid" there."""
+    return _NAMES.get(name, name)
+
+
+def split_ids(values: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArray[np.int64]:
+    """Return the node ids of a split.
+
+    Parameters
+    ----------
+    values : ndarray
+        A mask (bool, [N]) or node ids (integers, [k] or [k, 1]), whose order is kept.
+    num_nodes : int
+        N.
+    where : str
+        The input's name, for messages.
+
+    Raises
+    ------
+    InputError
+        If the mask has another length, or the ids are no integers, repeated or out of range.
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1:
+        raise InputError(
+            f"{where}: has shape {list(values.shape)}; a split is a list of node ids, or a mask "
+            f"over the {num_nodes} nodes"
+        )
+    if values.dtype == np.bool_:
+        if len(values) != num_nodes:
+            raise InputError(
+                f"{where}: the mask has {len(values)} entries, but the graph has {num_nodes} nodes"
+            )
+        return np.flatnonzero(values)
+    check_ids(values, num_nodes, f"{where}: node id")
+    ids = values.astype(np.int64)
+    ordered = np.sort(ids)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(repeated):
+        raise InputError(
+            f"{where}: {len(repeated)} node ids are repeated, the first is {int(repeated[0])}; "
+            "a split names each node once"
+        )
+    return ids

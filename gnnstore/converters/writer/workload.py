@@ -1,0 +1,180 @@
+"""How much there is to convert, told from the inputs' sizes and beginnings before work starts.
+
+Headers of binary files say it exactly. Of text only the first megabyte is looked at, and the
+rest is taken to be like it. What is wrong with a file is not for this module to say: the
+converter will, so whatever cannot be understood here counts with its plain size.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gnnstore.converters.arrays.files import ArraySource, open_npy, open_npz
+from gnnstore.errors import GnnstoreError
+
+_SAMPLE_BYTES = 2**20
+_TEXT_ITEM_BYTES = 4  # numbers in text become float32
+_COMMENTS = (b"#", b"%")
+# Rows up to this size (labels, masks) are compressed to a fraction of it.
+_MAX_COLD_ROW_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a conversion will read, as far as can be told.
+
+    Attributes
+    ----------
+    num_nodes, num_edges : int
+        Of the input; 0 for nodes if nothing says.
+    node_bytes, node_items : int
+        Node attributes of wide rows: their bytes in the input's element types, and how many
+        elements they have.
+    edge_row_bytes : int
+        Attributes of one edge.
+    binary_bytes, text_bytes : int
+        What is read; text after decompression.
+    is_exact : bool
+        Whether everything was told by headers.
+    text_path : Path, optional
+        The largest text, to try how fast it is read.
+    text_ratio : float
+        Bytes of that text for each byte of the file.
+    """
+
+    num_nodes: int = 0
+    num_edges: int = 0
+    node_bytes: int = 0
+    node_items: int = 0
+    edge_row_bytes: int = 0
+    binary_bytes: int = 0
+    text_bytes: int = 0
+    is_exact: bool = True
+    text_path: Path | None = None
+    text_ratio: float = 1.0
+
+    def __add__(self, other: Workload) -> Workload:
+        """Return the work of two inputs together."""
+        larger = self if self.text_bytes >= other.text_bytes else other
+        return Workload(
+            max(self.num_nodes, other.num_nodes),
+            self.num_edges + other.num_edges,
+            self.node_bytes + other.node_bytes,
+            self.node_items + other.node_items,
+            self.edge_row_bytes + other.edge_row_bytes,
+            self.binary_bytes + other.binary_bytes,
+            self.text_bytes + other.text_bytes,
+            self.is_exact and other.is_exact,
+            larger.text_path,
+            larger.text_ratio,
+        )
+
+
+def inspect_inputs(paths: Iterable[Path]) -> Workload:
+    """Return the work that a number of input files are."""
+    total = Workload()
+    for path in _files(paths):
+        try:
+            total += _inspect(path)
+        except (GnnstoreError, OSError, zlib.error):
+            total = replace(total, is_exact=False)
+    return total
+
+
+def node_workload(source: ArraySource) -> Workload:
+    """Return the work that an array of node attributes [N, ...] is."""
+    num_bytes = math.prod(source.shape) * source.dtype.itemsize
+    read = Workload(num_nodes=source.shape[0] if source.shape else 0, binary_bytes=num_bytes)
+    if num_bytes <= read.num_nodes * _MAX_COLD_ROW_BYTES:
+        return read
+    return replace(read, node_bytes=num_bytes, node_items=math.prod(source.shape))
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        yield from (file for file in found if file.is_file())
+
+
+def _inspect(path: Path) -> Workload:
+    if path.suffix == ".npy":
+        return _sum_arrays({path.stem if path.stem != "edge_index" else "edge": open_npy(path)})
+    if path.suffix == ".npz":
+        return _sum_arrays(open_npz(path))
+    if path.suffix in (".gz", ".csv", ".txt", ".tsv", ".edges"):
+        return _inspect_text(path)
+    num_bytes = path.stat().st_size
+    return Workload(
+        node_bytes=num_bytes,
+        node_items=num_bytes // _TEXT_ITEM_BYTES,
+        binary_bytes=num_bytes,
+        is_exact=False,
+    )
+
+
+def _sum_arrays(arrays: Mapping[str, ArraySource]) -> Workload:
+    total = Workload()
+    for name, source in arrays.items():
+        total += _inspect_array(name, source, "indptr" in arrays)
+    return total
+
+
+def _inspect_array(name: str, source: ArraySource, has_indptr: bool) -> Workload:
+    shape = source.shape
+    num_bytes = math.prod(shape) * source.dtype.itemsize
+    read = Workload(binary_bytes=num_bytes)
+    is_edges = "edge" in name and source.dtype.kind in "iu" and len(shape) == 2 and 2 in shape
+    if is_edges:
+        return replace(read, num_edges=shape[1] if shape[0] == 2 else shape[0])
+    if has_indptr and name in ("indptr", "indices") and len(shape) == 1:
+        is_indptr = name == "indptr"
+        return replace(
+            read, num_nodes=shape[0] - 1 if is_indptr else 0, num_edges=0 if is_indptr else shape[0]
+        )
+    if not shape or not shape[0]:
+        return read
+    row_bytes = num_bytes // shape[0]
+    if name.startswith("edge"):
+        return replace(read, edge_row_bytes=row_bytes)
+    if row_bytes <= _MAX_COLD_ROW_BYTES:
+        return read
+    return replace(read, num_nodes=shape[0], node_bytes=num_bytes, node_items=math.prod(shape))
+
+
+def _inspect_text(path: Path) -> Workload:
+    """Guess a table's size from its beginning."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_SAMPLE_BYTES)
+    ratio = 1.0
+    if head[:2] == b"\x1f\x8b":
+        text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, 16 * _SAMPLE_BYTES)
+        ratio, head = len(text) / len(head), text
+    text_bytes = round(size * ratio)
+    lines = [
+        line for line in head.splitlines()[:-1] or [head] if line and line[:1] not in _COMMENTS
+    ]
+    read = Workload(
+        text_bytes=text_bytes, is_exact=False, text_path=path, text_ratio=max(ratio, 1e-6)
+    )
+    if not lines:
+        return read
+    num_lines = round(text_bytes * len(lines) / max(1, sum(len(line) + 1 for line in lines)))
+    num_fields = len(lines[0].replace(b",", b" ").split())
+    if num_fields == 2 and "feat" not in path.name:
+        return replace(read, num_edges=num_lines)
+    row_bytes = num_fields * _TEXT_ITEM_BYTES
+    if path.name.startswith("edge"):
+        return replace(read, edge_row_bytes=row_bytes)
+    if num_fields == 1:
+        return read
+    return replace(
+        read,
+        num_nodes=num_lines,
+        node_bytes=num_lines * row_bytes,
+        node_items=num_lines * num_fields,
+    )

@@ -1,0 +1,1 @@
+"""Bytes from a device, into pooled buffers; nothing here knows of graphs."""

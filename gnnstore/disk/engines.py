@@ -1,0 +1,296 @@
+"""Which engine reads from disk: the fastest of three that works here, or the one asked for.
+
+"io_uring" keeps a deep queue full from one thread, at 2 us of processor time a read. Where a
+container, an old kernel or an administrator forbids it, "pread" has threads wait for one read
+each (8 us), and "mmap" has them copy from mapped files, through the page cache. Whether an
+engine works is found out by reading with it: kernel versions do not tell what a container
+forbids.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+from gnnstore import _core
+from gnnstore.disk.profile.device_profile import filesystem_id, load_profile
+from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
+from gnnstore.errors import UsageError, storage_error
+
+ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
+ENVIRONMENT_VARIABLE = "GNNSTORE_IO_ENGINE"
+
+# 0: io_uring is allowed, 1: to one group, 2: to nobody. Linux 6.6 and later.
+_IO_URING_DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EngineProbe:
+    """Whether an engine works here.
+
+    Attributes
+    ----------
+    name : str
+    is_available : bool
+    detail : str
+        How it works here ("io_uring, 128 deep, registered buffers"), or why it does not.
+    remedy : str
+        What helps; empty if it works.
+    is_direct : bool
+        Whether it reads around the page cache, where the file system allows that.
+    """
+
+    name: str
+    is_available: bool
+    detail: str
+    remedy: str = ""
+    is_direct: bool = True
+
+
+@dataclass(frozen=True)
+class EngineChoice:
+    """An engine and why it was chosen, as in "pread because it was asked for".
+
+    `is_direct` is false where direct reads were tried and refused.
+    """
+
+    name: str
+    reason: str
+    is_direct: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """An engine ready to read, shared by all that read in the same way. Thread-safe.
+
+    Attributes
+    ----------
+    choice : EngineChoice
+    tuning : ReadTuning
+    reader : _core.Reader
+    """
+
+    choice: EngineChoice
+    tuning: ReadTuning
+    reader: _core.Reader
+
+    @property
+    def name(self) -> str:
+        """One of `ENGINES`."""
+        return self.choice.name
+
+    @property
+    def reason(self) -> str:
+        """The engine, why this one, and how it reads."""
+        depth, source = self.tuning.queue_depth, self.tuning.source
+        return f"{self.choice.reason}, {depth} reads in flight ({source})"
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of memory per thread that reads, besides what it reads to."""
+        return self.reader.staging_bytes
+
+
+def probe_engines(path: Path) -> list[EngineProbe]:
+    """Try each engine on a file.
+
+    Parameters
+    ----------
+    path : Path
+        A file that is not empty; its first bytes are read.
+
+    Raises
+    ------
+    StorageError
+        If the file itself cannot be read, by any engine.
+    """
+    return [_probe(name, path) for name in ENGINES]
+
+
+def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
+    """Return the engine that is asked for, else the first of `ENGINES` that works.
+
+    Parameters
+    ----------
+    path : Path
+        A file of the store, which the engine must be able to read.
+    forced : str, optional
+        An engine's name; by default what the environment variable says, if anything.
+
+    Raises
+    ------
+    UsageError
+        If the engine that is asked for is unknown, or does not work here; the message says
+        why, and what helps.
+    StorageError
+        If the file itself cannot be read, by any engine.
+    """
+    if forced is not None:
+        return _choose_forced(path, forced, f"io_engine={forced!r}", "it was asked for")
+    if name := os.environ.get(ENVIRONMENT_VARIABLE):
+        what, because = f"{ENVIRONMENT_VARIABLE}={name!r}", f"{ENVIRONMENT_VARIABLE} asks for it"
+        return _choose_forced(path, name, what, because)
+    refused: list[EngineProbe] = []
+    for name in ENGINES:
+        probe = _probe(name, path)
+        if probe.is_available:
+            missing = " nor ".join(f"{one.name} ({one.detail})" for one in refused)
+            why = f" because there is no {missing}" if refused else ", the fastest that works here"
+            return EngineChoice(name, name + why, probe.is_direct)
+        refused.append(probe)
+    reasons = "; ".join(f"{one.name}: {one.detail}. {one.remedy}" for one in refused)
+    raise UsageError(f"no engine can read {path}: {reasons}")
+
+
+def _choose_forced(path: Path, name: str, what: str, because: str) -> EngineChoice:
+    if name not in ENGINES:
+        raise UsageError(f"{what} is unknown; choose one of {', '.join(ENGINES)}")
+    probe = _probe(name, path)
+    if not probe.is_available:
+        raise UsageError(f"{what} is not available here: {probe.detail}. {probe.remedy}")
+    return EngineChoice(name, f"{name} because {because}", probe.is_direct)
+
+
+def _probe(name: str, path: Path) -> EngineProbe:
+    # Some file systems open a file for direct reads and then refuse to read it.
+    for is_direct in (True, False):
+        try:
+            detail = _core.probe_engine(name, path, is_direct)
+        except OSError as error:
+            if is_direct and error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+                continue
+            _check_readable(path)
+            return EngineProbe(name, False, error.strerror or str(error), remedy_for(name, error))
+        except MemoryError:
+            return EngineProbe(name, False, "no memory for its reads", _OTHER_ENGINES)
+        return EngineProbe(name, True, detail, is_direct=is_direct)
+    raise AssertionError("the last try neither worked nor failed")
+
+
+def _check_readable(path: Path) -> None:
+    """Raise if it is the file that does not work, and not the engine."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(1):
+                raise OSError(errno.EIO, "the file is empty, so no engine can be tried on it")
+    except OSError as error:
+        raise storage_error(error, "read", path) from error
+
+
+_OTHER_ENGINES = f"Ask for another one (io_engine=, {ENVIRONMENT_VARIABLE}), or for none by name"
+
+
+def remedy_for(name: str, error: OSError) -> str:
+    """Return what helps where an engine itself fails, not a file that it reads."""
+    if name == "io_uring" and (remedy := _IO_URING_REMEDIES.get(error.errno or 0)):
+        return remedy()
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "Allow more open files (ulimit -n)"
+    if name != "io_uring" and error.errno == errno.EAGAIN:
+        return "Allow more threads (ulimit -u, or the pids limit of the container)"
+    return _OTHER_ENGINES
+
+
+def _forbidden() -> str:
+    try:
+        setting = _IO_URING_DISABLED.read_text().strip()
+    except OSError:
+        setting = "0"
+    if setting in ("1", "2"):
+        return (
+            f"The setting kernel.io_uring_disabled is {setting} here: allow io_uring with "
+            "sysctl kernel.io_uring_disabled=0, or use the engine 'pread'"
+        )
+    return (
+        "Something forbids io_uring here, most likely a container's seccomp profile: allow "
+        "io_uring_setup, io_uring_enter and io_uring_register in it (docker run --security-opt "
+        "seccomp=PROFILE.json), or use the engine 'pread'"
+    )
+
+
+def _no_memory() -> str:
+    return (
+        "Before Linux 5.12 rings count as locked memory: allow more (ulimit -l, or docker run "
+        "--ulimit memlock=BYTES); later on, memory itself is short. Or use the engine 'pread'"
+    )
+
+
+def _too_old() -> str:
+    return "It needs Linux 5.6 or later, built with io_uring; use the engine 'pread'"
+
+
+_IO_URING_REMEDIES: dict[int, Callable[[], str]] = {
+    errno.EPERM: _forbidden,
+    errno.EACCES: _forbidden,
+    errno.ENOMEM: _no_memory,
+    errno.ENOSYS: _too_old,
+    errno.EINVAL: _too_old,
+}
+
+
+# Readers by engine and tuning. A process needs as many engines with their staging memory as
+# it has threads that read, however many loaders it has.
+_readers: WeakValueDictionary[tuple[str, ReadTuning], _core.Reader] = WeakValueDictionary()
+_said: set[str] = set()
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 - another thread may have held it when the process forked
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def open_engine(path: Path, forced: str | None = None) -> Engine:
+    """Choose an engine and how it reads, by the measurements of the disk if there are any.
+
+    Parameters
+    ----------
+    path : Path
+        A file of the store, as in `choose_engine`.
+    forced : str, optional
+        As in `choose_engine`.
+
+    Raises
+    ------
+    UsageError, StorageError
+        As in `choose_engine`.
+    """
+    choice = choose_engine(path, forced)
+    tuning = tune_reads(load_profile(path))
+    with _lock:
+        reader = _readers.get((choice.name, tuning))
+        if reader is None:
+            reader = _core.Reader(
+                choice.name, queue_depth=tuning.queue_depth, max_read_bytes=tuning.max_read_bytes
+            )
+            _readers[choice.name, tuning] = reader
+    engine = Engine(choice, tuning, reader)
+    _say_once(logging.INFO, f"rows are read by {engine.reason}")
+    because = _core.FileSet([path], [1], direct=choice.is_direct).buffered_because
+    if not choice.is_direct:
+        because = "it takes no direct reads, although it opens files for them"
+    if choice.name != "mmap" and because:
+        _say_once(
+            logging.WARNING,
+            f"reads on the file system {filesystem_id(path)} go through the page cache: {because}",
+        )
+    return engine
+
+
+def _say_once(level: int, message: str) -> None:
+    with _lock:
+        if message in _said:
+            return
+        _said.add(message)
+    _log.log(level, "%s", message)

@@ -1,0 +1,1 @@
+"""Measures a disk once, keeps its profile, and checks it at use."""

@@ -1,0 +1,335 @@
+"""What a disk can do, as it was measured: kept per file system in the user's cache directory.
+
+Whether two rows a few kilobytes apart are better read together, and how many reads should be
+in flight, differs by a factor of a hundred between a spinning disk and an NVMe drive. So it
+is measured once (`gnnstore bench disk`), and every loader on that file system goes by it. What a
+later measurement does to an earlier one is decided in `profile_revision`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gnnstore.disk.profile.filesystems import filesystem_id
+from gnnstore.disk.profile.user_cache import user_cache_directory, write_whole
+from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.container.strict_json import Fields, parse_object
+
+__all__ = [
+    "DeviceProfile",
+    "KeptProfile",
+    "filesystem_id",
+    "load_kept",
+    "load_profile",
+    "profile_path",
+    "save_kept",
+    "save_profile",
+]
+
+_FORMAT_VERSION = 1
+# Two profiles take 4 kB; whatever is far larger is something else.
+_MAX_FILE_BYTES = 1 << 20
+_MAX_BLOCK_BYTES = 1 << 30
+_MAX_QUEUE_DEPTH = 4096
+
+# The two block sizes that a line through a disk's times is drawn from. Smaller ones are
+# padded to 4 KiB inside most drives; at 64 KiB most reach their full bandwidth.
+_SMALL_BYTES = 4 << 10
+_LARGE_BYTES = 64 << 10
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """How fast a file system reads and writes.
+
+    Attributes
+    ----------
+    filesystem_id : str
+        See `gnnstore.disk.profile.filesystems.filesystem_id`.
+    mount_point, device, filesystem_type : str
+        Where it was mounted, what was, and as what; for people.
+    engine : str
+        The engine that read: "io_uring" or "pread".
+    is_direct : bool
+        Whether reads went around the page cache. If not, the numbers are mostly memory's.
+    measured_at : str
+        ISO 8601, UTC.
+    sequential_read_bytes_per_second, sequential_write_bytes_per_second : float
+        In large blocks.
+    random_reads_per_second : mapping of int to mapping of int to float
+        Block size in bytes -> reads in flight -> reads per second. 4 KiB and 64 KiB are
+        always there; 512 B where the disk can be read in units that small. A slow disk may
+        lack deep queues.
+    """
+
+    filesystem_id: str
+    mount_point: str
+    device: str
+    filesystem_type: str
+    engine: str
+    is_direct: bool
+    measured_at: str
+    sequential_read_bytes_per_second: float
+    sequential_write_bytes_per_second: float
+    random_reads_per_second: Mapping[int, Mapping[int, float]]
+
+    def best_rate(self, block_bytes: int) -> float:
+        """Return the reads per second of a block size at its best queue depth.
+
+        Raises
+        ------
+        KeyError
+            If that block size was not measured.
+        """
+        return max(self.random_reads_per_second[block_bytes].values())
+
+    def best_depth(self, block_bytes: int, share: float = 0.97) -> int:
+        """Return the smallest queue depth that reaches a share of the best rate.
+
+        Queues that are deeper only make reads wait. The last few per cent are less than what
+        one measurement differs from the next.
+
+        Raises
+        ------
+        KeyError
+            If that block size was not measured.
+        """
+        rates = self.random_reads_per_second[block_bytes]
+        enough = share * max(rates.values())
+        return min(depth for depth, rate in rates.items() if rate >= enough)
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """What each byte of a read costs: the slope of t(n) = a + b n through 4 and 64 KiB.
+
+        Times are per read with the queue full, so this is what is lost to other reads. Where
+        the larger read came out no slower, which is noise, the sequential bandwidth gives it.
+        """
+        more_seconds = 1 / self.best_rate(_LARGE_BYTES) - 1 / self.best_rate(_SMALL_BYTES)
+        if more_seconds > 0:
+            return more_seconds / (_LARGE_BYTES - _SMALL_BYTES)
+        return 1 / self.sequential_read_bytes_per_second
+
+    @property
+    def seconds_per_read(self) -> float:
+        """What a read costs however short it is: the intercept of that line, at least 0."""
+        seconds = 1 / self.best_rate(_SMALL_BYTES)
+        return max(0.0, seconds - _SMALL_BYTES * self.seconds_per_byte)
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the profile as JSON values."""
+        return {
+            "filesystem_id": self.filesystem_id,
+            "mount_point": self.mount_point,
+            "device": self.device,
+            "filesystem_type": self.filesystem_type,
+            "engine": self.engine,
+            "is_direct": self.is_direct,
+            "measured_at": self.measured_at,
+            "sequential_read_bytes_per_second": self.sequential_read_bytes_per_second,
+            "sequential_write_bytes_per_second": self.sequential_write_bytes_per_second,
+            "random_reads_per_second": {
+                str(block): {str(depth): rate for depth, rate in rates.items()}
+                for block, rates in self.random_reads_per_second.items()
+            },
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], path: str) -> DeviceProfile:
+        """Read a profile from JSON values that anybody may have written.
+
+        Raises
+        ------
+        CorruptStoreError
+            If a field is missing, of a wrong type, or out of its range.
+        """
+        fields = Fields(document, path)
+        if not isinstance(fields.document.get("is_direct"), bool):
+            raise fields.fail("is_direct", "true or false")
+        blocks = fields.fields("random_reads_per_second")
+        random = {
+            _integer(blocks, block, _MAX_BLOCK_BYTES): _rates(blocks.fields(block))
+            for block in blocks.document
+        }
+        if not {_SMALL_BYTES, _LARGE_BYTES} <= random.keys():
+            raise fields.fail(
+                "random_reads_per_second", f"entries for {_SMALL_BYTES} and {_LARGE_BYTES}"
+            )
+        return cls(
+            filesystem_id=fields.text("filesystem_id"),
+            mount_point=fields.text("mount_point"),
+            device=fields.text("device"),
+            filesystem_type=fields.text("filesystem_type"),
+            engine=fields.text("engine"),
+            is_direct=fields.document["is_direct"],
+            measured_at=fields.text("measured_at"),
+            sequential_read_bytes_per_second=_rate(fields, "sequential_read_bytes_per_second"),
+            sequential_write_bytes_per_second=_rate(fields, "sequential_write_bytes_per_second"),
+            random_reads_per_second=random,
+        )
+
+
+@dataclass(frozen=True)
+class KeptProfile:
+    """What is kept of one file system.
+
+    Attributes
+    ----------
+    profile : DeviceProfile
+        That is believed.
+    again : DeviceProfile or None
+        A later measurement, made because the other was in doubt, which did not take its place.
+    """
+
+    profile: DeviceProfile
+    again: DeviceProfile | None = None
+
+
+def _rates(fields: Fields) -> dict[int, float]:
+    rates = {
+        _integer(fields, depth, _MAX_QUEUE_DEPTH): _rate(fields, depth) for depth in fields.document
+    }
+    if not rates:
+        raise CorruptStoreError(
+            f"{fields.path}: malformed metadata: {fields.where} is empty", path=fields.path
+        )
+    return rates
+
+
+def _integer(fields: Fields, key: str, high: int) -> int:
+    # At most ten digits, so that int() is not handed a megabyte of them.
+    if not (key.isascii() and key.isdecimal() and len(key) <= 10 and 1 <= int(key) <= high):
+        raise CorruptStoreError(
+            f"{fields.path}: malformed metadata: {fields.where}: expected names that are "
+            f"numbers from 1 to {high}, found {key[:40]!r}",
+            path=fields.path,
+        )
+    return int(key)
+
+
+def _rate(fields: Fields, key: str) -> float:
+    value = fields.document.get(key)
+    # Between one an hour and far beyond any disk: nothing computed from it may overflow.
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not math.isfinite(value)
+        or not 1e-4 <= value <= 1e15
+    ):
+        raise fields.fail(key, "a number per second")
+    return float(value)
+
+
+def profile_path(filesystem: str) -> Path:
+    """Return where the profile of a file system is kept.
+
+    `$XDG_CACHE_HOME/gnnstore/devices/ID.json`, with `~/.cache` where the variable is unset,
+    empty or relative, as its specification says.
+
+    Parameters
+    ----------
+    filesystem : str
+        From `filesystem_id`.
+
+    Raises
+    ------
+    StorageError
+        If the user has no home directory.
+    """
+    return user_cache_directory("devices") / f"{filesystem}.json"
+
+
+def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
+    """Return the profile of the file system that holds `path`; None if there is none.
+
+    A profile only makes reads faster, so one that cannot be read is reported in a log
+    message and otherwise ignored.
+    """
+    kept = load_kept(path)
+    return None if kept is None else kept.profile
+
+
+def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
+    """Return all that is kept of the file system that holds `path`; as `load_profile`."""
+    try:
+        identity = filesystem_id(path)
+        file = profile_path(identity)
+        with file.open("rb") as opened:
+            text = opened.read(_MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        _log.warning("the measurements of the disk below %s are not used: %s", path, error)
+        return None
+    try:
+        return _parse(text, identity, str(file))
+    except CorruptStoreError as error:
+        _log.warning(
+            "%s; the measurements are not used. Make new ones: gnnstore bench disk %s", error, path
+        )
+        return None
+
+
+def _parse(text: bytes, identity: str, file: str) -> KeptProfile:
+    if len(text) > _MAX_FILE_BYTES:
+        raise CorruptStoreError(f"{file}: larger than {_MAX_FILE_BYTES} bytes", path=file)
+    fields = Fields(parse_object(text, path=file), file)
+    if fields.integer("format_version") != _FORMAT_VERSION:
+        raise fields.fail("format_version", str(_FORMAT_VERSION))
+    profile = _profile_in(fields, "profile", identity)
+    # Versions that do not know the second one read past it, and write files without it.
+    has_two = fields.document.get("again") is not None
+    return KeptProfile(profile, _profile_in(fields, "again", identity) if has_two else None)
+
+
+def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
+    profile = DeviceProfile.from_document(fields.mapping(key), fields.path)
+    if profile.filesystem_id != identity:
+        raise CorruptStoreError(
+            f"{fields.path}: expected the measurements of {identity}, found those of "
+            f"{profile.filesystem_id[:80]!r}",
+            path=fields.path,
+        )
+    return profile
+
+
+def save_profile(profile: DeviceProfile) -> Path:
+    """Keep a profile for every later loader on its file system, and return the file.
+
+    Replaces all that was kept before, at once: readers see the one or the other.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    return save_kept(KeptProfile(profile))
+
+
+def save_kept(kept: KeptProfile) -> Path:
+    """Keep a profile, and what was measured when it was in doubt; as `save_profile`.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be written.
+    """
+    file = profile_path(kept.profile.filesystem_id)
+    document = {"format_version": _FORMAT_VERSION, "profile": kept.profile.to_document()}
+    if kept.again is not None:
+        document["again"] = kept.again.to_document()
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    try:
+        write_whole(file, [text.encode()])
+    except OSError as error:
+        raise storage_error(error, "keep the measurements", file) from error
+    return file

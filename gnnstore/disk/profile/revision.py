@@ -1,0 +1,99 @@
+"""Which of several measurements of a disk is believed.
+
+Something else that uses a disk makes it slower, and hardly anything makes it faster. So a
+measurement that finds it more than twice as fast as the kept one takes its place at once, and one
+that finds it less than half as fast only when it is the second in a row, an hour or more after the
+first. What lies in between agrees with the kept one, which stays: it may have taken longer to
+make. At most one measurement an hour is made because of doubts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+from gnnstore.disk.profile.device_profile import DeviceProfile, KeptProfile
+
+Verdict = Literal["agrees", "faster", "slower"]
+
+# Measurements of three seconds on a virtual machine with neighbours differ by a half; what a
+# busy disk does to them is a factor of ten.
+_FACTOR = 2.0
+# Copying a data set, or checking one, keeps a disk busy for minutes.
+_APART: Final = timedelta(hours=1)
+
+_SMALL_BYTES, _LARGE_BYTES = 4 << 10, 64 << 10
+
+
+def judge(ratios: Iterable[float]) -> Verdict:
+    """Return what rates say that are so many times those that were expected of a disk.
+
+    One that is far lower outweighs any that are higher: it has something to be explained.
+    """
+    found = tuple(ratios)
+    if min(found) < 1 / _FACTOR:
+        return "slower"
+    return "faster" if max(found) > _FACTOR else "agrees"
+
+
+def compare(new: DeviceProfile, old: DeviceProfile) -> Verdict:
+    """Return whether a disk is faster or slower by another measurement than by an old one.
+
+    By what strategies are predicted from: reading small blocks, large ones, and in sequence.
+    """
+    in_sequence = new.sequential_read_bytes_per_second / old.sequential_read_bytes_per_second
+    blocks = (_SMALL_BYTES, _LARGE_BYTES)
+    rates = ((new.random_reads_per_second[n], old.random_reads_per_second[n]) for n in blocks)
+    return judge((in_sequence, *(_ratio(*pair) for pair in rates)))
+
+
+def _ratio(new: Mapping[int, float], old: Mapping[int, float]) -> float:
+    # A short measurement of a slow disk lacks the deep queues, where a longer one was fastest.
+    common = new.keys() & old.keys()
+    return max(new[d] for d in common or new) / max(old[d] for d in common or old)
+
+
+def is_due(kept: KeptProfile, now: datetime) -> bool:
+    """Return whether another measurement would count, if there are doubts about the kept one.
+
+    Parameters
+    ----------
+    now : datetime
+        With its time zone.
+    """
+    if kept.again is None:
+        return True
+    try:
+        then = datetime.fromisoformat(kept.again.measured_at)
+    except ValueError:
+        return True  # written by hand
+    age = now - (then if then.tzinfo else then.replace(tzinfo=UTC))
+    return not timedelta(0) <= age < _APART
+
+
+def revised(kept: KeptProfile, new: DeviceProfile) -> KeptProfile:
+    """Return what is to be kept after another measurement, made when `is_due`.
+
+    See the beginning of the module. Of two that agree in that the disk is slower, the faster is
+    believed.
+    """
+    if not new.is_direct:
+        return kept  # memory's speed says nothing about the disk's
+    verdict = compare(new, kept.profile)
+    if verdict == "faster":
+        return KeptProfile(new)
+    first = kept.again
+    if verdict == "slower" and first is not None and compare(first, kept.profile) == "slower":
+        return KeptProfile(max(first, new, key=lambda profile: profile.best_rate(_SMALL_BYTES)))
+    return KeptProfile(kept.profile, new)
+
+
+def confirmed(kept: KeptProfile) -> KeptProfile:
+    """Return what is to be kept after the disk was seen to be as fast as its profile says.
+
+    A slower measurement before that was of a busy minute, and the next such one is the first.
+    """
+    if kept.again is not None and compare(kept.again, kept.profile) == "slower":
+        return KeptProfile(kept.profile)
+    return kept

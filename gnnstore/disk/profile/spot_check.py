@@ -1,0 +1,156 @@
+"""A look at a disk, on a store's own file: whether it is as fast as its measurements say.
+
+It takes a fifth of a second and writes nothing, so it can be had at every start. It is too
+coarse to go by: where it says something else, the disk is measured again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from gnnstore import _core
+from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.disk.profile.rates import Draw, ReadRate, at_random, in_sequence
+from gnnstore.disk.profile.revision import Verdict, judge
+
+# Of each of the two looks. On a disk that is ten times slower than expected, a slice at random
+# takes a quarter of a second.
+_SECONDS = 0.1
+_SLICES = 8
+
+# The file that a first measurement makes has so many bytes. On a spinning disk reads in a far
+# larger one are slower, as its arm moves further; in a smaller one, faster.
+_WINDOW_BYTES = 256 << 20
+
+_SMALL_BYTES = 4 << 10
+# As in `measure_disk`.
+_LARGE_BYTES, _LARGE_DEPTH, _MAX_DEPTH = 1 << 20, 8, 256
+# A slice at random that is so many queues long runs with the queue full for most of the time.
+_READS_PER_DEPTH = 4
+
+_MAX_ENTRIES = 4096
+_BLOCK_UNIT = 512  # of st_blocks, whatever the file system's blocks are
+_ENGINES = ("io_uring", "pread")
+
+
+@dataclass(frozen=True)
+class SpotCheck:
+    """What was seen, and what was expected.
+
+    Attributes
+    ----------
+    reads_per_second, expected_reads_per_second : float
+        Of 4 KiB, at random.
+    bytes_per_second, expected_bytes_per_second : float
+        In order, in large blocks.
+    """
+
+    reads_per_second: float
+    expected_reads_per_second: float
+    bytes_per_second: float
+    expected_bytes_per_second: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether that is the same."""
+        return judge(
+            (
+                self.reads_per_second / self.expected_reads_per_second,
+                self.bytes_per_second / self.expected_bytes_per_second,
+            )
+        )
+
+
+def spot_check(path: Path, profile: DeviceProfile) -> SpotCheck | None:
+    """Read a little of a store, in about 0.2 s; None where that would say nothing.
+
+    That is where no file of the store is as large as that of a first measurement, where reads
+    do not go around the page cache, and where the profile is memory's or an assumption.
+
+    Parameters
+    ----------
+    path : Path
+        The store's directory.
+    profile : DeviceProfile
+        That its disk is expected to have.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read, or the engine that the profile was measured with is missing.
+    """
+    if not profile.is_direct or profile.engine not in _ENGINES:
+        return None
+    rates = profile.random_reads_per_second[_SMALL_BYTES]
+    usable = {depth: rate for depth, rate in rates.items() if depth <= _MAX_DEPTH}
+    found = _large_file(path)
+    if found is None or not usable:
+        return None
+    file, num_bytes = found
+    files = _core.FileSet([str(file)], [num_bytes])
+    if not files.is_direct:
+        return None
+    depth = _depth(usable, profile.best_depth(_SMALL_BYTES))
+    # Elsewhere each time: what was read a minute ago may lie in the drive's memory.
+    begin = random.randrange((num_bytes - _WINDOW_BYTES) // _LARGE_BYTES + 1) * _LARGE_BYTES  # noqa: S311
+    small = ReadRate(
+        files,
+        profile.engine,
+        block_bytes=_SMALL_BYTES,
+        depth=depth,
+        draw=_from(begin, at_random(_WINDOW_BYTES, _SMALL_BYTES)),
+    )
+    large = ReadRate(
+        files,
+        profile.engine,
+        block_bytes=_LARGE_BYTES,
+        depth=_LARGE_DEPTH,
+        draw=_from(begin, in_sequence(_WINDOW_BYTES, _LARGE_BYTES)),
+    )
+    expected_bytes = profile.sequential_read_bytes_per_second
+    num_small = max(_READS_PER_DEPTH * depth, int(usable[depth] * _SECONDS / _SLICES))
+    num_large = max(_LARGE_DEPTH, int(expected_bytes / _LARGE_BYTES * _SECONDS / _SLICES))
+    return SpotCheck(
+        small.glance(num_small, _SECONDS),
+        usable[depth],
+        large.glance(num_large, _SECONDS) * _LARGE_BYTES,
+        expected_bytes,
+    )
+
+
+def _from(begin: int, draw: Draw) -> Draw:
+    return lambda size: begin + draw(size)
+
+
+def _depth(rates: dict[int, float], best: int) -> int:
+    """Return the deepest queue up to the best that has time for some slices; else the least."""
+    short = _SECONDS / 4
+    fits = [d for d, rate in rates.items() if d <= best and _READS_PER_DEPTH * d <= rate * short]
+    return max(fits, default=min(rates))
+
+
+def _large_file(path: Path) -> tuple[Path, int] | None:
+    """Return a file of a store that is worth measuring on, and its size in whole MiB."""
+    device = path.stat().st_dev
+    for file in islice(_files(path), _MAX_ENTRIES):
+        entry = file.stat()
+        if (
+            stat.S_ISREG(entry.st_mode)
+            and entry.st_size >= _WINDOW_BYTES
+            and entry.st_dev == device
+            # What a file has no blocks for is not read from any disk.
+            and entry.st_blocks * _BLOCK_UNIT >= entry.st_size
+        ):
+            return file, entry.st_size // _LARGE_BYTES * _LARGE_BYTES
+    return None
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for directory, _, names in os.walk(path):
+        yield from (Path(directory, name) for name in names)

@@ -1,0 +1,326 @@
+"""Directories for what one run spills, which do not outlive it whatever ends it.
+
+A run directory is `.gnnstore-run-XXXXXXXX` in a directory of the user's. It is removed when it is
+closed, forgotten, or the interpreter ends. A killed process cannot do that; but the kernel drops
+its lock on the directory's owner file, and the next run that makes a directory beside it sweeps
+what it can lock. `gnnstore gc` finds them as well.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, Self, TypeAlias
+
+from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
+from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.container.leftovers import Leftover, State, last_change
+
+Claim: TypeAlias = Literal["running", "dead", "empty", "foreign"]
+
+_log = logging.getLogger(__name__)
+
+_PREFIX = ".gnnstore-run-"
+_NAME = re.compile(re.escape(_PREFIX) + "[0-9a-f]{8}")
+_OWNER_FILE = "owner.json"
+# Another run may sweep a directory before it has its owner, if its maker was asleep so long.
+_TRIES = 10
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# On a network file system that does not share locks, that of another machine's run is not seen;
+# but a run at work writes to its directory every few minutes.
+_FOREIGN_AGE_SECONDS = 24 * 3600.0
+# An empty directory is one that is being made, until it is so old.
+_MAKING_SECONDS = 60.0
+
+
+class RunDirectory:
+    """A directory of this process, which is removed with all that is in it.
+
+    Processes that are forked off do not remove it. While one of them lives, it is not stale.
+
+    Attributes
+    ----------
+    path : Path
+        Absolute.
+    """
+
+    def __init__(self, path: Path, owner: int) -> None:
+        """Take over a directory and the locked descriptor of its owner file; see `create`."""
+        self.path = path
+        self._finish = weakref.finalize(self, _leave, path, owner, os.getpid())
+
+    @classmethod
+    def create(cls, parent: Path, *, purpose: str) -> Self:
+        """Make a directory, and sweep what killed runs left beside it.
+
+        Parameters
+        ----------
+        parent : Path
+            An existing directory that can be written.
+        purpose : str
+            What it is for, as in "sampled subgraphs"; for messages, and the owner file.
+
+        Raises
+        ------
+        NotFoundError
+            If `parent` does not exist.
+        StorageError
+            If nothing can be made there; `NoSpaceError` if that is for want of space.
+        """
+        parent = parent.absolute()
+        sweep_stale(parent)
+        swept: OSError | None = None
+        for _ in range(_TRIES):
+            path = parent / f"{_PREFIX}{secrets.token_hex(4)}"
+            try:
+                path.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _create_error(error, parent, purpose) from error
+            try:
+                return cls(path, _own(path, purpose))
+            except (FileNotFoundError, BlockingIOError) as error:
+                swept = error
+                _remove(path)
+            except OSError as error:
+                _remove(path)
+                raise _create_error(error, parent, purpose) from error
+            except BaseException:  # an interrupt
+                _remove(path)
+                raise
+        raise StorageError(
+            f"{parent}: a directory for {purpose} vanished as soon as it was made, {_TRIES} times; "
+            "look for what removes it, or choose another directory",
+            path=parent,
+        ) from swept
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files in it."""
+        return directory_bytes(self.path)
+
+    def close(self) -> None:
+        """Remove the directory, in the process that made it. Idempotent."""
+        self._finish()
+
+
+def default_parent(store: Path) -> Path:
+    """Return where the runs on a store spill: beside it, or where temporary files go."""
+    beside = store.absolute().parent
+    # A file system that is mounted read-only counts as one that cannot be written.
+    return beside if os.access(beside, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+def sweep_stale(parent: Path) -> list[Path]:
+    """Remove the run directories in `parent` whose runs are dead, and return their paths.
+
+    Only those of the same user are; what cannot be removed, or looked at, is left.
+    """
+    removed = []
+    for path in _run_directories(parent):
+        with suppress(OSError):
+            if path.stat().st_uid == os.geteuid() and remove_run(path):
+                _log.info("removed %s, which a run that was killed had left", path)
+                removed.append(path)
+    return removed
+
+
+def find_runs(directory: Path) -> Iterator[Leftover]:
+    """Yield every run directory in `directory`, with the state "running" or "stale"."""
+    for path in _run_directories(directory):
+        with _claimed(path) as claim:
+            state: State = "stale" if claim in {"dead", "empty"} else "running"
+        if claim == "foreign":
+            continue
+        with suppress(OSError):  # it may end meanwhile
+            age_seconds = max(0.0, time.time() - last_change(path))
+            yield Leftover(path, None, state, directory_bytes(path), age_seconds)
+
+
+def remove_run(path: Path) -> bool:
+    """Delete a run directory if its run is dead, and return whether it is gone."""
+    with _claimed(path) as claim:
+        if claim == "dead":
+            return _remove(path)
+        if claim == "empty":
+            # Its maker may yet be about to put its owner file there: then this fails.
+            with suppress(OSError):
+                path.rmdir()
+                return True
+    return False
+
+
+def _run_directories(parent: Path) -> list[Path]:
+    try:
+        names = sorted(os.listdir(parent))  # noqa: PTH208
+    except OSError:
+        return []
+    paths = [parent / name for name in names if _NAME.fullmatch(name)]
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
+
+
+def _own(path: Path, purpose: str) -> int:
+    """Make and lock the owner file of a new directory, and return its descriptor.
+
+    Raises
+    ------
+    FileNotFoundError, BlockingIOError
+        If another process has swept the directory before it was locked, or is about to.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path / _OWNER_FILE, flags, 0o600)
+    try:
+        _lock(descriptor)
+        if os.fstat(descriptor).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+        record = {
+            "purpose": purpose,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "boot_id": _boot_id(),
+        }
+        data = json.dumps(record).encode()
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _lock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        # A file system without locks. Nobody else can lock either, so nobody sweeps.
+        return
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[Claim]:
+    """Say what a directory is, and hold its lock where nobody does.
+
+    Yields
+    ------
+    str
+        "running": in use, or it cannot be opened or known to be dead. "dead": its run is, and
+        the lock is held. "empty": its run was killed before it made the owner file. "foreign":
+        not ours, or gone.
+    """
+    try:
+        descriptor = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield _claim_without_owner(path)
+        return
+    except OSError:
+        yield "running"
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield "running"
+            return
+        if os.fstat(descriptor).st_nlink == 0:  # its run has just ended
+            yield "foreign"
+            return
+        yield "dead" if _is_dead(path, descriptor) else "running"
+    finally:
+        os.close(descriptor)
+
+
+def _claim_without_owner(path: Path) -> Claim:
+    try:
+        if any(path.iterdir()):
+            return "foreign"
+        return "empty" if time.time() - last_change(path) > _MAKING_SECONDS else "running"
+    except OSError:
+        return "foreign"
+
+
+def _is_dead(path: Path, owner: int) -> bool:
+    """Whether a run whose lock is free cannot be at work."""
+    try:
+        record = json.loads(os.pread(owner, 4096, 0))
+        # Locks of one kernel are seen by all its processes, in containers too; and nothing
+        # that ran on this machine before it was last started runs now.
+        if record["host"] == socket.gethostname() or record["boot_id"] == _boot_id() is not None:
+            return True
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # killed while it wrote the file, or damaged
+    return time.time() - last_change(path) > _FOREIGN_AGE_SECONDS
+
+
+def _boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return None
+
+
+def _leave(path: Path, owner: int, pid: int) -> None:
+    """Remove a directory at the end of its run, and then its lock."""
+    try:
+        if os.getpid() == pid and not _remove(path):
+            _log.warning(
+                "cannot remove all of %s; the next run or 'gnnstore gc' will try again", path
+            )
+    except BaseException:  # an interrupt: this is called once, and nobody would try again
+        if os.getpid() == pid:
+            _remove(path)
+        raise
+    finally:
+        with suppress(OSError):
+            os.close(owner)
+
+
+def _remove(path: Path) -> bool:
+    """Delete a directory, the owner file last, and return whether it is gone."""
+    try:
+        entries = [entry for entry in path.iterdir() if entry.name != _OWNER_FILE]
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+        if any(entry.exists() for entry in entries):
+            return False
+        (path / _OWNER_FILE).unlink(missing_ok=True)
+        path.rmdir()
+    except FileNotFoundError:
+        return not path.exists()
+    except OSError:
+        return False
+    return True
+
+
+def _create_error(error: OSError, parent: Path, purpose: str) -> OSError:
+    reason = error.strerror or str(error)
+    what = f"cannot make a directory for {purpose} in {parent}: {reason}"
+    if error.errno == errno.ENOENT:
+        return NotFoundError(f"{what}. Make it, or choose one that exists", path=parent)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpaceError(f"{what}. Free some space, or choose another disk", path=parent)
+    return StorageError(f"{what}. Choose a directory that you may write to", path=parent)

@@ -1,0 +1,100 @@
+"""Verify what training reads: a store's promises, and the batches of its packed plans.
+
+The checksums of a plan's files are of what was read back while it was packed. Those in its records
+are of what was to be written, and training compares them; so does this, batch by batch.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gnnstore.disk.buffers import empty
+from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.formats.packed.manifest import find_plans, is_plan
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.store import verification
+from gnnstore.formats.store.verification import Level, Problem, Report
+from gnnstore.progress import NullProgress, Progress
+
+
+def verify(
+    path: str | os.PathLike[str],
+    level: Level = "checksums",
+    *,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Check a store and the packed plans in it, or a plan.
+
+    Parameters
+    ----------
+    path : path-like
+        The directory.
+    level : "header", "checksums" or "full"
+        How much to check. Of plans, "full" reads each batch as training does, once everything else
+        is sound.
+    num_threads : int, optional
+        Threads that read and checksum; the processors available by default.
+    progress : Progress, optional
+        Is told how far it is.
+
+    Returns
+    -------
+    Report
+        With every problem found: a damaged store is a result, not an error.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedVersionError
+        If there is nothing that could be verified.
+    StorageError
+        If the operating system refuses a read.
+    """
+    report = verification.verify(path, level, num_threads=num_threads, progress=progress)
+    if level == "full" and report.ok:
+        directory = Path(path)
+        threads = num_threads or len(os.sched_getaffinity(0))
+        for plan in [directory] if is_plan(directory) else find_plans(directory):
+            report.problems += check_batches(plan, threads, progress or NullProgress())
+    return report
+
+
+def check_batches(path: Path, num_threads: int, progress: Progress) -> list[Problem]:
+    """Read every batch of a plan, but for what the cache gives it; return what is wrong.
+
+    Each thread holds a batch's rows of one attribute.
+
+    Raises
+    ------
+    StorageError
+        If the operating system refuses a read.
+    """
+    plan = SavedPlan.open(PlanReader.open(path))
+
+    def check(number: int) -> Problem | None:
+        try:
+            record = plan.record(number)
+            for name, table in plan.tables.items():
+                spec = table.array.spec
+                out = empty((len(record.slots), *spec.shape[1:]), table.array.dtype)
+                plan.read_missed(number, record, name, out)
+        except (ValueError, IndexError) as error:  # ours among them
+            message = str(error)
+            if not getattr(error, "path", None):
+                message = f"{plan.name_of(number)} cannot be read: {message}"
+            return Problem(getattr(error, "path", None) or str(path), message)
+        return None
+
+    num_batches = plan.reader.manifest.num_batches
+    problems = []
+    with (
+        progress.phase(f"read the batches of {path.name}", num_batches, "batches") as phase,
+        ThreadPoolExecutor(num_threads, "gnnstore-verify") as pool,
+    ):
+        for problem in pool.map(check, range(num_batches)):
+            phase.advance()
+            if problem is not None:
+                problems.append(problem)
+    return problems

@@ -1,0 +1,1 @@
+"""Packs the missed rows of batches into chunks that are read in order (DiskGNN)."""

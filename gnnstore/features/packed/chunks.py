@@ -1,0 +1,415 @@
+"""The rows that batches miss, packed on disk: each batch reads its own with a few large reads.
+
+What lies on disk is one file for each table. In it, each batch has a run: the distinct rows
+that it misses, one behind the other in the order of the table, from a multiple of 4096 bytes
+on. Where in the batch each row goes is kept in memory, 4 bytes a row, or in another file.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.errors import UsageError
+from gnnstore.features.packed.checksum_blocks import (
+    PIECE_BYTES,
+    RUN_ALIGNMENT_BYTES,
+    RunPieces,
+    packed_read_error,
+)
+from gnnstore.formats.packed.manifest import MAX_PIECE_BYTES
+
+if TYPE_CHECKING:
+    from gnnstore.features.packed.missed_files import SpilledIndex
+    from gnnstore.features.tiers.planned import BatchStep
+
+# Reads of a run: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
+# (8 MiB) as an engine takes that reads single rows. A read is of whole pieces.
+_READ_BYTES = MAX_PIECE_BYTES
+_QUEUE_DEPTH = 16
+_READING_THREADS = 8  # of an engine that has threads
+# For each thread that reads runs.
+RUN_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
+_HELP = (
+    "The disk or another program has changed them: start the run again, which packs rows anew, and "
+    "with another directory for what it packs (tmpdir=) if this comes again"
+)
+
+
+def run_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:
+    """Return the bytes on disk of runs of so many rows, int64 each."""
+    unit = RUN_ALIGNMENT_BYTES
+    return -(-(num_rows * row_bytes) // unit) * unit
+
+
+@dataclass(frozen=True, eq=False)
+class MissIndex:
+    """Where the packed rows of each batch go.
+
+    Attributes
+    ----------
+    positions : ndarray of int32 [m]
+        From ``begins[i]`` on: where in batch i each of its ``num_rows[i]`` distinct missed rows
+        comes first, in the order of the table.
+    begins, num_rows : ndarray of int64 [S]
+    repeat_targets, repeat_sources : ndarray of int32 [r]
+        From ``repeat_begins[i]`` to ``repeat_begins[i + 1] - 1``: where missed rows of batch i
+        come again, and where the same row comes first.
+    repeat_begins : ndarray of int64 [S + 1]
+    """
+
+    positions: npt.NDArray[np.int32]
+    begins: npt.NDArray[np.int64]
+    num_rows: npt.NDArray[np.int64]
+    repeat_targets: npt.NDArray[np.int32]
+    repeat_sources: npt.NDArray[np.int32]
+    repeat_begins: npt.NDArray[np.int64]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory."""
+        batches = (self.begins, self.num_rows, self.repeat_begins)
+        arrays = (self.positions, self.repeat_targets, self.repeat_sources, *batches)
+        return sum(array.nbytes for array in arrays)
+
+    @property
+    def num_disk_bytes(self) -> int:
+        """Bytes on disk: none."""
+        return 0
+
+    def batch(
+        self, i: int
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Return where the rows of a batch go: views, int32 each.
+
+        Returns
+        -------
+        positions [num_rows[i]]
+            Of each row of the run.
+        repeat_targets, repeat_sources
+            Positions that get the row of another one.
+        """
+        repeats = slice(self.repeat_begins[i], self.repeat_begins[i + 1])
+        positions = self.positions[self.begins[i] : self.begins[i] + self.num_rows[i]]
+        return positions, self.repeat_targets[repeats], self.repeat_sources[repeats]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedRuns:
+    """Where the runs of a table lie in its file, and their checksums.
+
+    Attributes
+    ----------
+    offsets : ndarray of int64 [S + 1]
+        Where each begins; the end of the last one.
+    pieces : RunPieces
+    """
+
+    offsets: npt.NDArray[np.int64]
+    pieces: RunPieces
+
+
+@dataclass(frozen=True, eq=False)
+class PackedTable:
+    """The file with the packed rows of one table.
+
+    Attributes
+    ----------
+    file_path : Path
+    run_offsets : ndarray of int64 [S + 1]
+        Where the run of each batch begins; the end of the last one.
+    pieces : RunPieces
+        Of the runs.
+    row_bytes : int
+    files : _core.FileSet
+        The file, open: it is read to the end even if it has been removed.
+    """
+
+    file_path: Path
+    run_offsets: npt.NDArray[np.int64]
+    pieces: RunPieces
+    row_bytes: int
+    files: _core.FileSet
+
+
+@dataclass(frozen=True)
+class PackCounts:
+    """What packing has read and written.
+
+    Attributes
+    ----------
+    reads, bytes_read : int
+        Of the tables, with the gaps between rows that are needed.
+    writes, bytes_written : int
+    rows_packed : int
+        Distinct rows of each batch, over all batches and tables.
+    seconds : float
+    """
+
+    reads: int = 0
+    bytes_read: int = 0
+    writes: int = 0
+    bytes_written: int = 0
+    rows_packed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes read and written in a second; 0 where nothing was."""
+        done = self.bytes_read + self.bytes_written
+        return done / self.seconds if self.seconds else 0.0
+
+
+# One reader for each engine, so that its staging memory is there once for each thread that
+# reads, however many superbatches are packed.
+_readers: WeakValueDictionary[str, _core.Reader] = WeakValueDictionary()
+
+
+def run_reader(engine: str) -> _core.Reader:
+    """Return what reads runs with an engine; shared as long as anybody holds it."""
+    reader = _readers.get(engine)
+    if reader is None:
+        reader = _core.Reader(
+            engine,
+            queue_depth=_QUEUE_DEPTH,
+            num_threads=_READING_THREADS,
+            max_read_bytes=_READ_BYTES,
+        )
+        reader = _readers.setdefault(engine, reader)
+    return reader
+
+
+class PackedSuperbatch:
+    """The packed rows of a superbatch. Thread-safe; a context manager that closes it.
+
+    Parameters
+    ----------
+    directory : Path
+        Holds the files of `tables` and nothing else; removed by `close`.
+    index : MissIndex or SpilledIndex
+    tables : Mapping of str to PackedTable
+        By the table's path in the store.
+    reader : _core.Reader
+    counts : PackCounts
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        index: MissIndex | SpilledIndex,
+        tables: Mapping[str, PackedTable],
+        reader: _core.Reader,
+        counts: PackCounts,
+    ) -> None:
+        self.directory = directory
+        self.index = index
+        self.tables = dict(tables)
+        self.counts = counts
+        self._reader = reader
+
+    @property
+    def num_batches(self) -> int:
+        """S."""
+        return len(self.index.num_rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk."""
+        runs = sum(int(table.run_offsets[-1]) for table in self.tables.values())
+        return runs + self.index.num_disk_bytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that are kept: where rows go, or where that is. No staging memory."""
+        tables = self.tables.values()
+        runs = sum(table.run_offsets.nbytes + table.pieces.num_bytes for table in tables)
+        return self.index.num_bytes + runs
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of memory for each thread that reads, besides what it reads to."""
+        return self._reader.staging_bytes
+
+    def source(self, i: int) -> PackedSource:
+        """Return where the missed rows of batch `i` are read, a `MissSource`.
+
+        Raises
+        ------
+        IndexError
+            If there is no such batch.
+        """
+        if not 0 <= i < self.num_batches:
+            raise IndexError(f"batch {i} is outside [0, {self.num_batches})")
+        return PackedSource(self, i)
+
+    def read(
+        self,
+        i: int,
+        path: str,
+        out: npt.NDArray[np.uint8],
+        places: tuple[npt.NDArray[np.int32], ...] | None = None,
+    ) -> ReadCounts:
+        """Write the missed rows of batch `i` of a table to their places; the others stay.
+
+        Parameters
+        ----------
+        i : int
+        path : str
+            Of the table in the store.
+        out : ndarray of uint8 [rows of the batch * row_bytes]
+        places : tuple of ndarray, optional
+            What `index.batch` has returned for the batch; it may be in a file.
+
+        Raises
+        ------
+        StorageError
+            Naming the file and offset of a read that failed, or met the end of its file.
+        CorruptStoreError
+            If rows are not what was written, naming file, batch and bytes; or if where rows go is
+            in a file, which no longer holds it. `out` may have been written.
+        """
+        table = self.tables[path]
+        positions, targets, sources = self.index.batch(i) if places is None else places
+        if len(positions) == 0:
+            return NO_READS
+        try:
+            counts = _core.read_packed_rows(
+                self._reader,
+                table.files,
+                0,
+                int(table.run_offsets[i]),
+                positions,
+                targets,
+                sources,
+                out,
+                row_bytes=table.row_bytes,
+                crcs=table.pieces.of_run(i),
+                piece_bytes=PIECE_BYTES,
+            )
+        except OSError as error:
+            where = error.filename or table.file_path
+            what = f"batch {i} of the array {path!r}"
+            offset = int(table.run_offsets[i])
+            raise packed_read_error(error, where, offset, what, _HELP) from error
+        return ReadCounts.of(counts)
+
+    def read_in_order(
+        self,
+        i: int,
+        path: str,
+        out: npt.NDArray[np.uint8],
+        begin: int = 0,
+        reader: _core.Reader | None = None,
+    ) -> ReadCounts:
+        """Read packed rows of batch `i` of a table as they lie on disk: in its order.
+
+        Reads go straight to `out` where it lies at a multiple of what direct reads ask for.
+
+        Parameters
+        ----------
+        i : int
+        path : str
+            Of the table in the store.
+        out : ndarray of uint8
+            For the bytes of the run from `begin` on, to a multiple of `PIECE_BYTES` or its end.
+        begin : int
+            A multiple of `PIECE_BYTES`.
+        reader : _core.Reader, optional
+            With staging memory that is counted elsewhere; by default that of `read`.
+
+        Raises
+        ------
+        StorageError, CorruptStoreError
+            As in `read`.
+        """
+        table = self.tables[path]
+        offset = int(table.run_offsets[i]) + begin
+        parts = (0, offset, len(out), 0)
+        file, offsets, sizes, places = (np.array([part], np.int64) for part in parts)
+        try:
+            counts = (reader or self._reader).read_ranges(
+                table.files, file, offsets, sizes, places, out
+            )
+            first = begin // PIECE_BYTES
+            found = _core.crc32c_blocks(out, PIECE_BYTES)
+            bad = np.flatnonzero(found != table.pieces.of_run(i)[first : first + len(found)])
+            if len(bad):
+                at = offset + int(bad[0]) * PIECE_BYTES
+                raise OSError(
+                    errno.EBADMSG,
+                    f"bytes {at} to {min(at + PIECE_BYTES, offset + len(out))} are not what was "
+                    f"written: the crc32c is {int(found[bad[0]]):08x}, not "
+                    f"{int(table.pieces.of_run(i)[first + bad[0]]):08x}",
+                )
+        except OSError as error:
+            where = error.filename or table.file_path
+            what = f"batch {i} of the array {path!r}"
+            raise packed_read_error(error, where, offset - begin, what, _HELP) from error
+        return ReadCounts.of(counts)
+
+    def close(self) -> None:
+        """Remove the files. Idempotent; reads that are under way finish."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, eq=False)
+class PackedSource:
+    """Where one batch's missed rows are read: a `MissSource` of the planned cache."""
+
+    superbatch: PackedSuperbatch
+    batch: int
+
+    def read_missed(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
+        """Write the rows whose slot is -1 to their places in `out`; the others stay.
+
+        Parameters
+        ----------
+        path : str
+            Of the table in the store.
+        step : BatchStep
+            Of the same batch, with the slots that were packed.
+        out : ndarray [n, *row_shape], C-ordered
+
+        Raises
+        ------
+        UsageError
+            If other rows are missed than were packed.
+        StorageError
+            As in `PackedSuperbatch.read`.
+        CorruptStoreError
+            Likewise.
+        """
+        places = first, again, _ = self.superbatch.index.batch(self.batch)
+        num_packed = len(first) + len(again)
+        num_missed = int(np.count_nonzero(step.slots < 0))
+        if num_missed != num_packed or any(
+            len(where) and step.slots[where].max() >= 0 for where in (first, again)
+        ):
+            raise UsageError(
+                f"batch {self.batch} misses {num_missed} rows by its plan, but {num_packed} were "
+                "packed, or others: pack the superbatch anew for this plan"
+            )
+        content = out.reshape(-1).view(np.uint8)
+        return self.superbatch.read(self.batch, path, content, places)

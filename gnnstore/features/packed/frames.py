@@ -1,0 +1,249 @@
+"""Runs of packed rows that are kept compressed: one frame for each batch, read and decoded whole.
+
+A run is always read from its beginning to its end, so it can be compressed where a disk is slower
+than decoding: bits of the same weight are put together, and the result goes through LZ4 or
+Zstandard (Blosc's frames, by numcodecs). Features that are measured values hardly become smaller;
+counts, categories and quantised ones do. A run that does not become smaller stays as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.disk.buffers import empty
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.disk.file_parts import read_part, write_part
+from gnnstore.errors import CorruptStoreError, storage_error
+
+if TYPE_CHECKING:
+    from gnnstore.features.direct import DirectRows
+    from gnnstore.features.packed.checksum_blocks import RunPieces
+
+Compression = Literal["lz4", "zstd"]
+COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
+
+# LZ4 gains nothing from more; of Zstandard's, the first is the fastest to write, and all are
+# decoded at the same speed.
+_LEVELS: dict[Compression, int] = {"lz4": 5, "zstd": 1}
+_ALIGNMENT_BYTES = 4096
+# Of a run that is compressed: as it was, where Blosc writes to, and what comes of it.
+_COPIES = 3
+
+
+def compress(raw: npt.NDArray[np.uint8], name: Compression, item_bytes: int) -> bytes | None:
+    """Return the frame of a run; None if it would not be smaller.
+
+    Parameters
+    ----------
+    raw : ndarray of uint8 [n * item_bytes]
+    item_bytes : int
+        Of an element: 1, 2, 4 or 8.
+    """
+    from numcodecs import blosc  # noqa: PLC0415 - not needed for plans without
+
+    if len(raw) == 0 or len(raw) > blosc.MAX_BUFFERSIZE - blosc.MAX_OVERHEAD:
+        return None
+    items = raw.view(f"u{item_bytes}")
+    frame: bytes = blosc.compress(items, name.encode(), _LEVELS[name], blosc.BITSHUFFLE)
+    return frame if len(frame) < len(raw) else None
+
+
+def decompress(frame: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None:
+    """Fill `out` with what a frame holds.
+
+    Raises
+    ------
+    ValueError
+        If it is no frame of so many bytes.
+    """
+    from numcodecs import blosc  # noqa: PLC0415
+
+    head = frame[:16].tobytes()
+    # Blosc's header: at byte 4 the decoded bytes, at byte 12 those of the frame.
+    sizes = int.from_bytes(head[4:8], "little"), int.from_bytes(head[12:16], "little")
+    if len(head) < 16 or sizes != (len(out), len(frame)):
+        raise ValueError(f"it is no frame of {len(out)} bytes in {len(frame)}")
+    try:
+        blosc.decompress(frame, out)
+    except RuntimeError as error:
+        raise ValueError(f"it cannot be decoded ({error})") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Frames:
+    """Where runs and chunks lie after compressing.
+
+    Attributes
+    ----------
+    offsets : ndarray of int64 [runs + chunks + 1]
+        Where each begins; the end of the last.
+    num_bytes, crcs : ndarray of int64 [runs]
+        Of each run as it is kept.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    num_bytes: npt.NDArray[np.int64]
+    crcs: npt.NDArray[np.int64]
+
+
+def compress_runs(
+    path: Path,
+    offsets: npt.NDArray[np.int64],
+    run_bytes: Sequence[int],
+    name: Compression,
+    item_bytes: int,
+    *,
+    pieces: RunPieces,
+    memory_bytes: int,
+    num_threads: int = 1,
+) -> Frames:
+    """Compress the runs at the beginning of a part of a file, where they are; move up the rest.
+
+    Parameters
+    ----------
+    path : Path
+    offsets : ndarray of int64 [runs + chunks + 1]
+        Where runs begin, and what follows them; the end of the last.
+    run_bytes : sequence of int
+        Of each run, without the padding behind.
+    pieces : RunPieces
+        The checksums of the runs.
+    memory_bytes : int
+        For runs and their frames: as many threads as it has room for, at least one.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be read or written, or does not hold the runs that were written.
+    """
+    num_runs = len(run_bytes)
+    at_once = memory_bytes // max(1, _COPIES * max(run_bytes, default=0))
+    num_threads = max(1, min(num_threads, at_once))
+    found = Frames(offsets.copy(), np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64))
+    place = int(offsets[0])
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+
+            def frame_of(i: int) -> npt.NDArray[np.uint8]:
+                raw = read_part(descriptor, run_bytes[i], int(offsets[i]))
+                pieces.compare(i, raw, int(offsets[i]))
+                frame = compress(raw, name, item_bytes)
+                return raw if frame is None else np.frombuffer(frame, np.uint8)
+
+            with ThreadPoolExecutor(num_threads, "gnnstore-compress") as pool:
+                for first in range(0, num_runs, num_threads):
+                    some = range(first, min(first + num_threads, num_runs))
+                    # No frame is longer than its run, so none reaches into one that is unread.
+                    for i, frame in zip(some, pool.map(frame_of, some), strict=True):
+                        found.offsets[i] = place
+                        found.num_bytes[i], found.crcs[i] = len(frame), _core.crc32c(frame)
+                        place = _write(descriptor, frame, place)
+            for i in range(num_runs, len(offsets) - 1):
+                chunk = read_part(descriptor, int(offsets[i + 1] - offsets[i]), int(offsets[i]))
+                found.offsets[i] = place
+                place = _write(descriptor, chunk, place)
+            found.offsets[-1] = place
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(error, "compress packed rows", path) from error
+    return found
+
+
+class FrameReader:
+    """Reads compressed runs. Safe to use from many threads at once.
+
+    Parameters
+    ----------
+    reader : _core.Reader
+        What reads runs.
+    index : ndarray of int64 [num_batches, ...]
+        Of the plan.
+    begins, num_bytes, crcs : slice
+        Its columns that say where frames begin, how long they are, and their crc32c; one for each
+        cached attribute.
+    """
+
+    def __init__(
+        self,
+        reader: _core.Reader,
+        index: npt.NDArray[np.int64],
+        begins: slice,
+        num_bytes: slice,
+        crcs: slice,
+    ) -> None:
+        self._reader = reader
+        self._begins, self._sizes = index[:, begins], index[:, num_bytes]
+        self._crcs, self._rows = index[:, crcs], index[:, 3]
+
+    def staging_bytes(self, row_bytes: Sequence[int]) -> int:
+        """Return what a thread takes that reads a run: its frame, and what comes of it."""
+        longest = int(self._rows.max(initial=0)) * max(row_bytes, default=0)
+        return longest + int(self._sizes.max(initial=0))
+
+    def read(
+        self,
+        number: int,
+        column: int,
+        table: DirectRows,
+        positions: npt.NDArray[np.int32],
+        out: npt.NDArray[Any],
+    ) -> ReadCounts:
+        """Write the rows of a batch's run to their places in `out`; the others stay.
+
+        Raises
+        ------
+        CorruptStoreError
+            If the frame is not what was written; says which bytes, but not whose.
+        StorageError
+            If it cannot be read.
+        OSError
+            As of the reader.
+        """
+        begin, size = int(self._begins[number, column]), int(self._sizes[number, column])
+        if len(positions) == 0:
+            return NO_READS
+        frame = empty((size,), np.uint8)
+        zero = np.zeros(1, np.int64)
+        counts = self._reader.read_ranges(
+            table.files, zero, np.array([begin]), np.array([size]), zero, frame
+        )
+        path = table.array.file_paths[0]
+        crc, expected = _core.crc32c(frame), int(self._crcs[number, column])
+        raw = frame
+        try:
+            if crc != expected:
+                raise ValueError(f"the crc32c is {crc:08x}, not {expected:08x}")
+            if size != len(positions) * table.row_bytes:
+                raw = empty((len(positions) * table.row_bytes,), np.uint8)
+                decompress(frame, raw)
+        except ValueError as error:
+            raise CorruptStoreError(
+                f"{path}: bytes {begin} to {begin + size}, packed rows, are damaged: {error}",
+                path=path,
+                offset=begin,
+            ) from error
+        _core.copy_to_slots(
+            raw,
+            np.arange(len(positions), dtype=np.int32),
+            out.reshape(-1).view(np.uint8),
+            positions,
+            row_bytes=table.row_bytes,
+        )
+        return replace(ReadCounts.of(counts), rows_read=len(positions))
+
+
+def _write(descriptor: int, data: npt.NDArray[np.uint8], offset: int) -> int:
+    """Write bytes, and zeros up to a page; return where that ends."""
+    end = write_part(descriptor, data, offset)
+    return write_part(descriptor, np.zeros(-end % _ALIGNMENT_BYTES, np.uint8), end)

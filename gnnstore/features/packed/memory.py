@@ -1,0 +1,238 @@
+"""How packing shares out its memory, and the least that it needs.
+
+It holds the missed rows of each batch, sorted: ids and positions; or, where these are in files, the
+ids of a range of the table. While they are sorted, it holds a batch for each thread that sorts; and
+then windows of the table, which are being read or copied, and for each batch a buffer with the rows
+that are to be written next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import BudgetError
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.checksum_blocks import RUN_ALIGNMENT_BYTES
+from gnnstore.units import format_at_least, format_size
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A few large windows and buffers, or less where memory is short.
+
+    Attributes
+    ----------
+    num_windows : int
+        Parts of the table that are being read or copied.
+    extra_window_bytes : int
+        What a window holds above the least.
+    buffer_bytes : int
+        What is collected of a batch before it is written.
+    num_spare_buffers : int
+        Buffers that are being written, by a thread each up to 16.
+    """
+
+    num_windows: int
+    extra_window_bytes: int
+    buffer_bytes: int
+    num_spare_buffers: int
+
+    def window_bytes(self, table: DirectRows) -> int:
+        """Return the size of a window of a table."""
+        least = _core.min_pack_window_bytes(table.files, **place_of(table))
+        unit = RUN_ALIGNMENT_BYTES
+        return -(-(least + self.extra_window_bytes) // unit) * unit
+
+    def num_bytes(self, table: DirectRows, num_batches: int) -> int:
+        """Return the memory for windows and buffers."""
+        windows = self.num_windows * self.window_bytes(table)
+        return windows + (num_batches + self.num_spare_buffers) * self.buffer_bytes
+
+
+# From the most memory to the least; the first that fits is taken. With 1,024 batches, reading and
+# writing 2.5 GB goes at 1.4 GB/s with writes of 256 or 64 KiB, at 1.1 with 32, 0.8 with 16, and
+# 0.5 with 8: below 64 KiB a disk counts writes, not bytes.
+_CHOICES = tuple(
+    Shares(num_windows, extra_kib << 10, buffer_kib << 10, num_spare_buffers)
+    for num_windows, extra_kib, num_spare_buffers, buffers in (
+        (16, 768, 16, (256, 128, 64)),
+        (8, 256, 32, (32, 16)),
+        (3, 0, 16, (8, 4)),
+    )
+    for buffer_kib in buffers
+)
+_SMALLEST = _CHOICES[-1]
+# Of each batch, in the index of what is missed: where it begins, how many rows, and repeated ones.
+_BATCH_BYTES = 24
+# Where missed rows are in files, of each batch: where they and their positions begin, how many
+# there are and their checksums; and what is known of it while it is packed.
+SPILLED_BATCH_BYTES = 256
+# Beside it, every 1024th row is kept, from which the end of a range follows. So many rows of each
+# batch are in memory at least, 4 or 8 KiB: no more than its smallest buffers.
+STRIDE_ROWS = 1024
+# With four times the least, a range has three quarters of what there is room for, or more, and a
+# batch's part of it is read by some 16 KiB.
+_PREFERRED_STRIDES = 4
+# The pool rounds buffers up to whole ones, from half a one on.
+_POOLED_UNIT_BYTES = 2 << 20
+
+
+def place_of(table: DirectRows) -> dict[str, int]:
+    """Return the arguments that tell the kernels where a table's rows lie, and how to read."""
+    geometry = table.array.geometry
+    return {
+        "num_rows": table.num_rows,
+        "row_bytes": geometry.row_bytes,
+        "rows_per_page": geometry.rows_per_page,
+        "page_stride_bytes": geometry.page_stride_bytes,
+        "gap_bytes": table.engine.tuning.gap_bytes,
+    }
+
+
+def held_bytes(num_missed: int, num_batches: int, id_bytes: int) -> int:
+    """Return what sorted rows take, as long as they are packed: ids, positions, and an index."""
+    return (4 + id_bytes) * num_missed + _BATCH_BYTES * num_batches + 8
+
+
+def spilled_bytes(misses: npt.NDArray[np.int64], id_bytes: int) -> int:
+    """Return what is held of rows in files, as long as they are sorted or packed."""
+    # Twice: samples of each batch become one array.
+    samples = 2 * id_bytes * int((-(-misses // STRIDE_ROWS)).sum())
+    return SPILLED_BATCH_BYTES * len(misses) + samples
+
+
+def sorting_bytes(
+    misses: npt.NDArray[np.int64],
+    num_threads: int,
+    id_bytes: int,
+    read_rows: int = 0,
+    *,
+    spills: bool = False,
+) -> int:
+    """Return what sorting the misses of batches takes: keys of 8 bytes, twice.
+
+    Parameters
+    ----------
+    read_rows : int
+        Of the largest batch, where its ids and slots are read to be sorted.
+    spills : bool
+        Whether what is sorted goes to files, from memory of each thread.
+    """
+    largest = int(misses.max(initial=0))
+    keys = 2 * _pooled_bytes(8 * largest)
+    read = _pooled_bytes(id_bytes * read_rows) + _pooled_bytes(4 * read_rows)
+    scratch = (4 + id_bytes) * largest if spills else 0
+    return (keys + read + scratch) * min(num_threads, len(misses))
+
+
+def _pooled_bytes(num_bytes: int) -> int:
+    """Return what an array takes that comes from the pool of buffers, at most."""
+    rounded_up = num_bytes + num_bytes // 8
+    return rounded_up if num_bytes < _POOLED_UNIT_BYTES // 2 else rounded_up + _POOLED_UNIT_BYTES
+
+
+def least_memory(
+    tables: Mapping[str, DirectRows],
+    misses: npt.NDArray[np.int64],
+    id_bytes: int,
+    read_rows: int = 0,
+    *,
+    spills: bool = False,
+) -> int:
+    """Return the least `memory_bytes` that packing works with; with more it is faster.
+
+    Parameters
+    ----------
+    tables : Mapping of str to DirectRows
+    misses : ndarray of int64 [S]
+        Distinct missed rows of each batch. Another position of the same row takes 8 bytes more.
+    id_bytes : int
+        4 or 8, as the trace has them.
+    read_rows : int
+        Rows of the largest batch, if trace and plan are on disk; 0: they are in memory.
+    spills : bool
+        Whether sorted rows go to files. They do in `pack` if the trace is on disk, or memory is
+        short; then another position of a row takes nothing.
+    """
+    num_batches, total = len(misses), int(misses.sum())
+    if spills:
+        rows_bytes = id_bytes * _least_rows(misses)
+        working = [_SMALLEST.num_bytes(t, num_batches) + rows_bytes for t in tables.values()]
+        sorting = sorting_bytes(misses, 1, id_bytes, read_rows, spills=True)
+        return spilled_bytes(misses, id_bytes) + max(sorting, *working)
+    held = held_bytes(total, num_batches, id_bytes)
+    working = [_SMALLEST.num_bytes(table, num_batches) for table in tables.values()]
+    return held + max(sorting_bytes(misses, 1, id_bytes, read_rows), *working)
+
+
+def share_out(table: DirectRows, num_batches: int, memory_bytes: int) -> Shares:
+    """Decide how memory is used while a table is packed.
+
+    Parameters
+    ----------
+    memory_bytes : int
+        What there is beside the sorted rows.
+
+    Raises
+    ------
+    BudgetError
+        If there is too little.
+    """
+    for shares in _CHOICES:
+        if shares.num_bytes(table, num_batches) <= memory_bytes:
+            return shares
+    missing = _SMALLEST.num_bytes(table, num_batches) - memory_bytes
+    raise too_little_memory(num_batches, memory_bytes, missing)
+
+
+def share_with_rows(
+    table: DirectRows, misses: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
+) -> tuple[Shares, int]:
+    """Decide how memory is used while a table is packed by rows that are in a file.
+
+    Parameters
+    ----------
+    misses : ndarray of int64 [S]
+        Distinct missed rows of each batch.
+    id_bytes : int
+        Of one of these.
+    memory_bytes : int
+        What there is beside what is known of them.
+
+    Returns
+    -------
+    Shares
+    int
+        How many rows are in memory at a time.
+
+    Raises
+    ------
+    BudgetError
+        If there is too little.
+    """
+    num_batches, total, least = len(misses), int(misses.sum()), _least_rows(misses)
+    left_bytes = memory_bytes - id_bytes * min(total, _PREFERRED_STRIDES * least)
+    fitting = (s for s in _CHOICES if s.num_bytes(table, num_batches) <= left_bytes)
+    shares = next(fitting, _SMALLEST)
+    left_bytes = memory_bytes - shares.num_bytes(table, num_batches)
+    if (missing := id_bytes * least - left_bytes) > 0:
+        raise too_little_memory(num_batches, memory_bytes, missing)
+    return shares, min(total, left_bytes // id_bytes)
+
+
+def _least_rows(misses: npt.NDArray[np.int64]) -> int:
+    return int(np.minimum(misses, STRIDE_ROWS).sum())
+
+
+def too_little_memory(num_batches: int, memory_bytes: int, missing_bytes: int) -> BudgetError:
+    """Return that packing needs more memory than there is."""
+    return BudgetError(
+        f"packing the rows of {num_batches} batches needs {format_at_least(missing_bytes)} more "
+        f"than the {format_size(max(memory_bytes, 0))} of memory that are left for it; raise the "
+        "memory budget, or make superbatches smaller"
+    )

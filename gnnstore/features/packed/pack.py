@@ -1,0 +1,337 @@
+"""Batched packing: the rows that batches miss, written batch by batch in one pass over a table.
+
+Reading single rows is limited by a disk's reads per second. Reading a whole table in order,
+writing what each batch of a superbatch needs of it to a run of its own, and reading each run
+in order moves more bytes, all of them at the disk's bandwidth (DiskGNN, section 5.2). It pays
+from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a second.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.chunks import (
+    MissIndex,
+    PackCounts,
+    PackedRuns,
+    PackedSuperbatch,
+    PackedTable,
+    run_bytes,
+    run_reader,
+)
+from gnnstore.features.packed.job import TableJob
+from gnnstore.features.packed.memory import least_memory, too_little_memory
+from gnnstore.features.packed.miss_sorting import BatchPlan, BatchTrace, MissSorting
+from gnnstore.features.packed.missed_files import SpilledMisses, spill_out
+from gnnstore.features.packed.missed_rows import MissedRows, sort_out
+from gnnstore.features.packed.worker import PackingStoppedError, watched
+from gnnstore.units import format_at_least, format_size
+
+_Sorted = TypeVar("_Sorted")
+
+__all__ = [
+    "PackingStoppedError",
+    "append_missed",
+    "append_packed",
+    "least_memory",
+    "pack",
+    "packed_bytes",
+    "sorted_misses",
+]
+
+
+def packed_bytes(
+    tables: Mapping[str, DirectRows], misses: npt.NDArray[np.int64], spilled_id_bytes: int = 0
+) -> int:
+    """Return the bytes on disk that packing takes.
+
+    Parameters
+    ----------
+    tables : Mapping of str to DirectRows
+    misses : ndarray of int64 [S]
+        Distinct missed rows of each batch, as in `SuperbatchPlan.misses`.
+    spilled_id_bytes : int
+        4 or 8, as a trace on disk has ids: there the sorted rows are as well, with 4 bytes of a
+        position for each. 0: they are in memory.
+    """
+    rows = np.asarray(misses, np.int64)
+    sorted_bytes = (spilled_id_bytes + 4) * int(rows.sum()) if spilled_id_bytes else 0
+    runs = sum(int(run_bytes(rows, table.row_bytes).sum()) for table in tables.values())
+    return runs + sorted_bytes
+
+
+def pack(
+    tables: Mapping[str, DirectRows],
+    trace: BatchTrace,
+    slots: BatchPlan | npt.NDArray[Any],
+    directory: Path,
+    *,
+    memory_bytes: int,
+    num_threads: int = 1,
+    disk_bytes: int | None = None,
+    stop: threading.Event | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> PackedSuperbatch:
+    """Write the missed rows of each batch of a superbatch to files, reading each table once.
+
+    Parameters
+    ----------
+    tables : Mapping of str to DirectRows
+        Tables of the same nodes, by path in the store.
+    trace : Trace or SpilledTrace
+        Must not be changed meanwhile.
+    slots : SuperbatchPlan, SpilledPlan, or ndarray of int32 or bool [n]
+        Beside the trace's ids: negative, or false, is missed.
+    directory : Path
+        Where a directory for the files is made; it must exist.
+    memory_bytes : int
+        For everything: what windows of the table and a buffer for each batch take, and what is
+        read at a time of a trace and plan on disk. Of a trace in memory also 8 bytes for each
+        miss where ids are int32, 12 for int64, of which the result keeps 4; where there is too
+        little for these, and for a trace on disk, they are in files (see `least_memory`).
+    num_threads : int
+        Threads that sort, and then copy rows; one more plans and reads, and 16 wait for writes.
+    disk_bytes : int, optional
+        What may be written.
+    stop : threading.Event, optional
+        Once it is set, packing ends within milliseconds.
+    advance : callable, optional
+        Called now and then with the bytes that were read and written since the last call.
+
+    Returns
+    -------
+    PackedSuperbatch
+
+    Raises
+    ------
+    UsageError
+        If trace, slots and tables do not fit together.
+    BudgetError
+        If a budget is too small; by how much. Nothing has been written.
+    NoSpaceError
+        If the file system has too little room; nothing is left behind.
+    StorageError
+        If a file cannot be made, read or written; nothing is left behind.
+    PackingStoppedError
+    """
+    start = perf_counter()
+    if stop is not None and stop.is_set():
+        raise PackingStoppedError("packing was stopped before it began")
+    num_rows = {table.num_rows for table in tables.values()}
+    if len(num_rows) != 1:
+        raise UsageError(
+            "one or more tables of the same nodes are packed together; "
+            f"got {len(tables)}, with {sorted(num_rows)} rows"
+        )
+    sorting = MissSorting.of(trace, slots, num_rows.pop())
+    id_bytes, is_exact = sorting.id_dtype.itemsize, not isinstance(slots, np.ndarray)
+    spills = _must_spill(tables, sorting, memory_bytes)
+    spilled_id_bytes = id_bytes if spills else 0
+    if is_exact:  # else it is not known yet which of the rows are the same
+        _check_room(directory, packed_bytes(tables, sorting.most, spilled_id_bytes), disk_bytes)
+    try:
+        own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
+    except OSError as error:
+        raise storage_error(error, "make a directory for packed rows", directory) from error
+    missed: MissedRows | SpilledMisses | None = None
+    try:
+        given, memory = (trace, slots, sorting.num_table_rows), memory_bytes
+        if spills:
+            missed = _watched_sorting(
+                lambda is_stopped: spill_out(
+                    *given, own, memory_bytes=memory, num_threads=num_threads, is_stopped=is_stopped
+                ),
+                stop,
+            )
+        else:
+            missed = sorted_misses(*given, memory_bytes=memory, num_threads=num_threads, stop=stop)
+        if not is_exact:
+            num_bytes = packed_bytes(tables, missed.index.num_rows, spilled_id_bytes)
+            _check_room(directory, num_bytes, disk_bytes)
+        packed: dict[str, PackedTable] = {}
+        counts = PackCounts()
+        for number, (path, table) in enumerate(tables.items()):
+            job = TableJob(path, table, missed, own / f"{number}.rows")
+            runs, more = job.run(memory_bytes, num_threads, stop, advance)
+            packed[path] = job.opened(runs)
+            counts = _sum(counts, more)
+        if isinstance(missed, SpilledMisses):
+            missed.close_rows()
+        counts = replace(counts, seconds=perf_counter() - start)
+        engine = next(iter(tables.values())).engine.name
+        return PackedSuperbatch(own, missed.index, packed, run_reader(engine), counts)
+    except BaseException:
+        if isinstance(missed, SpilledMisses):
+            missed.close()
+        shutil.rmtree(own, ignore_errors=True)
+        raise
+
+
+def _must_spill(tables: Mapping[str, DirectRows], sorting: MissSorting, memory_bytes: int) -> bool:
+    """Return whether sorted rows go to files; raise if there is too little memory even so."""
+    misses, id_bytes = sorting.most, sorting.id_dtype.itemsize
+    is_in_memory = isinstance(sorting.trace, Trace)
+    if is_in_memory and memory_bytes >= least_memory(tables, misses, id_bytes):
+        return False
+    least = least_memory(tables, misses, id_bytes, sorting.read_rows, spills=True)
+    if memory_bytes < least:
+        raise too_little_memory(len(misses), memory_bytes, least - memory_bytes)
+    return True
+
+
+def append_packed(
+    tables: Mapping[str, DirectRows],
+    trace: BatchTrace,
+    slots: BatchPlan | npt.NDArray[Any],
+    files: Mapping[str, tuple[Path, int]],
+    *,
+    memory_bytes: int,
+    num_threads: int = 1,
+    disk_bytes: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[MissIndex, dict[str, PackedRuns], PackCounts]:
+    """Pack as `pack` does, but behind what other superbatches have in files that are kept.
+
+    Parameters
+    ----------
+    files : Mapping of str to (Path, int)
+        For each table a file, which exists, and a multiple of 4096 to begin at.
+    disk_bytes : int, optional
+        What may be written now.
+
+    Returns
+    -------
+    MissIndex
+        Where the rows go.
+    dict of str to PackedRuns
+        For each table, where the run of each batch is in its file.
+    PackCounts
+
+    Raises
+    ------
+    UsageError, BudgetError, NoSpaceError, StorageError
+        As `pack`. Behind the beginnings, files may hold anything then.
+    """
+    start = perf_counter()
+    num_rows = next(iter(tables.values())).num_rows
+    missed = sorted_misses(
+        trace, slots, num_rows, memory_bytes=memory_bytes, num_threads=num_threads
+    )
+    runs, counts = append_missed(
+        tables,
+        missed,
+        files,
+        memory_bytes=memory_bytes,
+        num_threads=num_threads,
+        disk_bytes=disk_bytes,
+        advance=advance,
+    )
+    return missed.index, runs, replace(counts, seconds=perf_counter() - start)
+
+
+def append_missed(
+    tables: Mapping[str, DirectRows],
+    missed: MissedRows,
+    files: Mapping[str, tuple[Path, int]],
+    *,
+    memory_bytes: int,
+    num_threads: int = 1,
+    disk_bytes: int | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> tuple[dict[str, PackedRuns], PackCounts]:
+    """Pack rows that are sorted out already, as `append_packed` does those of a trace.
+
+    Parameters
+    ----------
+    missed : MissedRows
+        A run is written for each of its batches. Counted with `memory_bytes`.
+
+    Returns
+    -------
+    dict of str to PackedRuns
+    PackCounts
+        As of `append_packed`.
+
+    Raises
+    ------
+    BudgetError, NoSpaceError, StorageError
+        As `pack`.
+    """
+    start = perf_counter()
+    directory = next(iter(files.values()))[0].parent
+    _check_room(directory, packed_bytes(tables, missed.index.num_rows), disk_bytes)
+    runs: dict[str, PackedRuns] = {}
+    counts = PackCounts()
+    for path, table in tables.items():
+        job = TableJob(path, table, missed, *files[path], grows=True)
+        runs[path], more = job.run(memory_bytes, num_threads, None, advance)
+        counts = _sum(counts, more)
+    return runs, replace(counts, seconds=perf_counter() - start)
+
+
+def _sum(a: PackCounts, b: PackCounts) -> PackCounts:
+    return PackCounts(**{f.name: getattr(a, f.name) + getattr(b, f.name) for f in fields(a)})
+
+
+def _check_room(directory: Path, num_bytes: int, disk_bytes: int | None) -> None:
+    if disk_bytes is not None and num_bytes > disk_bytes:
+        raise BudgetError(
+            f"the packed rows of this superbatch take {format_at_least(num_bytes)} on disk, "
+            f"{format_at_least(num_bytes - disk_bytes)} more than the budget of "
+            f"{format_size(disk_bytes)}; raise it, or make superbatches smaller"
+        )
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise storage_error(error, "pack rows", directory) from error
+    if num_bytes > free:
+        raise NoSpaceError(
+            f"{directory}: the packed rows of this superbatch take {format_at_least(num_bytes)}, "
+            f"but {format_size(free)} are free: {format_at_least(num_bytes - free)} too little. "
+            "Free some space, choose a directory on another file system, or make superbatches "
+            "smaller; nothing has been written",
+            path=directory,
+        )
+
+
+def sorted_misses(
+    trace: BatchTrace,
+    slots: BatchPlan | npt.NDArray[Any],
+    num_rows: int,
+    *,
+    memory_bytes: int,
+    num_threads: int,
+    stop: threading.Event | None = None,
+) -> MissedRows:
+    """Sort what is missed, in memory, on a thread of its own: it may be interrupted, or stopped."""
+    return _watched_sorting(
+        lambda is_stopped: sort_out(
+            trace,
+            slots,
+            num_rows,
+            memory_bytes=memory_bytes,
+            num_threads=num_threads,
+            is_stopped=is_stopped,
+        ),
+        stop,
+    )
+
+
+def _watched_sorting(
+    sort: Callable[[Callable[[], bool]], _Sorted], stop: threading.Event | None
+) -> _Sorted:
+    progress = np.zeros(2, np.int64)
+    return watched(lambda: sort(lambda: bool(progress[1])), progress, stop, None)

@@ -1,0 +1,129 @@
+"""What a packed plan holds of one batch besides packed rows: a record, read in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.disk.ragged_file import crc_seed, encode_record
+from gnnstore.errors import CorruptStoreError
+from gnnstore.features.tiers.planned import BatchStep
+from gnnstore.sampling.compact import CompactSubgraph
+
+# Arrays of a record before those of the attributes: input_id, slots, changes (positions and
+# slots), and where missed rows go (positions; targets and sources of those that come again). In a
+# plan with segments there follow positions and ranks of rows that batches share; then checksums of
+# runs and of shared rows, one array for each cached attribute, as the manifest says.
+_STEP_ARRAYS = 7
+_SHARED_ARRAYS = 2
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRecord:
+    """What a plan holds of one batch of n nodes and m edges, but for packed rows.
+
+    Attributes
+    ----------
+    input_id : ndarray of int64 [B]
+    slots : ndarray of int32 [n]
+    change_positions, change_slots : ndarray of int32 [c]
+        As in `BatchStep`.
+    positions, repeat_targets, repeat_sources : ndarray of int32
+        As `MissIndex.batch` returns them.
+    shared : pair of ndarray of int32 [d], or None
+        Positions and ranks of rows that the batches of a segment share; None: the plan has no
+        segments.
+    run_crcs : tuple of ndarray of uint32
+        For each cached attribute, of the pieces of the batch's run. Empty: there are none, or runs
+        are compressed.
+    shared_crcs : tuple of ndarray of uint32
+        For each cached attribute, what `run_pieces.shared_crcs` makes of the shared rows.
+    plain : tuple of ndarray
+        Rows of the attributes that are not cached, [n, ...] or [m, ...].
+    edge_ids : ndarray of int32 or int64 [m], or None
+        None: positions are ids.
+    subgraph : CompactSubgraph
+    """
+
+    input_id: npt.NDArray[np.int64]
+    slots: npt.NDArray[np.int32]
+    change_positions: npt.NDArray[np.int32]
+    change_slots: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
+    repeat_targets: npt.NDArray[np.int32]
+    repeat_sources: npt.NDArray[np.int32]
+    plain: tuple[npt.NDArray[Any], ...]
+    edge_ids: npt.NDArray[Any] | None
+    subgraph: CompactSubgraph
+    shared: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
+    run_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
+    shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
+
+    @property
+    def step(self) -> BatchStep:
+        """What the plan says of the batch."""
+        changes = (self.change_positions, self.change_slots)
+        return BatchStep(self.subgraph.n_id, self.slots, *changes)
+
+    def encode(self, number: int) -> tuple[list[memoryview], int, int]:
+        """Return the bytes of the record in pieces, their number, and their crc32c."""
+        arrays: list[npt.NDArray[Any]] = [self.input_id, self.slots]
+        arrays += [self.change_positions, self.change_slots]
+        arrays += [self.positions, self.repeat_targets, self.repeat_sources]
+        arrays += [*(self.shared or ()), *self.run_crcs, *self.shared_crcs, *self.plain]
+        arrays += [] if self.edge_ids is None else [self.edge_ids]
+        parts = encode_record([*arrays, *self.subgraph.arrays()])
+        crc = crc_seed(number)
+        for part in parts:
+            crc = _core.crc32c(np.frombuffer(part, np.uint8), crc)
+        return parts, sum(map(len, parts)), crc
+
+    @classmethod
+    def of(
+        cls,
+        arrays: Sequence[npt.NDArray[Any]],
+        num_plain: int,
+        has_edge_ids: bool,
+        has_segments: bool = False,
+        crc_arrays: tuple[int, int] = (0, 0),
+    ) -> SavedRecord:
+        """Return the record that was encoded as these arrays; it keeps them.
+
+        Parameters
+        ----------
+        crc_arrays : pair of int
+            How many there are with checksums, as the manifest says.
+
+        Raises
+        ------
+        CorruptStoreError
+            If they are those of no record.
+        """
+        step = _STEP_ARRAYS + (_SHARED_ARRAYS if has_segments else 0)
+        of_shared = step + crc_arrays[0]
+        plain = of_shared + crc_arrays[1]
+        first = plain + num_plain
+        last = first + int(has_edge_ids)
+        if len(arrays) < last:
+            raise CorruptStoreError(f"{len(arrays)} arrays are no record of a batch")
+        input_id, slots, change_positions, change_slots, *places = arrays[:_STEP_ARRAYS]
+        return cls(
+            input_id=input_id,
+            slots=slots,
+            change_positions=change_positions,
+            change_slots=change_slots,
+            positions=places[0],
+            repeat_targets=places[1],
+            repeat_sources=places[2],
+            run_crcs=tuple(arrays[step:of_shared]),
+            shared_crcs=tuple(arrays[of_shared:plain]),
+            plain=tuple(arrays[plain:first]),
+            edge_ids=arrays[first] if has_edge_ids else None,
+            subgraph=CompactSubgraph.from_arrays(arrays[last:]),
+            shared=(arrays[_STEP_ARRAYS], arrays[_STEP_ARRAYS + 1]) if has_segments else None,
+        )

@@ -1,0 +1,350 @@
+"""The batches of a packed plan, read back: one record for each, and its runs of rows.
+
+A record holds all of a batch but the rows of cached attributes: its subgraph, which rows come
+from which slot and which enter the cache, where missed rows go, and the rows of the other
+attributes. It is read in one piece, and compared with its checksum.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.disk.buffers import empty
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.disk.engines import Engine, open_engine
+from gnnstore.disk.ragged_file import crc_seed, decode_record
+from gnnstore.errors import CorruptStoreError, UsageError, storage_error
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.checksum_blocks import packed_read_error
+from gnnstore.features.packed.chunks import run_reader
+from gnnstore.features.packed.frames import FrameReader
+from gnnstore.features.packed.record import SavedRecord
+from gnnstore.features.segments.rows import SharedReader
+from gnnstore.features.source import Gathered
+from gnnstore.features.tiers.planned import BatchStep
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
+from gnnstore.formats.packed.manifest import CHECKED_ROWS
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.store.schema import AttributeSpec
+
+_HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
+
+
+class SavedRows(DirectRows):
+    """A table of which a plan holds the rows that its batches miss, and no others."""
+
+    @classmethod
+    def describing(cls, spec: AttributeSpec, packed: PagedArray, engine: Engine) -> SavedRows:
+        """Return the table of an attribute of the store.
+
+        Parameters
+        ----------
+        spec : AttributeSpec
+            As the store has it.
+        packed : PagedArray
+            Bytes of the runs.
+
+        Raises
+        ------
+        StorageError
+            If the file cannot be opened.
+        """
+        geometry = PageGeometry(spec.num_bytes // max(1, spec.num_rows), DEFAULT_PAGE_BYTES)
+        array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
+        return cls(array, engine, open_values(packed, engine))
+
+    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
+        """Refuse: rows by id are in the store."""
+        raise not_packed(f"rows of {self.array.spec.name!r} by id ({ids.size} of them)")
+
+    def gather_into(
+        self,
+        ids: npt.NDArray[Any],
+        out: npt.NDArray[Any],  # noqa: ARG002 - that of the base
+        cache: npt.NDArray[np.uint8] | None = None,  # noqa: ARG002
+        slots: npt.NDArray[np.int32] | None = None,  # noqa: ARG002
+    ) -> ReadCounts:
+        """Refuse, as `gather`."""
+        raise not_packed(f"rows of {self.array.spec.name!r} by id ({ids.size} of them)")
+
+
+class SavedPlan:
+    """A plan's files, open to be read. Safe to use from many threads at once.
+
+    Parameters
+    ----------
+    reader : PlanReader
+    engine : Engine
+        What reads rows.
+
+    Attributes
+    ----------
+    tables : dict of str to SavedRows
+        Cached attributes by their path in the store.
+
+    Raises
+    ------
+    StorageError
+        If a file cannot be opened.
+    """
+
+    def __init__(self, reader: PlanReader, engine: Engine) -> None:
+        self.reader = reader
+        self.engine = engine
+        self._runs = run_reader(engine.name)
+        self.tables = {
+            spec.path: SavedRows.describing(spec, reader.rows[spec.path], engine)
+            for spec in reader.manifest.cached_specs
+        }
+        self._shared = None if reader.segments is None else SharedReader(reader, engine)
+        self._frames: FrameReader | None = None
+        if reader.manifest.compression is not None:
+            columns = (reader.run_columns(kind) for kind in range(3))
+            self._frames = FrameReader(self._runs, reader.index, *columns)
+        self._columns = {path: column for column, path in enumerate(self.tables)}
+        self._descriptor = -1
+        if reader.batches.file_paths:
+            path = reader.batches.file_paths[0]
+            try:
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise storage_error(error, "open the plan", path) from error
+            os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            weakref.finalize(self, os.close, self._descriptor)
+
+    @classmethod
+    def open(cls, reader: PlanReader, forced: str | None = None) -> SavedPlan:
+        """Open a plan with the engine that is asked for, or the fastest that works.
+
+        Raises
+        ------
+        UsageError
+            If the engine is not available.
+        StorageError
+            If a file cannot be opened.
+        """
+        largest = max(reader.files, key=lambda entry: entry.size_bytes)
+        return cls(reader, open_engine(reader.path / largest.path, forced))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (SavedPlan.open, (self.reader, self.engine.name))
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of memory for each thread that reads, besides what it hands out."""
+        records = self.reader.index[:, 1]
+        shared = 0 if self._shared is None else self.engine.staging_bytes
+        frames = 0
+        if self._frames is not None:
+            frames = self._frames.staging_bytes([t.row_bytes for t in self.tables.values()])
+        return self._runs.staging_bytes + shared + frames + int(records.max(initial=0))
+
+    def record(self, number: int) -> SavedRecord:
+        """Read what the plan holds of a batch, of all epochs counted together.
+
+        Raises
+        ------
+        CorruptStoreError
+            If it is not what was written; says which batch and bytes.
+        StorageError
+            If it cannot be read.
+        """
+        begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
+        record = empty((num_bytes,), np.uint8)
+        path = self.reader.batches.file_paths[0]
+        done = 0
+        try:
+            while done < num_bytes:
+                count = os.preadv(self._descriptor, [record[done:].data], begin + done)
+                if count == 0:
+                    raise self._damaged(number, f"the file ends at byte {begin + done}")
+                done += count
+        except OSError as error:
+            doing = f"read the record of {self.name_of(number)}"
+            raise storage_error(error, doing, path) from error
+        found = _core.crc32c(record, crc_seed(number))
+        if found != crc:
+            raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
+        manifest = self.reader.manifest
+        try:
+            arrays = decode_record(record)
+            saved = SavedRecord.of(
+                arrays,
+                len(manifest.plain),
+                manifest.has_edge_ids,
+                manifest.has_segments,
+                manifest.crc_arrays,
+            )
+            self._check(saved)
+        except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
+            raise self._damaged(number, f"it is no record of this plan ({error})") from error
+        return saved
+
+    def _check(self, record: SavedRecord) -> None:
+        """Refuse what does not fit together: a plan may come from anywhere."""
+        schema = self.reader.manifest.schema
+        num_nodes, num_edges = len(record.subgraph.n_id), len(record.subgraph.edge_pos)
+        of_nodes = {spec.path for spec in schema.node.attributes.values()}
+        expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
+        expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
+        for spec, rows in zip(self.reader.manifest.plain_specs, record.plain, strict=True):
+            count = num_nodes if spec.path in of_nodes else num_edges
+            expected.append((rows, (count, *spec.shape[1:]), STORAGE_DTYPES[spec.dtype]))
+        if record.edge_ids is not None:
+            expected.append((record.edge_ids, (num_edges,), record.edge_ids.dtype))
+        expected += [(crcs, (count,), np.dtype("<u4")) for crcs, count in self._crcs_of(record)]
+        for array, shape, dtype in expected:
+            if array.shape != shape or array.dtype != dtype:
+                raise CorruptStoreError(
+                    f"an array is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}"
+                )
+
+    def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
+        """Yield a record's checksums, with how many there have to be."""
+        size = self.reader.manifest.piece_bytes or 1
+        for crcs, table in zip(record.run_crcs, self.tables.values(), strict=False):
+            yield crcs, -(-len(record.positions) * table.row_bytes // size)
+        num_shared = 0 if record.shared is None else len(record.shared[0])
+        for crcs in record.shared_crcs:
+            yield crcs, -(-num_shared // CHECKED_ROWS)
+
+    def read_missed(
+        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Write the packed rows of a batch to their places; the others stay.
+
+        They are compared with the plan's checksums, if it has any.
+
+        Parameters
+        ----------
+        path : str
+            Of the attribute in the store.
+        out : ndarray [n, *row_shape], C-ordered
+
+        Raises
+        ------
+        CorruptStoreError
+            If they are not what was packed; says which batch and bytes. Some are written then.
+        StorageError
+            Naming the file and offset of a read that failed, or met the end of its file.
+        """
+        table, column = self.tables[path], self._columns[path]
+        counts = NO_READS
+        if self._shared is not None and record.shared is not None:
+            # First: a row that comes again may be a shared one.
+            crcs = record.shared_crcs[column] if record.shared_crcs else None
+            try:
+                counts = self._shared.read(number, column, table, record.shared, out, crcs=crcs)
+            except CorruptStoreError as error:
+                raise self._named(error, number, path) from None
+        if len(record.positions) + len(record.repeat_targets) == 0:
+            return counts
+        begin = int(self.reader.run_begins(number)[column])
+        try:
+            if self._frames is not None:
+                return counts + self._read_frame(number, record, path, out)
+            run = _core.read_packed_rows(
+                self._runs,
+                table.files,
+                0,
+                begin,
+                record.positions,
+                record.repeat_targets,
+                record.repeat_sources,
+                out.reshape(-1).view(np.uint8),
+                row_bytes=table.row_bytes,
+                crcs=record.run_crcs[column] if record.run_crcs else None,
+                piece_bytes=self.reader.manifest.piece_bytes or 0,
+            )
+        except OSError as error:
+            where = error.filename or table.array.file_paths[0]
+            what = f"{self.name_of(number)}, {path!r}"
+            raise packed_read_error(error, where, begin, what, _HELP) from error
+        return counts + ReadCounts.of(run)
+
+    def _read_frame(
+        self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        assert self._frames is not None  # noqa: S101 - for the type checker
+        table, column = self.tables[path], self._columns[path]
+        try:
+            counts = self._frames.read(number, column, table, record.positions, out)
+        except CorruptStoreError as error:
+            raise self._named(error, number, path) from None
+        out[record.repeat_targets] = out[record.repeat_sources]
+        return counts
+
+    def _named(self, error: CorruptStoreError, number: int, path: str) -> CorruptStoreError:
+        """Say whose the damaged rows are."""
+        error.message += f"; they are of {self.name_of(number)}, {path!r}. {_HELP}"
+        return error
+
+    def name_of(self, number: int) -> str:
+        """Return what a batch is called in messages."""
+        return name_of_batch(number, self.reader.manifest.batches_per_epoch)
+
+    def _damaged(self, number: int, what: str) -> CorruptStoreError:
+        begin, num_bytes = (int(value) for value in self.reader.index[number, :2])
+        path = self.reader.batches.file_paths[0]
+        return CorruptStoreError(
+            f"{path}: bytes {begin} to {begin + num_bytes}, the record of {self.name_of(number)}, "
+            f"are damaged: {what}. {_HELP}",
+            path=path,
+            offset=begin,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class SavedSource:
+    """Where one batch's missed rows are read: a `MissSource` of the planned cache."""
+
+    plan: SavedPlan
+    number: int
+    record: SavedRecord
+
+    def read_missed(
+        self,
+        path: str,
+        step: BatchStep,  # noqa: ARG002 - the record's own
+        out: npt.NDArray[Any],
+    ) -> ReadCounts:
+        """Write the rows whose slot is -1 to their places in `out`; the others stay."""
+        return self.plan.read_missed(self.number, self.record, path, out)
+
+
+def open_values(packed: PagedArray, engine: Engine) -> _core.FileSet:
+    """Open the file of an array of bytes for an engine.
+
+    Raises
+    ------
+    StorageError
+        If it cannot be opened.
+    """
+    try:
+        return _core.FileSet(packed.file_paths, packed.body_bytes, direct=engine.choice.is_direct)
+    except OSError as error:
+        raise storage_error(error, "open the plan", error.filename or "") from error
+
+
+def not_packed(what: str) -> UsageError:
+    """Return that a plan has nothing but its batches."""
+    return UsageError(
+        f"a packed plan holds its batches and nothing else, so there are no {what}; use a loader "
+        "on the store without plan= for that"
+    )
+
+
+def name_of_batch(number: int, batches_per_epoch: int) -> str:
+    """Return what a batch is called, by its number in all epochs together."""
+    epoch, batch = divmod(number, max(1, batches_per_epoch))
+    return f"batch {batch} of epoch {epoch}"

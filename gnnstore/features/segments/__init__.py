@@ -1,0 +1,1 @@
+"""Packed rows that the batches of a segment share (DiskGNN, section 4.2)."""

@@ -1,0 +1,355 @@
+"""Packing with segments: rows that several batches of a segment miss are written once for them.
+
+In one pass over a table (see `packing`) each batch gets a run of the rows that it alone misses in
+its segment, and each segment its shared rows, cut into chunks. The pass writes a chunk in the order
+of the table; then each is read, put in the segment's own order (see `planning.segments`) and
+written back, some megabytes at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.caching.segments import Order, SharedRows, segments_of
+from gnnstore.disk.file_parts import read_part, write_part
+from gnnstore.errors import storage_error
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.checksum_blocks import RunPieces, shared_crcs
+from gnnstore.features.packed.chunks import MissIndex, PackedRuns
+from gnnstore.features.packed.missed_rows import MissedRows
+from gnnstore.features.packed.pack import append_missed
+
+# Of the longest rows: what is reordered at a time, twice in memory.
+_CHUNK_BYTES = 4 << 20
+# Each chunk has a buffer while it is packed, as each batch has. With so many for a batch, chunks
+# grow instead.
+_MAX_CHUNKS_PER_BATCH = 4
+# As of packing; and of a range of the table, see `planning.segments`.
+_LEAST_BUFFER_BYTES = 4 << 10
+_LOOKING_BYTES = 24 << 20
+
+
+@dataclass(frozen=True)
+class SegmentPlace:
+    """Where the shared rows of one segment lie.
+
+    Attributes
+    ----------
+    first, end : int
+        Its batches: first to end - 1 of the superbatch.
+    num_rows, chunk_rows : int
+        Shared rows, and of a whole chunk. Each chunk begins on a page.
+    first_chunk, first_row : int
+        Among all chunks, and all shared rows, of the superbatch.
+    """
+
+    first: int
+    end: int
+    num_rows: int
+    chunk_rows: int
+    first_chunk: int
+    first_row: int
+
+
+@dataclass(frozen=True, eq=False)
+class DividedRuns:
+    """Where the runs and chunks of a table lie in its file, and the checksums of their rows.
+
+    Attributes
+    ----------
+    offsets : ndarray of int64 [S + chunks + 1]
+        Where the run of each batch and each chunk begins; the end of the last.
+    pieces : RunPieces
+        Of the runs; what it has of chunks is of rows that are not in their order yet.
+    shared_crcs : ndarray of uint32
+        crc32c of each shared row, segment by segment in its order.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    pieces: RunPieces
+    shared_crcs: npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, eq=False)
+class DividedMisses:
+    """The misses of a superbatch: shared ones by segment, the others by batch.
+
+    Attributes
+    ----------
+    missed : MissedRows
+        What is packed: a run for each batch, and then one for each chunk.
+    index : MissIndex
+        Of all misses. The positions of a batch are those of its own rows, in the order of the
+        table, and then those of shared rows, by rank.
+    ranks : ndarray of int32 or int64
+        Beside the positions of shared rows: the place of each in its segment's order.
+    own : ndarray of int64 [S]
+        Rows in the run of each batch.
+    ordered : ndarray of int32 or int64
+        The rows of all chunks, in their segment's order.
+    segments : tuple of SegmentPlace
+    """
+
+    missed: MissedRows
+    index: MissIndex
+    ranks: npt.NDArray[Any]
+    own: npt.NDArray[np.int64]
+    ordered: npt.NDArray[Any]
+    segments: tuple[SegmentPlace, ...]
+
+    @property
+    def num_batches(self) -> int:
+        """S."""
+        return len(self.own)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory."""
+        if not self.segments:
+            return self.missed.num_bytes
+        kept = self.index.num_bytes + self.ranks.nbytes + self.ordered.nbytes
+        return kept + self.missed.num_bytes
+
+    def batch(self, i: int) -> BatchMisses:
+        """Return where the missed rows of a batch go."""
+        positions, targets, sources = self.index.batch(i)
+        begin, own = int(self.index.begins[i]), int(self.own[i])
+        ranks = self.ranks[begin + own : begin + len(positions)].astype(np.int32)
+        return BatchMisses(positions[:own], targets, sources, positions[own:], ranks)
+
+    def batch_crcs(
+        self, runs: DividedRuns, i: int, ranks: npt.NDArray[np.int32]
+    ) -> npt.NDArray[np.uint32]:
+        """Return the checksums of the shared rows of a batch, by their ranks."""
+        place = self.segments[bisect_right(self.segments, i, key=lambda place: place.end)]
+        return shared_crcs(runs.shared_crcs[place.first_row + ranks])
+
+
+@dataclass(frozen=True, eq=False)
+class BatchMisses:
+    """Where the missed rows of one batch go; int32 all of them.
+
+    Attributes
+    ----------
+    positions : ndarray
+        Of each row of the batch's run.
+    repeat_targets, repeat_sources : ndarray
+        Positions that get the row of another one.
+    shared_positions, shared_ranks : ndarray
+        Of rows that the segment's batches share, with their ranks, which ascend.
+    """
+
+    positions: npt.NDArray[np.int32]
+    repeat_targets: npt.NDArray[np.int32]
+    repeat_sources: npt.NDArray[np.int32]
+    shared_positions: npt.NDArray[np.int32]
+    shared_ranks: npt.NDArray[np.int32]
+
+
+def divide_misses(
+    missed: MissedRows,
+    segment: int,
+    *,
+    num_table_rows: int,
+    row_bytes: int,
+    order: Order = "minhash",
+) -> DividedMisses:
+    """Find what the batches of each segment share. Takes `missed` over: it is changed.
+
+    Parameters
+    ----------
+    missed : MissedRows
+    segment : int
+        Batches of a segment; with 1 nothing is shared.
+    num_table_rows : int
+    row_bytes : int
+        Of the table with the longest rows.
+    """
+    index, rows = missed.index, missed.rows
+    own = index.num_rows.copy()
+    if segment == 1:
+        return DividedMisses(missed, index, rows, own, rows[:0], ())
+    num_batches = len(own)
+    found: list[tuple[range, int]] = []
+    ordered: list[npt.NDArray[Any]] = []
+    for part in segments_of(num_batches, segment):
+        places = [batch_rows(missed, i) for i in part]
+        shared = SharedRows.of([rows[place] for place in places], num_table_rows, order)
+        ordered.append(shared.in_order())
+        found.append((part, shared.num_rows))
+        for i, place in zip(part, places, strict=True):
+            own[i] = _divide_batch(rows[place], index.positions[place], shared)
+    total = sum(size for _, size in found)
+    chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
+    while total // chunk_rows > _MAX_CHUNKS_PER_BATCH * num_batches:
+        chunk_rows *= 2
+    segments, chunk, row = [], 0, 0
+    for part, size in found:
+        segments.append(SegmentPlace(part.start, part.stop, size, chunk_rows, chunk, row))
+        chunk += -(-size // chunk_rows)
+        row += size
+    in_order = np.concatenate([rows[:0], *ordered])
+    ordered.clear()
+    return DividedMisses(
+        missed=_with_chunks(rows, index, own, in_order, segments),
+        index=index,
+        ranks=rows,
+        own=own,
+        ordered=in_order,
+        segments=tuple(segments),
+    )
+
+
+def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int) -> int:
+    """Return what dividing takes beside what packing does (see `least_memory`).
+
+    Parameters
+    ----------
+    misses : ndarray of int64 [S]
+        Distinct missed rows of each batch.
+    id_bytes : int
+        4 or 8, as the trace has them.
+    num_tables : int
+    """
+    total = int(misses.sum())
+    # A copy for the kernel, and half as many shared rows in two orders, with their buffers, and
+    # with a checksum of each.
+    chunks = _MAX_CHUNKS_PER_BATCH * len(misses) * _LEAST_BUFFER_BYTES
+    crcs = 4 * (total // 2) * num_tables
+    return total * id_bytes + total * id_bytes + chunks + crcs + _LOOKING_BYTES
+
+
+def append_divided(
+    tables: Mapping[str, DirectRows],
+    divided: DividedMisses,
+    files: Mapping[str, tuple[Path, int]],
+    *,
+    memory_bytes: int,
+    num_threads: int = 1,
+) -> dict[str, DividedRuns]:
+    """Write the runs of batches, and behind them the chunks of segments.
+
+    Parameters
+    ----------
+    files : Mapping of str to (Path, int)
+        As of `append_packed`.
+    memory_bytes : int
+        For what is divided, and to pack it.
+
+    Returns
+    -------
+    dict of str to DividedRuns
+        For each table.
+
+    Raises
+    ------
+    BudgetError, NoSpaceError, StorageError
+        As `append_packed`.
+    """
+    runs, _ = append_missed(
+        tables,
+        divided.missed,
+        files,
+        memory_bytes=memory_bytes - (divided.num_bytes - divided.missed.num_bytes),
+        num_threads=num_threads,
+    )
+    return {
+        path: DividedRuns(
+            runs[path].offsets,
+            runs[path].pieces,
+            _reorder(divided, files[path][0], runs[path], table.row_bytes),
+        )
+        for path, table in tables.items()
+    }
+
+
+def batch_rows(missed: MissedRows, i: int) -> slice:
+    """Return where the rows and positions of a batch are."""
+    begin = int(missed.index.begins[i])
+    return slice(begin, begin + int(missed.index.num_rows[i]))
+
+
+def _divide_batch(
+    rows: npt.NDArray[Any], positions: npt.NDArray[np.int32], shared: SharedRows
+) -> int:
+    """Bring a batch's own rows to the front; behind them come ranks. Return how many are own."""
+    ranks = shared.find(rows)
+    is_own = ranks < 0
+    own = int(np.count_nonzero(is_own))
+    others = ranks[~is_own]
+    by_rank = np.argsort(others)
+    places = positions[~is_own]
+    rows[:own], rows[own:] = rows[is_own], others[by_rank]
+    positions[:own], positions[own:] = positions[is_own], places[by_rank]
+    return own
+
+
+def _with_chunks(
+    rows: npt.NDArray[Any],
+    index: MissIndex,
+    own: npt.NDArray[np.int64],
+    ordered: npt.NDArray[Any],
+    segments: list[SegmentPlace],
+) -> MissedRows:
+    """Return what the kernel packs: chunks are further batches."""
+    sizes = np.array([size for place in segments for size in _chunk_sizes(place)], np.int64)
+    ends = np.cumsum(sizes)
+    packed = np.concatenate([rows, ordered])
+    for end, size in zip(len(rows) + ends, sizes, strict=True):
+        packed[end - size : end].sort()
+    none = np.empty(0, np.int32)
+    return MissedRows(
+        packed,
+        MissIndex(
+            none,
+            np.concatenate([index.begins[: len(own)], len(rows) + ends - sizes]),
+            np.concatenate([own, sizes]),
+            none,
+            none,
+            np.zeros(len(own) + len(sizes) + 1, np.int64),
+        ),
+    )
+
+
+def _chunk_sizes(place: SegmentPlace) -> list[int]:
+    return [
+        min(place.chunk_rows, place.num_rows - first)
+        for first in range(0, place.num_rows, place.chunk_rows)
+    ]
+
+
+def _reorder(
+    divided: DividedMisses, path: Path, runs: PackedRuns, row_bytes: int
+) -> npt.NDArray[np.uint32]:
+    """Put the rows of each chunk of a file in their segment's order; return their checksums."""
+    sizes = [size for place in divided.segments for size in _chunk_sizes(place)]
+    crcs = np.empty(sum(sizes), np.uint32)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            begin = 0
+            for chunk, size in enumerate(sizes, divided.num_batches):
+                offset = int(runs.offsets[chunk])
+                order = np.argsort(divided.ordered[begin : begin + size])
+                content = read_part(descriptor, size * row_bytes, offset)
+                runs.pieces.compare(chunk, content, offset)
+                found = content.reshape(size, row_bytes)
+                written = np.empty_like(found)
+                written[order] = found
+                crcs[begin : begin + size] = _core.crc32c_blocks(written.reshape(-1), row_bytes)
+                write_part(descriptor, written.reshape(-1), offset)
+                begin += size
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(error, "order the rows of a segment", path) from error
+    return crcs

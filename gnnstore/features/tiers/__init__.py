@@ -1,0 +1,1 @@
+"""Caches in front of a source of rows."""

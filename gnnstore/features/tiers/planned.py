@@ -1,0 +1,348 @@
+"""A cache that follows a plan: rows come from the slots that it names, or from disk (Ginex).
+
+Which row is in which slot, and which rows enter after a batch, was decided before (see
+`planning.belady`), so nothing is looked up by node id here. What is left is the order: missed
+rows of several batches may be read at once, but slots are read and written batch by batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.caching.policies.belady import SuperbatchPlan, Trace, check_num_slots
+from gnnstore.disk.buffers import empty
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.errors import UsageError
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.source import Gathered
+from gnnstore.features.tiers.sequencer import Turns
+from gnnstore.features.tiers.static import fill_rows
+
+_NODE_BYTES = 8
+# Two threads copy twice as fast as one; a few more are as fast as memory.
+_MAX_COPYING = 4
+
+
+@dataclass(frozen=True, eq=False)
+class BatchStep:
+    """What a plan says of one batch of n rows, of which c enter the cache.
+
+    Attributes
+    ----------
+    ids : ndarray of int32 or int64 [n]
+        Node ids, in the order of the batch's `n_id`.
+    slots : ndarray of int32 [n]
+        The slot that each row is copied from; -1: the row is missed.
+    change_positions, change_slots : ndarray of int32 [c]
+        Rows at these positions of the batch are written to these slots afterwards.
+    """
+
+    ids: npt.NDArray[Any]
+    slots: npt.NDArray[np.int32]
+    change_positions: npt.NDArray[np.int32]
+    change_slots: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, trace: Trace, plan: SuperbatchPlan, i: int) -> Self:
+        """View batch i of a superbatch; nothing is copied."""
+        return cls(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+
+
+class MissSource(Protocol):
+    """Where the missed rows of a batch are read from."""
+
+    def read_missed(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill the rows of `out` [n, *row_shape] whose slot is -1; leave the others alone.
+
+        Called from several threads at once, for batches in any order.
+        """
+
+
+class PlannedCache:
+    """C slots, each with room for one row of every table, and a note of which rows they hold.
+
+    The rows of a node are in the cache together or not at all. Memory comes from the pool of
+    buffers. Thread-safe; a lease says who may use the slots.
+
+    Parameters
+    ----------
+    tables : Mapping of str to DirectRows
+        The tables by path.
+    num_slots : int
+        C; may be 0.
+
+    Raises
+    ------
+    UsageError
+        If the number of slots is out of range.
+    """
+
+    def __init__(self, tables: Mapping[str, DirectRows], num_slots: int) -> None:
+        check_num_slots(num_slots)
+        self._tables = dict(tables)
+        self._rows = {
+            path: empty((num_slots * rows.row_bytes,), np.uint8)
+            for path, rows in self._tables.items()
+        }
+        self._nodes = np.full(num_slots, -1, np.int64)
+        self._turns = Turns()
+
+    @staticmethod
+    def bytes_for(row_bytes: int, num_slots: int) -> int:
+        """Return the memory of a cache whose tables have `row_bytes` a node in all."""
+        return num_slots * (row_bytes + _NODE_BYTES)
+
+    @property
+    def tables(self) -> Mapping[str, DirectRows]:
+        """The tables by path."""
+        return self._tables
+
+    @property
+    def num_slots(self) -> int:
+        """C."""
+        return len(self._nodes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that the slots and the note of what they hold occupy."""
+        return self._nodes.nbytes + sum(rows.nbytes for rows in self._rows.values())
+
+    @property
+    def nodes(self) -> npt.NDArray[np.int64]:
+        """The node in each slot after the last batch, int64 [C]; -1: none. A copy.
+
+        A node may be in two slots, if it left the cache and entered it again.
+        """
+        return self._nodes.copy()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether no lease is using the slots: none is current, or it rests."""
+        return self._turns.is_free
+
+    def begin(self) -> Lease:
+        """Take over the cache as the last batch left it, to follow a new plan.
+
+        An earlier lease loses it: if it goes on, its batches are read from disk. Waits while one
+        of them uses the slots, so that `nodes` is settled on return.
+        """
+        return Lease(self)
+
+    def retire(self) -> None:
+        """Give the slots' memory back: nobody gets a turn any more, and leases read every row.
+
+        An idle loader keeps its lease, and with it the cache, until it is iterated again.
+        """
+        self._turns.retire()
+        self._rows = {}
+        self._nodes.fill(-1)
+
+    def _check(self, step: BatchStep) -> None:
+        """Refuse a plan that expects other rows: following it would give wrong ones."""
+        try:
+            _core.check_cached(self._nodes, step.slots, step.ids)
+        except ValueError as error:
+            raise UsageError(f"the plan is not for what the cache holds: {error}") from error
+
+    def _copy(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill the rows of `out` that have a slot."""
+        row_bytes = self._tables[path].row_bytes
+        if out.nbytes == 0:
+            return NO_READS
+        # In turns, one batch at a time: those after it wait, and so do their threads. Others help
+        # for the length of the call, which is milliseconds.
+        copied = _core.copy_from_slots(
+            self._rows[path],
+            step.slots,
+            out.reshape(-1).view(np.uint8),
+            row_bytes=row_bytes,
+            num_threads=min(_MAX_COPYING, len(os.sched_getaffinity(0))),
+        )
+        return ReadCounts(rows_cached=copied)
+
+    def _fill(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
+        self._nodes.fill(-1)
+        counts = NO_READS
+        for path, rows in self._tables.items():
+            counts += fill_rows(rows, nodes, self._rows[path])
+        self._nodes[: len(nodes)] = nodes
+        return counts
+
+    def _enter(self, step: BatchStep, out: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Write rows of an assembled batch to their slots."""
+        if step.change_slots.size == 0:
+            return
+        entering = step.ids[step.change_positions]
+        # Whatever stops this half way, no slot is taken for what it was or was to become.
+        self._nodes[step.change_slots] = -1
+        for path, rows in out.items():
+            if rows.nbytes:
+                _core.copy_to_slots(
+                    rows.reshape(-1).view(np.uint8),
+                    step.change_positions,
+                    self._rows[path],
+                    step.change_slots,
+                    row_bytes=self._tables[path].row_bytes,
+                )
+        self._nodes[step.change_slots] = entering
+
+
+class Lease:
+    """The right to use a cache's slots for the batches of one iteration, counted from 0.
+
+    Made by `PlannedCache.begin`. Thread-safe. Each number must be gathered or fail once, in any
+    order, because those after it wait for it.
+    """
+
+    def __init__(self, cache: PlannedCache) -> None:
+        self._cache = cache
+        self._series = cache._turns.begin()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it has the cache still: no later lease, not closed, and no batch failed."""
+        return self._series.is_current
+
+    @property
+    def is_overtaken(self) -> bool:
+        """Whether a later lease has the cache, and nothing else has gone wrong."""
+        return self._series.is_overtaken
+
+    @property
+    def num_gathered(self) -> int:
+        """How many batches, from the first on, have been through and filled the cache."""
+        return self._series.num_done
+
+    def gather(
+        self, number: int, step: BatchStep, misses: MissSource | None = None
+    ) -> dict[str, Gathered]:
+        """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
+
+        Missed rows are read at once. When the batches before are through, the others are copied
+        from their slots, and rows enter the cache. A batch that need not wait copies while its
+        reads are in flight.
+
+        Parameters
+        ----------
+        number : int
+            Which batch of the iteration it is, from 0.
+        step : BatchStep
+            By a plan for this cache, as the batches before leave it.
+        misses : MissSource, optional
+            Where missed rows are read; by default in the tables, by the tables' engine.
+
+        Returns
+        -------
+        dict of str to Gathered
+            Rows and counts by the table's path.
+
+        Raises
+        ------
+        GnnstoreError
+            If an earlier batch failed: slots do not hold what the plan expects.
+        UsageError
+            If the lease is closed, the number was there before, or the plan is not for what the
+            cache holds.
+        IndexError
+            If an id, a position or a slot is out of range.
+        StorageError
+            As in `DirectRows.gather`.
+        """
+        try:
+            return self._gather(number, step, misses)
+        except BaseException as error:
+            self.fail(number, error)
+            raise
+
+    def fill(self, number: int, nodes: npt.NDArray[np.int64]) -> ReadCounts | None:
+        """Read some rows into the first slots, in the order in which they lie on disk.
+
+        It takes a turn, as a batch does, and forgets what the slots held. In order, many rows
+        are read faster than the same ones as batches happen to miss them.
+
+        Parameters
+        ----------
+        number : int
+            Which turn of the iteration it is.
+        nodes : ndarray of int64 [<= C]
+            Ascending; node ``nodes[s]`` goes to slot s.
+
+        Returns
+        -------
+        ReadCounts or None
+            None if another lease has the cache.
+
+        Raises
+        ------
+        GnnstoreError, UsageError, StorageError
+            As `gather`.
+        """
+        try:
+            if self._series.look(number) == "never":
+                return None
+            counts = self._cache._fill(nodes)
+            self._series.done(number)
+        except BaseException as error:
+            self.fail(number, error)
+            raise
+        return counts
+
+    def fail(self, number: int, error: BaseException) -> None:
+        """Give up a batch: those after it that wait for their turn, or will, fail.
+
+        For errors that keep a batch from being gathered at all; `gather` calls it for its own.
+        """
+        self._series.fail(number, error)
+
+    def rest(self, rests: bool = True) -> None:
+        """Note that no more batches come for now, so that others may take the slots."""
+        self._series.is_resting = rests
+
+    def close(self) -> None:
+        """End the lease: threads that wait for their turn fail. May be called again."""
+        self._series.close()
+
+    def _gather(
+        self, number: int, step: BatchStep, misses: MissSource | None
+    ) -> dict[str, Gathered]:
+        cache, series = self._cache, self._series
+        turn = series.look(number)
+        if turn == "now":
+            cache._check(step)
+        out: dict[str, npt.NDArray[Any]] = {}
+        counts: dict[str, ReadCounts] = {}
+        for path, rows in cache._tables.items():
+            out[path] = empty((step.ids.size, *rows.array.row_shape), rows.array.dtype)
+            if misses is not None:
+                counts[path] = misses.read_missed(path, step, out[path])
+            elif turn == "now":
+                counts[path] = rows.gather_into(step.ids, out[path], cache._rows[path], step.slots)
+            else:
+                slots = step.slots if turn == "later" else None
+                counts[path] = rows.gather_into(step.ids, out[path], None, slots)
+        if turn == "later":
+            has_turn = series.wait(number)
+            if has_turn:
+                cache._check(step)
+        else:
+            has_turn = turn == "now"
+        if turn == "later" or misses is not None:
+            fill = cache._copy if has_turn else self._read_others
+            for path, rows_of in out.items():
+                counts[path] += fill(path, step, rows_of)
+        if has_turn:
+            cache._enter(step, out)
+            series.done(number)
+        return {path: Gathered(rows_of, counts[path]) for path, rows_of in out.items()}
+
+    def _read_others(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
+        """Read the rows that have a slot, but whose slot is another lease's now."""
+        missed = np.where(step.slots < 0, np.int32(0), np.int32(-1))
+        return self._cache._tables[path].gather_into(step.ids, out, None, missed)

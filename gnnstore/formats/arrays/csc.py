@@ -1,0 +1,98 @@
+"""The adjacency of a store in compressed sparse column form, in memory or mapped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.paged_array import PagedArray
+    from gnnstore.formats.store.reader import StoreReader
+    from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec
+
+TopologyMode = Literal["memory", "mmap", "disk"]
+
+
+@dataclass(frozen=True)
+class Csc:
+    """In-neighbours by column: those of node v are `indices[indptr[v]:indptr[v + 1]]`.
+
+    Attributes
+    ----------
+    indptr : ndarray of int64, shape [num_dst + 1]
+    indices : ndarray of int32 or int64, shape [E]
+        Source nodes, ascending within a column.
+    edge_id : ndarray of int32 or int64, shape [E], or None
+        Position of each edge in the original input; None where the position in `indices`
+        is the edge's only id.
+    num_src : int
+        Number of source nodes; indices lie in [0, num_src).
+    source : str
+        Where it came from, for messages.
+    mapped : tuple of PagedArray
+        The stored arrays of which the three are views; none if they are in memory.
+    """
+
+    indptr: npt.NDArray[np.int64]
+    indices: npt.NDArray[Any]
+    edge_id: npt.NDArray[Any] | None
+    num_src: int
+    source: str = "the graph"
+    mapped: tuple[PagedArray, ...] = ()
+
+    def check_mapped_files(self) -> None:
+        """Raise a `StorageError` if a mapped file has been truncated since."""
+        for array in self.mapped:
+            array.check_mapped_files()
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of columns: target nodes."""
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return len(self.indices)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the three arrays."""
+        edge_id_bytes = 0 if self.edge_id is None else self.edge_id.nbytes
+        return self.indptr.nbytes + self.indices.nbytes + edge_id_bytes
+
+
+def load_csc(
+    reader: StoreReader, edge: EdgeTypeSpec, mode: TopologyMode = "memory", num_threads: int = 1
+) -> Csc:
+    """Return the adjacency of an edge type.
+
+    Parameters
+    ----------
+    mode : "memory", "mmap" or "disk"
+        Whether the arrays are read into RAM (huge pages) or mapped from disk; with "disk",
+        `indptr` is read and the others, which samplers then read piece by piece, are mapped.
+    """
+    mapped: list[PagedArray] = []
+
+    def get(spec: AttributeSpec) -> npt.NDArray[Any]:
+        array = reader.paged(spec)
+        if mode == "memory" or (mode == "disk" and spec is edge.indptr):
+            return array.load(num_threads)
+        mapped.append(array)
+        return array.view("random")
+
+    num_src = next(t.num_nodes for t in reader.schema.node_types if t.name == edge.source)
+    indptr, indices = get(edge.indptr), get(edge.indices)
+    edge_id = None if edge.edge_id is None else get(edge.edge_id)
+    return Csc(
+        indptr=indptr,
+        indices=indices,
+        edge_id=edge_id,
+        num_src=num_src,
+        source=str(reader.path),
+        mapped=tuple(mapped),
+    )

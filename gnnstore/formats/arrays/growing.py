@@ -1,0 +1,205 @@
+"""A file of a plan that grows by a superbatch at a time, and is a Zarr array in the end.
+
+Some bytes are appended here; others are written by the kernel that packs rows, straight to disk,
+and read back for their checksums. Until `finish` the file is bytes and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import storage_error
+from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
+from gnnstore.formats.arrays.zarr_metadata import (
+    METADATA_FILE,
+    paged_metadata,
+    shard_index,
+    shard_name,
+)
+from gnnstore.formats.container.files import ChecksummedFile
+from gnnstore.formats.packed.manifest import PLAN_ALIGNMENT_BYTES
+from gnnstore.formats.store.manifest import BLOCK_BYTES
+
+_READ_BYTES = 4 * 2**20
+# An array of a plan is one file, however large.
+ONE_SHARD_BYTES = 2**60
+
+
+class _Sums:
+    """The crc32c of each block of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._crcs: list[int] = []
+
+    def update(self, data: npt.NDArray[np.uint8]) -> None:
+        while len(data):
+            into_block = self.num_bytes % BLOCK_BYTES
+            piece = data[: BLOCK_BYTES - into_block]
+            if into_block:
+                self._crcs[-1] = _core.crc32c(piece, self._crcs[-1])
+            else:
+                self._crcs.append(_core.crc32c(piece))
+            self.num_bytes += len(piece)
+            data = data[len(piece) :]
+
+    def copy(self) -> _Sums:
+        copied = _Sums()
+        copied.num_bytes, copied._crcs = self.num_bytes, list(self._crcs)
+        return copied
+
+    @property
+    def crcs(self) -> npt.NDArray[np.uint32]:
+        return np.array(self._crcs, np.uint32)
+
+
+class ValuesFile:
+    """Bytes one behind the other, in regions that are made durable one by one.
+
+    Parameters
+    ----------
+    plan : Path
+        The directory that the plan is built in.
+    name : str
+        Path of the array in it.
+
+    Attributes
+    ----------
+    file_path : Path
+    size_bytes : int
+        With what was appended to the region that is open.
+    """
+
+    def __init__(self, plan: Path, name: str) -> None:
+        self.name = name
+        self._directory = plan / name
+        self.file_path = self._directory / shard_name(0, 0)
+        self.size_bytes = 0
+        self._region_begin = 0
+        self._sums = _Sums()
+        self._taken: tuple[int, _Sums] | None = None
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(self.file_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise storage_error(error, "create a file", self.file_path) from error
+
+    def append(self, parts: Iterable[memoryview]) -> int:
+        """Write bytes from the next multiple of 4096 on, and return where that is.
+
+        Raises
+        ------
+        NoSpaceError, StorageError
+        """
+        begin = self.size_bytes + -self.size_bytes % PLAN_ALIGNMENT_BYTES
+        place = begin
+        try:
+            for part in parts:
+                view = part
+                while len(view):
+                    done = os.pwrite(self._descriptor, view, place)
+                    place, view = place + done, view[done:]
+        except OSError as error:
+            raise storage_error(error, "write", self.file_path) from error
+        self.size_bytes = place
+        return begin
+
+    def grown_to(self, size_bytes: int) -> None:
+        """Note that somebody else has written up to here."""
+        self.size_bytes = size_bytes
+
+    def end_region(self) -> tuple[int, int]:
+        """Make what was written durable, and return its end and the crc32c of the region."""
+        try:
+            # What ends in the middle of a page is filled up, so that the next one begins on one.
+            self.size_bytes += -self.size_bytes % PLAN_ALIGNMENT_BYTES
+            os.ftruncate(self._descriptor, self.size_bytes)
+            os.fsync(self._descriptor)
+            crc = self._read(self._region_begin, self.size_bytes, self._sums)
+        except OSError as error:
+            raise storage_error(error, "write", self.file_path) from error
+        self._region_begin = self.size_bytes
+        return self.size_bytes, crc
+
+    def take_region(self, end: int, crc: int) -> bool:
+        """Compare the next region of an earlier attempt; whether it is as it was."""
+        sums = self._sums.copy()
+        try:
+            if os.fstat(self._descriptor).st_size < end or end < self._region_begin:
+                return False
+            is_same = self._read(self._region_begin, end, sums) == crc
+        except OSError:
+            return False
+        self._taken = (end, sums) if is_same else None
+        return is_same
+
+    def keep_region(self) -> None:
+        """Take over the region that was compared last."""
+        if self._taken is not None:
+            self._region_begin, self._sums = self._taken
+            self.size_bytes = self._region_begin
+            self._taken = None
+
+    def forget_region(self) -> None:
+        """Leave the region that was compared last, to be written again."""
+        self._taken = None
+
+    def cut(self) -> None:
+        """Remove what lies behind the regions that were taken over."""
+        try:
+            os.ftruncate(self._descriptor, self._region_begin)
+        except OSError as error:
+            raise storage_error(error, "continue", self.file_path) from error
+
+    def finish(self) -> dict[str, tuple[int, npt.NDArray[np.uint32]]]:
+        """Turn the bytes into a Zarr array; return its files: size and checksums by path."""
+        layout = plan_shards(PageGeometry(1, DEFAULT_PAGE_BYTES), self.size_bytes, ONE_SHARD_BYTES)
+        files = {}
+        if layout.num_shards:
+            padding = layout.shard_body_bytes(0) - self.size_bytes
+            tail = np.concatenate([np.zeros(padding, np.uint8), shard_index(layout, 0)])
+            self._sums.update(tail)
+            self.append([tail.data])  # the end of a region is a multiple of 4096
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise storage_error(error, "write", self.file_path) from error
+            files[f"{self.name}/{self.file_path.name}"] = (self._sums.num_bytes, self._sums.crcs)
+        self.close()
+        if not layout.num_shards:
+            self.file_path.unlink()
+        metadata = ChecksummedFile(self._directory / METADATA_FILE)
+        document = paged_metadata("uint8", (), layout)
+        metadata.write(np.frombuffer(json.dumps(document, indent=1).encode(), np.uint8))
+        crcs = metadata.close()
+        files[f"{self.name}/{METADATA_FILE}"] = (metadata.size_bytes, crcs)
+        return files
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _read(self, begin: int, end: int, sums: _Sums) -> int:
+        """Add a part of the file to the checksums of its blocks; return its own."""
+        crc = 0
+        buffer = np.empty(_READ_BYTES, np.uint8)
+        while begin < end:
+            piece = buffer[: min(_READ_BYTES, end - begin)]
+            count = os.preadv(self._descriptor, [piece.data], begin)
+            if count == 0:
+                raise OSError(f"the file ends at byte {begin}")
+            crc = _core.crc32c(piece[:count], crc)
+            sums.update(piece[:count])
+            begin += count
+        # It is not read again before training, and there are better uses of memory.
+        os.posix_fadvise(self._descriptor, 0, end, os.POSIX_FADV_DONTNEED)
+        return crc

@@ -1,0 +1,249 @@
+"""A paged array of an open store: where its rows lie, and plain ways to read them.
+
+Reads here are for structure, labels and looking around. Training reads rows through the
+engines of `gnnstore.io`, which use the same geometry.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError, InputError, StorageError, storage_error
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
+from gnnstore.formats.store.schema import AttributeSpec
+
+Advice = Literal["normal", "random", "sequential"]
+
+
+@dataclass(frozen=True)
+class PagedArray:
+    """Rows of one shape and type in shards of raw pages.
+
+    Attributes
+    ----------
+    spec : AttributeSpec
+        Name, element type, shape.
+    layout : ShardLayout
+        Page geometry and the cut into shards.
+    file_paths : tuple of Path
+        The shards, in order.
+    """
+
+    spec: AttributeSpec
+    layout: ShardLayout
+    file_paths: tuple[Path, ...]
+    _maps: dict[Advice, npt.NDArray[np.uint8]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def geometry(self) -> PageGeometry:
+        """Row and page sizes."""
+        return self.layout.geometry
+
+    @property
+    def num_rows(self) -> int:
+        """Length of the row axis."""
+        return self.layout.num_rows
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of one row."""
+        return self.spec.shape[1:]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy type of the stored elements; uint16 for bfloat16."""
+        return STORAGE_DTYPES[self.spec.dtype]
+
+    @property
+    def body_bytes(self) -> list[int]:
+        """Bytes of raw pages at the start of each shard."""
+        return [self.layout.shard_body_bytes(shard) for shard in range(self.layout.num_shards)]
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all shards, padding and indexes included."""
+        return sum(self.layout.shard_file_bytes(s) for s in range(self.layout.num_shards))
+
+    def map(self, advice: Advice = "random") -> npt.NDArray[np.uint8]:
+        """Map the bodies of all shards, one behind the other, read-only.
+
+        Row i starts at byte `geometry.offset(i)`. The mapping is made once per advice and
+        lives as long as any array made from it.
+
+        Returns
+        -------
+        ndarray of uint8
+            A view of the files: a page that is truncated later faults when touched.
+
+        Raises
+        ------
+        StorageError
+            If a shard cannot be opened or mapped.
+        """
+        with self._lock:
+            mapped = self._maps.get(advice)
+            if mapped is None:
+                try:
+                    mapped = _core.map_files(
+                        [str(path) for path in self.file_paths], self.body_bytes, advice
+                    )
+                except OSError as error:
+                    raise self._storage_error(error, "map") from error
+                self._maps[advice] = mapped
+                _ = self._file_ids  # of the files as they were mapped
+            return mapped
+
+    def check_mapped_files(self) -> None:
+        """Look whether the files behind the mapping are still as long as they were.
+
+        Touching a page of a mapping that has been cut off ends the process (SIGBUS). This
+        turns a file that was truncated while a run used it into an error; what happens
+        between this look and the touch it cannot see. A file that was removed or replaced
+        does no harm: the mapping keeps the old one.
+
+        Raises
+        ------
+        StorageError
+            If a shard is shorter than its body.
+        """
+        for path, file_id, num_bytes in zip(
+            self.file_paths, self._file_ids, self.body_bytes, strict=True
+        ):
+            try:
+                status = path.stat()
+            except OSError:
+                continue
+            if (status.st_dev, status.st_ino) == file_id and status.st_size < num_bytes:
+                raise StorageError(
+                    f"cannot read the array {self.spec.path!r}: {path}: the file holds "
+                    f"{status.st_size} bytes, but its pages take {num_bytes}; it was truncated "
+                    "while it was in use. Convert the data again, or restore the store",
+                    path=path,
+                    offset=status.st_size,
+                )
+
+    @cached_property
+    def _file_ids(self) -> list[tuple[int, int]]:
+        """Device and inode of each shard."""
+        found = (path.stat() for path in self.file_paths)
+        return [(status.st_dev, status.st_ino) for status in found]
+
+    def view(self, advice: Advice = "random") -> npt.NDArray[Any]:
+        """Return the array [rows, *row_shape] as a view of the mapping.
+
+        Raises
+        ------
+        InputError
+            If rows do not fill their pages, so that no strided view exists.
+        """
+        if not self.geometry.is_exact:
+            raise InputError(
+                f"{self.spec.path}: rows of {self.geometry.row_bytes} bytes do not fill their "
+                f"pages of {self.geometry.page_bytes}; use gather() or load()"
+            )
+        used = self.num_rows * self.geometry.row_bytes
+        return self.map(advice)[:used].view(self.dtype).reshape(self.spec.shape)
+
+    def load(self, num_threads: int = 1) -> npt.NDArray[Any]:
+        """Read the whole array into memory, densely, on huge pages.
+
+        Returns
+        -------
+        ndarray [rows, *row_shape]
+            Owned by the caller; its memory goes back to the buffer pool when released.
+
+        Raises
+        ------
+        StorageError
+            Naming the file and offset of a failed read.
+        """
+        dense = _core.pool_empty(self.num_rows * self.geometry.row_bytes)
+        try:
+            _core.read_pages(
+                [str(path) for path in self.file_paths],
+                self.body_bytes,
+                dense,
+                num_rows=self.num_rows,
+                row_bytes=self.geometry.row_bytes,
+                rows_per_page=self.geometry.rows_per_page,
+                page_stride_bytes=self.geometry.page_stride_bytes,
+                num_threads=num_threads,
+            )
+        except OSError as error:
+            raise self._storage_error(error, "read") from error
+        return dense.view(self.dtype).reshape(self.spec.shape)
+
+    def gather(self, ids: npt.ArrayLike, num_threads: int = 1) -> npt.NDArray[Any]:
+        """Copy rows out of the mapping.
+
+        Parameters
+        ----------
+        ids : array-like of int, shape [k]
+            Row numbers, in any order, repeats allowed.
+
+        Returns
+        -------
+        ndarray [k, *row_shape]
+            A copy.
+
+        Raises
+        ------
+        InputError
+            If an id is outside [0, rows) or not an integer.
+        """
+        wanted = np.asarray(ids)
+        if wanted.size == 0:
+            wanted = wanted.astype(np.int64)
+        if wanted.ndim != 1 or wanted.dtype.kind not in "iu":
+            raise InputError(
+                f"{self.spec.path}: rows are chosen by a one-dimensional array of integers, "
+                f"found shape {list(wanted.shape)} {wanted.dtype}"
+            )
+        wanted = np.ascontiguousarray(wanted, dtype=np.int64)
+        out = _core.pool_empty(len(wanted) * self.geometry.row_bytes)
+        try:
+            _core.gather_rows(
+                self.map(),
+                wanted,
+                out,
+                num_rows=self.num_rows,
+                row_bytes=self.geometry.row_bytes,
+                rows_per_page=self.geometry.rows_per_page,
+                page_stride_bytes=self.geometry.page_stride_bytes,
+                num_threads=num_threads,
+            )
+        except IndexError as error:
+            raise InputError(f"{self.spec.path}: {error}") from None
+        return out.view(self.dtype).reshape(len(wanted), *self.row_shape)
+
+    def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Copy consecutive rows out of a sequential mapping; for scans.
+
+        Returns
+        -------
+        ndarray [stop - start, *row_shape]
+            A copy.
+        """
+        geometry = self.geometry
+        per_run, stride = geometry.rows_per_page, geometry.page_stride_bytes
+        first, last = start // per_run, geometry.num_runs(stop)
+        runs = self.map("sequential")[first * stride : last * stride].reshape(-1, stride)
+        rows = runs[:, : per_run * geometry.row_bytes].reshape(-1, geometry.row_bytes)
+        rows = np.ascontiguousarray(rows[start - first * per_run : stop - first * per_run])
+        return rows.view(self.dtype).reshape(stop - start, *self.row_shape)
+
+    def _storage_error(self, error: OSError, doing: str) -> StorageError | CorruptStoreError:
+        where = error.filename or (self.file_paths[0] if self.file_paths else self.spec.path)
+        return storage_error(error, f"{doing} the array {self.spec.path!r}", where)

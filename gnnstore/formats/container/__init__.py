@@ -1,0 +1,1 @@
+"""A sealed directory: checked names and JSON, atomic commits, journals, leftovers."""

@@ -1,0 +1,332 @@
+"""The journal of a conversion: what is finished and durable, so that a later run can go on.
+
+A conversion of hours must survive a full disk, Ctrl-C and a crash. The journal lies in the
+temporary directory and grows by one line whenever something is complete: a shard, a cold
+array, a sorted run of edges, the adjacency. The data are synchronised before their line is
+written and the line before work goes on, so a line that can be read speaks of bytes that are
+there. Everything without a line is done again.
+
+A line that a crash tore is not read, and cut off before the file grows again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import storage_error
+from gnnstore.formats.arrays.pages import ShardLayout
+from gnnstore.formats.arrays.zarr_metadata import shard_name
+from gnnstore.formats.container.journal_file import (
+    JOURNAL_FILE,
+    JOURNAL_VERSION,
+    Record,
+    append_record,
+    read_records,
+)
+from gnnstore.formats.store.manifest import BLOCK_BYTES, crc32c_of
+from gnnstore.formats.store.schema import AttributeSpec
+
+SPILL_DIRECTORY = "spill"
+
+BlockCrcs = npt.NDArray[np.uint32]
+StoredFile = tuple[str, int, BlockCrcs]  # name, size, crc32c of each block
+
+
+class Journal:
+    """The lines of one conversion; made by `create` or `reopen`. Not thread-safe.
+
+    Attributes
+    ----------
+    directory : Path
+        The temporary directory that the journal lies in.
+    fingerprint : Mapping
+        What is converted, and how: a run may go on with this directory if its own is equal.
+        Empty: none may.
+    spill_directory : Path
+        Where sorted runs of edges go; exists only if somebody makes it.
+    """
+
+    def __init__(self, directory: Path, records: Sequence[Record]) -> None:
+        self.directory = directory
+        self.fingerprint: Mapping[str, Any] = records[0]["fingerprint"]
+        self.spill_directory = directory / SPILL_DIRECTORY
+        self._shards: dict[tuple[str, int], Record] = {}
+        self._cold: dict[str, Record] = {}
+        self._runs: list[Record] = []
+        self._edges: Record | None = None
+        # Shards that were compared already: an array may be asked for more than once.
+        self._compared: dict[tuple[str, int], BlockCrcs] = {}
+        self.spill_directories = [self.spill_directory]
+        for record in records[1:]:
+            self._take(record)
+
+    @classmethod
+    def create(cls, directory: Path, fingerprint: Mapping[str, Any]) -> Journal:
+        """Begin the journal of a new conversion in an empty directory.
+
+        Raises
+        ------
+        StorageError
+            If the operating system refuses.
+        """
+        header = {"kind": "header", "version": JOURNAL_VERSION, "fingerprint": dict(fingerprint)}
+        # Through JSON, so that it compares equal with what is read back (lists, not tuples).
+        journal = cls(directory, [json.loads(json.dumps(header))])
+        append_record(directory / JOURNAL_FILE, header)
+        return journal
+
+    @classmethod
+    def reopen(cls, directory: Path) -> Journal | None:
+        """Read the journal in a directory, to go on with it; None if there is none to trust.
+
+        The directory must be locked by the caller.
+        """
+        records, good_bytes = read_records(directory / JOURNAL_FILE)
+        if not records:
+            return None
+        journal = cls(directory, records)
+        try:
+            os.truncate(directory / JOURNAL_FILE, good_bytes)
+        except OSError as error:
+            raise storage_error(error, "continue the journal", directory) from error
+        return journal
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is finished that a later run need not do again."""
+        return bool(self.fingerprint and (self._shards or self._cold or self._runs))
+
+    def _take(self, record: Record) -> None:
+        kind = record.get("kind")
+        if kind == "shard":
+            self._shards[record["array"], record["number"]] = record
+        elif kind == "cold":
+            self._cold[record["array"]] = record
+        elif kind == "run":
+            self._runs.append(record)
+        elif kind == "forget_runs":
+            self._runs.clear()
+        elif kind == "edges":
+            self._edges = record["edges"]
+        elif kind == "spill_directory":
+            self._take_spill_directory(Path(record["path"]))
+
+    def _take_spill_directory(self, path: Path) -> None:
+        # Who cleans up deletes it, so a journal must not be able to name just anything.
+        if path == self.directory / SPILL_DIRECTORY or path.name == foreign_spill_name(
+            self.directory
+        ):
+            self.spill_directory = path
+            self.spill_directories.append(path)
+
+    def _record(self, record: Record) -> None:
+        append_record(self.directory / JOURNAL_FILE, record)
+        self._take(json.loads(json.dumps(record)))
+
+    # ---- arrays
+
+    def committed_shards(self, spec: AttributeSpec, layout: ShardLayout) -> list[StoredFile]:
+        """Return the first shards of a paged array, as far as they are complete.
+
+        Their bytes are read and compared: that costs less than writing them again, and what
+        a disk lost in spite of its promise is found now rather than in training.
+        """
+        found: list[StoredFile] = []
+        for number in range(layout.num_shards):
+            record = self._shards.get((spec.path, number))
+            if record is None or record["layout"] != _describe(spec, layout):
+                break
+            name, size = shard_name(number, len(spec.shape) - 1), layout.shard_file_bytes(number)
+            crcs = self._compared.get((spec.path, number))
+            if crcs is None:
+                crcs = _checked_blocks(self.directory / spec.path / name, size, record["crc"])
+            if crcs is None:
+                break
+            self._compared[spec.path, number] = crcs
+            found.append((name, size, crcs))
+        for path, number in list(self._shards):
+            if path == spec.path and number >= len(found):  # to be written again
+                record = self._shards.pop((path, number))
+                name = shard_name(number, record["row_ndim"])
+                (self.directory / path / name).unlink(missing_ok=True)
+        return found
+
+    def record_shard(
+        self, spec: AttributeSpec, layout: ShardLayout, number: int, crcs: BlockCrcs
+    ) -> None:
+        """Write down that a shard is complete and durable."""
+        self._record(
+            {
+                "kind": "shard",
+                "array": spec.path,
+                "number": number,
+                "row_ndim": len(spec.shape) - 1,
+                "layout": _describe(spec, layout),
+                "crc": crc_of_blocks(crcs),
+            }
+        )
+
+    def cold_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
+        """Return the files of a cold array that is written already, if it is the same one.
+
+        Parameters
+        ----------
+        path : str
+            The array's path in the store.
+        content_crc : int
+            crc32c of its values and description.
+
+        Returns
+        -------
+        list of (name, size, crc32c of each block), or None
+            None if the array has to be written.
+        """
+        record = self._cold.get(path)
+        if record is None or record["content_crc"] != content_crc:
+            return None
+        found = []
+        for name, size, crc in record["files"]:
+            crcs = _checked_blocks(self.directory / path / name, size, crc)
+            if crcs is None:
+                return None
+            found.append((name, size, crcs))
+        return found
+
+    def record_cold(self, path: str, content_crc: int, files: Sequence[StoredFile]) -> None:
+        """Write down that a cold array is complete and durable."""
+        listed = [[name, size, crc_of_blocks(crcs)] for name, size, crcs in files]
+        self._record({"kind": "cold", "array": path, "content_crc": content_crc, "files": listed})
+
+    # ---- sorted runs of edges
+
+    def use_spill_directory(self, path: Path) -> None:
+        """Put the runs to come elsewhere; those of an earlier attempt stay where they are.
+
+        Parameters
+        ----------
+        path : Path
+            Absolute. Its name must be that of `foreign_spill_name`, so that who cleans up
+            cannot be led by a journal to remove anything else.
+        """
+        if path != self.spill_directory:
+            self._record({"kind": "spill_directory", "path": str(path)})
+
+    def runs(self) -> list[Record]:
+        """Return the runs that an earlier attempt finished, in order.
+
+        Returns
+        -------
+        list of dict
+            As they were given to `record_run`. A run whose files are not there with their
+            exact sizes ends the list: those behind it would leave a gap in the input.
+        """
+        found = []
+        for record in self._runs:
+            files = zip(record["run"]["files"], record["sizes"], strict=True)
+            if not all(_has_size(Path(path), size) for path, size in files):
+                break
+            found.append(dict(record["run"]))
+        return found
+
+    def record_run(self, run: Mapping[str, Any]) -> None:
+        """Write down that a sorted run of edges is complete and durable.
+
+        Parameters
+        ----------
+        run : Mapping
+            JSON values. `files`: absolute paths of the run's files, which have been
+            synchronised; the rest is the caller's own.
+        """
+        sizes = [Path(path).stat().st_size for path in run["files"]]
+        self._record({"kind": "run", "run": dict(run), "sizes": sizes})
+
+    def forget_runs(self) -> None:
+        """Write down that the runs are gone, before the first of them is deleted or changed."""
+        if self._runs:
+            self._record({"kind": "forget_runs"})
+
+    # ---- the adjacency
+
+    def edges(self) -> Record | None:
+        """Return what an earlier attempt said of the adjacency when it was whole, if one did."""
+        return self._edges
+
+    def record_edges(self, edges: Mapping[str, Any]) -> None:
+        """Write down that every shard of the adjacency is recorded.
+
+        Parameters
+        ----------
+        edges : Mapping
+            JSON values: what the adjacency is.
+        """
+        self._record({"kind": "edges", "edges": dict(edges)})
+
+    # ---- the directory
+
+    def kept_files(self) -> set[Path]:
+        """Return every file that a record speaks for; what else lies there is unfinished."""
+        kept = {self.directory / JOURNAL_FILE}
+        for (path, number), record in self._shards.items():
+            kept.add(self.directory / path / shard_name(number, record["row_ndim"]))
+        for path, record in self._cold.items():
+            kept.update(self.directory / path / name for name, _, _ in record["files"])
+        for run in self.runs():
+            kept.update(Path(path) for path in run["files"])
+        return kept
+
+    def close(self) -> None:
+        """Remove the journal: the store is complete, and holds no file that it does not list."""
+        (self.directory / JOURNAL_FILE).unlink()
+        self._shards.clear()
+        self._cold.clear()
+        self._runs.clear()
+
+
+def _describe(spec: AttributeSpec, layout: ShardLayout) -> list[Any]:
+    """Return what decides which bytes belong in which shard."""
+    geometry = layout.geometry
+    return [
+        spec.dtype,
+        layout.num_rows,
+        geometry.row_bytes,
+        geometry.page_bytes,
+        layout.shard_runs,
+        layout.chunk_runs,
+    ]
+
+
+def foreign_spill_name(directory: Path) -> str:
+    """Return the name that a spill directory has when it is not in the temporary directory."""
+    return f"{directory.name}.{SPILL_DIRECTORY}"
+
+
+def crc_of_blocks(crcs: BlockCrcs) -> int:
+    """Return one crc32c for the checksums of all blocks of a file."""
+    return crc32c_of(crcs.astype("<u4").tobytes())
+
+
+def _checked_blocks(path: Path, size: int, crc: int) -> BlockCrcs | None:
+    """Return the checksums of a file's blocks; None if it is not the file that was recorded."""
+    if not _has_size(path, size):
+        return None
+    try:
+        threads = min(8, len(os.sched_getaffinity(0)))
+        crcs = np.asarray(_core.crc32c_file(str(path), BLOCK_BYTES, threads))
+    except OSError:
+        return None
+    return crcs if crc_of_blocks(crcs) == crc else None
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False

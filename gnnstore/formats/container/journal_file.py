@@ -1,0 +1,91 @@
+"""The journal as a file: lines of JSON, each led by a crc32c of its own.
+
+A crash may tear the last line, so reading stops at the first that is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gnnstore.errors import storage_error
+from gnnstore.formats.store.manifest import crc32c_of
+
+JOURNAL_FILE = "journal"
+JOURNAL_VERSION = 1
+# In the journal of a plan, a line for each superbatch that is durable.
+SUPERBATCH_RECORD = "superbatch"
+# A line stays below a kilobyte; the header names each input. What is larger is no journal.
+_MAX_JOURNAL_BYTES = 2**28
+
+Record = dict[str, Any]
+
+
+def append_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Append the line of a record, durably.
+
+    Raises
+    ------
+    StorageError
+        If the operating system refuses.
+    """
+    view = memoryview(encode_record(record))
+    try:
+        with path.open("ab", buffering=0) as file:
+            while view:  # a raw write may be short
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise storage_error(error, "write the journal", path) from error
+
+
+def encode_record(record: Mapping[str, Any]) -> bytes:
+    """Return the line of a record: JSON, led by the crc32c of what follows."""
+    text = json.dumps(record, allow_nan=False).encode()
+    return b"%08x %s\n" % (crc32c_of(text), text)
+
+
+def read_records(path: Path) -> tuple[list[Record], int]:
+    """Return the records of a journal up to the first damaged line, and their bytes.
+
+    Returns
+    -------
+    list of dict
+        The header first; empty, if there is no journal or it begins with no header of this
+        version.
+    int
+        Where the first damaged line begins, or the file ends.
+    """
+    try:
+        if path.stat().st_size > _MAX_JOURNAL_BYTES:
+            return [], 0
+        data = path.read_bytes()
+    except OSError:
+        return [], 0
+    records: list[Record] = []
+    good_bytes = 0
+    for line in data.splitlines(keepends=True):
+        record = _decode_line(line)
+        if record is None:
+            break
+        records.append(record)
+        good_bytes += len(line)
+    header = records[0] if records else {}
+    known = header.get("kind") == "header" and header.get("version") == JOURNAL_VERSION
+    if not known or not isinstance(header.get("fingerprint"), dict):
+        return [], 0
+    return records, good_bytes
+
+
+def _decode_line(line: bytes) -> Record | None:
+    crc, _, text = line.partition(b" ")
+    if not line.endswith(b"\n") or b"%08x" % crc32c_of(text[:-1]) != crc:
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

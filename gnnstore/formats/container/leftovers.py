@@ -1,0 +1,185 @@
+"""What interrupted conversions leave behind: finding it, telling it from work in progress.
+
+A store is built under `.NAME.tmp-XXXXXXXX`, beside the name it will have. The writer holds a
+lock on that directory, which the kernel drops with the process; so what can be locked was
+left. `.NAME.old-XXXXXXXX` is a whole store that an overwrite had set aside when it stopped,
+on a file system that cannot exchange two names.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
+from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
+from gnnstore.formats.container.journal_file import JOURNAL_FILE, SUPERBATCH_RECORD, read_records
+from gnnstore.formats.packed.manifest import BATCHES_ARRAY, INDEX_ARRAY, ROWS_GROUP
+from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY
+
+State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
+
+_NAME = re.compile(r"\.(?P<final>.+)\.(?P<kind>tmp|old)-[0-9a-f]{8}")
+# What a store under construction may hold. A directory with anything else was made by
+# another program, whatever its name.
+_OWN_ENTRIES = {
+    *("nodes", "edges", "splits", "maps", "graph"),
+    *(INDEX_ARRAY, BATCHES_ARRAY, ROWS_GROUP),  # of a plan
+    *(CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY),
+}
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A temporary directory.
+
+    Attributes
+    ----------
+    path : Path
+        The directory.
+    final : Path or None
+        The store that it was to become, or was; None for what a run has spilled.
+    state : str
+        "running": a process is at work in it. "resumable": a conversion can go on with it.
+        "unfinished": nothing in it is of use. "set aside": a whole store, see above.
+        "stale": spilled by a run that was killed.
+    num_bytes : int
+        Bytes of its files, spilled ones on other disks included.
+    age_seconds : float
+        Time since something in it last changed.
+    """
+
+    path: Path
+    final: Path | None
+    state: State
+    num_bytes: int
+    age_seconds: float
+
+
+def leftovers(final: Path) -> list[Path]:
+    """Return the temporary directories beside `final`, of running writers and of dead ones."""
+    # No glob: the name may hold characters that mean something to it.
+    prefixes = (f".{final.name}.tmp-", f".{final.name}.old-")
+    try:
+        names = sorted(os.listdir(final.parent))  # noqa: PTH208
+    except OSError:
+        return []
+    return [
+        final.parent / name
+        for name in names
+        if name.startswith(prefixes) and not name.endswith(f".{SPILL_DIRECTORY}")
+    ]
+
+
+def find_leftovers(directory: Path) -> Iterator[Leftover]:
+    """Yield every temporary directory of a conversion in `directory`, not below it.
+
+    Raises
+    ------
+    OSError
+        If the directory cannot be read.
+    """
+    for path in sorted(directory.iterdir()):
+        match = _NAME.fullmatch(path.name)
+        if match is None or path.is_symlink() or not path.is_dir() or not _is_ours(path):
+            continue
+        final = directory / match["final"]
+        with locked(path) as free:
+            yield Leftover(
+                path,
+                final,
+                _state(path, final, match["kind"]) if free else "running",
+                leftover_bytes(path),
+                max(0.0, time.time() - last_change(path)),
+            )
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[bool]:
+    """Hold the lock of a temporary directory, as far as nobody else does.
+
+    Yields
+    ------
+    bool
+        False if a process is at work in it, or it cannot be opened.
+    """
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = True
+    except BlockingIOError:
+        free = False
+    try:
+        yield free
+    finally:
+        os.close(lock)
+
+
+def leftover_bytes(path: Path) -> int:
+    """Return the bytes of all files of a temporary directory, spilled ones elsewhere too."""
+    return sum(map(directory_bytes, [path, *_foreign_spill(path)]))
+
+
+def is_resumable(path: Path) -> bool:
+    """Whether something in a temporary directory need not be done again."""
+    records, _ = read_records(path / JOURNAL_FILE)
+    is_plan = any(record.get("kind") == SUPERBATCH_RECORD for record in records)
+    return is_plan or (bool(records) and Journal(path, records).has_work)
+
+
+def remove(path: Path) -> None:
+    """Delete a temporary directory, and what was spilled for it elsewhere; it must be locked.
+
+    Of what cannot be deleted as much as possible is.
+    """
+    for spill in _foreign_spill(path):
+        shutil.rmtree(spill, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return set(os.listdir(path)) <= _OWN_ENTRIES  # noqa: PTH208
+    except OSError:
+        return False
+
+
+def _state(path: Path, final: Path, kind: str) -> State:
+    if kind == "old" and not final.exists():
+        return "set aside"
+    return "resumable" if is_resumable(path) else "unfinished"
+
+
+def _foreign_spill(path: Path) -> list[Path]:
+    """Return the directories outside of `path` that hold runs of its edges."""
+    records, _ = read_records(path / JOURNAL_FILE)
+    if not records:
+        return []
+    named = {Path(spill) for spill in Journal(path, records).spill_directories}
+    own = path / SPILL_DIRECTORY
+    return [spill for spill in sorted(named - {own}) if spill.is_dir() and not spill.is_symlink()]
+
+
+def last_change(path: Path) -> float:
+    """Return when something in a directory last changed, in seconds since 1970."""
+    latest = path.stat().st_mtime
+    for root, _, names in os.walk(path):
+        for name in names:
+            try:
+                latest = max(latest, (Path(root) / name).lstat().st_mtime)
+            except OSError:
+                continue
+    return latest

@@ -1,0 +1,273 @@
+"""All or nothing: a directory that appears under its name complete, or not at all.
+
+The directory is built beside its final name, as `.NAME.tmp-XXXXXXXX`, and renamed into
+place after everything in it is durable. A lock on the temporary directory itself tells a
+running writer from a dead one: the kernel drops the lock with the process, so whatever is
+found unlocked was left by a crash. The next writer of the same name goes on with it or
+sweeps it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from gnnstore import _core
+from gnnstore.errors import (
+    NotFoundError,
+    StorageError,
+    StoreExistsError,
+    UsageError,
+    storage_error,
+)
+from gnnstore.formats.container.files import fsync_directory
+from gnnstore.formats.container.leftovers import is_resumable, leftover_bytes, leftovers, remove
+from gnnstore.units import format_size
+
+# What a file system without renameat2's flags answers.
+_NO_RENAME_FLAGS = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+# 'gnnstore gc' holds a lock while it measures a directory; a writer holds it for good.
+_LOCK_ATTEMPTS = 5
+_LOCK_SECONDS = 0.1
+
+
+class DirectoryTransaction:
+    """A directory under construction.
+
+    Parameters
+    ----------
+    final : Path
+        The name that the directory gets on commit.
+    overwrite : bool
+        Whether an existing directory is replaced; it stays untouched until the commit.
+    is_replaceable : callable
+        Told the existing directory before any work; returns whether it is of the kind that
+        may be replaced. Keeps `--overwrite` from deleting someone's home directory.
+    on_event : callable
+        Told, in a sentence, when leftovers of a dead writer were removed.
+    adopt : callable, optional
+        Told each directory that a dead writer left; returns whether to go on in it, instead
+        of sweeping it. It may raise, and then that directory stays.
+    what : str
+        What leftovers are of, in messages.
+
+    Attributes
+    ----------
+    path : Path
+        The directory to build in.
+    adopted : bool
+        Whether it was left by a dead writer.
+
+    Raises
+    ------
+    StoreExistsError
+        If the final name exists and `overwrite` is false.
+    UsageError
+        If what exists must not be replaced, or another process is writing it now.
+    """
+
+    def __init__(
+        self,
+        final: Path,
+        *,
+        overwrite: bool,
+        is_replaceable: Callable[[Path], bool],
+        on_event: Callable[[str], None],
+        adopt: Callable[[Path], bool] | None = None,
+        what: str = "conversion",
+    ) -> None:
+        # Absolute, so that a later chdir changes nothing; not resolved, so that messages
+        # show what the user typed as far as possible.
+        self.final = Path(os.path.abspath(final))  # noqa: PTH100
+        if overwrite and self.final.is_symlink() and self.final.exists():
+            # Whoever links to another disk wants the new store there too.
+            self.final = self.final.resolve()
+        self.overwrite = overwrite
+        if not self.final.parent.is_dir():
+            raise NotFoundError(
+                f"{self.final.parent}: the directory to write into does not exist; create it first",
+                path=self.final.parent,
+            )
+        found = _sweep(self.final, on_event, adopt, what)
+        self.adopted = found is not None
+        if found is None:
+            self._check_final(is_replaceable)
+            found = self._create()
+        self.path, self._lock = found
+        if self.adopted:
+            try:
+                self._check_final(is_replaceable)
+            except BaseException:
+                self.keep()
+                raise
+
+    def _check_final(self, is_replaceable: Callable[[Path], bool]) -> None:
+        if not os.path.lexists(self.final):
+            return
+        if not self.overwrite:
+            raise StoreExistsError(
+                f"{self.final} exists; choose another output, or pass --overwrite "
+                "(overwrite=True) to replace it once the new one is complete",
+                path=self.final,
+            )
+        if not is_replaceable(self.final):
+            raise UsageError(
+                f"{self.final} exists and is not a gnnstore store, so it is not overwritten; "
+                "remove it yourself or choose another output",
+                path=self.final,
+            )
+
+    def _create(self) -> tuple[Path, int]:
+        while True:
+            path = self.final.parent / f".{self.final.name}.tmp-{uuid.uuid4().hex[:8]}"
+            lock = -1
+            try:
+                path.mkdir()
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if path.is_dir():  # else a sweeper found it between mkdir and flock
+                    return path, lock
+                os.close(lock)
+            except FileExistsError:
+                continue
+            except FileNotFoundError:
+                continue  # a sweeper was faster
+            except OSError as error:
+                raise storage_error(error, "create the output", path) from error
+            except BaseException:  # Ctrl-C: nobody else knows of it yet
+                remove(path)
+                if lock >= 0:
+                    os.close(lock)
+                raise
+
+    def commit(self, before_rename: Callable[[], None] = lambda: None) -> None:
+        """Make every directory durable and give the directory its name.
+
+        Parameters
+        ----------
+        before_rename : callable
+            Called when everything is durable, to remove what must not be in the result.
+
+        Raises
+        ------
+        StoreExistsError
+            If the name was taken meanwhile.
+        StorageError
+            If the operating system refuses.
+        """
+        try:
+            for root, _, _ in os.walk(self.path):
+                fsync_directory(Path(root))
+            before_rename()
+            fsync_directory(self.path)
+            self._rename()
+            fsync_directory(self.final.parent)
+        except OSError as error:
+            if isinstance(error, (StorageError, StoreExistsError)):
+                raise
+            raise storage_error(error, "commit", self.final) from error
+        self._unlock()
+
+    def _rename(self) -> None:
+        new, final = os.fspath(self.path), os.fspath(self.final)
+        if self.overwrite and self.final.exists():
+            try:
+                _core.rename_exchange(new, final)
+            except OSError as error:
+                if error.errno not in _NO_RENAME_FLAGS:
+                    raise
+                # Without an atomic exchange there is a moment with neither name. The old
+                # store then lies under .old-, and the next sweep puts it back.
+                old = self.final.parent / f".{self.final.name}.old-{uuid.uuid4().hex[:8]}"
+                self.final.rename(old)
+                self.path.rename(self.final)
+                self.path = old
+            # The old store, under the temporary name now.
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        try:
+            try:
+                _core.rename_noreplace(new, final)
+            except OSError as error:
+                if error.errno not in _NO_RENAME_FLAGS:
+                    raise
+                if os.path.lexists(final):
+                    raise FileExistsError(errno.EEXIST, "exists", final) from None
+                self.path.rename(self.final)
+        except FileExistsError:
+            raise StoreExistsError(
+                f"{final} was created by someone else while it was being written; nothing was "
+                "replaced. Choose another output or pass --overwrite",
+                path=final,
+            ) from None
+
+    def abort(self) -> None:
+        """Remove everything that was written."""
+        remove(self.path)
+        self._unlock()
+
+    def keep(self) -> None:
+        """Leave everything as it is, for a later writer to go on with."""
+        self._unlock()
+
+    def _unlock(self) -> None:
+        """Let go of the lock; once, also if Ctrl-C comes between a commit and its return."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+
+def _sweep(
+    final: Path,
+    on_event: Callable[[str], None],
+    adopt: Callable[[Path], bool] | None,
+    what: str,
+) -> tuple[Path, int] | None:
+    """Remove what dead writers left; return the directory to go on in and its lock, if any."""
+    found: tuple[Path, int] | None = None
+    for path in leftovers(final):
+        try:
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            continue
+        is_kept = False
+        try:
+            _lock_dead(lock, path, final)
+            if path.name.startswith(f".{final.name}.old-") and not final.exists():
+                path.rename(final)
+                on_event(f"restored {final}, which an interrupted overwrite had set aside")
+            elif found is None and adopt is not None and adopt(path):
+                found, is_kept = (path, lock), True
+            else:
+                size = format_size(leftover_bytes(path))
+                hint = "; --resume would have gone on with it" if is_resumable(path) else ""
+                remove(path)
+                on_event(f"removed {size} that an interrupted {what} had left in {path}{hint}")
+        except BaseException:
+            if found is not None and not is_kept:
+                os.close(found[1])
+            raise
+        finally:
+            if not is_kept:
+                os.close(lock)
+    return found
+
+
+def _lock_dead(lock: int, path: Path, final: Path) -> None:
+    for _ in range(_LOCK_ATTEMPTS):
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_SECONDS)
+    raise UsageError(
+        f"{final}: another process is writing this store right now ({path.name}); "
+        "wait for it, or choose another output",
+        path=final,
+    )

@@ -1,0 +1,1 @@
+"""Packed epochs on disk: batches that were sampled and packed ahead of training."""

@@ -1,0 +1,96 @@
+"""The plans of a store: the directory that they lie in, and removing one."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
+from gnnstore.formats.container.files import fsync_directory
+from gnnstore.formats.container.leftovers import locked, remove
+from gnnstore.formats.packed.manifest import PLANS_DIRECTORY, find_plans, is_plan
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def plan_path(store: Path, name: str) -> Path:
+    """Return where a plan of a store lies, or is to lie.
+
+    Raises
+    ------
+    UsageError
+        If that is no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name of a plan; use up to 100 letters, digits, '_', '-' and '.', not "
+            "beginning with '.' or '-'"
+        )
+    return store / PLANS_DIRECTORY / name
+
+
+def make_plans_directory(store: Path) -> None:
+    """Make the directory for the plans of a store, a group without attributes, if there is none.
+
+    Raises
+    ------
+    StorageError
+        If the store cannot be written.
+    """
+    directory = store / PLANS_DIRECTORY
+    try:
+        directory.mkdir(exist_ok=True)
+        metadata = directory / METADATA_FILE
+        if not metadata.exists():
+            metadata.write_text(json.dumps(group_metadata(), indent=1))
+    except OSError as error:
+        found = storage_error(error, "make a directory for plans", directory)
+        found.message += "; give --output to pack the plan elsewhere"
+        raise found from error
+
+
+def drop_empty_plans_directory(store: Path) -> None:
+    """Remove the directory for plans if it holds none, and nothing that was left of any."""
+    directory = store / PLANS_DIRECTORY
+    with suppress(OSError):
+        if [path.name for path in directory.iterdir()] == [METADATA_FILE]:
+            (directory / METADATA_FILE).unlink()
+            directory.rmdir()
+
+
+def remove_plan(store: Path, name: str) -> None:
+    """Remove a plan of a store. Loaders that have it open go on.
+
+    Raises
+    ------
+    UsageError
+        If that is no name.
+    NotFoundError
+        If there is no such plan; the message lists those there are.
+    StorageError
+        If it cannot be removed.
+    """
+    path = plan_path(store, name)
+    if not is_plan(path):
+        names = ", ".join(repr(plan.name) for plan in find_plans(store)) or "none"
+        raise NotFoundError(f"{store}: no plan {name!r}; its plans: {names}", path=path)
+    # Under a name that 'gnnstore gc' knows, so that a plan is there whole or not at all.
+    doomed = path.with_name(f".{name}.tmp-{uuid.uuid4().hex[:8]}")
+    try:
+        path.rename(doomed)
+        fsync_directory(path.parent)
+    except OSError as error:
+        raise storage_error(error, "remove the plan", path) from error
+    with locked(doomed):
+        remove(doomed)
+    if doomed.exists():
+        raise StorageError(
+            f"{doomed}: not all of the plan could be removed; check whose it is, and try "
+            "'gnnstore gc --yes'",
+            path=doomed,
+        )
+    drop_empty_plans_directory(store)

@@ -1,0 +1,126 @@
+"""Where the rows lie that batches of a plan share: a table of segments, checked when it is opened.
+
+The shared rows of a segment are in the file of the runs, in chunks of `chunk_rows` rows. Each chunk
+begins at a multiple of 4096, one behind the other; the last one of a segment may be shorter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.formats.packed.manifest import PLAN_ALIGNMENT_BYTES, rows_array
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gnnstore.formats.store.schema import AttributeSpec
+
+# A row for each segment: its first batch and the one behind its last, its shared rows, the rows
+# of a chunk, and where its first chunk begins in the file of each cached attribute.
+SegmentTable = npt.NDArray[np.int64]
+
+_MAX_ROWS = 2**31
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """Where the shared rows of one segment are, of one attribute.
+
+    Attributes
+    ----------
+    num_rows, row_bytes : int
+    chunk_rows, chunk_bytes : int
+        Of a whole chunk; bytes from the beginning of one to that of the next.
+    begin : int
+        Of the first chunk in the file.
+    """
+
+    num_rows: int
+    row_bytes: int
+    chunk_rows: int
+    chunk_bytes: int
+    begin: int
+
+    def offset(self, rank: int) -> int:
+        """Return where the row of a rank begins."""
+        whole, rest = divmod(rank, self.chunk_rows)
+        return self.begin + whole * self.chunk_bytes + rest * self.row_bytes
+
+    @property
+    def end(self) -> int:
+        """Behind the last row."""
+        return self.offset(self.num_rows)
+
+
+def row_bytes_of(spec: AttributeSpec) -> int:
+    """Return the bytes of a row of an attribute."""
+    return spec.num_bytes // max(1, spec.num_rows)
+
+
+def segment_layout(
+    segments: SegmentTable, specs: Sequence[AttributeSpec], segment: int, column: int
+) -> SegmentLayout:
+    """Return where the shared rows of a segment are, of the cached attribute with a number."""
+    _, _, num_rows, chunk_rows, *begins = (int(value) for value in segments[segment])
+    row_bytes = row_bytes_of(specs[column])
+    unit = PLAN_ALIGNMENT_BYTES
+    chunk_bytes = -(-chunk_rows * row_bytes // unit) * unit
+    return SegmentLayout(num_rows, row_bytes, chunk_rows, chunk_bytes, begins[column])
+
+
+def batches_sharing(
+    segments: SegmentTable,
+    specs: Sequence[AttributeSpec],
+    array: str,
+    first_byte: int,
+    end_byte: int,
+) -> set[int]:
+    """Return the batches of the segments whose shared rows lie in a part of a file."""
+    found: set[int] = set()
+    for column, spec in enumerate(specs):
+        if array != rows_array(spec):
+            continue
+        for number, segment in enumerate(segments):
+            layout = segment_layout(segments, specs, number, column)
+            if layout.num_rows and layout.begin < end_byte and layout.end > first_byte:
+                found.update(range(int(segment[0]), int(segment[1])))
+    return found
+
+
+def check_segments(
+    table: SegmentTable,
+    specs: Sequence[AttributeSpec],
+    *,
+    num_batches: int,
+    file_bytes: Mapping[str, int],
+) -> str:
+    """Return the defect of a table of segments; empty if it has none.
+
+    Parameters
+    ----------
+    specs : sequence of AttributeSpec
+        The cached attributes.
+    num_batches : int
+        Batches of the plan, which the segments must cover.
+    file_bytes : Mapping of str to int
+        Size of the file of packed rows, by the attribute's path.
+    """
+    bounds = [0, *table[:, 1].tolist()]
+    is_covered = table[:, 0].tolist() == bounds[:-1] and bounds[-1] == num_batches
+    if not is_covered or (np.diff(bounds) < 1).any():
+        return "the segments are not those of all batches, one behind the other"
+    for number in range(len(table)):
+        if not (0 <= table[number, 2] < _MAX_ROWS and 1 <= table[number, 3] < _MAX_ROWS):
+            return f"segment {number} has rows that are out of range"
+        for column, spec in enumerate(specs):
+            layout = segment_layout(table, specs, number, column)
+            size = file_bytes[spec.path]
+            if not 0 <= layout.begin <= size or layout.begin % PLAN_ALIGNMENT_BYTES:
+                return f"segment {number} begins at byte {layout.begin} of {size}"
+            if layout.end > size:
+                return f"segment {number} ends at byte {layout.end} of {size}"
+    return ""

@@ -1,0 +1,1 @@
+"""A graph on disk: its schema and manifest, reader, writer and verification."""

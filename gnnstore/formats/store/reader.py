@@ -1,0 +1,282 @@
+"""Open a store: check the manifest, the files' sizes and every array's metadata, once."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError, NotFoundError, storage_error
+from gnnstore.formats.arrays.compressed import chunk_file_names, read_cold
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.zarr_metadata import (
+    MAX_ARRAY_METADATA_BYTES,
+    METADATA_FILE,
+    parse_cold,
+    parse_paged,
+    shard_name,
+)
+from gnnstore.formats.container.files import directory_bytes, read_small
+from gnnstore.formats.container.leftovers import leftovers
+from gnnstore.formats.container.strict_json import parse_object
+from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY, MAX_MANIFEST_BYTES, FileEntry, Manifest
+from gnnstore.formats.store.schema import AttributeSpec, Schema
+from gnnstore.units import format_size
+
+
+class StoreReader:
+    """An open, validated store. Needs NumPy only; pickles as its path.
+
+    Opening reads metadata: the manifest, each array's `zarr.json`, and the ends of each
+    `indptr`. It checks that every listed file is there with its exact size, and that every
+    file an array needs is listed. It does not read the data: that is `verify`'s work.
+
+    Attributes
+    ----------
+    path : Path
+        The store's directory, absolute.
+    manifest : Manifest
+        Identity, schema, files.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._paged: dict[str, PagedArray] = {}
+        self._sizes = {entry.path: entry.size_bytes for entry in manifest.files}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> StoreReader:
+        """Open a store.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such directory, or it is no store.
+        UnsupportedVersionError
+            If it was written by a newer gnnstore.
+        CorruptStoreError
+            If metadata is malformed or altered, or a file is missing, short, long or unlisted.
+        StorageError
+            If the operating system refuses a read.
+        """
+        directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
+        root = directory / METADATA_FILE
+        if not directory.is_dir() or not root.is_file():
+            raise _not_a_store(directory)
+        manifest = Manifest.decode(read_small(root, MAX_MANIFEST_BYTES), str(root))
+        reader = cls(directory, manifest)
+        check_sizes(directory, reader.files, "convert")
+        for spec in manifest.schema.arrays():
+            reader._check_array(spec)
+        reader._check_indptr_ends()
+        return reader
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (StoreReader.open, (str(self.path),))
+
+    def __repr__(self) -> str:
+        return f"StoreReader({str(self.path)!r})"
+
+    @property
+    def schema(self) -> Schema:
+        """Node types, edge types, attributes."""
+        return self.manifest.schema
+
+    @property
+    def uuid(self) -> str:
+        """The store's identity, derived from its contents: equal for equal stores."""
+        return self.manifest.uuid
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every file of the store but the root `zarr.json`."""
+        return self.manifest.all_files()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the store on disk, its root metadata not counted."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    def paged(self, spec: AttributeSpec) -> PagedArray:
+        """Return a paged array of the store."""
+        return self._paged[spec.path]
+
+    def cold(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+        """Read a cold array whole into a new array in its storage type.
+
+        Raises
+        ------
+        CorruptStoreError
+            If it cannot be decoded or is not what the schema says.
+        """
+        values = read_cold(self.path / spec.path, spec)
+        if values.shape != spec.shape:
+            raise CorruptStoreError(
+                f"{self.path}: the array {spec.path!r} has shape {list(values.shape)}, but the "
+                f"schema says {list(spec.shape)}",
+                path=self.path / spec.path,
+            )
+        return values
+
+    def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+        """Read any array whole into memory, in its storage type."""
+        return self.cold(spec) if spec.layout == "cold" else self.paged(spec).load()
+
+    def block_checksums(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32c of every block of every file, in the order of the manifest."""
+        return read_block_checksums(self.path, self.manifest.first_blocks()[-1])
+
+    def _check_array(self, spec: AttributeSpec) -> None:
+        document, path = array_document(self.path, spec.path)
+        sizes = self._sizes
+        needed: dict[str, int | None]
+        if spec.layout == "paged":
+            dtype, row_shape, layout = parse_paged(document, path)
+            shape: tuple[int, ...] = (layout.num_rows, *row_shape)
+            # Compared before anything is made per shard: a hostile count is not a loop.
+            _require_listed(layout.num_shards <= len(sizes), spec, path)
+            names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
+            needed = {name: layout.shard_file_bytes(i) for i, name in enumerate(names)}
+            files = tuple(self.path / spec.path / name for name in names)
+            self._paged[spec.path] = PagedArray(spec, layout, files)
+        else:
+            dtype, shape, chunk_shape = parse_cold(document, path)
+            num_chunks = 1
+            for extent, length in zip(shape, chunk_shape, strict=True):
+                num_chunks *= -(-extent // length)
+            _require_listed(num_chunks <= len(sizes), spec, path)
+            needed = dict.fromkeys(chunk_file_names(shape, chunk_shape))
+        if (dtype, shape) != (spec.dtype, spec.shape):
+            raise CorruptStoreError(
+                f"{path}: the array is {dtype} {list(shape)}, but the schema says {spec.dtype} "
+                f"{list(spec.shape)}",
+                path=path,
+            )
+        for name, size in needed.items():
+            listed = sizes.get(f"{spec.path}/{name}")
+            _require_listed(listed is not None, spec, name)
+            if size is not None and listed != size:
+                raise CorruptStoreError(
+                    f"{self.path / spec.path / name}: the file has {listed} bytes, but the array's "
+                    f"shape needs {size}",
+                    path=self.path / spec.path / name,
+                )
+
+    def _check_indptr_ends(self) -> None:
+        for edge in self.schema.edge_types:
+            array = self.paged(edge.indptr)
+            ends = [int(array.read_slice(row, row + 1)[0]) for row in (0, array.num_rows - 1)]
+            if ends != [0, edge.num_edges]:
+                raise CorruptStoreError(
+                    f"{self.path}: {edge.indptr.path} runs from {ends[0]} to {ends[1]}, but there "
+                    f"are {edge.num_edges} edges; run 'gnnstore verify'",
+                    path=self.path / edge.indptr.path,
+                )
+
+
+def array_document(directory: Path, array_path: str) -> tuple[dict[str, Any], str]:
+    """Return the `zarr.json` of an array, and its path.
+
+    Raises
+    ------
+    CorruptStoreError
+        If it is missing or no JSON object.
+    StorageError
+        If it cannot be read.
+    """
+    path = str(directory / array_path / METADATA_FILE)
+    return parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path), path
+
+
+def read_block_checksums(directory: Path, num_blocks: int) -> npt.NDArray[np.uint32]:
+    """Return the array `checksums` of a store or a plan: so many, for all files.
+
+    Raises
+    ------
+    CorruptStoreError
+        If there are not so many.
+    """
+    document, path = array_document(directory, CHECKSUMS_ARRAY)
+    dtype, row_shape, layout = parse_paged(document, path)
+    if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
+        raise CorruptStoreError(
+            f"{directory}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
+            f"files have {num_blocks} blocks",
+            path=directory / CHECKSUMS_ARRAY,
+        )
+    spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
+    names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
+    files = tuple(directory / CHECKSUMS_ARRAY / name for name in names)
+    return PagedArray(spec, layout, files).load()
+
+
+def check_sizes(directory: Path, files: Iterable[FileEntry], verb: str) -> None:
+    """Check that every file is there with the size that a manifest gives.
+
+    Parameters
+    ----------
+    verb : str
+        How such a directory is made anew: "convert" or "pack".
+
+    Raises
+    ------
+    CorruptStoreError
+        If a file is missing, short, long, or no file.
+    StorageError
+        If the operating system refuses.
+    """
+    for entry in files:
+        path = directory / entry.path
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
+                f"the manifest); restore it from a copy or {verb} again",
+                path=path,
+            ) from None
+        except OSError as error:
+            raise storage_error(error, "open the store", path) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise CorruptStoreError(f"{path}: not a regular file", path=path)
+        if found.st_size != entry.size_bytes:
+            raise CorruptStoreError(
+                f"{path}: the file has {found.st_size} bytes, but the manifest says "
+                f"{entry.size_bytes}; it was truncated or altered: restore it from a copy "
+                f"or {verb} again",
+                path=path,
+                offset=min(found.st_size, entry.size_bytes),
+            )
+
+
+def _require_listed(present: bool, spec: AttributeSpec, name: str) -> None:
+    if not present:
+        raise CorruptStoreError(
+            f"the array {spec.path!r} needs files that the manifest does not list ({name}); "
+            "the store is incomplete: convert again",
+            path=spec.path,
+        )
+
+
+def _not_a_store(directory: Path) -> NotFoundError:
+    message = f"{directory}: no such store"
+    if directory.is_dir():
+        message = f"{directory}: not a gnnstore store (it has no {METADATA_FILE})"
+    elif directory.exists():
+        message = f"{directory}: a file, not a store directory"
+    unfinished = leftovers(directory)
+    if unfinished:
+        size = format_size(sum(directory_bytes(path) for path in unfinished))
+        message += (
+            f"; an unfinished conversion ({size}) lies beside it as {unfinished[0].name}: wait for "
+            "it, repeat the command with --resume, or remove it with 'gnnstore gc'"
+        )
+    else:
+        message += "; make one with 'gnnstore convert' (see 'gnnstore convert --help')"
+    return NotFoundError(message, path=directory)

@@ -1,0 +1,272 @@
+"""What a store holds: node types, edge types, their attributes, and where each array lies.
+
+The schema is plain data. Converters build one, the manifest carries it as JSON, and
+everything that reads a store starts from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.container.names import check_relative_path
+from gnnstore.formats.container.strict_json import Fields
+
+NODE_TYPE = "node"
+EDGE_TYPE = ("node", "to", "node")
+
+Layout = Literal["paged", "cold"]
+IndexDtype = Literal["int64", "int32"]
+
+
+@dataclass(frozen=True)
+class AttributeSpec:
+    """One array of a store.
+
+    Attributes
+    ----------
+    name : str
+        The user's name ("x"); a role ("indptr") for structural arrays.
+    path : str
+        Directory of the Zarr array, relative to the store.
+    layout : "paged" or "cold"
+        Raw pages for arrays that are read by row; compressed for those read whole.
+    dtype : str
+        Element type, "bfloat16" included.
+    shape : tuple of int
+        Shape as stored: rows first.
+    cat_dim : int
+        The axis that counted rows in the original data (PyG's `__cat_dim__`).
+    """
+
+    name: str
+    path: str
+    layout: Layout
+    dtype: str
+    shape: tuple[int, ...]
+    cat_dim: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Length of the row axis."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values, without padding or compression."""
+        total = STORAGE_DTYPES[self.dtype].itemsize
+        for extent in self.shape:
+            total *= extent
+        return total
+
+
+@dataclass(frozen=True)
+class NodeTypeSpec:
+    """The nodes of one type: how many, their attributes [N, ...], splits, original ids [N]."""
+
+    name: str
+    num_nodes: int
+    attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    splits: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    original_id: AttributeSpec | None = None
+
+
+@dataclass(frozen=True)
+class EdgeTypeSpec:
+    """The edges of one type in CSC form: columns are targets, `indices` their in-neighbours."""
+
+    source: str
+    relation: str
+    target: str
+    num_edges: int
+    indptr: AttributeSpec
+    indices: AttributeSpec
+    edge_id: AttributeSpec | None = None
+    attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
+
+    @property
+    def type(self) -> tuple[str, str, str]:
+        """PyG's edge type: (source, relation, target)."""
+        return (self.source, self.relation, self.target)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The contents of a store.
+
+    Attributes
+    ----------
+    graph_attributes : Mapping
+        Graph-level values that JSON can hold.
+    graph_arrays : Mapping
+        Graph-level tensors.
+    index_dtype : "int64" or "int32"
+        Type of `edge_index` and `n_id` in batches: that of the source data.
+    explicit_num_nodes : bool
+        Whether the source data carried `num_nodes` as a value of its own, in which case
+        PyG's batches carry it too.
+    """
+
+    node_types: tuple[NodeTypeSpec, ...]
+    edge_types: tuple[EdgeTypeSpec, ...]
+    graph_attributes: Mapping[str, Any] = field(default_factory=dict)
+    graph_arrays: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    index_dtype: IndexDtype = "int64"
+    explicit_num_nodes: bool = False
+
+    @property
+    def node(self) -> NodeTypeSpec:
+        """The node type of a homogeneous store."""
+        if len(self.node_types) != 1:
+            raise UsageError(self._heterogeneous("node", [t.name for t in self.node_types]))
+        return self.node_types[0]
+
+    @property
+    def edge(self) -> EdgeTypeSpec:
+        """The edge type of a homogeneous store."""
+        if len(self.edge_types) != 1:
+            raise UsageError(self._heterogeneous("edge", [str(t.type) for t in self.edge_types]))
+        return self.edge_types[0]
+
+    @staticmethod
+    def _heterogeneous(kind: str, types: list[str]) -> str:
+        return (
+            f"the store has {len(types)} {kind} types ({', '.join(types)}) where exactly one was "
+            "expected; heterogeneous graphs cannot be used here yet"
+        )
+
+    def arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return every array of the store, in a fixed order."""
+        found: list[AttributeSpec] = []
+        for node in self.node_types:
+            found += [*node.attributes.values(), *node.splits.values()]
+            found += [node.original_id] if node.original_id else []
+        for edge in self.edge_types:
+            found += [edge.indptr, edge.indices, *([edge.edge_id] if edge.edge_id else [])]
+            found += edge.attributes.values()
+        return (*found, *self.graph_arrays.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the schema as JSON values."""
+        document = asdict(self)
+        document["node_types"] = list(document["node_types"])
+        document["edge_types"] = list(document["edge_types"])
+        return document
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> Schema:
+        """Check a parsed schema field by field.
+
+        Raises
+        ------
+        CorruptStoreError
+            Naming the field that is malformed, or two facts that disagree.
+        """
+        return cls(
+            node_types=tuple(
+                _node_type(Fields(item, fields.path, f"schema.node_types[{i}]"))
+                for i, item in enumerate(fields.array("node_types"))
+            ),
+            edge_types=tuple(
+                _edge_type(Fields(item, fields.path, f"schema.edge_types[{i}]"))
+                for i, item in enumerate(fields.array("edge_types"))
+            ),
+            graph_attributes=fields.mapping("graph_attributes"),
+            graph_arrays=_attributes(fields, "graph_arrays"),
+            index_dtype=fields.choice("index_dtype", ("int64", "int32")),  # type: ignore[arg-type]
+            explicit_num_nodes=bool(fields.document.get("explicit_num_nodes", False)),
+        ).checked(fields.path)
+
+    def checked(self, file: str) -> Schema:
+        """Return the schema if its facts agree with one another.
+
+        Raises
+        ------
+        CorruptStoreError
+            If two arrays share a path or an array's length is not that of its nodes or edges.
+        """
+
+        def require(spec: AttributeSpec, num_rows: int, what: str) -> None:
+            if not spec.shape or spec.shape[0] != num_rows:
+                raise CorruptStoreError(
+                    f"{file}: the array {spec.path!r} has shape {list(spec.shape)}, but {what}",
+                    path=file,
+                )
+
+        paths = [spec.path for spec in self.arrays()]
+        if len(set(paths)) != len(paths):
+            raise CorruptStoreError(f"{file}: two arrays of the schema share a path", path=file)
+        counts = {node.name: node.num_nodes for node in self.node_types}
+        if len(counts) != len(self.node_types):
+            raise CorruptStoreError(f"{file}: two node types share a name", path=file)
+        for node in self.node_types:
+            rows = [*node.attributes.values(), *([node.original_id] if node.original_id else [])]
+            for spec in rows:
+                require(spec, node.num_nodes, f"there are {node.num_nodes} nodes")
+        for edge in self.edge_types:
+            missing = {edge.source, edge.target} - counts.keys()
+            if missing:
+                raise CorruptStoreError(
+                    f"{file}: edge type {edge.type} names unknown node types {sorted(missing)}",
+                    path=file,
+                )
+            num_targets = counts[edge.target]
+            require(edge.indptr, num_targets + 1, f"there are {num_targets} target nodes")
+            rows = [edge.indices, *([edge.edge_id] if edge.edge_id else [])]
+            for spec in [*rows, *edge.attributes.values()]:
+                require(spec, edge.num_edges, f"there are {edge.num_edges} edges")
+            for spec in [edge.indptr, *rows]:
+                dtypes = ("int64",) if spec is edge.indptr else ("int32", "int64")
+                if spec.dtype not in dtypes or spec.layout != "paged" or len(spec.shape) != 1:
+                    raise CorruptStoreError(
+                        f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "
+                        f"{list(spec.shape)}; expected one-dimensional paged {' or '.join(dtypes)}",
+                        path=file,
+                    )
+        return self
+
+
+def _attribute(fields: Fields) -> AttributeSpec:
+    return AttributeSpec(
+        name=fields.text("name"),
+        path=check_relative_path(fields.text("path"), file=fields.path),
+        layout=fields.choice("layout", ("paged", "cold")),  # type: ignore[arg-type]
+        dtype=fields.choice("dtype", tuple(STORAGE_DTYPES)),
+        shape=fields.integers("shape"),
+        cat_dim=fields.integer("cat_dim", -32, 32),
+    )
+
+
+def _attributes(fields: Fields, key: str) -> dict[str, AttributeSpec]:
+    group = fields.fields(key)
+    return {name: _attribute(group.fields(name)) for name in group.document}
+
+
+def _optional(fields: Fields, key: str) -> AttributeSpec | None:
+    return _attribute(fields.fields(key)) if fields.has(key) else None
+
+
+def _node_type(fields: Fields) -> NodeTypeSpec:
+    return NodeTypeSpec(
+        name=fields.text("name"),
+        num_nodes=fields.integer("num_nodes"),
+        attributes=_attributes(fields, "attributes"),
+        splits=_attributes(fields, "splits"),
+        original_id=_optional(fields, "original_id"),
+    )
+
+
+def _edge_type(fields: Fields) -> EdgeTypeSpec:
+    return EdgeTypeSpec(
+        source=fields.text("source"),
+        relation=fields.text("relation"),
+        target=fields.text("target"),
+        num_edges=fields.integer("num_edges"),
+        indptr=_attribute(fields.fields("indptr")),
+        indices=_attribute(fields.fields("indices")),
+        edge_id=_optional(fields, "edge_id"),
+        attributes=_attributes(fields, "attributes"),
+    )

@@ -1,0 +1,1 @@
+"""An open store: its topology, and the arrays that all loaders on it share."""

@@ -1,0 +1,135 @@
+"""In-neighbours read from disk: `indices` as a table whose rows are single node ids."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.disk.buffers import empty
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.disk.engines import Engine
+from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.features.direct import DirectRows
+from gnnstore.formats.arrays.paged_array import PagedArray
+
+# A pass takes pieces of this many ids: 8 or 16 MB, read in pieces of 1 MB side by side. A
+# multiple of any page, so that pieces go straight to where they are wanted.
+SCAN_IDS = 1 << 21
+
+
+class IndexRows:
+    """The `indices` of a graph on disk. Thread-safe.
+
+    `fetch` is what `gnnstore.sampling.DiskNeighborSampler` needs.
+    """
+
+    def __init__(self, rows: DirectRows) -> None:
+        if not rows.array.geometry.is_exact or rows.array.row_shape != ():
+            raise CorruptStoreError(
+                f"the array {rows.array.spec.path!r} is no vector of node ids: found rows of "
+                f"shape {list(rows.array.row_shape)}, {rows.row_bytes} bytes each, in pages of "
+                f"{rows.array.geometry.page_bytes}"
+            )
+        self._rows = rows
+        self._counts = NO_READS
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, array: PagedArray, engine: Engine) -> Self:
+        """Open the files of a stored array of node ids.
+
+        Raises
+        ------
+        StorageError
+            If a file cannot be opened, or is shorter than its part of the array.
+        """
+        return cls(DirectRows.open(array, engine))
+
+    @property
+    def num_edges(self) -> int:
+        """Ids in the array."""
+        return self._rows.num_rows
+
+    @property
+    def path(self) -> str:
+        """The array's path in the store."""
+        return self._rows.array.spec.path
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an id: int32 or int64."""
+        return self._rows.array.dtype
+
+    @property
+    def staging_bytes(self) -> int:
+        """Memory for each thread that fetches, besides what it reads to."""
+        return self._rows.engine.staging_bytes
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What all calls so far have read; a row is one id."""
+        return self._counts
+
+    def fetch(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Read the ids at some positions: [n], in the order of the positions.
+
+        Each page that holds one of them is read once, near ones together.
+
+        Raises
+        ------
+        IndexError
+            If a position is outside the array.
+        StorageError
+            Naming the file and offset of a read that failed, or met the end of its file.
+        """
+        gathered = self._rows.gather(positions)
+        self._count(gathered.counts)
+        return gathered.rows
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Read the ids at positions start ... stop - 1, in large reads: [stop - start].
+
+        Raises
+        ------
+        IndexError
+            If the range is not within the array.
+        StorageError
+            As in `fetch`.
+        """
+        if not 0 <= start <= stop <= self.num_edges:
+            raise IndexError(f"[{start}, {stop}) is not within [0, {self.num_edges})")
+        array, engine = self._rows.array, self._rows.engine
+        out = empty((stop - start,), self.dtype)
+        if start == stop:
+            return out
+        item_bytes, shard_ids = self.dtype.itemsize, array.layout.shard_rows
+        shards = np.arange(start // shard_ids, (stop - 1) // shard_ids + 1)
+        begins = np.maximum(shards * shard_ids, start)
+        ends = np.minimum((shards + 1) * shard_ids, stop)
+        try:
+            counts = engine.reader.read_ranges(
+                self._rows.files,
+                shards,
+                (begins - shards * shard_ids) * item_bytes,
+                (ends - begins) * item_bytes,
+                (begins - start) * item_bytes,
+                out.view(np.uint8),
+            )
+        except OSError as error:
+            where = error.filename or array.file_paths[0]
+            raise storage_error(error, f"read the array {array.spec.path!r}", where) from error
+        self._count(ReadCounts.of(counts))
+        return out
+
+    def scan(self) -> Iterator[npt.NDArray[Any]]:
+        """Read all ids in order, in pieces of up to `SCAN_IDS`."""
+        for start in range(0, self.num_edges, SCAN_IDS):
+            yield self.read(start, min(start + SCAN_IDS, self.num_edges))
+
+    def _count(self, counts: ReadCounts) -> None:
+        with self._lock:
+            self._counts += counts

@@ -1,0 +1,1 @@
+"""In-neighbour lists held in memory while the others are read from disk (Ginex, section 3.2)."""

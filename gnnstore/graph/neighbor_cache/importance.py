@@ -1,0 +1,163 @@
+"""Which in-neighbour lists a neighbour cache should hold (Ginex, section 3.2).
+
+A node's importance is its out-degree over its in-degree: the first is how often it stands in
+the lists that neighbours are drawn from, and so how often its own list is needed; the second is
+what its list takes. The most important lists are cached until the cache is full, of equally
+important ones those of the lowest ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.arrays.csc import Csc
+
+# Nodes are looked at in pieces, so that choosing takes a few MB beside the out-degrees. A
+# multiple of 64: pieces fill whole words of a bitmap.
+_CHUNK = 1 << 18
+
+
+def choose_lists(
+    csc: Csc, out_degrees: npt.NDArray[np.uint32], max_neighbors: int
+) -> npt.NDArray[np.uint64]:
+    """Choose the most important lists that hold at most `max_neighbors` in-neighbours.
+
+    Nodes that are nobody's in-neighbour are not chosen: only a seed could need their lists.
+
+    Parameters
+    ----------
+    csc : Csc
+        Of it, `indptr` is read.
+    out_degrees : ndarray of uint32 [num_src]
+        From `gnnstore.caching.scores.count_out_degrees`.
+
+    Returns
+    -------
+    ndarray of uint64 [ceil(N / 64)]
+        Bit v % 64 of element v // 64 is set for each node v that is chosen.
+
+    Raises
+    ------
+    CorruptStoreError
+        If `indptr` does not ascend from 0 to the number of edges.
+    """
+    threshold, left = _threshold(csc, out_degrees, max_neighbors)
+    bits = np.zeros(num_words(csc.num_nodes), np.uint64)
+    for first, degrees, keys in _keys(csc, out_degrees):
+        chosen = keys > threshold
+        # Of equally important lists the first ones, up to the first that does not fit.
+        ties = np.flatnonzero((keys == threshold) & (keys > 0))
+        fitting = np.cumsum(degrees[ties]) <= left
+        chosen[ties[fitting]] = True
+        left = left - int(degrees[ties].sum()) if fitting.all() else 0
+        _set_bits(bits, first, chosen)
+    return bits
+
+
+def all_lists(csc: Csc) -> npt.NDArray[np.uint64]:
+    """Choose all lists that are not empty: uint64 [ceil(N / 64)]."""
+    bits = np.zeros(num_words(csc.num_nodes), np.uint64)
+    for first, degrees in in_degrees(csc):
+        _set_bits(bits, first, degrees > 0)
+    return bits
+
+
+def num_words(num_nodes: int) -> int:
+    """Return the elements of a bitmap of nodes."""
+    return -(-num_nodes // 64)
+
+
+def unpack_bits(bits: npt.NDArray[np.uint64], first: int, count: int) -> npt.NDArray[np.bool_]:
+    """Return which of the nodes from `first`, a multiple of 64, have their bit set: [count]."""
+    words = bits[first // 64 : num_words(first + count)].astype("<u8", copy=False)
+    return np.unpackbits(words.view(np.uint8), count=count, bitorder="little").view(bool)
+
+
+def _set_bits(bits: npt.NDArray[np.uint64], first: int, chosen: npt.NDArray[np.bool_]) -> None:
+    words = np.zeros(num_words(len(chosen)) * 8, np.uint8)
+    packed = np.packbits(chosen, bitorder="little")
+    words[: len(packed)] = packed
+    bits[first // 64 : first // 64 + len(words) // 8] = words.view("<u8")
+
+
+def in_degrees(csc: Csc) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield the first node of a piece and the lengths of its lists, for all nodes.
+
+    Raises
+    ------
+    CorruptStoreError
+        If `indptr` does not ascend from 0 to the number of edges.
+    """
+    expected = 0
+    for first in range(0, csc.num_nodes, _CHUNK):
+        part = csc.indptr[first : first + _CHUNK + 1]
+        degrees = np.diff(part)
+        if part[0] != expected or (degrees < 0).any():
+            raise _damaged(csc)
+        expected = int(part[-1])
+        yield first, degrees
+    if expected != csc.num_edges:
+        raise _damaged(csc)
+
+
+def _keys(
+    csc: Csc, out_degrees: npt.NDArray[np.uint32]
+) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
+    """Yield first node, lengths of lists and importance, as integers of the same order; 0: none."""
+    for first, degrees in in_degrees(csc):
+        uses = np.zeros(len(degrees), np.float32)
+        found = out_degrees[first : first + len(degrees)]
+        uses[: len(found)] = found
+        # Positive floats are ordered as their bits are.
+        keys = (uses / np.maximum(degrees, 1).astype(np.float32)).view(np.uint32)
+        keys[degrees == 0] = 0
+        yield first, degrees, keys
+
+
+def _threshold(
+    csc: Csc, out_degrees: npt.NDArray[np.uint32], max_neighbors: int
+) -> tuple[int, int]:
+    """Return the importance above which all lists fit, and how many neighbours fit besides."""
+    # By histograms of the upper and, within the bin that matters, of the lower 16 bits:
+    # sorting 10^8 nodes would take 800 MB for their order alone.
+    sizes = np.zeros(1 << 16, np.int64)
+    for _, degrees, keys in _keys(csc, out_degrees):
+        _add_sizes(sizes, keys >> 16, degrees * (keys > 0))
+    upper, left = _bin_that_overflows(sizes, max_neighbors)
+    if upper < 0:
+        return 0, left
+    sizes[:] = 0
+    for _, degrees, keys in _keys(csc, out_degrees):
+        inside = keys >> 16 == upper
+        _add_sizes(sizes, keys[inside] & 0xFFFF, degrees[inside] * (keys[inside] > 0))
+    lower, left = _bin_that_overflows(sizes, left)
+    return (upper << 16) + lower, left
+
+
+def _add_sizes(
+    sizes: npt.NDArray[np.int64], bins: npt.NDArray[Any], degrees: npt.NDArray[np.int64]
+) -> None:
+    # Sums in float64 are exact: no piece has 2^53 edges.
+    sizes += np.bincount(bins, degrees, len(sizes)).astype(np.int64)
+
+
+def _bin_that_overflows(sizes: npt.NDArray[np.int64], room: int) -> tuple[int, int]:
+    """Return the highest bin that does not fit with all above it (-1: none), and the room left."""
+    reached = np.cumsum(sizes[::-1])
+    place = int(np.searchsorted(reached, room, side="right"))
+    above = int(reached[place - 1]) if place else 0
+    return len(sizes) - 1 - place, room - above
+
+
+def _damaged(csc: Csc) -> CorruptStoreError:
+    return CorruptStoreError(
+        f"cannot choose the in-neighbour lists to cache of {csc.source}: indptr does not ascend "
+        f"from 0 to {csc.num_edges}, the number of edges. Its topology is damaged; run 'gnnstore "
+        "verify' on it, or convert the graph again",
+        path=csc.source,
+    )

@@ -1,0 +1,253 @@
+"""What loaders hold of a store, loaded once and shared by all loaders on that store.
+
+Training, validation and test loaders usually run over one store object. Tables and caches
+are kept per store object and dropped with it, so three loaders cost the memory of one.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from weakref import WeakKeyDictionary
+
+from gnnstore.disk.buffers import trim
+from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.source import MappedRows, MemoryRows, RowSource
+from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.formats.store.schema import AttributeSpec
+from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
+
+if TYPE_CHECKING:
+    from gnnstore.caching.scores import CacheSettings
+    from gnnstore.features.tiers.shared import SharedCache
+    from gnnstore.formats.arrays.csc import Csc, TopologyMode
+    from gnnstore.formats.store.reader import StoreReader
+    from gnnstore.graph.indices import IndexRows
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.sampling.staged import CachedNeighbors
+
+Mode = Literal["memory", "mmap"]
+
+
+class Residents:
+    """The tables that have been opened of one store, by array and mode. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a cache is made of tables
+        self._rows: dict[tuple[str, Mode], RowSource] = {}
+        self._direct: dict[tuple[str, str], DirectRows] = {}
+        self._engines: dict[tuple[str | None, str | None], Engine] = {}
+        self._caches: dict[Hashable, SharedCache] = {}
+        self._cache_users: WeakKeyDictionary[object, SharedCache] = WeakKeyDictionary()
+        self._planned: dict[Hashable, PlannedCache] = {}
+        self._promised: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+        self._neighbors: CachedNeighbors | None = None
+        self._topology_bytes = 0
+
+    def rows(
+        self, store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int
+    ) -> RowSource:
+        """Return an attribute's rows, loading or mapping them the first time.
+
+        Attributes that are stored compressed are in memory in either mode.
+        """
+        key = (spec.path, "memory" if spec.layout == "cold" else mode)
+        with self._lock:
+            if key not in self._rows:
+                self._rows[key] = _open_rows(store, spec, mode, num_threads)
+            return self._rows[key]
+
+    def engine(self, path: Path, forced: str | None) -> Engine:
+        """Return what reads the store's files, trying it out the first time.
+
+        Parameters
+        ----------
+        path, forced
+            As in `open_engine`.
+        """
+        key = (forced, os.environ.get(ENVIRONMENT_VARIABLE))
+        with self._lock:
+            if key not in self._engines:
+                self._engines[key] = open_engine(path, forced)
+            return self._engines[key]
+
+    def direct_rows(self, store: GraphStore, spec: AttributeSpec, engine: Engine) -> DirectRows:
+        """Return a paged attribute's rows on disk, opening its files the first time."""
+        key = (spec.path, engine.name)
+        with self._lock:
+            if key not in self._direct:
+                self._direct[key] = DirectRows.open(store.reader.paged(spec), engine)
+            return self._direct[key]
+
+    def find_cache(self, key: Hashable) -> SharedCache | None:
+        """Return the cache that another loader has made with the same settings."""
+        with self._lock:
+            return self._caches.get(key)
+
+    def cache(self, key: Hashable, make: Callable[[], SharedCache]) -> SharedCache:
+        """Return a cache, making it the first time."""
+        with self._lock:
+            if key not in self._caches:
+                self._caches[key] = make()
+            return self._caches[key]
+
+    def planned_cache(
+        self, store: GraphStore, specs: Sequence[AttributeSpec], engine: Engine, num_slots: int
+    ) -> PlannedCache:
+        """Return the slots that loaders over the same attributes share, taking turns.
+
+        A loader whose budget has room for fewer replaces them by fewer; one with room for
+        more does with what there is.
+        """
+        key = (engine.name, tuple(spec.path for spec in specs))
+        with self._lock:
+            known = self._planned.get(key)
+            if known is not None and known.num_slots <= num_slots:
+                return known
+            tables = {spec.path: self.direct_rows(store, spec, engine) for spec in specs}
+            if known is not None:
+                del self._planned[key]
+                known.retire()  # whoever goes on with it reads every row
+                trim(0)  # before others are taken: they would not fit where these lay
+            self._planned[key] = PlannedCache(tables, num_slots)
+            return self._planned[key]
+
+    def use(self, owner: object, cache: SharedCache) -> None:
+        """Note that a cache is in use for as long as somebody lives."""
+        with self._lock:
+            self._cache_users[owner] = cache
+
+    def promise(self, owner: object, num_bytes: int) -> None:
+        """Note what a planned cache will take, which is made when a loader is first iterated.
+
+        Parameters
+        ----------
+        owner : object
+            The promise is void when it is gone.
+        """
+        with self._lock:
+            self._promised[owner] = num_bytes
+
+    def taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
+        """Return what caches take, or will, that a loader on the same store has no part in.
+
+        Those that loaders have left which are gone are given up.
+
+        Parameters
+        ----------
+        shared : CacheSettings, "planned" or None
+            The loader's own kind of cache; loaders of one kind share one.
+        """
+        with self._lock:
+            if self._taken_bytes(shared):
+                gc.collect()  # loaders that are gone, but for a cycle of references
+                self._give_up_unused(shared)
+            return self._taken_bytes(shared)
+
+    def own_bytes(self, shared: CacheSettings) -> int:
+        """Return what the cache holds that loaders of these settings share."""
+        with self._lock:
+            others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
+            return sum(cache.num_bytes for cache in self._caches.values()) - others
+
+    def _taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
+        others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
+        if shared == "planned":
+            return others
+        made = sum(cache.num_bytes for cache in self._planned.values())
+        return others + max(made, *self._promised.values(), 0)
+
+    def _other_caches(
+        self, shared: CacheSettings | Literal["planned"] | None
+    ) -> list[tuple[Hashable, SharedCache]]:
+        # A cache's key begins with its settings.
+        return [
+            (key, cache)
+            for key, cache in self._caches.items()
+            if not (isinstance(key, tuple) and key[:1] == (shared,))
+        ]
+
+    def _give_up_unused(self, shared: CacheSettings | Literal["planned"] | None) -> None:
+        used = {id(cache) for cache in self._cache_users.values()}
+        for key, cache in self._other_caches(shared):
+            if id(cache) not in used:
+                del self._caches[key]
+        if shared != "planned" and not len(self._promised):
+            for planned in self._planned.values():
+                planned.retire()
+            self._planned.clear()
+        trim(0)
+
+    def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
+        """Return the graph's structure, in memory or mapped."""
+        with self._lock:
+            csc = store.topology(mode, num_threads)
+            held = csc.indptr.nbytes if mode == "disk" else csc.num_bytes
+            self._topology_bytes = max(self._topology_bytes, held if mode != "mmap" else 0)
+            return csc
+
+    def neighbors(
+        self, store: GraphStore, csc: Csc, rows: IndexRows, num_bytes: int, spare_bytes: int
+    ) -> CachedNeighbors | None:
+        """Return in-neighbour lists in memory, for loaders that read the others.
+
+        A loader with room for more than there are does with them; one with less replaces them.
+
+        Parameters
+        ----------
+        num_bytes : int
+            For the lists.
+        spare_bytes : int
+            That may be used while they are chosen; none are where it does not suffice.
+        """
+        with self._lock:
+            known = self._neighbors
+            if known is not None and known.num_bytes <= num_bytes:
+                return known
+            self._neighbors = None
+            if num_bytes >= bytes_for_all(csc) or bytes_to_choose(csc) <= spare_bytes:
+                uuid = store.reader.manifest.uuid
+                self._neighbors = open_neighbor_cache(csc, rows, num_bytes, uuid)
+            return self._neighbors
+
+    @property
+    def tables_in_memory(self) -> frozenset[str]:
+        """Paths of the attributes whose rows are all in memory."""
+        with self._lock:
+            return frozenset(path for path, mode in self._rows if mode == "memory")
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that everything opened so far occupies."""
+        tables = sum(rows.resident_bytes for rows in self._rows.values())
+        neighbors = 0 if self._neighbors is None else self._neighbors.num_bytes
+        return self._topology_bytes + neighbors + tables + self.cached_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of these that caches hold."""
+        planned = sum(cache.num_bytes for cache in self._planned.values())
+        return planned + sum(cache.num_bytes for cache in self._caches.values())
+
+
+# By the store's reader: PyG's base classes make the store itself unhashable.
+_residents: WeakKeyDictionary[StoreReader, Residents] = WeakKeyDictionary()
+_residents_lock = threading.Lock()
+
+
+def residents_of(store: GraphStore) -> Residents:
+    """Return the tables that are shared by all loaders on this store object."""
+    with _residents_lock:
+        return _residents.setdefault(store.reader, Residents())
+
+
+def _open_rows(store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int) -> RowSource:
+    if spec.layout == "cold":
+        return MemoryRows.from_array(store.reader.cold(spec))
+    array = store.reader.paged(spec)
+    return MappedRows.map(array) if mode == "mmap" else MemoryRows.load(array, num_threads)

@@ -1,0 +1,365 @@
+"""An open store as the rest of the world sees it: arrays by name, and PyG's two store protocols.
+
+`gnnstore.open(path)` returns a `GraphStore`. It is cheap to open and to pickle (it pickles
+as its path), and it reads only what is asked of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch_geometric.data import FeatureStore, TensorAttr
+from torch_geometric.data import GraphStore as PygGraphStore
+from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
+
+from gnnstore.errors import NotFoundError, UsageError
+from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
+from gnnstore.formats.arrays.csc import TopologyMode
+
+SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
+
+
+class Attribute:
+    """An attribute of nodes or edges: its rows by id.
+
+    A cold attribute is read whole on first use; of a paged one, only the rows asked for.
+
+    Attributes
+    ----------
+    spec : AttributeSpec
+        Name, element type, shape, layout.
+    """
+
+    def __init__(self, reader: StoreReader, spec: AttributeSpec) -> None:
+        self.spec = spec
+        self._reader = reader
+        self._values: npt.NDArray[Any] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape, rows first."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> str:
+        """Element type; "bfloat16" included."""
+        return self.spec.dtype
+
+    def __len__(self) -> int:
+        return self.spec.num_rows
+
+    def __getitem__(self, ids: Any) -> npt.NDArray[Any]:
+        """Return a copy of the rows chosen by an integer, a slice, a mask or integer ids.
+
+        Returns
+        -------
+        ndarray [k, *row_shape], or [*row_shape] for a single integer
+            bfloat16 comes as its bits (uint16); see `tensor` for torch's own type.
+
+        Raises
+        ------
+        InputError
+            If an id is out of range.
+        """
+        if isinstance(ids, Tensor):
+            ids = ids.cpu().numpy()
+        if isinstance(ids, slice):
+            ids = np.arange(*ids.indices(len(self)), dtype=np.int64)
+        wanted = np.asarray(ids)
+        if wanted.dtype == bool:
+            if wanted.shape != (len(self),):
+                raise UsageError(
+                    f"{self.spec.path}: the mask has shape {list(wanted.shape)}, but there are "
+                    f"{len(self)} rows"
+                )
+            wanted = wanted.nonzero()[0]
+        if self.spec.layout == "paged":
+            rows = self._reader.paged(self.spec).gather(wanted.reshape(-1))
+            return rows.reshape(*wanted.shape, *self.shape[1:])
+        return np.array(self.values()[wanted])
+
+    def tensor(self, ids: Any = None) -> Tensor:
+        """Return rows as a torch tensor of the attribute's own type; all rows by default."""
+        values = self.read() if ids is None else self[ids]
+        return as_tensor(values, self.dtype)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Read all rows into memory: [rows, *row_shape], a new array."""
+        return self._reader.read(self.spec)
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return all rows of a cold attribute; read once and kept. Do not write to it."""
+        if self._values is None:
+            self._values = self._reader.cold(self.spec)
+        return self._values
+
+    def __repr__(self) -> str:
+        return f"Attribute({self.spec.name!r}, {self.dtype}, shape={list(self.shape)})"
+
+
+def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
+    """Return a tensor that shares memory with `values`; bits of bfloat16 become bfloat16."""
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+class Splits(Mapping[str, npt.NDArray[np.int64]]):
+    """Node ids by split name; "val" finds "valid"."""
+
+    def __init__(self, reader: StoreReader, specs: Mapping[str, AttributeSpec]) -> None:
+        self._reader = reader
+        self._specs = specs
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
+        spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
+        if spec is None:
+            raise KeyError(name)
+        return self._reader.read(spec).astype(np.int64, copy=False)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}: {spec.num_rows}" for name, spec in self._specs.items())
+        return f"Splits({sizes})"
+
+
+class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
+    """A graph on disk: nodes, edges, features by id, labels, splits.
+
+    Also a PyG `FeatureStore` and `GraphStore`, so `(store, store)` can be handed to whatever
+    takes PyG's remote backends. Immutable; safe to use from several threads; pickles as its
+    path, so it crosses into worker processes at no cost, forked or spawned.
+
+    Parameters
+    ----------
+    path : path-like
+        The store's directory.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+        See `StoreReader.open`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
+        self.reader = StoreReader.open(path)
+        self._csc: dict[TopologyMode, Csc] = {}
+        self._attributes: dict[str, Attribute] = {}
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (GraphStore, (str(self.path),))
+
+    def __repr__(self) -> str:
+        return (
+            f"GraphStore({str(self.path)!r}, num_nodes={self.num_nodes}, "
+            f"num_edges={self.num_edges}, node_attributes={list(self.schema.node.attributes)})"
+        )
+
+    __str__ = __repr__
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        return self.reader.path
+
+    @property
+    def schema(self) -> Schema:
+        """Everything the store holds, as plain data."""
+        return self.reader.schema
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.schema.node.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges; 0 where a store has nodes only, as embeddings have."""
+        return sum(edge.num_edges for edge in self.schema.edge_types)
+
+    @property
+    def features(self) -> Attribute:
+        """The node features, PyG's `x`: `store.features[ids]`."""
+        return self.node_attribute("x")
+
+    @property
+    def labels(self) -> npt.NDArray[Any]:
+        """The node labels, PyG's `y`, whole; [N] or [N, tasks]. Do not write to it."""
+        attribute = self.node_attribute("y")
+        return attribute.values() if attribute.spec.layout == "cold" else attribute.read()
+
+    @property
+    def splits(self) -> Splits:
+        """Node ids of each split, int64."""
+        return Splits(self.reader, self.schema.node.splits)
+
+    @property
+    def original_ids(self) -> npt.NDArray[np.int64] | None:
+        """Ids of the nodes in the original data, int64 [N]; None where they are the same."""
+        spec = self.schema.node.original_id
+        return None if spec is None else self.reader.read(spec)
+
+    def node_attribute(self, name: str) -> Attribute:
+        """Return a node attribute.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none of this name; the message lists those there are.
+        """
+        return self._attribute("node", name, self.schema.node.attributes)
+
+    def edge_attribute(self, name: str) -> Attribute:
+        """Return an edge attribute; its rows are in the order of the CSC's `indices`.
+
+        Raises
+        ------
+        NotFoundError
+            If there is none of this name.
+        """
+        return self._attribute("edge", name, self.schema.edge.attributes)
+
+    def _attribute(self, kind: str, name: str, specs: Mapping[str, AttributeSpec]) -> Attribute:
+        spec = specs.get(name)
+        if spec is None:
+            raise NotFoundError(
+                f"{self.path}: no {kind} attribute {name!r}; there are: "
+                f"{', '.join(specs) or 'none'}",
+                path=self.path,
+            )
+        with self._lock:
+            return self._attributes.setdefault(spec.path, Attribute(self.reader, spec))
+
+    def graph_attributes(self) -> dict[str, Any]:
+        """Return the graph-level attributes: JSON values, and tensors."""
+        arrays = {
+            name: as_tensor(self.reader.read(spec), spec.dtype)
+            for name, spec in self.schema.graph_arrays.items()
+        }
+        return {**self.schema.graph_attributes, **arrays}
+
+    def topology(self, mode: TopologyMode = "memory", num_threads: int = 1) -> Csc:
+        """Return the adjacency, in RAM or mapped; made once per mode and shared.
+
+        Parameters
+        ----------
+        mode : "memory", "mmap" or "disk"
+            Read into RAM; a view of the files; or that with `indptr` in RAM.
+        """
+        with self._lock:
+            if mode not in self._csc:
+                self._csc[mode] = load_csc(self.reader, self.schema.edge, mode, num_threads)
+            return self._csc[mode]
+
+    def in_neighbors(self, node: int) -> npt.NDArray[Any]:
+        """Return the in-neighbours of a node, ascending: [degree], a view.
+
+        Raises
+        ------
+        UsageError
+            If there is no such node.
+        """
+        if not 0 <= node < self.num_nodes:
+            raise UsageError(f"node {node} is outside [0, {self.num_nodes})")
+        csc = self.topology("mmap")
+        return csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
+
+    # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
+
+    @property
+    def _is_homogeneous(self) -> bool:
+        return len(self.schema.node_types) == 1 and len(self.schema.edge_types) == 1
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        """Return PyG's description of each node attribute."""
+        return [
+            TensorAttr(group_name=None if self._is_homogeneous else node.name, attr_name=name)
+            for node in self.schema.node_types
+            for name in node.attributes
+        ]
+
+    def _node_attribute_of(self, attr: TensorAttr) -> Attribute:
+        node = self.schema.node
+        if attr.group_name not in (None, node.name) or attr.attr_name not in node.attributes:
+            raise KeyError(f"no tensor {attr.attr_name!r} of {attr.group_name!r} in {self.path}")
+        return self.node_attribute(attr.attr_name)
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        index = attr.index if attr.is_set("index") else None
+        return self._node_attribute_of(attr).tensor(index)
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        return self._node_attribute_of(attr).shape
+
+    def _put_tensor(self, *_: Any) -> bool:
+        raise _immutable(self.path)
+
+    def _remove_tensor(self, *_: Any) -> bool:
+        raise _immutable(self.path)
+
+    # PyG's GraphStore.
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        """Return PyG's description of each edge type: CSC, sorted."""
+        counts = {node.name: node.num_nodes for node in self.schema.node_types}
+        return [
+            EdgeAttr(
+                edge_type=None if self._is_homogeneous else edge.type,
+                layout=EdgeLayout.CSC,
+                is_sorted=True,
+                size=(counts[edge.source], counts[edge.target]),
+            )
+            for edge in self.schema.edge_types
+        ]
+
+    def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
+        if edge_attr.layout is not EdgeLayout.CSC:
+            return None
+        if edge_attr.edge_type not in (None, self.schema.edge.type):
+            return None
+        csc = self.topology("memory")
+        # PyG expects int64 for both; a copy only where indices are narrower.
+        return torch.from_numpy(csc.indices).to(torch.int64), torch.from_numpy(csc.indptr)
+
+    def _put_edge_index(self, *_: Any) -> bool:
+        raise _immutable(self.path)
+
+    def _remove_edge_index(self, *_: Any) -> bool:
+        raise _immutable(self.path)
+
+
+def _immutable(path: Path) -> UsageError:
+    return UsageError(
+        f"{path}: a store is immutable; convert the changed data into a new store "
+        "('gnnstore convert', or gnnstore.converters.from_pyg)"
+    )
+
+
+def open(path: str | os.PathLike[str]) -> GraphStore:  # noqa: A001 - gnnstore.open is the point
+    """Open a store; public as `gnnstore.open`.
+
+    Parameters
+    ----------
+    path : path-like
+        The store's directory, as `gnnstore convert` made it.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+        See `StoreReader.open`.
+    """
+    return GraphStore(path)

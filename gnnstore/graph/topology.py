@@ -1,0 +1,58 @@
+"""A graph's structure as samplers reach it: in memory, mapped, or read from disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.sampling.disk import DiskNeighborSampler
+from gnnstore.sampling.neighbor import NeighborSampler
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.csc import Csc
+    from gnnstore.graph.indices import IndexRows
+    from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
+    from gnnstore.sampling.staged import CachedNeighbors
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The adjacency, and what reads it if it is on disk.
+
+    Attributes
+    ----------
+    csc : Csc
+        If `rows` is set, its `indices` are not to be touched: only length and dtype count.
+    rows : IndexRows or None
+        Reads `indices`.
+    neighbors : CachedNeighbors or None
+        In-neighbour lists that need not be read.
+    """
+
+    csc: Csc
+    rows: IndexRows | None = None
+    neighbors: CachedNeighbors | None = None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether in-neighbours are read from disk, so that batches are best sampled together."""
+        return self.rows is not None
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether sampling may have to wait for a disk."""
+        return bool(self.csc.mapped)
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What reading in-neighbours has taken so far."""
+        return NO_READS if self.rows is None else self.rows.counts
+
+    def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
+        """Return what samples from it; the batches are the same wherever it lies."""
+        if self.rows is None:
+            return NeighborSampler(self.csc, config, index_dtype=index_dtype)
+        return DiskNeighborSampler(
+            self.csc, config, index_dtype, self.rows.fetch, cache=self.neighbors
+        )

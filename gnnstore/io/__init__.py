@@ -1,1 +1,0 @@
-"""Bytes by row: the places that attributes are read from, and the buffers they go to."""

@@ -1,0 +1,1 @@
+"""Layer-wise inference over all nodes of a store (`gnnstore.inference`)."""

@@ -1,0 +1,301 @@
+"""Inference over all nodes, layer by layer: no neighbour is left out, and no row computed twice.
+
+Sampling the neighbourhoods of all nodes, or taking them whole, computes the rows of most nodes
+many times. Here the rows of all nodes after one layer are written to disk, in order, and are the
+input of the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gnnstore.budget.limits import available_bytes
+from gnnstore.disk.engines import ENGINES
+from gnnstore.disk.scratch import RunDirectory, default_parent
+from gnnstore.errors import BudgetError, StorageError, StoreExistsError, UsageError, storage_error
+from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
+from gnnstore.formats.container.files import fsync_directory
+from gnnstore.graph.store import GraphStore
+from gnnstore.layerwise.models.layers import Layer, describe, evaluating, modules_of, read_layers
+from gnnstore.layerwise.plan import check_dtype
+from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
+from gnnstore.layerwise.run import InferenceRequest, InferenceRun, check_input
+from gnnstore.loaders.options import as_store
+from gnnstore.progress import NullProgress, Progress
+from gnnstore.units import format_at_least, format_size, parse_size
+
+# Without memory=, a quarter of what is free is left to the model and to other programs.
+_FREE_SHARE = 4
+_DEFAULT_READERS = 4
+
+
+@torch.no_grad()
+def inference(
+    layers: Any,
+    store: GraphStore | str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
+    *,
+    input: str = "x",  # noqa: A002 - the layers' input
+    edge_weight: str | None = None,
+    edge_attr: str | None = None,
+    memory: int | str | None = None,
+    dtype: Any = None,
+    device: torch.device | str | None = None,
+    num_threads: int | None = None,
+    io_engine: str | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    shard_bytes: int | str | None = None,
+    tmpdir: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Embeddings | npt.NDArray[Any] | Tensor:
+    """Run a model over all nodes of a store, layer by layer, with all in-neighbours.
+
+    The result is that of the model on the whole graph in memory, up to the order of sums. What
+    lies in memory are two blocks of nodes with the rows of their in-neighbours, the rows of a
+    third that are being written, and a byte or a few for each node; what lies on disk are the rows
+    of all nodes before and after a layer.
+
+    Parameters
+    ----------
+    layers : sequence of callable, or torch.nn.Module
+        Layers in order. One that looks at neighbours is a convolution of PyTorch Geometric, or
+        takes ((x, x_dst), edge_index): rows [n, F] of the in-neighbours, the first D of which
+        are those of the targets, `x_dst` [D, F], and edges [2, m] from rows of `x` to rows of
+        `x_dst`; it gives [D, F']. One that takes x alone works on each row by itself: an
+        activation, a `torch.nn.Linear`, a norm. Or one of PyTorch Geometric's `BasicGNN` models
+        (GraphSAGE, GCN, GAT, ...). Modules are in evaluation mode meanwhile. Each layer is
+        tried on a small graph first, and refused if it is not layer-wise.
+    store : GraphStore or path-like
+    output : path-like, optional
+        Where the rows go: a directory, or a file if the name ends in ".npy". By default they
+        are returned in memory.
+    input : str
+        Node attribute that the first layer takes: [N, F], any type; computed with in the type
+        of the layer's weights.
+    edge_weight, edge_attr : str, optional
+        Edge attributes that are handed to the layers which take an argument of that name.
+    memory : int or str, optional
+        Budget for everything that inference allocates, as "8GB"; by default three quarters of
+        what is available. The model itself is not counted.
+    dtype : str or torch.dtype, optional
+        In which rows are written after each layer: "float16", "bfloat16", "float32" or
+        "float64"; by default that in which they come.
+    device : torch.device or str, optional
+        Where the layers run; by default where their weights are.
+    num_threads : int, optional
+        Threads that read; by default up to 4.
+    io_engine : str, optional
+        What reads: "io_uring", "pread" or "mmap"; by default the fastest that works.
+    overwrite : bool
+        Replace what lies at `output`, once the new result is complete.
+    resume : bool
+        Go on with what an interrupted run with the same `output` has finished; with other
+        layers, weights, store or types it is refused.
+    shard_bytes : int or str, optional
+        Size of the files that rows are written to: how much a resumed run may have to repeat.
+        By default 64 MiB, and more where there would be over 64 of them.
+    tmpdir : path-like, optional
+        Where rows lie meanwhile, without `output`; by default beside the store.
+    progress : Progress, optional
+        Told each layer as a phase that counts nodes whose rows are written.
+
+    Returns
+    -------
+    Embeddings, ndarray or Tensor
+        With a directory, what `gnnstore.open_embeddings` opens; with a .npy file, the file
+        mapped read-only [N, width]; else a tensor [N, width].
+
+    Raises
+    ------
+    UsageError
+        If a layer fails or is not layer-wise, or an option makes no sense.
+    BudgetError
+        If memory does not suffice for the node with the most in-neighbours, or for a result
+        that is to be returned in memory; naming the least budget.
+    NoSpaceError
+        If the disk has too little room, before any work; or filled up meanwhile.
+    StoreExistsError, NotFoundError, StorageError, CorruptStoreError
+        If the output cannot be written, or the store not be read.
+
+    Notes
+    -----
+    A directory holds the same bytes whatever the threads and the engine. With another `memory`,
+    or after `resume`, blocks begin elsewhere, and sums may differ in their last bits.
+    """
+    source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
+    found = read_layers(layers)
+    request = InferenceRequest(
+        store=source,
+        layers=found,
+        input_spec=check_input(source, input),
+        edge_specs={
+            name: source.edge_attribute(attribute).spec
+            for name, attribute in (("edge_weight", edge_weight), ("edge_attr", edge_attr))
+            if attribute is not None
+        },
+        dtype=check_dtype(dtype),
+        device=_device_of(found) if device is None else torch.device(device),
+        memory_bytes=_memory(memory),
+        num_threads=_threads(num_threads),
+        io_engine=_checked_engine(io_engine),
+        shard_bytes=None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes"),
+        progress=progress or NullProgress(),
+    )
+    with evaluating(found):
+        run = InferenceRun(request)
+        asked = _fingerprint(request, run)
+        if output is None:
+            if resume or overwrite:
+                raise UsageError("resume= and overwrite= need an output= that lasts")
+            return _to_memory(run, request, asked, tmpdir)
+        if tmpdir is not None:
+            raise UsageError("tmpdir= has no use beside output=: rows lie beside the output")
+        path = Path(output)
+        if path.suffix == ".npy":
+            return _to_npy(run, request, asked, path, overwrite=overwrite, resume=resume)
+        return _to_directory(run, request, asked, path, overwrite=overwrite, resume=resume)
+
+
+def _to_directory(
+    run: InferenceRun,
+    request: InferenceRequest,
+    asked: Mapping[str, Any],
+    path: Path,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    copy_bytes: int = 0,
+) -> Embeddings:
+    with StoreWriter(
+        path,
+        overwrite=overwrite,
+        shard_bytes=run.shard_bytes,
+        on_event=request.progress.note,
+        fingerprint=asked,
+        resume=resume,
+    ) as writer:
+        run.check_disk(writer.path.parent, writer.temporary_path, copy_bytes)
+        spec, _ = run.execute(writer)
+        node = NodeTypeSpec(NODE_TYPE, request.store.num_nodes, {ARRAY_NAME: spec})
+        final = writer.commit(Schema((node,), ()), asked)
+    return open_embeddings(final)
+
+
+def _to_npy(
+    run: InferenceRun,
+    request: InferenceRequest,
+    asked: Mapping[str, Any],
+    path: Path,
+    *,
+    overwrite: bool,
+    resume: bool,
+) -> npt.NDArray[Any]:
+    if run.plans[-1].dtype == "bfloat16":
+        raise UsageError(f"{path}: NumPy has no bfloat16; choose another dtype=, or a directory")
+    if os.path.lexists(path) and not overwrite:
+        raise StoreExistsError(
+            f"{path} exists; choose another output, or pass overwrite=True to replace it once the "
+            "new one is complete",
+            path=path,
+        )
+    # A directory first, which can be resumed and which readers check; then the file from it.
+    whole = path.with_name(f"{path.name}.rows")
+    rows = _finished(whole, asked) if resume else None
+    if rows is None:
+        rows = _to_directory(
+            run, request, asked, whole, overwrite=True, resume=resume, copy_bytes=run.result_bytes
+        )
+    return _copied(rows, path)
+
+
+def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
+    """Return the rows of a run that was interrupted when all it had to do was to copy them."""
+    if not path.exists():
+        return None
+    rows = open_embeddings(path)
+    return rows if rows.provenance == json.loads(json.dumps(asked)) else None
+
+
+def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
+    """Make a .npy file of a directory, under its name once it is complete."""
+    unfinished = rows.path / ARRAY_NAME
+    try:
+        rows.save_npy(unfinished)
+        unfinished.replace(path)
+        fsync_directory(path.absolute().parent)
+    except StorageError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    except OSError as error:
+        raise storage_error(error, "write the embeddings", path) from error
+    rows.remove()
+    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped
+
+
+def _to_memory(
+    run: InferenceRun,
+    request: InferenceRequest,
+    asked: Mapping[str, Any],
+    tmpdir: str | os.PathLike[str] | None,
+) -> Tensor:
+    if run.result_bytes > request.memory_bytes:
+        raise BudgetError(
+            f"the result takes {format_size(run.result_bytes)} in memory, but there are "
+            f"{format_size(request.memory_bytes)}; give an output= to write it to, or raise "
+            f"memory= to at least {format_at_least(run.result_bytes)}"
+        )
+    parent = default_parent(request.store.path) if tmpdir is None else Path(tmpdir)
+    with RunDirectory.create(parent, purpose="the rows of layers") as directory:
+        return _to_directory(run, request, asked, directory.path / "rows").tensor()
+
+
+def _fingerprint(request: InferenceRequest, run: InferenceRun) -> dict[str, Any]:
+    """Return what decides the result, as JSON values."""
+    return {
+        "kind": "inference",
+        "store": request.store.reader.uuid,
+        "input": request.input_spec.name,
+        "edge_data": {name: spec.name for name, spec in request.edge_specs.items()},
+        "layers": [describe(layer) for layer in request.layers],
+        "dtypes": [plan.dtype for plan in run.plans],
+        "shard_bytes": run.shard_bytes,
+    }
+
+
+def _device_of(layers: tuple[Layer, ...]) -> torch.device:
+    for module in modules_of(layers):
+        for tensor in module.parameters():
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _memory(memory: int | str | None) -> int:
+    if memory is None or memory == "auto":
+        free = available_bytes()
+        return free - free // _FREE_SHARE
+    return parse_size(memory, name="memory")
+
+
+def _threads(num_threads: int | None) -> int:
+    if num_threads is None:
+        return min(_DEFAULT_READERS, max(1, len(os.sched_getaffinity(0))))
+    if num_threads < 1:
+        raise UsageError(f"num_threads={num_threads}: one thread is the least")
+    return num_threads
+
+
+def _checked_engine(io_engine: str | None) -> str | None:
+    if io_engine is not None and io_engine not in ENGINES:
+        raise UsageError(f"io_engine={io_engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+    return io_engine

@@ -1,0 +1,188 @@
+"""The edges of a store, read in order of their targets: what blocks are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.errors import CorruptStoreError
+from gnnstore.features.source import RowSource
+from gnnstore.graph.indices import IndexRows
+
+# The set of a block's nodes is listed so many of its bytes at a time: 131,072 nodes.
+LISTED_BYTES = 1 << 14
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """How much is worked on at a time besides the block itself.
+
+    Attributes
+    ----------
+    read_ids : int
+        Ids or pointers that are read at a time.
+    edges, targets : int
+        That a block grows by, at most.
+    part_bytes : int
+        Of rows that are read at a time by each reader.
+    """
+
+    read_ids: int
+    edges: int
+    targets: int
+    part_bytes: int
+
+    @classmethod
+    def of(cls, memory_bytes: int) -> Pieces:
+        """Choose sizes that take about an eighth of a small budget, and less of a large one."""
+
+        def size(share: int, least: int, most: int) -> int:
+            return min(max(memory_bytes // share, least), most)
+
+        edges = size(2048, 1 << 10, 1 << 18)
+        return cls(size(1024, 1 << 12, 1 << 20), edges, edges // 4, size(64, 1 << 16, 16 << 20))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of what is read ahead, of pieces while they are numbered, and of a part's order."""
+        return 3 * 8 * self.read_ids + 64 * (self.edges + self.targets) + 8 * 8 * LISTED_BYTES * 2
+
+
+class OrderedReader:
+    """Reads a stored vector in order, a chunk at a time, for takers of small pieces."""
+
+    def __init__(self, rows: IndexRows, read_ids: int, readers: Executor) -> None:
+        self._rows = rows
+        self._readers = readers
+        self._read_ids = read_ids
+        self._start = 0
+        self._chunk: npt.NDArray[Any] = np.empty(0, rows.dtype)
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What was read."""
+        return self._rows.counts
+
+    def take(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return values start ... stop - 1, a new array; earlier ones are read anew."""
+        parts = []
+        at = start
+        while at < stop:
+            end = self._start + len(self._chunk)
+            if not self._start <= at < end:
+                self._start = at
+                until = min(at + self._read_ids, self._rows.num_edges)
+                self._chunk = self._readers.submit(self._rows.read, at, until).result()
+                end = at + len(self._chunk)
+            part = self._chunk[at - self._start : min(stop, end) - self._start]
+            parts.append(part)
+            at += len(part)
+        return np.concatenate(parts) if parts else np.empty(0, self._rows.dtype)
+
+
+class GraphReader:
+    """The edges of a store, read in order of their targets.
+
+    Parameters
+    ----------
+    indptr : IndexRows
+    indices : IndexRows or None
+        None: there are no edges.
+    edge_data : Mapping of str to RowSource
+        By the name of the argument that takes it; rows in the order of `indices`.
+    path : str
+        The store, for messages.
+    pieces : Pieces
+    readers : Executor
+        In whose threads all is read: each has staging memory of its own.
+    """
+
+    def __init__(
+        self,
+        indptr: IndexRows,
+        indices: IndexRows | None,
+        edge_data: Mapping[str, RowSource],
+        path: str,
+        *,
+        pieces: Pieces,
+        readers: Executor,
+    ) -> None:
+        self.piece = pieces
+        self._readers = readers
+        self.num_nodes = indptr.num_edges - 1
+        self.num_edges = 0 if indices is None else indices.num_edges
+        self.edge_data = edge_data
+        self._path = path
+        self._indptr = OrderedReader(indptr, pieces.read_ids, readers)
+        self._indices = (
+            None if indices is None else OrderedReader(indices, pieces.read_ids, readers)
+        )
+        self._counts = NO_READS
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What was read."""
+        indices = NO_READS if self._indices is None else self._indices.counts
+        return self._indptr.counts + indices + self._counts
+
+    def begins(self, first: int, last: int) -> npt.NDArray[np.int64]:
+        """Return where the edges into nodes first ... last - 1 begin, and the end of the last.
+
+        Raises
+        ------
+        CorruptStoreError
+            If they do not ascend, or lie outside the edges.
+        """
+        begins = self._indptr.take(first, last + 1)
+        if begins[0] < 0 or begins[-1] > self.num_edges or (np.diff(begins) < 0).any():
+            raise CorruptStoreError(
+                f"{self._path}: the edges of nodes {first} to {last} do not follow one another "
+                "in 'indptr'; run 'gnnstore verify' on the store, or convert the graph again",
+                path=self._path,
+            )
+        return begins
+
+    def sources(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Return the sources of some edges: int32 or int64 [end - begin]."""
+        if self._indices is None:
+            return np.empty(0, np.int64)
+        return self._indices.take(begin, end)
+
+    def data(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """Return data of some edges."""
+        positions = np.arange(begin, end, dtype=np.int64)
+        gathered = self._readers.submit(self.edge_data[name].gather, positions).result()
+        self._counts += gathered.counts
+        return gathered.rows
+
+    def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Yield the graph in order, in pieces: the first target, and where its edges begin ..."""
+        first = 0
+        while first < self.num_nodes:
+            begins = self.begins(first, min(first + self.piece.targets, self.num_nodes))
+            last = max(1, int(np.searchsorted(begins, begins[0] + self.piece.edges, "right")) - 1)
+            yield first, begins[: last + 1]
+            first += last
+
+    def find_hub(self) -> tuple[int, int]:
+        """Return the node with the most in-neighbours, and their number; (0, 0) without nodes."""
+        node = degree = 0
+        for first in range(0, self.num_nodes, self.piece.read_ids):
+            degrees = np.diff(self.begins(first, min(first + self.piece.read_ids, self.num_nodes)))
+            if degrees.max(initial=0) > degree:
+                node, degree = first + int(degrees.argmax()), int(degrees.max())
+        return node, degree
+
+    def out_of_range(self, error: Exception) -> CorruptStoreError:
+        """Return that an edge comes from a node that does not exist."""
+        return CorruptStoreError(
+            f"{self._path}: the graph is damaged: {error}; run 'gnnstore verify' on the store, or "
+            "convert the graph again",
+            path=self._path,
+        )

@@ -1,0 +1,292 @@
+"""How a layer is called on a block, and the proof that this is what it does on the whole graph.
+
+Convolutions differ in what they take: pairs of rows or rows, lists of edges or sparse matrices.
+A sparse matrix saves the copy of a row for each edge, which is most of the memory, so it is
+tried first. What is tried must run, and must give on the blocks of a small graph what the layer
+gives on that graph. A layer with which nothing does is not layer-wise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch_geometric.nn import MessagePassing
+
+from gnnstore.errors import UsageError
+from gnnstore.layerwise.models.blocks import Block
+from gnnstore.layerwise.models.gcn import DegreeNorm, not_normalizing
+from gnnstore.layerwise.models.layers import Layer
+
+EDGE_DATA = ("edge_weight", "edge_attr")
+
+# What differs by more was computed otherwise, not only added up in another order.
+_TOLERANCE = 1e-3
+_CHECK_NODES, _CHECK_EDGES, _CHECK_BLOCKS = 40, 160, (0, 1, 14, 27, 40)
+# Nodes that have no edge at all.
+_CHECK_ISOLATED = 5
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """A layer and how it is called.
+
+    Attributes
+    ----------
+    layer : Layer
+    form : str
+        "rows": without edges. "sparse pair", "sparse": with a matrix [D, n]. "pair", "single":
+        with a list of edges. The pairs are (rows of sources, rows of targets).
+    norm : DegreeNorm or None
+        Weights that are computed for it.
+    takes : tuple of str
+        Data of edges that it takes.
+    """
+
+    layer: Layer
+    form: str
+    norm: DegreeNorm | None = None
+    takes: tuple[str, ...] = ()
+
+    @property
+    def needs_edges(self) -> bool:
+        """Whether it looks at neighbours."""
+        return self.layer.conv is not None
+
+    def __call__(self, block: Block) -> Tensor:
+        """Return the rows of the block's targets: [D, width]."""
+        rows = self.layer.finish(self._convolve(block))
+        if rows.dim() != 2 or len(rows) != block.num_targets:
+            raise ValueError(f"it gives {list(rows.shape)} for {block.num_targets} nodes")
+        return rows
+
+    def _convolve(self, block: Block) -> Tensor:
+        conv, num_targets = self.layer.conv, block.num_targets
+        if conv is None:
+            return block.x[:num_targets]
+        data: dict[str, Any] = {name: block.edges[name] for name in self.takes}
+        if self.norm is not None:
+            block, weights = self.norm.apply(block)
+            data = {"edge_weight": weights}
+        x: Any = block.x
+        if "pair" in self.form:
+            x = (block.x, block.x[:num_targets])
+        with not_normalizing(conv, self.norm):
+            if "sparse" in self.form:
+                out = conv(x, _matrix(block, data.get("edge_weight")))
+            else:
+                out = conv(x, block.edge_index, **data)
+        return _rows_of_targets(out, block)
+
+
+def _matrix(block: Block, weights: Tensor | None) -> Tensor:
+    """Return the edges as a sparse matrix [D, n]."""
+    if weights is None:
+        weights = torch.ones(len(block.sources), dtype=block.x.dtype, device=block.x.device)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            block.begins, block.sources, weights, (block.num_targets, len(block.x))
+        )
+
+
+def _rows_of_targets(out: Any, block: Block) -> Tensor:
+    if not isinstance(out, Tensor) or out.dim() != 2:
+        found = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"it gives {found} instead of rows [n, width]")
+    if len(out) not in (block.num_targets, len(block.x)):
+        raise ValueError(f"it gives {len(out)} rows for {block.num_targets} nodes")
+    # Not a view where it can be helped: what is alone in its memory is written without a copy.
+    return out if len(out) == block.num_targets else out[: block.num_targets]
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What the rows of a layer's input are: their width, type and place.
+
+    Attributes
+    ----------
+    width : int
+    dtype : torch.dtype
+    device : torch.device
+    edge_widths : Mapping of str to int
+        Width of the edge data that there is, by argument; 0 for a vector.
+    """
+
+    width: int
+    dtype: torch.dtype
+    device: torch.device
+    edge_widths: Mapping[str, int]
+
+
+def choose_call(layer: Layer, kind: RowKind) -> LayerCall:
+    """Find how to call a layer, and prove it on a small graph.
+
+    Raises
+    ------
+    UsageError
+        If it fails on rows of this kind, or is not layer-wise.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return _choose_call(layer, kind)
+
+
+def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
+    graph = _SmallGraph.draw(kind)
+    takes = tuple(name for name in _edge_data_of(layer.conv) if name in kind.edge_widths)
+    try:
+        with _uncached(layer.conv):
+            expected = layer.finish(graph.convolve(layer.conv, takes))
+        expected = _rows_of_targets(expected, graph.block(0, graph.num_nodes))
+    except Exception as error:
+        raise UsageError(
+            f"{layer.name} fails on rows of {kind.width} {_short(kind.dtype)} with edges between "
+            f"{graph.num_nodes} nodes: {type(error).__name__}: {error}"
+        ) from error
+    failures: list[str] = []
+    for call in _candidates(layer, takes):
+        try:
+            found = graph.in_blocks(call)
+        except Exception as error:  # whatever it is: this form is not for it
+            failures.append(f"called with {call.form}: {type(error).__name__}: {error}")
+            continue
+        if found.shape == expected.shape and torch.allclose(
+            found, expected, _TOLERANCE, _atol(expected), equal_nan=True
+        ):
+            return call
+        failures.append(f"called with {call.form}: other values")
+    raise UsageError(
+        f"{layer.name} is not layer-wise: on nodes with all their in-neighbours it computes "
+        f"something else than on the whole graph ({'; '.join(failures)}). It may look further "
+        "than one hop, use degrees or statistics of the whole graph, or be random. Split it into "
+        "layers that look at in-neighbours once, or evaluate with a gnnstore.NeighborLoader"
+    )
+
+
+def _atol(expected: Tensor) -> float:
+    finite = expected[expected.isfinite()].abs()
+    return _TOLERANCE * float(finite.max()) if len(finite) else _TOLERANCE
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _candidates(layer: Layer, takes: tuple[str, ...]) -> Iterator[LayerCall]:
+    conv = layer.conv
+    if conv is None:
+        yield LayerCall(layer, "rows")
+        return
+    if not isinstance(conv, MessagePassing):
+        yield LayerCall(layer, "pair", takes=takes)
+        return
+    norm = DegreeNorm.of(conv, "edge_weight" if "edge_weight" in takes else None)
+    if norm is not None:
+        if conv.fuse:
+            yield LayerCall(layer, "sparse", norm, takes)
+        yield LayerCall(layer, "single", norm, takes)
+        return
+    if conv.fuse and not takes:
+        yield LayerCall(layer, "sparse pair")
+        yield LayerCall(layer, "sparse")
+    yield LayerCall(layer, "pair", takes=takes)
+    yield LayerCall(layer, "single", takes=takes)
+
+
+def _edge_data_of(conv: Callable[..., Tensor] | None) -> tuple[str, ...]:
+    """Return the names of the edge data that a convolution takes."""
+    if conv is None:
+        return ()
+    function = conv.forward if isinstance(conv, torch.nn.Module) else conv
+    names = inspect.signature(function).parameters
+    return tuple(name for name in EDGE_DATA if name in names)
+
+
+@contextmanager
+def _uncached(conv: Any) -> Iterator[None]:
+    """Keep a convolution from remembering the edges of the small graph, and from those it knows."""
+    names = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
+    before = {name: getattr(conv, name) for name in names if name in getattr(conv, "__dict__", {})}
+    for name in before:
+        setattr(conv, name, False if name == "cached" else None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(conv, name, value)
+
+
+@dataclass(frozen=True, eq=False)
+class _SmallGraph:
+    """A graph with self-loops, parallel edges and nodes without any, and blocks of it."""
+
+    x: Tensor
+    begins: Tensor
+    sources: Tensor
+    edges: Mapping[str, Tensor]
+
+    @classmethod
+    def draw(cls, kind: RowKind) -> _SmallGraph:
+        generator = torch.Generator().manual_seed(0)
+        last = _CHECK_NODES - _CHECK_ISOLATED
+        ends = torch.randint(0, last, (2, _CHECK_EDGES), generator=generator)
+        # Of parallel self-loops with different weights convolutions may keep any: there are none.
+        ends[1] = torch.where(ends[0] == ends[1], (ends[1] + 1) % last, ends[1])
+        ends[:, :4] = torch.arange(4)  # self-loops
+        ends[:, 4:8] = ends[:, 8:12]  # parallel edges
+        order = torch.from_numpy(np.lexsort(ends.numpy()))
+        sources, targets = ends[:, order]
+        begins = torch.searchsorted(targets.contiguous(), torch.arange(_CHECK_NODES + 1))
+        x = torch.randn(_CHECK_NODES, kind.width, generator=generator)
+        edges = {}
+        for name, width in kind.edge_widths.items():
+            shape = (_CHECK_EDGES, width) if width else (_CHECK_EDGES,)
+            edges[name] = torch.rand(shape, generator=generator).to(kind.device, kind.dtype)
+        device = kind.device
+        return cls(x.to(device, kind.dtype), begins.to(device), sources.to(device), edges)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.x)
+
+    def convolve(self, conv: Callable[..., Tensor] | None, takes: tuple[str, ...]) -> Any:
+        """Return what a convolution gives on the graph as a whole."""
+        if conv is None:
+            return self.x
+        whole = self.block(0, self.num_nodes)
+        # PyTorch Geometric's convolutions are meant to be called with rows, others with a pair.
+        x = self.x if isinstance(conv, MessagePassing) else (self.x, self.x)
+        return conv(x, whole.edge_index, **{name: whole.edges[name] for name in takes})
+
+    def block(self, first: int, last: int, scale: Tensor | None = None) -> Block:
+        begin, end = int(self.begins[first]), int(self.begins[last])
+        sources = self.sources[begin:end]
+        others = torch.unique(sources)
+        others = others[(others < first) | (others >= last)]
+        nodes = torch.cat([torch.arange(first, last, device=self.x.device), others])
+        places = torch.empty(self.num_nodes, dtype=torch.int64, device=self.x.device)
+        places[nodes] = torch.arange(len(nodes), device=self.x.device)
+        return Block(
+            self.x[nodes],
+            self.begins[first : last + 1] - begin,
+            places[sources],
+            {name: values[begin:end] for name, values in self.edges.items()},
+            None if scale is None else scale[nodes],
+        )
+
+    def in_blocks(self, call: LayerCall) -> Tensor:
+        """Return what a layer gives block by block."""
+        norm = call.norm
+        scale = None if norm is None else norm.scale(self.block(0, self.num_nodes))
+        make = partial(self.block, scale=scale)
+        bounds = itertools.pairwise(_CHECK_BLOCKS)
+        return torch.cat([call(make(first, last)) for first, last in bounds])

@@ -1,0 +1,135 @@
+"""Convolutions that normalise by degree, on a block: the degrees are those of the whole graph.
+
+`GCNConv` computes its weights from the edges that it is given, and in a block the degree of a
+source is not known. So the weights are computed here, from degrees that one pass over the
+graph finds, and the convolution is told not to normalise while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import GCNConv, LGConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
+
+from gnnstore.layerwise.models.blocks import Block
+
+
+@dataclass(frozen=True)
+class DegreeNorm:
+    """How edges are weighted: w(j, i) / sqrt(degree(j) degree(i)).
+
+    Attributes
+    ----------
+    adds_loops : bool
+        Each node gets one edge to itself, in place of any that it has; it keeps their weight.
+    loop_weight : float
+        Of an edge to itself that is added.
+    weight_name : str or None
+        Edge data that weights are taken from; None: all are 1.
+    """
+
+    adds_loops: bool
+    loop_weight: float
+    weight_name: str | None
+
+    @classmethod
+    def of(cls, conv: Any, weight_name: str | None) -> DegreeNorm | None:
+        """Return how a convolution normalises; None if it does not, or in ways of its own."""
+        if not isinstance(conv, (GCNConv, LGConv)) or not conv.normalize:
+            return None
+        if isinstance(conv, LGConv):
+            return cls(False, 1.0, weight_name)
+        fill = 2.0 if conv.improved else 1.0
+        if weight_name is None and conv.improved:
+            fill = _loop_weight_without_weights()
+        return cls(conv.add_self_loops, fill, weight_name)
+
+    def edges(self, block: Block) -> tuple[Block, Tensor]:
+        """Return a block with the edges that count, in the order of their targets, and weights.
+
+        Returns
+        -------
+        Block
+        Tensor [m']
+            Of the block's floating type, not normalised as yet.
+        """
+        weights = None if self.weight_name is None else block.edges[self.weight_name]
+        if weights is not None:
+            weights = weights.reshape(-1).to(block.x.dtype)
+        if not self.adds_loops:
+            if weights is None:
+                weights = torch.ones(len(block.sources), dtype=block.x.dtype, device=_device(block))
+            return block, weights
+        targets = block.targets
+        is_loop = block.sources == targets
+        kept = (~is_loop).nonzero().view(-1)
+        kept_targets = targets[kept]
+        num_edges = len(kept) + block.num_targets
+        # The edge of a node to itself comes behind its others, so that those into node i are
+        # moved by i places.
+        places = torch.arange(len(kept), device=_device(block)).add_(kept_targets)
+        degrees = torch.bincount(kept_targets, minlength=block.num_targets).add_(1)
+        begins = torch.zeros_like(block.begins)
+        torch.cumsum(degrees, 0, out=begins[1:])
+        nodes = torch.arange(block.num_targets, device=_device(block))
+        sources = torch.empty(num_edges, dtype=torch.int64, device=_device(block))
+        sources[places] = block.sources[kept]
+        sources[begins[1:] - 1] = nodes
+        loops = torch.full(
+            (block.num_targets,), self.loop_weight, dtype=block.x.dtype, device=_device(block)
+        )
+        values = torch.ones(num_edges, dtype=block.x.dtype, device=_device(block))
+        if weights is not None:
+            loops[targets[is_loop]] = weights[is_loop]
+            values[places] = weights[kept]
+        elif self.loop_weight != 1.0:
+            loops[targets[is_loop]] = 1.0
+        values[begins[1:] - 1] = loops
+        return replace(block, begins=begins, sources=sources, edges={}), values
+
+    def scale(self, block: Block) -> Tensor:
+        """Return 1 / sqrt(degree) of the targets [D]; 0 where the degree is 0."""
+        whole, weights = self.edges(block)
+        degrees = torch.zeros(block.num_targets, dtype=weights.dtype, device=weights.device)
+        degrees.index_add_(0, whole.targets, weights)
+        scale = degrees.pow_(-0.5)
+        return scale.masked_fill_(scale == float("inf"), 0.0)
+
+    def apply(self, block: Block) -> tuple[Block, Tensor]:
+        """Return a block with the edges that count, and their normalised weights [m']."""
+        assert block.scale is not None  # noqa: S101 - whoever makes blocks knows of this
+        whole, weights = self.edges(block)
+        scale = block.scale.to(weights.dtype)
+        # Not in place: they may be the block's own.
+        return whole, (scale[whole.sources] * weights).mul_(scale[whole.targets])
+
+
+@contextmanager
+def not_normalizing(conv: Any, norm: DegreeNorm | None) -> Iterator[None]:
+    """Let a convolution take the weights that it is given as they are."""
+    if norm is None:
+        yield
+        return
+    conv.normalize = False
+    try:
+        yield
+    finally:
+        conv.normalize = True
+
+
+def _device(block: Block) -> torch.device:
+    return block.sources.device
+
+
+def _loop_weight_without_weights() -> float:
+    """Return what `improved=True` comes to on a graph without weights: PyG's versions differ."""
+    edges = torch.tensor([[0], [1]])
+    _, weights = gcn_norm(edges, None, 2, improved=True, dtype=torch.float64)
+    own = float(weights[-1])  # of node 1, which has one edge besides: w / (1 + w)
+    return own / (1 - own)

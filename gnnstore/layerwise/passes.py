@@ -1,0 +1,194 @@
+"""One layer over all nodes, block by block, in order.
+
+While the layer runs on one block, the next is made and what it gave for the one before is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gnnstore.disk.buffers import release, release_heap
+from gnnstore.errors import UsageError
+from gnnstore.formats import PagedArrayWriter
+from gnnstore.layerwise.graph import GraphReader
+from gnnstore.layerwise.making import BlockMaker, MadeBlock
+from gnnstore.layerwise.models.blocks import Block
+from gnnstore.layerwise.models.calls import LayerCall
+from gnnstore.layerwise.models.gcn import DegreeNorm
+from gnnstore.layerwise.writing import RowsBehind
+from gnnstore.progress import Phase
+
+
+@dataclass(frozen=True)
+class PassStats:
+    """What running one layer over all nodes took.
+
+    Attributes
+    ----------
+    name : str
+        Of the layer.
+    form : str
+        How it was called; see `LayerCall`.
+    num_blocks : int
+    rows_read : int
+        Rows of the layer's input, those counted again that several blocks needed.
+    bytes_read, bytes_written : int
+        Of nodes and edges, packing included.
+    bytes_packed : int
+        Of those that were written, for a while only.
+    seconds : float
+        In all.
+    seconds_waiting, seconds_running, seconds_writing : float
+        Of it, for blocks that were not made yet, for the layer, and for rows of the block before
+        that were not written yet.
+    """
+
+    name: str
+    form: str
+    num_blocks: int
+    rows_read: int
+    bytes_read: int
+    bytes_written: int
+    bytes_packed: int
+    seconds: float
+    seconds_waiting: float
+    seconds_running: float
+    seconds_writing: float
+
+    def __str__(self) -> str:
+        rate = (self.bytes_read + self.bytes_written) / max(self.seconds, 1e-9) / 1e9
+        return (
+            f"{self.name}: {self.num_blocks} blocks in {self.seconds:.1f} s, of it "
+            f"{self.seconds_waiting:.1f} s waiting for rows, {self.seconds_running:.1f} s in the "
+            f"layer, {self.seconds_writing:.1f} s waiting for writes; read "
+            f"{self.bytes_read / 1e9:.2f} GB, wrote {self.bytes_written / 1e9:.2f} GB, of it "
+            f"{self.bytes_packed / 1e9:.2f} GB packed: {rate:.2f} GB/s"
+        )
+
+
+def run_pass(
+    call: LayerCall,
+    maker: BlockMaker,
+    writer: PagedArrayWriter,
+    *,
+    device: torch.device,
+    out_dtype: torch.dtype,
+    is_ahead: bool,
+    phase: Phase,
+) -> PassStats:
+    """Run a layer on the rows that are not written yet, and write what it gives.
+
+    Parameters
+    ----------
+    is_ahead : bool
+        Make the next block and write the rows of the one before while the layer runs.
+    phase : Phase
+        Told the nodes that are done.
+
+    Raises
+    ------
+    UsageError
+        If the layer fails on a block.
+    BudgetError, StorageError, CorruptStoreError
+        As `BlockMaker.make` and `PagedArrayWriter.append`.
+    """
+    start = perf_counter()
+    waited = ran = 0.0
+    num_blocks = 0
+    first = writer.skip(writer.num_committed_rows)
+    phase.advance(first)
+    bytes_before = writer.remaining_bytes
+    with (
+        ThreadPoolExecutor(1, "gnnstore-blocks") as pool,
+        RowsBehind(writer, phase.advance) as behind,
+        _stopping(maker),
+    ):
+
+        def begin(node: int) -> Future[MadeBlock] | None:
+            return pool.submit(maker.make, node) if node < maker.num_nodes else None
+
+        pending = begin(first)
+        while pending is not None:
+            began = perf_counter()
+            made = pending.result()
+            waited += perf_counter() - began
+            last = made.last
+            pending = begin(last) if is_ahead else None
+            began = perf_counter()
+            rows = _run(call, made, device, out_dtype)
+            ran += perf_counter() - began
+            behind.append(rows)  # with the block, whose memory they may share
+            del rows, made  # before the block after the next is begun
+            release_heap()
+            if not is_ahead:
+                behind.finish()
+                pending = begin(last)
+            num_blocks += 1
+    release()
+    return PassStats(
+        call.layer.name,
+        call.form,
+        num_blocks,
+        maker.counts.rows_read,
+        maker.all_counts.bytes_read,
+        bytes_before - writer.remaining_bytes + maker.bytes_packed,
+        maker.bytes_packed,
+        perf_counter() - start,
+        waited,
+        ran,
+        behind.seconds_waiting,
+    )
+
+
+@contextmanager
+def _stopping(maker: BlockMaker) -> Iterator[None]:
+    """Have what is being made end soon when something fails, or the user interrupts."""
+    try:
+        yield
+    except BaseException:
+        maker.stop()
+        raise
+
+
+def _run(call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torch.dtype) -> Tensor:
+    try:
+        return call(made.block.to(device)).to(out_dtype).cpu().contiguous()
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise UsageError(
+            f"{call.layer.name} fails on nodes {made.first} to {made.last - 1}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def degree_scale(graph: GraphReader, norm: DegreeNorm, advance: Callable[[int], None]) -> Tensor:
+    """Compute 1 / sqrt(degree) of all nodes, in one pass over the edges: float32 [N].
+
+    Raises
+    ------
+    StorageError, CorruptStoreError
+        If the graph cannot be read, or is damaged.
+    """
+    scale = torch.empty(graph.num_nodes, dtype=torch.float32)
+    for first, begins in graph.pieces():
+        num_targets = len(begins) - 1
+        begin, end = int(begins[0]), int(begins[-1])
+        sources = torch.from_numpy(graph.sources(begin, end).astype(np.int64)).sub_(first)
+        # Whether an edge is one of a node to itself is all that counts of its source.
+        sources[(sources < 0) | (sources >= num_targets)] = num_targets
+        edges = {}
+        if norm.weight_name is not None:
+            weights = np.require(graph.data(norm.weight_name, begin, end), requirements="W")
+            edges[norm.weight_name] = torch.from_numpy(weights)
+        rows = torch.empty(num_targets + 1, 0)
+        block = Block(rows, torch.from_numpy(begins - begin), sources, edges)
+        scale[first : first + num_targets] = norm.scale(block)
+        advance(num_targets)
+    return scale

@@ -1,0 +1,120 @@
+"""What inference leaves: a row for each node, in a directory that can be opened again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import NotFoundError, storage_error
+from gnnstore.formats import NODE_TYPE, StoreReader
+from gnnstore.graph.store import Attribute
+
+ARRAY_NAME = "x"
+_SCAN_BYTES = 64 << 20
+
+
+class Embeddings(Attribute):
+    """The rows that a model gives for the nodes of a store, by node id.
+
+    `embeddings[ids]` reads rows as NumPy arrays, `embeddings.tensor(ids)` as tensors; without ids
+    all of them. The directory is in the format of stores, with one array and no edges: Zarr opens
+    it, and `gnnstore verify` checks it.
+
+    Attributes
+    ----------
+    path : Path
+        The directory.
+    """
+
+    def __init__(self, reader: StoreReader) -> None:
+        node = reader.schema.node
+        spec = node.attributes.get(ARRAY_NAME)
+        if spec is None or reader.manifest.provenance.get("kind") != "inference":
+            raise NotFoundError(
+                f"{reader.path}: a store, but not one that inference has written; "
+                "open it with gnnstore.open",
+                path=reader.path,
+            )
+        super().__init__(reader, spec)
+        self.path: Path = reader.path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open_embeddings, (str(self.path),))
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of rows."""
+        return len(self)
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return self.shape[1]
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """The store, its uuid, and the layers that they were computed with."""
+        return self._reader.manifest.provenance
+
+    def scan(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield all rows in order, in pieces of about 64 MB: the first one's id, and the rows.
+
+        Memory is that of a piece. bfloat16 comes as its bits (uint16).
+        """
+        array = self._reader.paged(self.spec)
+        num_rows = max(1, _SCAN_BYTES // max(1, array.geometry.row_bytes))
+        for first in range(0, len(self), num_rows):
+            yield first, array.read_slice(first, min(first + num_rows, len(self)))
+
+    def save_npy(self, path: str | os.PathLike[str]) -> None:
+        """Write all rows to a new .npy file, in order and durably, with the memory of a piece.
+
+        Raises
+        ------
+        StorageError
+            If the file exists, or cannot be written.
+        """
+        dtype = self._reader.paged(self.spec).dtype
+        header = {"descr": dtype.str, "fortran_order": False, "shape": self.shape}
+        try:
+            with Path(path).open("xb") as file:
+                np.lib.format.write_array_header_1_0(file, header)
+                for _, rows in self.scan():
+                    file.write(np.ascontiguousarray(rows).data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise storage_error(error, "write the embeddings", path) from error
+
+    def remove(self) -> None:
+        """Delete the directory."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        return f"Embeddings({str(self.path)!r}, {self.dtype}, shape={list(self.shape)})"
+
+
+def open_embeddings(path: str | os.PathLike[str]) -> Embeddings:
+    """Open what `gnnstore.inference` has written to a directory.
+
+    Raises
+    ------
+    NotFoundError
+        If there is nothing, or something else.
+    UnsupportedVersionError, CorruptStoreError, StorageError
+        As `gnnstore.open`.
+    """
+    reader = StoreReader.open(path)
+    if [node.name for node in reader.schema.node_types] != [NODE_TYPE]:
+        raise NotFoundError(
+            f"{path}: a heterogeneous store, and no result of inference; open it with "
+            "gnnstore.open",
+            path=path,
+        )
+    return Embeddings(reader)

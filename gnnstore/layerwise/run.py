@@ -1,0 +1,389 @@
+"""Inference from its plan to the last layer's rows: tables, their order, what may be skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnnstore.disk.engines import open_engine
+from gnnstore.errors import NoSpaceError, UsageError
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.packed.chunks import RUN_STAGING_BYTES
+from gnnstore.features.source import MemoryRows, RowSource
+from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
+from gnnstore.formats.arrays.zarr_metadata import shard_name
+from gnnstore.formats.container.files import directory_bytes, free_bytes
+from gnnstore.formats.container.names import node_array
+from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.shared import residents_of
+from gnnstore.graph.store import GraphStore
+from gnnstore.layerwise.graph import GraphReader, Pieces
+from gnnstore.layerwise.making import BlockMaker
+from gnnstore.layerwise.memory import BlockLimits
+from gnnstore.layerwise.models.gcn import DegreeNorm
+from gnnstore.layerwise.models.layers import Layer
+from gnnstore.layerwise.packing import BlockPacker, has_room
+from gnnstore.layerwise.passes import PassStats, degree_scale, run_pass
+from gnnstore.layerwise.plan import Hub, limit_blocks, plan_layers
+from gnnstore.layerwise.result import ARRAY_NAME
+from gnnstore.layerwise.rows import Table
+from gnnstore.progress import Progress
+from gnnstore.units import format_size
+
+# What is finished is written down a shard at a time: a resumed run repeats no more than that.
+_LEAST_SHARD_BYTES = 64 << 20
+_MAX_SHARDS = 64
+# Of a budget, for buffers that reads go to.
+_STAGING_SHARE = 8
+_WRITER_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceRequest:
+    """What is asked for, checked as far as it can be by itself.
+
+    Attributes
+    ----------
+    store : GraphStore
+    layers : tuple of Layer
+    input_spec : AttributeSpec
+        Node attribute that the first layer takes.
+    edge_specs : Mapping of str to AttributeSpec
+        Edge attributes by the argument of layers that takes them.
+    dtype : str or None
+        In which rows are written.
+    device : torch.device
+    memory_bytes : int
+    num_threads : int
+        Threads that read.
+    io_engine : str or None
+    shard_bytes : int or None
+        Of what is written; by default 64 MiB, and more where there would be many.
+    progress : Progress
+    """
+
+    store: GraphStore
+    layers: tuple[Layer, ...]
+    input_spec: AttributeSpec
+    edge_specs: Mapping[str, AttributeSpec]
+    dtype: str | None
+    device: torch.device
+    memory_bytes: int
+    num_threads: int
+    io_engine: str | None
+    shard_bytes: int | None
+    progress: Progress
+
+
+class InferenceRun:
+    """Plans when it is made, with all checks; `execute` does the work.
+
+    Attributes
+    ----------
+    plans : list of LayerPlan
+        How each layer is run.
+
+    Raises
+    ------
+    UsageError
+        If a layer fails or is not layer-wise.
+    BudgetError
+        If memory does not suffice for the largest in-neighbourhood.
+    StorageError, CorruptStoreError
+        If the store cannot be read.
+    """
+
+    def __init__(self, request: InferenceRequest) -> None:
+        self._request = request
+        store = request.store
+        edge = store.schema.edge
+        self.plans = plan_layers(
+            request.layers,
+            request.input_spec,
+            request.edge_specs,
+            id_bytes=store.reader.paged(edge.indices).dtype.itemsize,
+            dtype=request.dtype,
+            device=request.device,
+        )
+        indptr = store.reader.paged(edge.indptr)
+        self._engine = residents_of(store).engine(indptr.file_paths[0], request.io_engine)
+        most = request.memory_bytes // _STAGING_SHARE // max(1, self._engine.staging_bytes)
+        self._num_readers = max(1, min(request.num_threads, most))
+        self._pieces = Pieces.of(request.memory_bytes)
+        self._num_nodes, self._num_edges = store.num_nodes, store.num_edges
+        self.limits: list[BlockLimits] = []
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the last layer's rows."""
+        return self._num_nodes * self.plans[-1].row_bytes
+
+    @property
+    def shard_bytes(self) -> int:
+        """Size of the files that rows are written to."""
+        if self._request.shard_bytes is not None:
+            return self._request.shard_bytes
+        largest = max(plan.disk_bytes(self._num_nodes) for plan in self.plans)
+        return max(_LEAST_SHARD_BYTES, largest // _MAX_SHARDS)
+
+    def check_disk(self, directory: Path, present: Path | None, copy_bytes: int) -> None:
+        """Refuse at once what would fill the disk hours later.
+
+        Parameters
+        ----------
+        directory : Path
+            Where rows are to be written.
+        present : Path or None
+            What an earlier attempt has left, which counts as room.
+        copy_bytes : int
+            Of a copy of the result.
+
+        Raises
+        ------
+        NoSpaceError
+        """
+        tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
+        needed = max([sum(tables[max(0, k - 1) : k + 1]) for k in range(len(tables))])
+        needed = max(needed, tables[-1] + copy_bytes)
+        room = free_bytes(directory) + (0 if present is None else directory_bytes(present))
+        if needed > room:
+            raise NoSpaceError(
+                f"the rows of all nodes, after one layer and the next, take {format_size(needed)}, "
+                f"but the file system of {directory} has {format_size(room)} free: "
+                f"{format_size(needed - room)} are missing. Free some space, choose an output on "
+                "another file system, or write narrower rows (dtype='float16')",
+                path=directory,
+            )
+
+    def execute(self, writer: StoreWriter) -> tuple[AttributeSpec, list[PassStats]]:
+        """Run all layers that are not finished.
+
+        Parameters
+        ----------
+        writer : StoreWriter
+            Gets the last layer's rows; those of the others lie in its directory for a while.
+
+        Returns
+        -------
+        AttributeSpec
+            Of the result.
+        list of PassStats
+            Of the layers that were run.
+        """
+        request = self._request
+        stats: list[PassStats] = []
+        with ThreadPoolExecutor(self._num_readers, "gnnstore-rows") as readers:
+            graph = self._open_graph(readers)
+            self.limits = self._limit(graph)
+            first, source = self._find_start(writer)
+            scale: Tensor | None = None
+            norm: DegreeNorm | None = None
+            for number, plan in enumerate(self.plans[first:], first):
+                if plan.call.norm != norm:
+                    norm, scale = plan.call.norm, None
+                if norm is not None and scale is None:
+                    name = f"degrees for {plan.call.layer.name}"
+                    with request.progress.phase(name, self._num_nodes, "nodes") as phase:
+                        scale = degree_scale(graph, norm, phase.advance)
+                table = self._table(source, number)
+                packer = self._packer(writer, number, table)
+                maker = BlockMaker(
+                    graph if plan.call.needs_edges else None,
+                    table,
+                    self.limits[number],
+                    takes=plan.call.takes,
+                    scale=None if norm is None else scale,
+                    readers=readers,
+                    packer=packer,
+                )
+                with (
+                    closing(packer) if packer else nullcontext(),
+                    request.progress.phase(
+                        f"{plan.call.layer.name} of {len(self.plans)}", self._num_nodes, "nodes"
+                    ) as phase,
+                    self._begin(writer, number) as rows,
+                ):
+                    done = run_pass(
+                        plan.call,
+                        maker,
+                        rows,
+                        device=request.device,
+                        out_dtype=getattr(torch, plan.dtype),
+                        is_ahead=self.limits[number].is_ahead,
+                        phase=phase,
+                    )
+                stats.append(done)
+                request.progress.note(str(done), vars(done))
+                del maker
+                source = _opened(rows, self._directory(writer, number), request.io_engine)
+                if number:
+                    shutil.rmtree(self._directory(writer, number - 1), ignore_errors=True)
+        del source
+        last = len(self.plans) - 1
+        if first > last:  # all was finished but the commit
+            with self._begin(writer, last) as rows:
+                rows.skip(self._num_nodes)
+        for number in range(last):
+            shutil.rmtree(self._directory(writer, number), ignore_errors=True)
+        return self._spec(last), stats
+
+    # ---- sizes
+
+    def _open_graph(self, readers: ThreadPoolExecutor) -> GraphReader:
+        store, edge = self._request.store, self._request.store.schema.edge
+        indices = None
+        if store.num_edges:
+            indices = IndexRows.open(store.reader.paged(edge.indices), self._engine)
+        edge_data = {name: self._rows_of(spec) for name, spec in self._request.edge_specs.items()}
+        indptr = IndexRows.open(store.reader.paged(edge.indptr), self._engine)
+        return GraphReader(
+            indptr, indices, edge_data, str(store.path), pieces=self._pieces, readers=readers
+        )
+
+    def _limit(self, graph: GraphReader) -> list[BlockLimits]:
+        node, degree = graph.find_hub()
+        return limit_blocks(
+            self.plans,
+            memory_bytes=self._request.memory_bytes,
+            fixed_bytes=self._fixed_bytes(),
+            num_nodes=self._num_nodes,
+            num_edges=self._num_edges,
+            hub=Hub(node, degree),
+        )
+
+    def _fixed_bytes(self) -> int:
+        """Return what is needed besides blocks."""
+        parts = [self._table(None, number).part_memory_bytes for number in range(len(self.plans))]
+        has_norm = any(plan.call.norm is not None for plan in self.plans)
+        of_nodes = self._num_nodes // 8 + self._num_nodes // 64 + 4 * self._num_nodes * has_norm
+        packing = RUN_STAGING_BYTES if has_room(self._request.memory_bytes) else 0
+        per_reader = self._engine.staging_bytes + max(parts)
+        return (
+            of_nodes
+            + self._num_readers * per_reader
+            + self._pieces.num_bytes
+            + _WRITER_BYTES
+            + packing
+        )
+
+    # ---- tables
+
+    def _packer(self, writer: StoreWriter, number: int, table: Table) -> BlockPacker | None:
+        """Return what packs rows of many blocks at once; None where there is no room for it."""
+        limits = self.limits[number]
+        if (
+            not has_room(self._request.memory_bytes)
+            or not self.plans[number].call.needs_edges
+            or not isinstance(table.source, DirectRows)
+            or not limits.is_ahead
+        ):
+            return None
+        directory = writer.journal.spill_directory
+        directory.mkdir(exist_ok=True)
+        needed = self.plans[number].disk_bytes(self._num_nodes)
+        return BlockPacker(
+            table.source,
+            directory,
+            memory_bytes=int(limits.making_bytes),
+            disk_bytes=lambda: max(0, free_bytes(directory) - 2 * needed),
+            num_threads=self._num_readers,
+        )
+
+    def _table(self, source: RowSource | None, number: int) -> Table:
+        """Return the input of a layer: the store's rows, or those of the layer before."""
+        plan = self.plans[number]
+        spec = self._request.input_spec if number == 0 else self._spec(number - 1)
+        if source is None and number == 0:
+            source = self._rows_of(spec)
+        return Table(source, spec, plan.kind.dtype, self._pieces.part_bytes)
+
+    def _rows_of(self, spec: AttributeSpec) -> RowSource:
+        store = self._request.store
+        if spec.layout == "cold":
+            return MemoryRows.from_array(store.reader.cold(spec))
+        if spec.num_rows == 0:
+            return MemoryRows.from_array(store.reader.read(spec))
+        return DirectRows.open(store.reader.paged(spec), self._engine)
+
+    def _spec(self, number: int) -> AttributeSpec:
+        """Return what the rows that a layer gives are called, and where they lie."""
+        plan = self.plans[number]
+        is_last = number == len(self.plans) - 1
+        path = node_array(NODE_TYPE, ARRAY_NAME) if is_last else f"nodes/layer-{number + 1}"
+        shape = (self._num_nodes, plan.width)
+        return AttributeSpec(ARRAY_NAME, path, "paged", plan.dtype, shape)
+
+    def _directory(self, writer: StoreWriter, number: int) -> Path:
+        return writer.temporary_path / self._spec(number).path
+
+    @contextmanager
+    def _begin(self, writer: StoreWriter, number: int) -> Iterator[PagedArrayWriter]:
+        """Yield what writes the rows of a layer, after those that are written already."""
+        spec = self._spec(number)
+        if number == len(self.plans) - 1:
+            rows = writer.paged(
+                spec.path,
+                name=spec.name,
+                row_shape=spec.shape[1:],
+                dtype=spec.dtype,
+                num_rows=spec.num_rows,
+            )
+        else:
+            self._directory(writer, number).mkdir(parents=True, exist_ok=True)
+            rows = self._writer(writer, number)
+        with rows:
+            yield rows
+
+    def _writer(self, writer: StoreWriter, number: int) -> PagedArrayWriter:
+        return PagedArrayWriter(
+            self._directory(writer, number),
+            self._spec(number),
+            writer.page_bytes,
+            writer.shard_bytes,
+            writer.journal,
+        )
+
+    def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource | None]:
+        """Return the first layer that is not finished, and its input."""
+        for number in reversed(range(len(self.plans))):
+            rows = self._writer(writer, number)
+            if self._num_nodes and rows.num_committed_rows == self._num_nodes:
+                directory = self._directory(writer, number)
+                return number + 1, _opened(rows, directory, self._request.io_engine)
+        return 0, None
+
+
+def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> RowSource | None:
+    """Open the rows that a layer has written, to be read by the next."""
+    if not rows.layout.num_shards:
+        return None
+    names = [shard_name(shard, 1) for shard in range(rows.layout.num_shards)]
+    array = PagedArray(rows.spec, rows.layout, tuple(directory / name for name in names))
+    # Their file system may be another one than the store's.
+    return DirectRows.open(array, open_engine(array.file_paths[0], io_engine))
+
+
+def check_input(store: GraphStore, name: str) -> AttributeSpec:
+    """Return a node attribute that layers can take.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none of this name.
+    UsageError
+        If its rows are no vectors.
+    """
+    spec = store.node_attribute(name).spec
+    if len(spec.shape) != 2:
+        raise UsageError(
+            f"input={name!r}: layers take rows [N, F], but the attribute has the shape "
+            f"{list(spec.shape)}"
+        )
+    return spec

@@ -1,0 +1,1 @@
+"""From a sample and its rows to the object that training sees."""

@@ -1,0 +1,415 @@
+"""`NeighborLoader`: PyG's loader of the same name, over a store on disk.
+
+It is the one class that most users meet, so it keeps PyG's signature, batches and habits,
+and leaves the work to its neighbours: what the options mean (`options`), which seeds
+(`seeds`), where data lies (`planning`), what is in a batch (`batch`), preparing batches ahead
+(`threaded`, `pipeline`), and those that are asked for by index (`on_demand`).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace as replace_fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch_geometric.data import Data
+from torch_geometric.sampler import NodeSamplerInput
+
+from gnnstore.loaders.assemble.homogeneous import BatchBuilder
+from gnnstore.loaders.on_demand import OnDemandLoader
+from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.resumable import shuffles
+from gnnstore.loaders.threaded import any_core
+from gnnstore.pipeline.lookahead.job import SamplingJob
+from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
+from gnnstore.pipeline.lookahead.producer import Following
+from gnnstore.pipeline.lookahead.superbatch import PlannedBatch
+from gnnstore.pipeline.order.ranks import Deal
+from gnnstore.pipeline.order.state import Position, sampling_fingerprint
+from gnnstore.pipeline.prepared import PreparedBatch
+from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
+from gnnstore.pipeline.stats import LoaderStats
+from gnnstore.strategies.open import open_tables
+from gnnstore.strategies.request import ReadRequest
+from gnnstore.strategies.saved import open_plan_tables
+from gnnstore.timeline import OFF, Timeline
+
+if TYPE_CHECKING:
+    from torch_geometric.sampler import SamplerOutput
+
+    from gnnstore.sampling.disk import BatchRequest
+
+_log = logging.getLogger(__name__)
+
+
+class NeighborLoader(OnDemandLoader):
+    """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
+
+    A drop-in for `torch_geometric.loader.NeighborLoader` on a homogeneous graph: the same
+    parameters in the same order, the same batches. Batches are prepared ahead by threads;
+    no process is started. Batch k of epoch e depends on the store, the input nodes, the
+    sampling options, the seed, e and k, and on nothing else: not on threads, strategy or
+    machine.
+
+    Parameters
+    ----------
+    data : GraphStore, str or Path
+        An open store, or the path of one. PyG's pair (feature store, graph store) is
+        accepted where both are the same `GraphStore`.
+    num_neighbors : list of int or NumNeighbors
+        Fan-out per hop; -1 takes all neighbours.
+    input_nodes : None, str, tensor, array or sequence, optional
+        Seed nodes: all, a split's name ("train", "valid", "test"), a mask [N], or node ids.
+    input_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
+        PyG's; temporal and weighted sampling and other samplers are refused for now.
+    replace : bool
+        Sample neighbours with replacement.
+    subgraph_type : str or SubgraphType
+        "directional", "bidirectional" or "induced".
+    disjoint : bool
+        One subgraph per seed; batches get the vector `batch`.
+    transform, transform_sampler_output : callable, optional
+        Called in the consumer's thread, in the order of the batches, so that random numbers
+        they draw are reproducible.
+    is_sorted : bool
+        PyG's; a store's columns always are.
+    filter_per_worker : bool, optional
+        Whether `collate_fn` returns finished batches (default) or sampler output; for
+        PyG's `ZipLoader`.
+    directed : bool
+        PyG's deprecated name of `subgraph_type="induced"` (when False).
+    strategy : "auto", "memory", "mmap", "direct", "static", "belady", "packed", "lru", "sieve"
+        Whether attributes lie in memory, are mapped from disk, are read from disk row by
+        row, or are read but for those that a cache holds: the same always ("static"), or
+        those needed again soonest, known by sampling ahead ("belady"); "lru" and "sieve" are
+        there to compare. "packed": as "belady", and what is missed is collected ahead in one
+        pass over the table. "auto" is "memory" where everything fits, else what is predicted
+        to be fastest within `memory` and `disk`; the disk is measured for it, once.
+    memory : int or str, optional
+        Budget for everything the loader holds, such as "8GB"; "auto": three quarters of what
+        the machine or its cgroup has free.
+    seed : int, optional
+        Key of sampling and shuffling. By default drawn at the first use from `generator`
+        or torch's default generator, so that `torch.manual_seed` reproduces a run.
+    num_threads : int, optional
+        Preparing threads; by default `num_workers` if given, else one per usable core, and
+        one more where they wait for a disk ("direct", "static"). 0 prepares in the
+        consumer's thread.
+    prefetch_batches : int, optional
+        The most batches prepared ahead; by default `prefetch_factor` (2) per thread.
+    topology : "auto", "memory", "mmap" or "disk"
+        Where the graph's structure lies: in memory; mapped; or on disk but for `indptr` and
+        in-neighbours that are needed often. "auto": in memory where it fits, else as attributes.
+    io_engine : "io_uring", "pread" or "mmap", optional
+        What reads rows, for "direct" and "static"; by default that of the environment
+        variable GNNSTORE_IO_ENGINE, else the first that works.
+    cache : "degree" or "frequency", optional
+        Cache rows of the nodes with the highest out-degree, or (the default of "static") of
+        those that sampled batches need most often. With "direct" it means "static"; with
+        "packed", these stay cached, and all others are packed (as in DiskGNN).
+    cache_bytes : int or str, optional
+        Memory for the cache; by default what `memory` leaves, or half of what is available.
+    superbatch : int or "auto", optional
+        Batches that are sampled and planned at a time; by default an epoch of up to 1,024,
+        or what memory or disk have room for. Two superbatches are under way at once.
+    tmpdir : str or Path, optional
+        For subgraphs that the budget has no room for, and packed rows, while they are
+        needed; by default the store's directory.
+    disk : int or str, optional
+        Budget for what "packed" and "belady" keep there; by default half of what is free.
+    plan : str or Path, optional
+        Read a plan that `gnnstore pack` has made, by its name in the store or as a path.
+    rank, world_size : int, optional
+        Of one of several processes that train together: it takes every `world_size`-th batch
+        of the epoch of a single process, from the batch number `rank` on. All take equally
+        many: where the last do not suffice for all, the first of the epoch come once more, or
+        the last are left out if `drop_last` is set. Needs `seed`, the same on all.
+    input_id : tensor of int64, optional
+        What `batch.input_id` shows for each input node.
+    custom_cls : type, optional
+        Class of the batches, derived from `Data`.
+    **kwargs
+        Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
+        `batch_sampler`, `drop_last`, `num_workers` (threads here), `pin_memory`,
+        `generator`, `timeout` and others. Samplers give positions in `input_nodes` and run
+        in the consumer's thread. `persistent_workers` and `in_order` change nothing.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of the epoch that the next iteration will be; counts up by itself.
+
+    Raises
+    ------
+    UsageError
+        If options contradict one another or are not supported, or an engine is forced that
+        is not available.
+    InputError
+        If a seed is not a node of the graph.
+    BudgetError
+        If `memory` is too small for what must be held; says by how much. Under "direct"
+        and "static" that includes two batches, whose size is found by sampling a few.
+
+    Examples
+    --------
+    >>> loader = NeighborLoader("cora.gnn", [10, 10], "train", batch_size=64, shuffle=True,
+    ...                         seed=0)                            # doctest: +SKIP
+    >>> for batch in loader:                                       # doctest: +SKIP
+    ...     out = model(batch.x, batch.edge_index)[:batch.batch_size]
+    """
+
+    # Class-wide, so that an unpickled loader has it.
+    _num_iterations = 0
+
+    def __init__(  # noqa: PLR0917 - PyG's parameters, in PyG's order
+        self,
+        data: Any,
+        num_neighbors: Any,
+        input_nodes: Any = None,
+        input_time: Any = None,
+        replace: bool = False,
+        subgraph_type: Any = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Any] | None = None,
+        transform_sampler_output: Callable[[SamplerOutput], SamplerOutput] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: Any = None,
+        directed: bool = True,
+        *,
+        strategy: str = "auto",
+        memory: int | str | None = None,
+        seed: int | None = None,
+        num_threads: int | None = None,
+        prefetch_batches: int | None = None,
+        topology: str = "auto",
+        io_engine: str | None = None,
+        cache: str | None = None,
+        cache_bytes: int | str | None = None,
+        superbatch: int | str | None = None,
+        tmpdir: str | Path | None = None,
+        disk: int | str | None = None,
+        plan: str | Path | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        input_id: Any = None,
+        custom_cls: type[Data] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        refuse_unsupported(
+            input_time=input_time,
+            time_attr=time_attr,
+            temporal_strategy=temporal_strategy,
+            weight_attr=weight_attr,
+            neighbor_sampler=neighbor_sampler,
+        )
+        self._config = sampling_config(
+            num_neighbors,
+            replace=replace,
+            subgraph_type=subgraph_type,
+            disjoint=disjoint,
+            directed=directed,
+            seed=0 if seed is None else seed,
+        )
+        options = read_options(
+            strategy=strategy,
+            topology=topology,
+            memory=memory,
+            io_engine=io_engine,
+            cache=cache,
+            cache_bytes=cache_bytes,
+            superbatch=superbatch,
+            tmpdir=tmpdir,
+            disk=disk,
+            plan=plan,
+        )
+        self.data = as_store(data)
+        self._seeds = resolve_input_nodes(self.data, input_nodes, input_id)
+        super().__init__(
+            self._seeds.num_seeds,
+            seed=seed,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            num_threads=num_threads,
+            prefetch_batches=prefetch_batches,
+            options=kwargs,
+            deal=Deal.of(rank, world_size, seed, kwargs),
+        )
+        # Under the names of the parameters, for PyG's users and for frameworks that build
+        # a loader anew from the attributes of another.
+        self.num_neighbors = num_neighbors
+        self.input_nodes = input_nodes
+        self.input_time = input_time
+        self.replace = replace
+        self.subgraph_type = subgraph_type
+        self.disjoint = disjoint
+        self.temporal_strategy = temporal_strategy
+        self.time_attr = time_attr
+        self.weight_attr = weight_attr
+        self.is_sorted = is_sorted
+        self.filter_per_worker = True if filter_per_worker is None else filter_per_worker
+        self.neighbor_sampler = neighbor_sampler
+        self.directed = directed
+        self.strategy = strategy
+        self.memory = memory
+        self.topology = topology
+        self.io_engine = io_engine
+        self.cache = cache
+        self.cache_bytes = cache_bytes
+        self.superbatch = superbatch
+        self.tmpdir = tmpdir
+        self.disk = disk
+        self.plan = plan
+        self.rank = rank
+        self.world_size = world_size
+        self.input_id = input_id
+        self.custom_cls = custom_cls
+
+        presampler = Presampler.of(
+            self.data,
+            self._config,
+            self._seeds,
+            *batch_shape(kwargs),
+            world_size=world_size or 1,
+        )
+        tables = (open_tables if plan is None else open_plan_tables)(
+            ReadRequest(
+                self.data,
+                options,
+                presampler,
+                # Ids, what input_id shows, the keys and order of a shuffle, and the order of the
+                # next: 8 bytes each.
+                seeds_bytes=8 * self._seeds.num_seeds * (5 if shuffles(kwargs) else 2),
+                num_threads=max(1, self._thread_count(waits_for_disk=True)),
+                may_use_fewer=self._num_threads_given is None,
+            )
+        )
+        placement = tables.placement
+        _log.info("%s: %s", self.data.path, placement.reason)
+        self._prepare_ahead(
+            waits_for_disk=placement.reads_disk,
+            most_threads=tables.num_threads,
+            spare_bytes=placement.spare_bytes,
+        )
+        self._builder = BatchBuilder(self.data, self._config, tables, custom_cls or Data)
+        self._follow(tables.saved)
+        self._stats = LoaderStats(
+            strategy=placement.strategy,
+            topology=placement.topology,
+            reason=placement.reason,
+            num_threads=self.num_threads,
+            prefetch_batches=self.prefetch_batches,
+            io_engine="" if tables.engine is None else tables.engine.name,
+            cache=tables.cached_by,
+            superbatch=0 if placement.superbatch is None else placement.superbatch.num_batches,
+            predicted_epoch_seconds=placement.predicted_seconds,
+            epoch_batches=presampler.epoch_batches,
+        )
+
+    def stats(self) -> LoaderStats:
+        """Return what the loader has done since it was made; `since` subtracts a reading."""
+        tables = self._builder.tables
+        stats = replace_fields(
+            super().stats(),
+            cache_rows=tables.num_cached,
+            topology_reads=tables.structure.counts.reads,
+            topology_bytes_read=tables.structure.counts.bytes_read,
+        )
+        ahead = tables.superbatches
+        if ahead is None:
+            return stats
+        return replace_fields(
+            stats.plus_reads(ahead.totals.filling),
+            seconds_planning=ahead.totals.seconds_planning,
+            bytes_spilled=ahead.totals.bytes_spilled,
+        )
+
+    @property
+    def input_data(self) -> NodeSamplerInput:
+        """The seed nodes as PyG's samplers take them; node ids are copied."""
+        seeds, input_id = self._seeds.select(range(self._seeds.num_seeds))
+        return NodeSamplerInput(
+            input_id=None if self._seeds.ids is None else torch.from_numpy(input_id),
+            node=torch.from_numpy(seeds),
+        )
+
+    @property
+    def node_sampler(self) -> Any:
+        """The sampler behind the loader."""
+        self._draw_seed()
+        return self._builder.sampler
+
+    @contextmanager
+    def _ahead(
+        self, numbered: Iterator[tuple[int, Any]], start: Position, describe: Callable[[int], str]
+    ) -> Iterator[Iterator[Any]]:
+        superbatches = self._builder.tables.superbatches
+        if superbatches is None:
+            yield numbered
+            return
+        with superbatches.run(
+            numbered,
+            self._sampling_job(start.epoch, describe),
+            key=(start.epoch, start.batches),
+            following=lambda: self._following(start.epoch + 1),
+        ) as planned:
+            self._num_iterations += 1
+            yield planned
+
+    def _following(self, epoch: int) -> Following | None:
+        """Return the epoch that comes next, if it is known what is in it and likely to come."""
+        # A loader that does not shuffle evaluates, often once.
+        if self._user_order is not None or not (self._shuffles or self._num_iterations > 1):
+            return None
+        start = Position(epoch)
+        items = ((number, index) for number, index, _ in self._positions(start))
+        describe = self._describe(start)
+        return Following((epoch, 0), items, self._sampling_job(epoch, describe))
+
+    def _sampling_job(self, epoch: int, describe: Callable[[int], str]) -> SamplingJob:
+        """Return how batches are sampled, without holding the loader: it may go on without it."""
+        seeds, itself = self._seeds, weakref.ref(self)
+
+        def request(item: tuple[int, Any]) -> tuple[BatchRequest, Any]:
+            batch, index = item
+            chosen, input_id = seeds.select(index)
+            return (chosen, epoch, batch), input_id
+
+        def timeline() -> Timeline:
+            loader = itself()
+            return OFF if loader is None else loader._timeline
+
+        return SamplingJob(
+            request,
+            self._builder.sampler,
+            num_threads=self.num_threads,
+            initializer=any_core(self._loader_cores),
+            timeout_seconds=self.timeout or None,
+            joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
+            describe=describe,
+            timeline=timeline,
+        )
+
+    def _take(self, item: Any, epoch: int) -> PreparedBatch:
+        if not isinstance(item, PlannedBatch):
+            return super()._take(item, epoch)
+        with self._timeline.span("recalling", epoch=epoch):
+            return item.recall()
+
+    def _join(self, sampled: PreparedBatch) -> PreparedBatch:
+        return self._builder.join(sampled)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        return sampling_fingerprint(self.data, self._config, self._seeds)
+
+    def _use_seed(self, seed: int) -> None:
+        self._config = replace_fields(self._config, seed=seed)
+        self._builder = self._builder.with_config(self._config)

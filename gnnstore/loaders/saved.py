@@ -1,0 +1,223 @@
+"""`open_plan`: a packed plan by itself, to train on where neither graph nor features are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch_geometric.data import Data
+
+from gnnstore.errors import CorruptStoreError
+from gnnstore.features.packed.saved import not_packed
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.store.schema import Schema
+from gnnstore.graph.store import as_tensor
+from gnnstore.loaders.assemble.homogeneous import BatchBuilder
+from gnnstore.loaders.threaded import ThreadedLoader
+from gnnstore.pipeline.order.state import checked
+from gnnstore.pipeline.prepared import PreparedBatch
+from gnnstore.pipeline.stats import LoaderStats
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.strategies.saved import PlanTables
+
+
+class Plan:
+    """A packed plan: batches of some epochs, with all that they show. Pickles as its path.
+
+    Parameters
+    ----------
+    path : path-like
+        The plan's directory.
+
+    Attributes
+    ----------
+    reader : PlanReader
+        Manifest and files.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+        See `PlanReader.open`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.reader = PlanReader.open(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Plan, (str(self.path),))
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({str(self.path)!r}, epochs={self.epochs}, "
+            f"batches_per_epoch={self.reader.manifest.batches_per_epoch})"
+        )
+
+    @property
+    def path(self) -> Path:
+        """The plan's directory."""
+        return self.reader.path
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs were packed."""
+        return self.reader.manifest.epochs
+
+    @property
+    def schema(self) -> Schema:
+        """What the store held that the plan was packed from."""
+        return self.reader.manifest.schema
+
+    def graph_attributes(self) -> dict[str, Any]:
+        """Return the graph-level attributes: JSON values, and tensors."""
+        arrays = {
+            name: as_tensor(self.reader.graph_array(spec), spec.dtype)
+            for name, spec in self.schema.graph_arrays.items()
+        }
+        return {**self.schema.graph_attributes, **arrays}
+
+    def loader(
+        self,
+        *,
+        num_threads: int | None = None,
+        prefetch_batches: int | None = None,
+        memory: int | str | None = None,
+        io_engine: str | None = None,
+        transform: Callable[[Data], Any] | None = None,
+        custom_cls: type[Data] | None = None,
+        **kwargs: Any,
+    ) -> PlanLoader:
+        """Return a loader of the plan's batches.
+
+        Parameters
+        ----------
+        num_threads, prefetch_batches, memory, io_engine, transform, custom_cls
+            As of `NeighborLoader`.
+        **kwargs
+            Of `torch.utils.data.DataLoader`, such as `pin_memory`; what decides the batches is
+            the plan's.
+
+        Raises
+        ------
+        BudgetError, UsageError, StorageError
+            As of `NeighborLoader` with `plan=`.
+        """
+        return PlanLoader(
+            self,
+            num_threads=num_threads,
+            prefetch_batches=prefetch_batches,
+            memory=memory,
+            io_engine=io_engine,
+            transform=transform,
+            custom_cls=custom_cls,
+            options=kwargs,
+        )
+
+
+class PlanLoader(ThreadedLoader):
+    """The batches of a plan, in their order; made by `Plan.loader`.
+
+    Attributes
+    ----------
+    plan : Plan
+    epoch : int
+        Number of the epoch that the next iteration will be; counts up by itself.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        num_threads: int | None,
+        prefetch_batches: int | None,
+        memory: int | str | None,
+        io_engine: str | None,
+        transform: Callable[[Data], Any] | None,
+        custom_cls: type[Data] | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.plan = plan
+        manifest = plan.reader.manifest
+        found = manifest.fingerprint
+        num_seeds = checked(found, "number of input_nodes", int)
+        order = {
+            "batch_size": checked(found, "batch_size", int),
+            "shuffle": checked(found, "shuffle", bool),
+            "drop_last": checked(found, "drop_last", bool),
+        }
+        super().__init__(
+            num_seeds,
+            seed=manifest.seed,
+            transform=transform,
+            transform_sampler_output=None,
+            num_threads=num_threads,
+            prefetch_batches=prefetch_batches,
+            options={**options, **order},
+        )
+        if len(self) != manifest.batches_per_epoch:
+            raise CorruptStoreError(
+                f"{plan.path}: {num_seeds} input nodes make {len(self)} batches, but the plan's "
+                f"manifest says {manifest.batches_per_epoch}; pack again",
+                path=plan.path,
+            )
+        tables = PlanTables(
+            plan.reader,
+            memory,
+            io_engine,
+            seeds_bytes=8 * num_seeds * (2 if order["shuffle"] else 0),
+            num_threads=max(1, self._thread_count(waits_for_disk=True)),
+            may_use_fewer=self._num_threads_given is None,
+        )
+        self._prepare_ahead(
+            waits_for_disk=True,
+            most_threads=tables.num_threads,
+            spare_bytes=tables.placement.spare_bytes,
+        )
+        # What is sampled is in the plan: nobody asks the config.
+        self._builder = BatchBuilder(plan, SamplingConfig(()), tables, custom_cls or Data)
+        self._follow(tables.saved)
+        self._stats = LoaderStats(
+            strategy=tables.placement.strategy,
+            topology=tables.placement.topology,
+            reason=tables.placement.reason,
+            num_threads=self.num_threads,
+            prefetch_batches=self.prefetch_batches,
+            io_engine=tables.engine.name,
+            cache=tables.cached_by,
+            cache_rows=tables.num_cached,
+        )
+
+    def _collate(self, index: Any) -> Any:
+        """Refuse: a plan has no other batches than those that were packed."""
+        raise not_packed(f"batch of the positions {index!r}")
+
+    def _sample(self, index: Any, *, epoch: int, batch: int) -> PreparedBatch:  # noqa: ARG002
+        raise not_packed("other batches to sample")
+
+    def _join(self, sampled: PreparedBatch) -> PreparedBatch:
+        return self._builder.join(sampled)
+
+    def _use_seed(self, seed: int) -> None:
+        raise not_packed(f"batches of the seed {seed}")
+
+    def _fingerprint(self) -> dict[str, Any]:
+        ours = {"batch_size", "drop_last", "shuffle", "sampler"}
+        found = self.plan.reader.manifest.fingerprint
+        return {name: value for name, value in found.items() if name not in ours}
+
+
+def open_plan(path: str | os.PathLike[str]) -> Plan:
+    """Open a packed plan; public as `gnnstore.open_plan`.
+
+    Parameters
+    ----------
+    path : path-like
+        The plan's directory, as `gnnstore pack` made it, or a copy of it on any machine.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+        See `PlanReader.open`.
+    """
+    return Plan(path)

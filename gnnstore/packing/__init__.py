@@ -1,0 +1,1 @@
+"""Packs epochs ahead of training (`gnnstore pack`)."""

@@ -1,0 +1,386 @@
+"""Packs a plan: the batches of whole epochs, sampled, planned and packed ahead of any training.
+
+What a loader with strategy "packed" does while it trains is done here superbatch by superbatch,
+and kept: each epoch from an empty cache, so that training may begin with any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore._version import __version__
+from gnnstore.errors import NoSpaceError
+from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.frames import COMPRESSIONS, Compression, Frames, compress_runs
+from gnnstore.features.packed.pack import least_memory, packed_bytes, sorted_misses
+from gnnstore.features.packed.record import SavedRecord
+from gnnstore.features.packed.saved import name_of_batch
+from gnnstore.features.segments.packing import (
+    DividedMisses,
+    DividedRuns,
+    append_divided,
+    divide_misses,
+    segment_memory,
+)
+from gnnstore.formats.packed.manifest import PlanManifest, rows_array
+from gnnstore.formats.packed.writer import PlanWriter
+from gnnstore.graph.shared import residents_of
+from gnnstore.packing.records import RecordMaker
+from gnnstore.packing.sampling import PlanSampler, PlanSettings, SampledSuperbatch
+from gnnstore.parallel import ordered_map
+from gnnstore.progress import NullProgress, Progress
+from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.units import format_at_least, format_size
+
+if TYPE_CHECKING:
+    from gnnstore.caching.policies.base import Planner
+    from gnnstore.features.direct import DirectRows
+    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.graph.store import GraphStore
+
+
+class PlanPacker:
+    """Samples, plans and packs the batches of a plan.
+
+    Parameters
+    ----------
+    store : GraphStore
+    settings : PlanSettings
+
+    Attributes
+    ----------
+    tables : dict of str to DirectRows
+        The attributes whose rows are cached and packed, by path.
+    batches_per_epoch : int
+    num_slots, superbatch : int
+        Rows that are cached, and batches that are planned at a time.
+    segment : int
+        Batches that share rows on disk; 1: each has its own. May be set before `pack`.
+    compression : str or None
+        How runs are kept: "lz4", "zstd", or None. May be set before `pack`.
+
+    Raises
+    ------
+    BudgetError
+        If `memory` has no room for two batches and their plans.
+    GnnstoreError
+        If the store or the input nodes cannot be used.
+    """
+
+    def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
+        self.store = store
+        self.settings = settings
+        self._sampler = PlanSampler(store, settings)
+        self.batches_per_epoch = self._sampler.batches_per_epoch
+        attributes = store.schema.node.attributes.values()
+        cached = [spec.path for spec in attributes if self._sampler.is_read(spec)]
+        size = self._sampler.size
+        self._decide(cached, size.num_slots, size.superbatch, settings.segment or 1)
+        self.compression: Compression | None = None
+        if settings.compress in COMPRESSIONS:
+            self.compression = settings.compress
+        self._piece_bytes: int | None = None
+
+    def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
+        """Take over which attributes are packed, and how much is planned at a time."""
+        store, engine = self.store, self._sampler.tables.engine
+        node, edge = store.schema.node, store.schema.edge
+        self.num_slots, self.superbatch = num_slots, superbatch
+        self.tables: dict[str, DirectRows] = {}
+        if engine is not None:
+            self.tables = {
+                spec.path: residents_of(store).direct_rows(store, spec, engine)
+                for spec in node.attributes.values()
+                if spec.path in cached
+            }
+        # Without rows on disk there are none to share.
+        self.segment = min(segment, superbatch) if self.tables else 1
+        plain_nodes = [spec for spec in node.attributes.values() if spec.path not in self.tables]
+        self._records = RecordMaker(
+            self._sampler.tables, tuple(plain_nodes), tuple(edge.attributes.values()), store.schema
+        )
+
+    @property
+    def plain(self) -> tuple[AttributeSpec, ...]:
+        """The attributes whose rows are in the records: of nodes, and then of edges."""
+        return (*self._records.plain_nodes, *self._records.edges)
+
+    @property
+    def piece_bytes(self) -> int | None:
+        """What a checksum of rows is of; None: the plan needs none in its records."""
+        # Compressed runs have theirs in the index.
+        has_plain_rows = self.compression is None or self.segment > 1
+        return PIECE_BYTES if self.tables and has_plain_rows else None
+
+    @property
+    def rolling(self) -> tuple[int, int] | None:
+        """Batches that a loader with strategy "packed" would plan at a time, and cached rows."""
+        size = self._sampler.tables.placement.superbatch
+        return None if size is None else (size.num_batches, size.num_slots)
+
+    @property
+    def reason(self) -> str:
+        """Where the store's parts lie while it is packed, and why."""
+        return self._sampler.tables.placement.reason
+
+    def pack(
+        self,
+        path: Path,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        progress: Progress | None = None,
+        on_event: Callable[[str], None] = lambda _: None,
+    ) -> Path:
+        """Pack the plan and give it its name, once it is whole.
+
+        Parameters
+        ----------
+        path : Path
+            The plan's directory; its parent must exist.
+        overwrite : bool
+            Replace a plan of that name.
+        resume : bool
+            Go on with what an interrupted attempt has left, if it was the same.
+        on_event : callable
+            Told in a sentence what a user should know.
+
+        Raises
+        ------
+        NoSpaceError, StorageError
+            If the disk, or the budget of it, is full, or refuses; what is finished is kept.
+        GnnstoreError
+            As of `PlanWriter`, and of sampling.
+        """
+        settings = self.settings
+        writer = PlanWriter(
+            path,
+            asked={
+                "fingerprint": self._sampler.fingerprint,
+                "seed": settings.config.seed,
+                "epochs": settings.epochs,
+                "memory": settings.memory,
+                "cache": settings.cached_by,
+                "cache_bytes": settings.cache_bytes,
+                "superbatch": settings.superbatch,
+                "segment": settings.segment,
+                "compress": settings.compress,
+                "program": __version__,
+            },
+            decided={
+                "cached": list(self.tables),
+                "rows": [rows_array(rows.array.spec) for rows in self.tables.values()],
+                "num_slots": self.num_slots,
+                "superbatch": self.superbatch,
+                "segment": self.segment,
+                "compression": self.compression,
+                "piece_bytes": self.piece_bytes,
+            },
+            overwrite=overwrite,
+            resume=resume,
+            on_event=on_event,
+        )
+        progress = progress or NullProgress()
+        with writer:
+            known = writer.decided
+            self._decide(known["cached"], known["num_slots"], known["superbatch"], known["segment"])
+            self.compression = known["compression"]
+            # An attempt that another version began may be without.
+            self._piece_bytes = known.get("piece_bytes")
+            total = settings.epochs * self.batches_per_epoch
+            with progress.phase("pack", total, "batches") as phase:
+                phase.advance(len(writer.index))
+                for epoch in range(settings.epochs):
+                    self._pack_epoch(writer, epoch, phase.advance)
+            manifest = self._manifest(writer)
+            arrays = self.store.schema.graph_arrays.values()
+            with progress.phase("commit"):
+                return writer.commit(
+                    manifest, {spec.path: self.store.reader.read(spec) for spec in arrays}
+                )
+
+    def _manifest(self, writer: PlanWriter) -> PlanManifest:
+        settings = self.settings
+        return PlanManifest(
+            created_by=f"gnnstore {__version__}",
+            fingerprint=self._sampler.fingerprint,
+            seed=settings.config.seed,
+            epochs=settings.epochs,
+            batches_per_epoch=self.batches_per_epoch,
+            superbatch=self.superbatch,
+            num_slots=self.num_slots,
+            largest_batch_bytes=writer.largest_batch_bytes,
+            schema=self.store.schema,
+            cached=tuple(self.tables),
+            plain=tuple(spec.path for spec in self.plain),
+            has_edge_ids=self._sampler.tables.edge_ids is not None,
+            segment=self.segment,
+            cached_by=settings.cached_by,
+            compression=self.compression,
+            piece_bytes=self._piece_bytes,
+        )
+
+    def _pack_epoch(self, writer: PlanWriter, epoch: int, advance: Callable[[int], None]) -> None:
+        """Pack what is left of an epoch; what was packed of it is planned again, not read."""
+        per_epoch = -(-self.batches_per_epoch // self.superbatch)
+        if writer.num_superbatches >= (epoch + 1) * per_epoch:
+            return
+        planner = self.make_planner()
+        superbatches = self._sampler.superbatches(epoch, self.superbatch, planner)
+        for number, superbatch in enumerate(superbatches, epoch * per_epoch):
+            with closing(superbatch):
+                if number >= writer.num_superbatches:
+                    self._pack_superbatch(writer, superbatch, advance)
+
+    def make_planner(self) -> Planner:
+        """Return what decides which rows are cached, for the empty cache of an epoch."""
+        return self._sampler.make_planner(self.num_slots)
+
+    def first_batches(self, planner: Planner, most: int) -> SampledSuperbatch:
+        """Sample and plan the first batches; to be closed by the caller."""
+        num_batches = min(most, self.superbatch)
+        return next(self._sampler.superbatches(0, num_batches, planner, num_batches))
+
+    def record_bytes(self, subgraph: CompactSubgraph, num_changes: int, num_missed: int) -> int:
+        """Return about what the record of a batch takes on disk."""
+        return self._records.record_bytes(subgraph, num_changes, num_missed)
+
+    def close(self) -> None:
+        """Remove what was written beside the plan. Idempotent."""
+        self._sampler.close()
+
+    def _pack_superbatch(
+        self, writer: PlanWriter, of: SampledSuperbatch, advance: Callable[[int], None]
+    ) -> None:
+        misses, runs, offsets, frames = self._pack_rows(writer, of)
+        crc_arrays = self._manifest(writer).crc_arrays
+
+        def make(i: int) -> tuple[SavedRecord, int]:
+            compact = of.kept.get(i)
+            of.kept.drop(i)
+            record = self._records.make(
+                compact, of.input_ids[i], of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
+            )
+            return record, self._records.batch_bytes(compact)
+
+        index, largest = [], 0
+        made = ordered_map(
+            make,
+            range(of.plan.num_batches),
+            num_threads=self.settings.num_threads,
+            lookahead=lambda: self.settings.num_threads + 1,
+            describe=lambda i: (
+                f"while packing {name_of_batch(of.first + i, self.batches_per_epoch)}"
+            ),
+        )
+        with closing(made):
+            for i, (record, batch_bytes) in enumerate(made):
+                parts, num_bytes, crc = record.encode(of.first + i)
+                self._check_disk(writer, num_bytes)
+                begin = writer.batches.append(parts)
+                num_missed = 0 if misses is None else int(misses.own[i])
+                begins = [int(offsets[path][i]) for path in self.tables]
+                kept = [int(found.num_bytes[i]) for found in frames]
+                kept += [int(found.crcs[i]) for found in frames]
+                index.append([begin, num_bytes, crc, num_missed, *begins, *kept])
+                largest = max(largest, batch_bytes)
+                advance(1)
+        segments = [
+            [
+                of.first + place.first,
+                of.first + place.end,
+                place.num_rows,
+                place.chunk_rows,
+                *(int(offsets[path][of.plan.num_batches + place.first_chunk]) for path in offsets),
+            ]
+            for place in (() if misses is None else misses.segments)
+        ]
+        writer.finish_superbatch(index, largest, segments)
+
+    def _pack_rows(
+        self, writer: PlanWriter, of: SampledSuperbatch
+    ) -> tuple[
+        DividedMisses | None, list[DividedRuns], dict[str, npt.NDArray[np.int64]], list[Frames]
+    ]:
+        """Append the rows that the batches miss; return where they go, and where they lie."""
+        if not self.tables:
+            return None, [], {}, []
+        files = {path: writer.rows(rows.array.spec) for path, rows in self.tables.items()}
+        memory_bytes = self.packing_memory(of)
+        misses = self.divided(of, memory_bytes)
+        self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
+        runs = append_divided(
+            self.tables,
+            misses,
+            {path: (file.file_path, file.size_bytes) for path, file in files.items()},
+            memory_bytes=memory_bytes,
+            num_threads=self.settings.num_threads,
+        )
+        offsets = {path: found.offsets for path, found in runs.items()}
+        frames: list[Frames] = []
+        for path, file in files.items():
+            if self.compression is not None:
+                rows = self.tables[path]
+                found = compress_runs(
+                    file.file_path,
+                    offsets[path],
+                    [int(size) * rows.row_bytes for size in misses.own],
+                    self.compression,
+                    rows.array.dtype.itemsize,
+                    pieces=runs[path].pieces,
+                    memory_bytes=memory_bytes - misses.num_bytes,
+                    num_threads=self.settings.num_threads,
+                )
+                offsets[path] = found.offsets
+                frames.append(found)
+            file.grown_to(int(offsets[path][-1]))
+        return misses, list(runs.values()), offsets, frames
+
+    def packing_memory(self, of: SampledSuperbatch) -> int:
+        """Return the memory that there is for packing a superbatch."""
+        # A plan that is continued has the sizes of before, whatever memory is left now.
+        return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
+
+    def divided(self, of: SampledSuperbatch, memory_bytes: int) -> DividedMisses:
+        """Sort out what the batches miss, and what they share."""
+        tables = self.tables.values()
+        num_rows = next(iter(tables)).num_rows
+        missed = sorted_misses(
+            of.trace,
+            of.plan,
+            num_rows,
+            memory_bytes=memory_bytes,
+            num_threads=self.settings.num_threads,
+        )
+        return divide_misses(
+            missed,
+            self.segment,
+            num_table_rows=num_rows,
+            row_bytes=max(table.row_bytes for table in tables),
+        )
+
+    def _least_memory(self, of: SampledSuperbatch) -> int:
+        least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.read_rows)
+        if self.segment == 1:
+            return least
+        return least + segment_memory(of.plan.misses, of.id_bytes, len(self.tables))
+
+    def _check_disk(self, writer: PlanWriter, more_bytes: int) -> None:
+        """Stop, in a way that can be resumed, where the budget of disk is used up."""
+        most = self.settings.disk_bytes
+        if most is None or (missing := writer.num_bytes + more_bytes - most) <= 0:
+            return
+        done, total = len(writer.index), self.settings.epochs * self.batches_per_epoch
+        raise NoSpaceError(
+            f"{writer.path}: the plan takes more than the {format_size(most)} of disk that it may: "
+            f"{done} of {total} batches take {format_size(writer.num_bytes)}, and at least "
+            f"{format_at_least(missing)} are missing; raise --disk, pack fewer epochs, or have "
+            "rows shared by more batches (--segment).",
+            path=writer.path,
+        )

@@ -1,0 +1,276 @@
+"""Ways to keep on disk what batches miss, side by side: what each takes and reads in an epoch.
+
+Packing writes a row for every batch that misses it. With segments, batches share rows, and read
+them from among those of others. A loader with strategy "packed" packs a superbatch at a time while
+it trains, so that it needs the disk of two superbatches, and reads the tables once for each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.policies.base import make_planner
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.segment_search import merged_reads
+from gnnstore.caching.segments import SharedRows, segments_of
+from gnnstore.features.packed.chunks import run_bytes
+from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gnnstore.disk.profile.device_profile import DeviceProfile
+    from gnnstore.disk.profile.tuning import ReadTuning
+
+# Batches that a plan of superbatches is tried on.
+_ROLLING_BATCHES = 128
+_ROLLING_AT_ONCE = 2
+# In the record of a batch that needs a shared row: its rank, beside the position of any row.
+SHARED_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What one way takes, about.
+
+    Attributes
+    ----------
+    name : "packed", "segmented" or "rolling"
+    segment : int
+        Batches that share rows on disk; 1: none do.
+    superbatch : int
+        Batches that are planned, and packed, at a time.
+    disk_bytes, records_bytes : int
+        At most at a time; of that everything but rows.
+    blow_up : float
+        The same for each byte of the tables.
+    epoch_read_bytes, epoch_written_bytes : int
+        Of an epoch of training.
+    epoch_reads : int
+        Reads of rows that batches share, which lie apart; all others are in order.
+    epoch_seconds : float or None
+        Reading and writing of an epoch; None if the disk was not measured.
+    fits : bool
+        Whether the budget of disk has room for it.
+    """
+
+    name: Literal["packed", "segmented", "rolling"]
+    segment: int
+    superbatch: int
+    disk_bytes: int
+    records_bytes: int
+    blow_up: float
+    epoch_read_bytes: int
+    epoch_written_bytes: int
+    epoch_reads: int
+    epoch_seconds: float | None
+    fits: bool
+
+    def facts(self) -> dict[str, Any]:
+        """Return the layout as JSON values."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """Return it in a sentence."""
+        names = {
+            "packed": "each batch with rows of its own",
+            "segmented": f"segments of {self.segment:,} batches that share rows",
+            "rolling": f"strategy='packed' while training, {self.superbatch:,} batches at a time",
+        }
+        apart = f", {self.epoch_reads:,} reads apart" if self.epoch_reads else ""
+        written = f", {format_size(self.epoch_written_bytes)} written"
+        seconds = self.epoch_seconds
+        return (
+            f"{names[self.name]}: {format_size(self.disk_bytes)} on disk "
+            f"({self.blow_up:.2g} times the tables), an epoch reads "
+            f"{format_size(self.epoch_read_bytes)}{apart}"
+            f"{written if self.epoch_written_bytes else ''}"
+            f"{'' if seconds is None else f', {seconds:.2g} s'}"
+            f"{'' if self.fits else '; does not fit'}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What layouts are reckoned up from.
+
+    Attributes
+    ----------
+    row_bytes : tuple of int
+        Of each table.
+    table_bytes : int
+        Of all tables.
+    batches_per_epoch, epochs : int
+    records_bytes : int
+        Of one batch, in a plan.
+    disk_bytes : int or None
+        The budget.
+    tuning : ReadTuning or None
+        How shared rows are read; None without tables.
+    profile : DeviceProfile or None
+        None if the disk was not measured.
+    """
+
+    row_bytes: tuple[int, ...]
+    table_bytes: int
+    batches_per_epoch: int
+    epochs: int
+    records_bytes: int
+    disk_bytes: int | None
+    tuning: ReadTuning | None
+    profile: DeviceProfile | None
+
+    def layout(
+        self,
+        name: Literal["packed", "segmented", "rolling"],
+        *,
+        segment: int = 1,
+        superbatch: int,
+        disk_bytes: int,
+        records_bytes: int,
+        read_bytes: int,
+        written_bytes: int = 0,
+        reads: int = 0,
+        apart_bytes: int = 0,
+    ) -> Layout:
+        """Return a layout; what is read of it includes what is read apart."""
+        seconds = None
+        profile = self.profile
+        if profile is not None and profile.is_direct:
+            seconds = (read_bytes - apart_bytes) / profile.sequential_read_bytes_per_second
+            seconds += written_bytes / profile.sequential_write_bytes_per_second
+            seconds += reads * profile.seconds_per_read + apart_bytes * profile.seconds_per_byte
+        return Layout(
+            name=name,
+            segment=segment,
+            superbatch=superbatch,
+            disk_bytes=disk_bytes,
+            records_bytes=records_bytes,
+            blow_up=disk_bytes / self.table_bytes if self.table_bytes else 0.0,
+            epoch_read_bytes=read_bytes,
+            epoch_written_bytes=written_bytes,
+            epoch_reads=reads,
+            epoch_seconds=seconds,
+            fits=self.disk_bytes is None or disk_bytes <= self.disk_bytes,
+        )
+
+    def per_epoch(self, amount: float, num_batches: int) -> int:
+        """Return what some batches take, for an epoch of them."""
+        return int(amount * self.batches_per_epoch / max(1, num_batches))
+
+    def runs(self, misses: npt.NDArray[np.int64]) -> int:
+        """Return the bytes of runs of so many rows each."""
+        return sum(int(run_bytes(misses, width).sum()) for width in self.row_bytes)
+
+
+def packed_layout(costs: Costs, misses: npt.NDArray[np.int64], superbatch: int) -> Layout:
+    """Return what packing takes where each batch has its own rows.
+
+    Parameters
+    ----------
+    misses : ndarray of int64 [n]
+        Distinct rows that some batches miss.
+    """
+    records = costs.records_bytes * costs.batches_per_epoch
+    num_bytes = records + costs.per_epoch(costs.runs(misses), len(misses))
+    return costs.layout(
+        "packed",
+        superbatch=superbatch,
+        disk_bytes=num_bytes * costs.epochs,
+        records_bytes=records * costs.epochs,
+        read_bytes=num_bytes,
+    )
+
+
+def segmented_layout(
+    costs: Costs,
+    missed: Sequence[npt.NDArray[Any]],
+    num_table_rows: int,
+    segment: int,
+    superbatch: int,
+) -> Layout:
+    """Return what segments take: their shared rows are found, and put in order, for some batches.
+
+    Parameters
+    ----------
+    missed : sequence of ndarray of int32 or int64
+        The distinct rows that each of these batches misses, ascending.
+    """
+    tuning = costs.tuning
+    assert tuning is not None  # noqa: S101 - where rows are missed, they are read
+    stored = apart = reads = own_bytes = num_shared = 0
+    for part in segments_of(len(missed), segment):
+        batches = [missed[i] for i in part]
+        shared = SharedRows.of(batches, num_table_rows, "minhash")
+        stored += sum(shared.num_rows * width for width in costs.row_bytes)
+        for rows in batches:
+            ranks = shared.find(rows)
+            ranks.sort()
+            first = int(np.searchsorted(ranks, 0))
+            num_shared += len(ranks) - first
+            own_bytes += costs.runs(np.array([first]))
+            for width in costs.row_bytes:
+                more = merged_reads(
+                    ranks[first:],
+                    width,
+                    gap_bytes=tuning.gap_bytes,
+                    max_read_bytes=tuning.max_read_bytes,
+                )
+                reads, apart = reads + more[0], apart + more[1]
+    count = len(missed)
+    records = costs.records_bytes * costs.batches_per_epoch
+    records += costs.per_epoch(SHARED_BYTES * num_shared, count)
+    return costs.layout(
+        "segmented",
+        segment=segment,
+        superbatch=superbatch,
+        disk_bytes=(costs.per_epoch(stored + own_bytes, count) + records) * costs.epochs,
+        records_bytes=records * costs.epochs,
+        read_bytes=costs.per_epoch(own_bytes + apart, count) + records,
+        reads=costs.per_epoch(reads, count),
+        apart_bytes=costs.per_epoch(apart, count),
+    )
+
+
+def rolling_layout(
+    costs: Costs, batches: Sequence[npt.NDArray[Any]], superbatch: int, num_slots: int
+) -> Layout:
+    """Return what packing while training takes, with the same memory and disk.
+
+    Parameters
+    ----------
+    batches : sequence of ndarray of int32 or int64
+        Node ids of some batches in their order.
+    superbatch, num_slots : int
+        Batches that memory has room to plan and pack at a time, and rows to cache beside.
+    """
+    some = list(batches[:_ROLLING_BATCHES])
+    size = max(1, min(superbatch, costs.batches_per_epoch))
+    for _ in range(2):  # fewer at a time miss more rows, so once more for how many that are
+        planner = make_planner("packed", num_slots)
+        misses = np.concatenate(
+            [np.empty(0, np.int64)]
+            + [
+                planner.plan(Trace.of(some[first : first + size])).misses
+                for first in range(0, len(some), size)
+            ]
+        )
+        run = max(1, costs.runs(misses) // max(1, len(misses)))
+        at_once = 1 if size >= costs.batches_per_epoch else _ROLLING_AT_ONCE
+        if costs.disk_bytes is not None:
+            size = max(1, min(size, costs.disk_bytes // (at_once * run)))
+    at_once = 1 if size >= costs.batches_per_epoch else _ROLLING_AT_ONCE
+    packed = costs.per_epoch(costs.runs(misses), len(misses))
+    scans = -(-costs.batches_per_epoch // size)
+    return costs.layout(
+        "rolling",
+        superbatch=size,
+        disk_bytes=at_once * size * run,
+        records_bytes=0,
+        read_bytes=scans * costs.table_bytes + packed,
+        written_bytes=packed,
+    )

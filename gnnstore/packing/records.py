@@ -1,0 +1,124 @@
+"""What a plan keeps of each batch besides packed rows, and how much that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.features.packed.record import SavedRecord
+from gnnstore.features.segments.packing import BatchMisses
+
+if TYPE_CHECKING:
+    from gnnstore.caching.policies.base import Plan
+    from gnnstore.features.segments.packing import DividedMisses, DividedRuns
+    from gnnstore.formats.store.schema import AttributeSpec, Schema
+    from gnnstore.sampling.compact import CompactSubgraph
+    from gnnstore.strategies.open import Tables
+
+_NOWHERE = np.empty(0, np.int32)
+_NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
+# input_id, positions and e_id in a batch.
+_WIDE_BYTES = 8
+
+
+@dataclass(frozen=True, eq=False)
+class RecordMaker:
+    """Makes the records of batches. Safe to use from many threads at once.
+
+    Attributes
+    ----------
+    tables : Tables
+        Of the store.
+    plain_nodes, edges : tuple of AttributeSpec
+        Attributes whose rows are in the records.
+    schema : Schema
+        Of the store.
+    """
+
+    tables: Tables
+    plain_nodes: tuple[AttributeSpec, ...]
+    edges: tuple[AttributeSpec, ...]
+    schema: Schema
+
+    def make(
+        self,
+        subgraph: CompactSubgraph,
+        input_id: npt.NDArray[np.int64],
+        plan: Plan,
+        misses: DividedMisses | None,
+        i: int,
+        *,
+        runs: Sequence[DividedRuns] = (),
+        crc_arrays: tuple[int, int] = (0, 0),
+    ) -> SavedRecord:
+        """Return the record of batch i of a superbatch.
+
+        Parameters
+        ----------
+        misses : DividedMisses or None
+            None: no attribute is cached.
+        runs : sequence of DividedRuns
+            Of the cached attributes.
+        crc_arrays : pair of int
+            Of how many of them the record gets the checksums of the run, and of shared rows.
+        """
+        places = _NONE_MISSED if misses is None else misses.batch(i)
+        shared = None
+        shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
+        if misses is not None and misses.segments:
+            shared = (places.shared_positions, places.shared_ranks)
+            shared_crcs = tuple(
+                misses.batch_crcs(found, i, places.shared_ranks) for found in runs[: crc_arrays[1]]
+            )
+        changes = plan.batch_changes(i)
+        tables = self.tables
+        rows = [tables.nodes[spec.name].gather(subgraph.n_id).rows for spec in self.plain_nodes]
+        rows += [tables.edges[spec.name].gather(subgraph.edge_pos).rows for spec in self.edges]
+        edge_ids: npt.NDArray[Any] | None = None
+        if tables.edge_ids is not None:
+            edge_ids = tables.edge_ids.gather(subgraph.edge_pos).rows
+        return SavedRecord(
+            input_id=input_id,
+            slots=plan.batch_slots(i),
+            change_positions=changes[0],
+            change_slots=changes[1],
+            positions=places.positions,
+            repeat_targets=places.repeat_targets,
+            repeat_sources=places.repeat_sources,
+            plain=tuple(rows),
+            edge_ids=edge_ids,
+            subgraph=subgraph,
+            shared=shared,
+            run_crcs=tuple(found.pieces.of_run(i) for found in runs[: crc_arrays[0]]),
+            shared_crcs=shared_crcs,
+        )
+
+    def batch_bytes(self, subgraph: CompactSubgraph) -> int:
+        """Return the bytes of a batch with its attributes, as a loader hands it out."""
+        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        id_bytes = np.dtype(self.schema.index_dtype).itemsize
+        node_bytes = id_bytes + _row_bytes(tuple(self.schema.node.attributes.values()))
+        node_bytes += 0 if subgraph.batch is None else _WIDE_BYTES
+        edge_bytes = 2 * id_bytes + 2 * _WIDE_BYTES + _row_bytes(self.edges)
+        return num_nodes * node_bytes + num_edges * edge_bytes + _WIDE_BYTES * subgraph.num_seeds
+
+    def record_bytes(self, subgraph: CompactSubgraph, num_changes: int, num_missed: int) -> int:
+        """Return about what the record of a batch takes on disk."""
+        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        edge_ids = self.tables.edge_ids
+        edge_bytes = _row_bytes(self.edges) + (0 if edge_ids is None else edge_ids.row_bytes)
+        return (
+            subgraph.num_bytes
+            + _WIDE_BYTES * subgraph.num_seeds
+            + 4 * (num_nodes + 2 * num_changes + num_missed)
+            + num_nodes * _row_bytes(self.plain_nodes)
+            + num_edges * edge_bytes
+        )
+
+
+def _row_bytes(specs: tuple[AttributeSpec, ...]) -> int:
+    return sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs)

@@ -1,0 +1,377 @@
+"""The batches of a plan, sampled and planned as a loader with strategy "packed" does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.policies.base import make_planner
+from gnnstore.caching.policies.fixed import FixedPlanner
+from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
+from gnnstore.caching.spilled_plan import SpilledPlan
+from gnnstore.caching.trace_builder import TraceBuilder
+from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.disk.scratch import RunDirectory, default_parent
+from gnnstore.errors import UsageError
+from gnnstore.features.packed.frames import COMPRESSIONS
+from gnnstore.features.packed.missed_rows import id_dtype
+from gnnstore.loaders.options import read_options
+from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.lookahead.sample_spool import (
+    KeptSubgraphs,
+    SubgraphsInMemory,
+    SubgraphsOnDisk,
+)
+from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.pipeline.seeds.nodes import batches_in_order, epoch_permutation, resolve_input_nodes
+from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sizing.plan_size import size_plan
+from gnnstore.strategies.open import open_tables
+from gnnstore.strategies.request import ReadRequest
+from gnnstore.strategies.static import CacheMaker
+
+if TYPE_CHECKING:
+    from gnnstore.caching.policies.base import Plan, Planner
+    from gnnstore.caching.policies.belady import Trace
+    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.graph.store import GraphStore
+
+# Rolling packing must fit a budget of disk with every superbatch; here all are kept, and what
+# they take is compared with the budget as a whole.
+_NO_DISK_LIMIT = 2**62
+
+
+# The first by default: nothing misses fewer rows.
+CACHED_BY = ("belady", *SCORES)
+COMPRESS = ("none", *COMPRESSIONS, "auto")
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What is to be packed.
+
+    Attributes
+    ----------
+    config : SamplingConfig
+        How to sample, the seed included.
+    input_nodes : None, str, tensor, array or sequence
+        A split, or as of `NeighborLoader`; None: all nodes.
+    batch_size, epochs : int
+    shuffle, drop_last : bool
+    cache : str or None
+        By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady";
+        None: the last.
+    memory, cache_bytes, superbatch, topology
+        As of `NeighborLoader`, for packing and for the cache of training.
+    disk_bytes : int or None
+        The most that the plan may take; None: what is free.
+    segment : int or None
+        Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks
+        for (see `plan_estimate`).
+    compress : str
+        How runs of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
+        measurements of the disk (see `plan_estimate`; "none" unless an estimate was made).
+    tmpdir : Path or None
+        For subgraphs that `memory` has no room for; None: beside the store.
+    num_threads : int
+    """
+
+    config: SamplingConfig
+    input_nodes: Any
+    batch_size: int
+    epochs: int
+    shuffle: bool = True
+    drop_last: bool = False
+    cache: str | None = None
+    memory: int | str | None = None
+    cache_bytes: int | str | None = None
+    superbatch: int | None = None
+    topology: str = "auto"
+    disk_bytes: int | None = None
+    segment: int | None = None
+    compress: str = "none"
+    tmpdir: Path | None = None
+    num_threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1:
+            raise UsageError(
+                f"epochs={self.epochs} of batches of {self.batch_size} input nodes: at least 1 of "
+                "each is needed"
+            )
+        if self.compress not in COMPRESS:
+            raise UsageError(
+                f"compress={self.compress!r} is unknown; choose one of {', '.join(COMPRESS)}"
+            )
+        if self.cached_by not in CACHED_BY:
+            raise UsageError(
+                f"cache={self.cache!r} is unknown; choose one of {', '.join(CACHED_BY)}"
+            )
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached."""
+        return self.cache or CACHED_BY[0]
+
+
+@dataclass(eq=False)
+class SampledSuperbatch:
+    """Batches of one epoch, sampled and planned.
+
+    Attributes
+    ----------
+    first : int
+        Number of the first in all epochs together.
+    """
+
+    first: int
+    kept: KeptSubgraphs
+    trace: Trace | SpilledTrace
+    plan: Plan
+    input_ids: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        trace = 0 if isinstance(self.trace, SpilledTrace) else self.trace.ids.nbytes
+        return self.kept.num_bytes + trace + self.plan.num_bytes
+
+    @property
+    def id_bytes(self) -> int:
+        """Of a node id in the trace: 4 or 8."""
+        return id_dtype(self.trace).itemsize
+
+    @property
+    def read_rows(self) -> int:
+        """Rows of the largest batch, if trace and plan are on disk; else 0."""
+        is_spilled = isinstance(self.trace, SpilledTrace)
+        return int(np.diff(self.trace.offsets).max(initial=0)) if is_spilled else 0
+
+    def close(self) -> None:
+        """Let go of what is kept of it. Idempotent."""
+        self.kept.close()
+        if isinstance(self.trace, SpilledTrace):
+            self.trace.close()
+        if isinstance(self.plan, SpilledPlan):
+            self.plan.close()
+
+
+class PlanSampler:
+    """Samples and plans the batches of a plan, superbatch by superbatch.
+
+    Parameters
+    ----------
+    store : GraphStore
+    settings : PlanSettings
+
+    Attributes
+    ----------
+    tables : Tables
+        The store's parts, opened within the budget of memory.
+    size : PlanSize
+        What that leaves for superbatches, and for the cache of training.
+    batches_per_epoch : int
+
+    Raises
+    ------
+    BudgetError
+        If `memory` has no room for two batches and their plans.
+    GnnstoreError
+        If the store or the input nodes cannot be used.
+    """
+
+    def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
+        self.store = store
+        self.settings = settings
+        self.seeds = resolve_input_nodes(store, settings.input_nodes)
+        whole = self.seeds.num_seeds // settings.batch_size
+        rest = 0 if settings.drop_last else int(self.seeds.num_seeds % settings.batch_size > 0)
+        self.batches_per_epoch = whole + rest
+        if self.batches_per_epoch == 0:
+            raise UsageError(
+                f"{store.path}: {self.seeds.num_seeds} input nodes make no batch of "
+                f"{settings.batch_size}, so there is nothing to pack; choose other input nodes"
+            )
+        presampler = Presampler.of(
+            store, settings.config, self.seeds, settings.batch_size, not settings.shuffle
+        )
+        options = read_options(
+            strategy="packed",
+            topology=settings.topology,
+            memory=settings.memory,
+            io_engine=None,
+            cache=None,
+            cache_bytes=settings.cache_bytes,
+            superbatch=settings.superbatch,
+            tmpdir=settings.tmpdir,
+            disk=_NO_DISK_LIMIT,
+        )
+        seeds_bytes = 8 * self.seeds.num_seeds * (4 if settings.shuffle else 2)
+        self.tables = open_tables(
+            ReadRequest(
+                store,
+                options,
+                presampler,
+                seeds_bytes=seeds_bytes,
+                num_threads=settings.num_threads,
+                may_use_fewer=True,
+            )
+        )
+        rolling = self.tables.placement.superbatch
+        self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
+        # As many subgraphs as a loader would keep in memory.
+        self._most_in_memory = 2 * rolling.num_batches if rolling and rolling.in_memory else 0
+        specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
+        self.size = size_plan(
+            self.tables.placement,
+            row_bytes=sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs),
+            num_rows=store.num_nodes,
+            seeds_bytes=seeds_bytes,
+            num_batches=self.batches_per_epoch,
+            cache_is_given=settings.cache_bytes is not None,
+            superbatch_is_given=settings.superbatch is not None,
+        )
+        self._sampler = self.tables.structure.sampler(settings.config, store.schema.index_dtype)
+        self._run: RunDirectory | None = None
+        self._presampler, self._specs = presampler, tuple(specs)
+        self._fixed: npt.NDArray[np.int64] | None = None
+
+    def make_planner(self, num_slots: int) -> Planner:
+        """Return what decides which rows are cached, for the empty cache of an epoch."""
+        score, engine = self.settings.cached_by, self.tables.engine
+        if score not in SCORES or engine is None or num_slots == 0:
+            return make_planner("packed", num_slots)
+        if self._fixed is None or len(self._fixed) != num_slots:
+            maker = CacheMaker(
+                self.store,
+                self.tables.structure,
+                engine,
+                CacheSettings(score),
+                self._specs,
+                self._presampler,
+                self.settings.num_threads,
+            )
+            # Rows enter when they are needed first, and stay: nothing is read beforehand.
+            self._fixed = np.full(num_slots, -1, np.int64)
+            nodes = select_nodes(maker.scores(), num_slots)
+            self._fixed[: len(nodes)] = nodes
+        return FixedPlanner(self._fixed, self.store.num_nodes)
+
+    def is_read(self, spec: AttributeSpec) -> bool:
+        """Whether rows of an attribute are read from disk, so that they are cached and packed."""
+        return self.tables.placement.modes.get(spec.path) == "direct"
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """What the batches depend on besides the seed, as of a loader."""
+        settings = self.settings
+        return {
+            **sampling_fingerprint(self.store, settings.config, self.seeds),
+            "batch_size": settings.batch_size,
+            "drop_last": settings.drop_last,
+            "shuffle": settings.shuffle,
+            "sampler": None,
+        }
+
+    def superbatches(
+        self, epoch: int, superbatch: int, planner: Planner, most: int | None = None
+    ) -> Iterator[SampledSuperbatch]:
+        """Sample and plan the batches of an epoch.
+
+        Parameters
+        ----------
+        superbatch : int
+            Batches at a time.
+        most : int, optional
+            Leave it at so many batches.
+
+        Yields
+        ------
+        SampledSuperbatch
+            To be closed by the caller.
+        """
+        settings = self.settings
+        order: Any = range(self.seeds.num_seeds)
+        if settings.shuffle:
+            order = epoch_permutation(self.seeds.num_seeds, settings.config.seed, epoch)
+        batches = batches_in_order(order, settings.batch_size, drop_last=settings.drop_last)
+        wanted = list(islice(batches, most))
+        for first in range(0, len(wanted), superbatch):
+            yield self._sample(epoch, first, wanted[first : first + superbatch], planner)
+
+    def _sample(
+        self, epoch: int, first: int, batches: list[Any], planner: Planner
+    ) -> SampledSuperbatch:
+        csc = self.tables.structure.csc
+        number = epoch * self.batches_per_epoch + first
+        trace: TraceBuilder | TraceFile
+        if self.size.table_bytes:
+            path = self._run_directory() / f"trace-{number}"
+            trace = TraceFile(path, len(batches), csc.num_nodes)
+        else:
+            trace = TraceBuilder(len(batches), csc.num_nodes)
+        input_ids: dict[int, npt.NDArray[np.int64]] = {}
+        kept = self._keep(first, len(batches))
+
+        def request(place: int, index: Any) -> tuple[npt.NDArray[np.int64], int, int]:
+            nodes, input_ids[place] = self.seeds.select(index)
+            return nodes, epoch, first + place
+
+        def keep(place: int, subgraph: Any, _: float) -> None:
+            compact = CompactSubgraph.of(subgraph, csc.num_nodes, csc.num_edges)
+            trace.put(place, compact.n_id)
+            kept.put(place, compact)
+
+        try:
+            sampled = sample_in_order(
+                self._sampler,
+                batches,
+                request,
+                keep,
+                num_threads=self.settings.num_threads,
+                lookahead=lambda: 2 * self.settings.num_threads,
+                bulk_bytes=self._bulk_bytes,
+                describe=lambda k: f"while sampling batch {first + k} of epoch {epoch}",
+            )
+            with closing(sampled):
+                for _ in sampled:
+                    pass
+            built = trace.build()
+            plan = self._plan(built, planner, number)
+        except BaseException:
+            kept.close()
+            if isinstance(trace, TraceFile):
+                trace.close()
+            raise
+        return SampledSuperbatch(number, kept, built, plan, input_ids)
+
+    def _plan(self, trace: Trace | SpilledTrace, planner: Planner, number: int) -> Plan:
+        if not isinstance(trace, SpilledTrace):
+            return planner.plan(trace)
+        path = self._run_directory() / f"plan-{number}"
+        return planner.plan_spilled(trace, path, table_bytes=self.size.table_bytes)
+
+    def _keep(self, first: int, num_batches: int) -> KeptSubgraphs:
+        if num_batches <= self._most_in_memory:
+            return SubgraphsInMemory()
+        return SubgraphsOnDisk(self._run_directory() / f"batch-{first}")
+
+    def _run_directory(self) -> Path:
+        if self._run is None:
+            parent = self.settings.tmpdir or default_parent(self.store.path)
+            self._run = RunDirectory.create(parent, purpose="what a plan has sampled ahead")
+        return self._run.path
+
+    def close(self) -> None:
+        """Remove what was written beside the plan. Idempotent."""
+        if self._run is not None:
+            self._run.close()

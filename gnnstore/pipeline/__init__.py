@@ -1,0 +1,1 @@
+"""Epochs, order and look-ahead of batches, for any strategy."""

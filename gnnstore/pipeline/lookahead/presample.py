@@ -1,0 +1,270 @@
+"""Batches sampled before a run, to learn how large they are and which nodes they need.
+
+They are drawn with a key of their own, so that nothing of the run is used up, and seeds are
+taken from the input nodes, so that no sampler or generator of the user's is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.caching.scores import MAX_COUNTED_BATCHES
+from gnnstore.disk.buffers import keep_within_budget
+from gnnstore.parallel import Lookahead
+from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.pipeline.seeds.nodes import InputNodes, epoch_permutation
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sizing.in_flight import MANY_BATCHES, margin_of
+
+if TYPE_CHECKING:
+    from gnnstore.caching.trace_builder import TraceBuilder
+    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Structure
+    from gnnstore.sampling.neighbor import IndexDtype, SampledSubgraph
+
+# No run counts so far; the epoch of batches on demand is one higher.
+_EPOCH = 2**63 - 2
+_SEED = 0
+
+# Enough to tell the size of a batch.
+_MEASURED_BATCHES = 4
+# When every node has been needed 4 times on average, more batches say little more. On small
+# graphs and with full fan-outs this ends the sampling long before 255 batches.
+_ENOUGH_VISITS = 4
+# A mapped structure may have to come from disk: 60,000 page faults for a batch of 1,024
+# seeds and three hops of 10.
+_MAPPED_BATCHES = 32
+# Above, seeds are drawn with replacement: an order of 10^8 seeds would take 1.6 GB.
+_MAX_SHUFFLED = 2**20
+
+
+@dataclass(frozen=True)
+class Presampled:
+    """What the batches showed.
+
+    Attributes
+    ----------
+    num_batches : int
+        How many were sampled.
+    largest_bytes : int
+        Bytes of the largest, its attributes included; 0 if there were none.
+    largest_nodes, largest_ids_bytes : int
+        Nodes of the largest, and bytes of a subgraph without attributes.
+    num_nodes, num_bytes : tuple of int
+        Of each, attributes included.
+    """
+
+    num_batches: int
+    largest_bytes: int
+    largest_nodes: int = 0
+    largest_ids_bytes: int = 0
+    num_nodes: tuple[int, ...] = ()
+    num_bytes: tuple[int, ...] = ()
+
+    @property
+    def margin(self) -> float:
+        """By which part other batches may exceed the largest; infinite if too few were seen."""
+        if self.num_batches < MANY_BATCHES:
+            return math.inf
+        return max(margin_of(self.num_nodes), margin_of(self.num_bytes))
+
+
+@dataclass(frozen=True, eq=False)
+class Presampler:
+    """How a loader samples, as far as it is known before the run.
+
+    Attributes
+    ----------
+    config : SamplingConfig
+        Its seed does not matter.
+    seeds : InputNodes
+        Where batches start from.
+    batch_size : int
+        Seeds of a batch.
+    in_order : bool
+        Whether batches take seeds in their order; else any.
+    node_bytes, edge_bytes : int
+        Attribute values that a node and an edge bring into a batch.
+    index_dtype : "int64" or "int32"
+        Of `n_id` and `edge_index`.
+    world_size : int
+        Loaders that the batches of an epoch are dealt out to.
+    """
+
+    config: SamplingConfig
+    seeds: InputNodes
+    batch_size: int
+    in_order: bool
+    node_bytes: int
+    edge_bytes: int
+    index_dtype: IndexDtype = "int64"
+    world_size: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        store: GraphStore,
+        config: SamplingConfig,
+        seeds: InputNodes,
+        batch_size: int,
+        in_order: bool,
+        *,
+        world_size: int = 1,
+    ) -> Self:
+        """Take the widths of rows and the type of ids from a store's schema."""
+        schema = store.schema
+
+        def row_bytes(specs: Mapping[str, AttributeSpec]) -> int:
+            return sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs.values())
+
+        return cls(
+            config=config,
+            seeds=seeds,
+            batch_size=batch_size,
+            in_order=in_order,
+            node_bytes=row_bytes(schema.node.attributes),
+            edge_bytes=row_bytes(schema.edge.attributes),
+            index_dtype=schema.index_dtype,
+            world_size=world_size,
+        )
+
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of an epoch that this loader yields."""
+        batches = -(-self.seeds.num_seeds // max(1, self.batch_size))
+        return -(-batches // self.world_size)
+
+    def run(
+        self,
+        structure: Structure,
+        num_threads: int,
+        counts: npt.NDArray[np.uint8] | None = None,
+        spare_bytes: int | None = None,
+        trace: TraceBuilder | None = None,
+        *,
+        num_batches: int = _MEASURED_BATCHES,
+    ) -> Presampled:
+        """Sample some batches.
+
+        Parameters
+        ----------
+        counts : ndarray of uint8 [N], optional
+            Counts the batches that need each node; takes more batches than their size does.
+        trace : TraceBuilder, optional
+            Receives the nodes of as many batches as it takes.
+        spare_bytes : int, optional
+            Memory for batches: as in a run, no more are sampled ahead than it holds.
+        num_batches : int
+            How many without `counts` or `trace`.
+        """
+        if trace is not None:
+            num_batches = trace.num_batches
+        if counts is not None:
+            num_batches = _MAPPED_BATCHES if structure.is_slow else MAX_COUNTED_BATCHES
+        sampler = structure.sampler(replace(self.config, seed=_SEED), self.index_dtype)
+        if spare_bytes is not None:
+            keep_within_budget()
+        # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
+        lookahead = Lookahead(2 * num_threads, spare_bytes)
+        done, largest, visits = 0, Presampled(0, 0), 0
+        enough = _ENOUGH_VISITS * structure.csc.num_nodes
+        subgraphs = sample_in_order(
+            sampler,
+            self._positions(num_batches),
+            lambda batch, positions: (self.seeds.select(positions)[0], _EPOCH, batch),
+            lambda _, subgraph, __: subgraph,
+            num_threads=num_threads,
+            lookahead=lookahead,
+            bulk_bytes=None if spare_bytes is None else spare_bytes // 2,
+            describe=lambda k: f"while sampling batch {k} beforehand",
+        )
+        with closing(subgraphs):
+            for subgraph in subgraphs:
+                done += 1
+                visits += len(subgraph.n_id)
+                ids_bytes = _ids_bytes(subgraph)
+                largest = Presampled(
+                    done,
+                    max(largest.largest_bytes, self._bytes_of(subgraph)),
+                    max(largest.largest_nodes, len(subgraph.n_id)),
+                    max(largest.largest_ids_bytes, ids_bytes),
+                    (*largest.num_nodes, len(subgraph.n_id)),
+                    (*largest.num_bytes, self._bytes_of(subgraph)),
+                )
+                # Else it stays at one at a time; the caller says how much two batches need.
+                if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
+                    lookahead.observe(ids_bytes)
+                if counts is not None:
+                    _core.count_ids(subgraph.n_id, counts)
+                if trace is not None:
+                    trace.put(done - 1, subgraph.n_id)
+                elif counts is not None and visits >= enough and done >= _MEASURED_BATCHES:
+                    break
+        return largest
+
+    def _positions(self, num_batches: int) -> Iterator[Any]:
+        """Yield positions in the input nodes, of at most so many batches."""
+        num_seeds, size = self.seeds.num_seeds, max(1, min(self.batch_size, self.seeds.num_seeds))
+        if num_seeds == 0:
+            return
+        if self.in_order:
+            # Evenly spread over the epoch: neighbouring ids often have like degrees.
+            total = -(-num_seeds // size)
+            for batch in np.unique(np.linspace(0, total - 1, min(num_batches, total)).astype(int)):
+                first = int(batch) * size
+                yield range(first, min(first + size, num_seeds))
+        elif num_seeds > _MAX_SHUFFLED:
+            key = np.array([_SEED, _EPOCH], dtype=np.uint64)
+            draws = np.random.Generator(np.random.Philox(key=key))
+            for _ in range(num_batches):
+                yield draws.integers(0, num_seeds, size)
+        else:
+            per_epoch = num_seeds // size
+            for batch in range(num_batches):
+                epoch, place = divmod(batch, per_epoch)
+                if place == 0:
+                    order = epoch_permutation(num_seeds, _SEED, _EPOCH - epoch)
+                yield order[place * size : (place + 1) * size]
+
+    def _bytes_of(self, subgraph: SampledSubgraph) -> int:
+        num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
+        more_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
+        values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
+        return _ids_bytes(subgraph) + more_bytes + values_bytes
+
+
+def _ids_bytes(subgraph: SampledSubgraph) -> int:
+    """Return what a sample takes by itself."""
+    arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos]
+    arrays += [] if subgraph.batch is None else [subgraph.batch]
+    return sum(array.nbytes for array in arrays)
+
+
+def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:
+    """Return the seeds of a batch, and whether they come in their order.
+
+    Parameters
+    ----------
+    options : dict
+        Keyword arguments of torch's `DataLoader`, which has found them sound.
+    """
+    batch_sampler = options.get("batch_sampler")
+    batches = batch_sampler if batch_sampler is not None else options.get("sampler")
+    in_order = batches is None and not options.get("shuffle")
+    if batch_sampler is None and options.get("batch_size", 1) is not None:
+        return int(options.get("batch_size", 1)), in_order
+    if isinstance(batches, list | tuple):
+        return max(
+            (len(b) if isinstance(b, list | tuple) else 1 for b in batches), default=1
+        ), False
+    # Asking a sampler for a batch would draw from its generator.
+    return int(getattr(batches, "batch_size", None) or 1), in_order

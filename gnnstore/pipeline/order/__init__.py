@@ -1,0 +1,1 @@
+"""The order of an epoch, and how an iteration resumes in it."""

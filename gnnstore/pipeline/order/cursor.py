@@ -1,0 +1,108 @@
+"""Between which two batches the consumer of a loader is, whatever was prepared beyond.
+
+The newest iterator moves the bookmark; older ones that still run do not. At the end of an epoch
+it lies before the first batch of the next one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.pipeline.order.state import Position
+
+if TYPE_CHECKING:
+    from gnnstore.pipeline.order.external import UserOrder
+
+
+class Bookmark:
+    """Where the next batch is, and where a state that was loaded wants it.
+
+    Parameters
+    ----------
+    order : UserOrder or None
+        The user's own sampler, whose state is part of a position.
+    """
+
+    def __init__(self, order: UserOrder | None) -> None:
+        self._order = order
+        self._loaded: Position | None = None
+        self._reading: Reading | None = None
+        self._is_left = False
+
+    def position(self, epoch: int) -> Position:
+        """Return the present position; `epoch` is the next to begin."""
+        if self._reading is not None and not self._is_left:
+            return self._reading.position
+        return self._loaded_for(epoch) or self._first(epoch)
+
+    def load(self, position: Position) -> None:
+        """Let the next iteration begin here, if it is one of the same epoch."""
+        self._loaded, self._reading = position, None
+
+    def leave(self) -> None:
+        """Move on to the next epoch, until the iteration that is under way gives a batch."""
+        self._is_left = True
+
+    def begin(self, epoch: int) -> Reading:
+        """Return the iteration of an epoch that begins now."""
+        loaded, self._loaded = self._loaded_for(epoch), None
+        start = loaded or Position(epoch)
+        self._reading = Reading(self, start, loaded or self._first(epoch))
+        self._is_left = False
+        return self._reading
+
+    def moved(self, reading: Reading) -> None:
+        """Note that an iteration has given a batch."""
+        if reading is self._reading:
+            self._is_left = False
+
+    def ended(self, reading: Reading) -> None:
+        """Note that an iteration has come to the end of its epoch."""
+        if reading is not self._reading:
+            return
+        self._reading = None
+        start = reading.start
+        if start.sampler is not None and start.batches and start.sampler.get("epoch_done"):
+            # The sampler was not asked for the nothing that was left, nor told where it is.
+            self._loaded = Position(start.epoch + 1, 0, start.sampler)
+
+    def _loaded_for(self, epoch: int) -> Position | None:
+        return self._loaded if self._loaded is not None and self._loaded.epoch == epoch else None
+
+    def _first(self, epoch: int) -> Position:
+        return Position(epoch, 0, None if self._order is None else self._order.start())
+
+
+class Reading:
+    """One iteration over an epoch, or over what is left of it.
+
+    Attributes
+    ----------
+    start : Position
+        Where it begins. `sampler` is set only where the user's sampler must be brought there.
+    position : Position
+        Where the consumer is.
+    """
+
+    def __init__(self, bookmark: Bookmark, start: Position, position: Position) -> None:
+        self.start = start
+        self.position = position
+        self._bookmark = bookmark
+        self._ahead: deque[Position] = deque()
+
+    def number(self, batches: Iterable[tuple[int, Any, Position]]) -> Iterator[tuple[int, Any]]:
+        """Yield number and seeds of each batch, and keep where the consumer is after it."""
+        for number, index, after in batches:
+            self._ahead.append(after)
+            yield number, index
+
+    def hand_out(self) -> None:
+        """Move past the next batch."""
+        self.position = self._ahead.popleft()
+        self._bookmark.moved(self)
+
+    def end(self) -> None:
+        """Move to the next epoch."""
+        self._bookmark.ended(self)

@@ -1,0 +1,183 @@
+"""The order of a user's own sampler, and how it is taken up again in the middle.
+
+It cannot be computed from (seed, epoch) as ours can. A sampler with `state_dict` and
+`load_state_dict` is asked for its state after each batch that it gives, as torchdata's
+`StatefulDataLoader` does; that state waits beside the batch until the batch is handed out, since
+samplers run ahead. Any other sampler is run again from the start of the epoch, its batches
+dropped, which samples nothing; a checksum of what it gave tells whether it is the same order.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler
+
+from gnnstore.errors import UsageError
+from gnnstore.pipeline.order.state import Position, checked
+from gnnstore.pipeline.seeds.nodes import crc_of_positions
+
+
+@dataclass(frozen=True)
+class UserOrder:
+    """What a loader asks for positions instead of drawing an order of its own.
+
+    Attributes
+    ----------
+    sampler : iterable
+        Gives batches of positions; or single positions if batches are not made at all.
+    """
+
+    sampler: Any
+
+    @property
+    def name(self) -> str:
+        """The type of the sampler, and of the one within."""
+        within = self._within
+        inner = "" if within is None else f"({type(within).__name__})"
+        return f"{type(self.sampler).__name__}{inner}"
+
+    def start(self, *, epoch_done: bool = False) -> dict[str, Any]:
+        """Return what is needed to go on from the sampler's present state.
+
+        Parameters
+        ----------
+        epoch_done : bool
+            Whether it has given all of an epoch, though the batch is still to be handed out.
+        """
+        if (stateful := self._stateful) is not None:
+            return {"state": copy.deepcopy(stateful.state_dict()), "epoch_done": epoch_done}
+        generator = self._generator
+        state = None if generator is None else _as_text(generator.get_state())
+        return {"generator": state, "crc32c": 0}
+
+    def check(self, state: dict[str, Any] | None) -> None:
+        """Check that this sampler can go on from what `start` or `batches` returned.
+
+        Raises
+        ------
+        UsageError
+            If a value is missing or makes no sense, or is of another kind of sampler.
+        """
+        if state is None:
+            raise UsageError(f"the state says nothing of {self.name}, which this loader uses")
+        is_stateful = self._stateful is not None
+        if is_stateful != ("state" in state):
+            then, now = ("no state_dict", "one") if is_stateful else ("a state_dict", "none")
+            raise UsageError(
+                f"the state was taken when {self.name} had {then}, but it has {now} now; resume "
+                "with the sampler as it was"
+            )
+        if is_stateful:
+            checked(state, "epoch_done", bool)
+            return
+        checked(state, "crc32c", int)
+        text = checked(state, "generator", str, type(None))
+        if self._generator is not None and text is not None:
+            try:
+                torch.Generator(self._generator.device).set_state(_from_text(text))
+            except (ValueError, RuntimeError) as error:
+                raise UsageError(
+                    f"the state's 'generator' is not one that the generator of {self.name} can "
+                    f"take: {error}"
+                ) from None
+
+    def batches(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
+        """Yield the batches of an epoch after a position, each with what `start` returns then.
+
+        Raises
+        ------
+        UsageError
+            If the sampler gives another order than it gave before.
+        """
+        return self._run_again(start) if self._stateful is None else self._go_on(start)
+
+    def _go_on(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
+        state = start.sampler
+        if state is not None:
+            if start.batches and state["epoch_done"]:
+                return
+            self._stateful.load_state_dict(copy.deepcopy(state["state"]))
+        batches = iter(self.sampler)
+        if start.batches == 0 and state is not None:
+            batches = self._anew_if_empty(batches)
+        size = self.sampler.batch_size if _is_plain(self.sampler) else None
+        for index in batches:
+            # Looking for more positions ended the sampler: what it says now is of the end.
+            short = size is not None and len(index) < size
+            yield index, self.start(epoch_done=short)
+
+    def _anew_if_empty(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Start again if a state of the end of an epoch gave the nothing that was left of it."""
+        for first in batches:
+            return chain([first], batches)
+        return iter(self.sampler)
+
+    def _run_again(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
+        found = start.sampler or self.start()
+        generator = self._generator
+        if start.sampler is not None and generator is not None and found["generator"] is not None:
+            generator.set_state(_from_text(found["generator"]))
+        batches, given, crc = iter(self.sampler), 0, 0
+        for index in batches:
+            if given == start.batches:
+                batches = chain([index], batches)
+                break
+            crc, given = _crc_of(index, crc), given + 1
+        if given < start.batches or crc != found["crc32c"]:
+            raise UsageError(
+                f"{self.name} gives another order than before: its first {start.batches} batches "
+                f"had the checksum {found['crc32c']:08x}, now {given} have {crc:08x}. Seed it, as "
+                "with generator=torch.Generator().manual_seed(0), call its set_epoch if it has "
+                "one, or give it state_dict and load_state_dict"
+            )
+        for index in batches:
+            crc = _crc_of(index, crc)
+            yield index, {**found, "crc32c": crc}
+
+    @property
+    def _within(self) -> Any:
+        """The sampler that a plain `BatchSampler` only cuts into batches."""
+        return self.sampler.sampler if _is_plain(self.sampler) else None
+
+    @property
+    def _stateful(self) -> Any:
+        for sampler in (self.sampler, self._within):
+            if hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict"):
+                return sampler
+        return None
+
+    @property
+    def _generator(self) -> torch.Generator | None:
+        for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
+            generator = getattr(sampler, "generator", None)
+            if isinstance(generator, torch.Generator):
+                return generator
+        return None
+
+
+def _is_plain(sampler: Any) -> bool:
+    # A class of the user's may read ahead in the sampler within.
+    return isinstance(sampler, BatchSampler) and type(sampler).__iter__ is BatchSampler.__iter__
+
+
+def _crc_of(index: Any, crc: int) -> int:
+    try:
+        return crc_of_positions(index, crc)
+    except (TypeError, ValueError):
+        return crc  # not positions: where the batch is prepared an error will say so
+
+
+def _as_text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def _from_text(text: str) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())

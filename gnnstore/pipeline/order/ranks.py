@@ -1,0 +1,166 @@
+"""Which batches of an epoch each of several processes takes that train one model together.
+
+They deal out the batches of the run of a single process like cards: the batch of number k goes to
+rank k mod W. A batch is keyed by its number, so it is the same one whoever takes it, and a
+position in the epoch is the same for all: a state that one rank has saved is the state of each,
+of another number of ranks too. All ranks take equally many, because those that train together wait
+for one another at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from torch.utils.data.distributed import DistributedSampler
+
+from gnnstore.errors import UsageError
+from gnnstore.pipeline.seeds.nodes import epoch_permutation
+
+_INSTEAD = ("sampler", "batch_sampler")
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the batches of an epoch are dealt out.
+
+    Attributes
+    ----------
+    rank : int
+        Of this process, from 0.
+    world_size : int
+        W, the number of processes; 1: this one takes them all.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def of(
+        cls, rank: int | None, world_size: int | None, seed: int | None, options: dict[str, Any]
+    ) -> Self:
+        """Check what the user has given.
+
+        Parameters
+        ----------
+        rank, world_size : int or None
+            Both or none.
+        seed : int or None
+            The loader's.
+        options : dict
+            Keyword arguments of torch's `DataLoader`.
+
+        Raises
+        ------
+        UsageError
+            If they make no sense, or the ranks would not deal out the same batches.
+        """
+        if rank is None and world_size is None:
+            return cls()
+        if rank is None or world_size is None:
+            raise UsageError(
+                f"rank={rank} and world_size={world_size}: give both, such as "
+                "torch.distributed.get_rank() and get_world_size(), or neither"
+            )
+        if not 0 <= rank < world_size:
+            raise UsageError(
+                f"rank={rank} is none of the ranks of world_size={world_size}; expected 0 to "
+                f"{world_size - 1}"
+            )
+        if seed is None:
+            raise UsageError(
+                "rank= needs seed=, the same on every rank: each would draw one of its own, and "
+                "their batches would not be those of one epoch"
+            )
+        given = {name: options[name] for name in _INSTEAD if options.get(name) is not None}
+        # Frameworks that build a loader anew pass what the other one had made.
+        if given and not isinstance(given.get("sampler"), DealtSampler):
+            raise UsageError(
+                f"rank= deals out the batches of the loader's own order, and {next(iter(given))}= "
+                "has another; leave out one of them"
+            )
+        if options.get("batch_size", 1) is None:
+            raise UsageError("rank= deals out batches, and batch_size=None makes none")
+        return cls(rank, world_size)
+
+    def number(self, first: int, k: int, num_batches: int) -> int:
+        """Return the number in its epoch of the k-th batch that this rank takes.
+
+        Parameters
+        ----------
+        first : int
+            Batches that all ranks have had before.
+        k : int
+            From 0. Beyond the end of the epoch its first batches are taken once more.
+        num_batches : int
+            Of the epoch of all ranks.
+        """
+        return (first + self.rank + k * self.world_size) % max(1, num_batches)
+
+    def num_rounds(self, first: int, num_batches: int, *, drop_last: bool) -> int:
+        """Return how many batches each rank takes of what is left of an epoch.
+
+        Parameters
+        ----------
+        drop_last : bool
+            Whether no rank takes one where there is not one for all.
+        """
+        left = max(0, num_batches - first)
+        return left // self.world_size if drop_last else -(-left // self.world_size)
+
+    def batches(
+        self, first: int, num_batches: int, *, drop_last: bool
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the number of each batch, and how many all ranks have had after it."""
+        for k in range(self.num_rounds(first, num_batches, drop_last=drop_last)):
+            done = min(num_batches, first + (k + 1) * self.world_size)
+            yield self.number(first, k, num_batches), done
+
+
+ALONE = Deal()
+
+
+class DealtSampler(DistributedSampler[int]):
+    """Positions that one rank takes in an epoch, whose order depends on (seed, epoch) alone.
+
+    A `DistributedSampler` by type, so that whoever inspects a loader sees that it shares the
+    seeds already, and does not split them again. Not for use without its loader, which counts
+    the epochs and knows the numbers of the batches.
+    """
+
+    def __init__(
+        self,
+        num_seeds: int,
+        deal: Deal,
+        *,
+        batch_size: int,
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+    ) -> None:
+        positions: Any = range(num_seeds)
+        super().__init__(
+            positions, deal.world_size, deal.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+        )
+        self._deal = deal
+        self._num_seeds = num_seeds
+        self._batch_size = batch_size
+        self.num_samples = sum(len(batch) for batch in self._batches(range(num_seeds)))
+        self.total_size = num_seeds
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the positions of one epoch, as Python integers."""
+        order: Any = range(self._num_seeds)
+        if self.shuffle:
+            order = epoch_permutation(self._num_seeds, self.seed, self.epoch)
+        for batch in self._batches(order):
+            yield from map(int, batch)
+
+    def _batches(self, order: Any) -> Iterator[Any]:
+        size = self._batch_size
+        total = len(range(0, self._num_seeds, size))
+        if self.drop_last:
+            total = self._num_seeds // size
+        for number, _ in self._deal.batches(0, total, drop_last=self.drop_last):
+            yield order[number * size : (number + 1) * size]

@@ -1,0 +1,193 @@
+"""Where a loader stands, as plain values that a checkpoint can hold.
+
+Batches are keyed by (seed, epoch, batch), so three numbers are all that is needed to go on,
+whatever prepares them: there is no random stream to store, and nothing that was prepared ahead
+is lost. The rest of a state is a fingerprint of all that batches depend on besides, so that
+one that would give other batches is refused by name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from gnnstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.pipeline.seeds.nodes import InputNodes
+    from gnnstore.sampling.neighbor import SamplingConfig
+
+# Raised too when the same options come to give other batches.
+VERSION = 1
+
+_WORD = 2**64
+_ABSENT = object()
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place between two batches of a run.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of the epoch.
+    batches : int
+        Batches of it that were handed out.
+    sampler : dict or None
+        What the user's own sampler needs to go on from here; None without one.
+    """
+
+    epoch: int
+    batches: int = 0
+    sampler: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """What `state_dict` of a loader says.
+
+    Attributes
+    ----------
+    position : Position
+        The next batch is the first after it.
+    seed : int
+        Key of sampling and shuffling, given or drawn.
+    fingerprint : dict
+        What batches depend on besides, by the name that the user knows it by; plain values.
+    """
+
+    position: Position
+    seed: int
+    fingerprint: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a dict of its own, of values that JSON knows (a user's sampler aside)."""
+        state = {
+            "version": VERSION,
+            "epoch": self.position.epoch,
+            "batches": self.position.batches,
+            "seed": self.seed,
+            "fingerprint": self.fingerprint,
+            "sampler": self.position.sampler,
+        }
+        return copy.deepcopy(state)
+
+    @classmethod
+    def from_dict(cls, state: Any) -> Self:
+        """Check and take over what `as_dict` returned.
+
+        Raises
+        ------
+        UsageError
+            If it is something else, of another version, or lacks a value.
+        """
+        if not isinstance(state, Mapping):
+            raise UsageError(
+                f"the state is a {type(state).__name__}; expected the dict that state_dict() of a "
+                "loader returned"
+            )
+        version = checked(state, "version", int)
+        if version != VERSION:
+            raise UsageError(
+                f"the state has version {version}, this gnnstore knows version {VERSION}; resume "
+                "with the gnnstore that wrote it, or begin a new run"
+            )
+        sampler = checked(state, "sampler", dict, type(None))
+        position = Position(_count(state, "epoch"), _count(state, "batches"), sampler)
+        seed = _count(state, "seed")
+        if seed >= _WORD:
+            raise UsageError(f"the state's seed is {seed}; expected less than 2^64")
+        found = cls(position, seed, checked(state, "fingerprint", dict))
+        return copy.deepcopy(found)
+
+    def refuse_unless_of(self, fingerprint: Mapping[str, Any], seed: int | None) -> None:
+        """Check that a loader would go on with the same batches.
+
+        Parameters
+        ----------
+        fingerprint : dict
+            The loader's.
+        seed : int or None
+            The loader's, if the user gave it one.
+
+        Raises
+        ------
+        UsageError
+            Naming each difference.
+        """
+        if different := self.differences(fingerprint, seed):
+            raise UsageError(
+                "the state (found) is not of a loader like this one (expected), and would give "
+                f"other batches: {'; '.join(different)}. Make the loader as it was when the state "
+                "was taken, or begin a new run"
+            )
+
+    def differences(self, fingerprint: Mapping[str, Any], seed: int | None) -> list[str]:
+        """Return in words what is otherwise in a loader; see `refuse_unless_of`."""
+        expected = {**fingerprint, **({} if seed is None else {"seed": seed})}
+        found = {**self.fingerprint, **({} if seed is None else {"seed": self.seed})}
+        names = [*expected, *(name for name in found if name not in expected)]
+        return [
+            f"{name}: expected {_shown(expected, name)}, found {_shown(found, name)}"
+            for name in names
+            if expected.get(name, _ABSENT) != found.get(name, _ABSENT)
+        ]
+
+
+def sampling_fingerprint(
+    store: GraphStore, config: SamplingConfig, seeds: InputNodes
+) -> dict[str, Any]:
+    """Return what sampled batches depend on besides their seed and their order."""
+    return {
+        "store": store.reader.uuid,
+        "num_neighbors": list(config.fanouts),
+        "replace": config.replace,
+        "subgraph_type": config.subgraph_type,
+        "disjoint": config.disjoint,
+        "number of input_nodes": seeds.num_seeds,
+        "crc32c of input_nodes": f"{seeds.nodes_crc:08x}",
+        "crc32c of input_id": f"{seeds.ids_crc:08x}",
+    }
+
+
+def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
+    """Return a value of a state.
+
+    Raises
+    ------
+    UsageError
+        If it is missing, or of none of these types.
+    """
+    wanted = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+    if name not in state:
+        raise UsageError(
+            f"the state has no {name!r} (expected: {wanted}); expected the dict that state_dict() "
+            f"of a loader returned, found {_keys(state)}"
+        )
+    value = state[name]
+    # True is an int to Python, and no number of batches to anybody.
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise UsageError(
+            f"the state's {name!r} is {value!r}, of type {type(value).__name__}; expected {wanted}"
+        )
+    return value
+
+
+def _count(state: Mapping[str, Any], name: str) -> int:
+    value: int = checked(state, name, int)
+    if value < 0:
+        raise UsageError(f"the state's {name!r} is {value}; expected 0 or more")
+    return value
+
+
+def _keys(state: Mapping[str, Any]) -> str:
+    shown = [repr(key) for key in list(state)[:10]]
+    return ", ".join(shown) + (", ..." if len(state) > len(shown) else "") or "no keys at all"
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "nothing"

@@ -1,0 +1,1 @@
+"""The seeds of batches."""

@@ -1,0 +1,256 @@
+"""Which nodes batches start from, and in which order: resolved and checked before any work.
+
+A wrong seed found in the middle of the night's third epoch costs the night; so whatever a
+user gives as `input_nodes` is turned into node ids, and every id checked, when the loader
+is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import RandomSampler
+
+from gnnstore import _core
+from gnnstore.errors import InputError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from gnnstore.graph.store import GraphStore
+
+Int64Array = npt.NDArray[np.int64]
+
+# The sampling kernel's counter is (block, node, hop, batch). No batch has this number, so
+# a shuffle never shares a draw with a sample.
+_SHUFFLE_COUNTER = np.array([0, 0, 0, 2**64 - 1], dtype=np.uint64)
+_INT_CHUNK = 65536
+_CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
+
+
+@dataclass(frozen=True, eq=False)
+class InputNodes:
+    """The seed nodes of a loader, by position.
+
+    Attributes
+    ----------
+    num_seeds : int
+        Positions 0 to num_seeds - 1 can be asked for.
+    nodes : ndarray of int64 [num_seeds] or None
+        Node ids; None: every node, position and id being the same.
+    ids : ndarray of int64 [num_seeds] or None
+        What `input_id` of a batch shows; None: the positions.
+    """
+
+    num_seeds: int
+    nodes: Int64Array | None
+    ids: Int64Array | None
+
+    @cached_property
+    def nodes_crc(self) -> int:
+        """Checksum of the node ids, those that are no array included."""
+        return _crc_of_ids(self.nodes, self.num_seeds)
+
+    @cached_property
+    def ids_crc(self) -> int:
+        """Checksum of what `input_id` shows."""
+        if self.ids is self.nodes:
+            return self.nodes_crc
+        return _crc_of_ids(self.ids, self.num_seeds)
+
+    def select(self, index: Any) -> tuple[Int64Array, Int64Array]:
+        """Return (seeds, input_id) of some positions: int64 [B] each.
+
+        Raises
+        ------
+        InputError
+            If a position is not one of 0 to num_seeds - 1.
+        """
+        positions = np.atleast_1d(_to_numpy(index))
+        if positions.size == 0:
+            positions = positions.astype(np.int64)
+        if positions.ndim != 1 or positions.dtype.kind not in "iu":
+            raise InputError(
+                f"a batch's index must be positions in input_nodes, integers [B]; "
+                f"got {positions.dtype} {list(positions.shape)}"
+            )
+        _check_range(positions, self.num_seeds, "position", "input_nodes", "entries")
+        positions = positions.astype(np.int64, copy=False)
+        seeds = positions if self.nodes is None else self.nodes[positions]
+        return seeds, positions if self.ids is None else self.ids[positions]
+
+
+def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = None) -> InputNodes:
+    """Turn whatever names nodes into seed nodes.
+
+    Parameters
+    ----------
+    store : GraphStore
+        The graph; N nodes.
+    input_nodes : None, str, tensor, array, sequence or (str, any of these)
+        None: all nodes. A string: a split of the store. Booleans [N]: a mask. Integers:
+        node ids, in this order, duplicates kept. A pair: PyG's (node type, nodes).
+    input_id : tensor or array of int64 [num_seeds], optional
+        What `input_id` of a batch shows. By default node ids for a mask, positions else.
+
+    Raises
+    ------
+    NotFoundError
+        If the store has no such split.
+    InputError
+        If an id is negative or beyond the last node, a mask has the wrong length, or the
+        values are not integers.
+    """
+    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
+        node_type, input_nodes = input_nodes
+        if node_type != store.schema.node.name:
+            raise UsageError(
+                f"input_nodes names the node type {node_type!r}; this store's only type is "
+                f"{store.schema.node.name!r}"
+            )
+    nodes, ids = _nodes_and_ids(store, input_nodes)
+    num_seeds = store.num_nodes if nodes is None else len(nodes)
+    if input_id is not None:
+        ids = np.array(_to_numpy(input_id), dtype=np.int64).reshape(-1)
+        if len(ids) != num_seeds:
+            raise InputError(
+                f"input_id has {len(ids)} entries for {num_seeds} input nodes; "
+                "give one for each, or leave it out"
+            )
+    return InputNodes(num_seeds, nodes, ids)
+
+
+def _nodes_and_ids(
+    store: GraphStore, input_nodes: Any
+) -> tuple[Int64Array | None, Int64Array | None]:
+    if input_nodes is None:
+        return None, None
+    if isinstance(input_nodes, str):
+        try:
+            values = store.splits[input_nodes]
+        except KeyError:
+            known = ", ".join(store.splits) or "none"
+            raise NotFoundError(
+                f"{store.path}: there is no split {input_nodes!r}; the store's splits: {known}",
+                path=store.path,
+            ) from None
+    else:
+        values = _to_numpy(input_nodes)
+    if values.ndim != 1:
+        raise InputError(
+            f"input_nodes has shape {list(values.shape)}; give node ids or a mask, one-dimensional"
+        )
+    if values.dtype == np.bool_:
+        if len(values) != store.num_nodes:
+            raise InputError(
+                f"the mask in input_nodes has {len(values)} entries for {store.num_nodes} nodes"
+            )
+        nodes = np.flatnonzero(values).astype(np.int64)
+        return nodes, nodes
+    if values.size == 0:
+        return np.empty(0, np.int64), None
+    if values.dtype.kind not in "iu":
+        raise InputError(
+            f"input_nodes has the element type {values.dtype}; give node ids (integers) or a "
+            "mask (booleans)"
+        )
+    _check_range(values, store.num_nodes, "node id", "the graph", "nodes")
+    # A copy: what the user does to the array later must not reach running batches.
+    return values.astype(np.int64), None
+
+
+def _to_numpy(values: Any) -> npt.NDArray[Any]:
+    if isinstance(values, torch.Tensor):
+        return values.detach().cpu().numpy()
+    if isinstance(values, range):  # which NumPy would walk
+        return np.arange(values.start, values.stop, values.step, dtype=np.int64)
+    return np.asarray(values)
+
+
+def crc_of_positions(index: Any, crc: int = 0) -> int:
+    """Return the crc32c of a batch's positions after those before it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If these are not integers.
+    """
+    positions = np.atleast_1d(_to_numpy(index))
+    if positions.dtype.kind not in "iu":
+        raise TypeError(f"positions of type {positions.dtype}")
+    return _crc(positions, _crc(np.array([positions.size]), crc))
+
+
+def _crc_of_ids(ids: Int64Array | None, num_seeds: int) -> int:
+    if ids is not None:
+        return _crc(ids, 0)
+    crc = 0
+    for first in range(0, num_seeds, _CRC_CHUNK):
+        crc = _crc(np.arange(first, min(first + _CRC_CHUNK, num_seeds)), crc)
+    return crc
+
+
+def _crc(values: npt.NDArray[Any], crc: int) -> int:
+    contiguous = np.ascontiguousarray(values, dtype="<i8")
+    return _core.crc32c(contiguous.reshape(-1).view(np.uint8), crc)
+
+
+def _check_range(values: npt.NDArray[Any], bound: int, what: str, where: str, unit: str) -> None:
+    if values.size == 0 or (values.min() >= 0 and values.max() < bound):
+        return
+    place = int(np.flatnonzero((values < 0) | (values >= bound))[0])
+    raise InputError(
+        f"{what} {values[place]} at position {place} of {values.size} is outside {where}, "
+        f"which has {bound} {unit} (0 to {bound - 1})"
+    )
+
+
+def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
+    """Return the order of an epoch: a permutation of 0 to num_seeds - 1, int64 [num_seeds].
+
+    A pure function of its arguments on every machine: positions are sorted by 64-bit keys
+    straight from a counter-based generator, whose stream NumPy guarantees, unlike that of
+    its `permutation`.
+    """
+    key = np.array([seed, epoch], dtype=np.uint64)
+    draws = np.random.Philox(counter=_SHUFFLE_COUNTER, key=key).random_raw(num_seeds)
+    return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
+
+
+def batches_in_order(
+    order: range | Int64Array, batch_size: int, *, drop_last: bool
+) -> Iterator[range | Int64Array]:
+    """Cut an order into batches, as torch's `BatchSampler` does, without lists of integers."""
+    end = len(order) - (len(order) % batch_size if drop_last else 0)
+    for first in range(0, end, batch_size):
+        yield order[first : first + batch_size]
+
+
+class SeededShuffle(RandomSampler):
+    """Positions of one epoch in an order that depends on (seed, epoch) and nothing else.
+
+    A `RandomSampler` by type, so that whoever inspects a loader sees that it shuffles.
+    """
+
+    def __init__(self, num_seeds: int, seed: int = 0, epoch: int = 0) -> None:
+        # RandomSampler itself refuses an empty data source in some versions of torch.
+        self.data_source = range(num_seeds)
+        self.replacement = False
+        self._num_samples = None
+        self.generator = None
+        self.seed = seed
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield every position once, as Python integers."""
+        order = epoch_permutation(len(self), self.seed, self.epoch)
+        for first in range(0, len(order), _INT_CHUNK):  # a list of all would take 36 bytes each
+            yield from order[first : first + _INT_CHUNK].tolist()
+
+    def __len__(self) -> int:
+        """Return the number of seed nodes."""
+        return len(self.data_source)

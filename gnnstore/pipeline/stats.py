@@ -1,0 +1,216 @@
+"""What a loader has done so far and where its time went: the answer to "is it the loader?"."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+from gnnstore.disk.counts import ReadCounts
+from gnnstore.units import format_size
+
+# ru_maxrss counts KiB on Linux and bytes on macOS.
+_MAXRSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024
+_SETTINGS = (
+    "strategy",
+    "topology",
+    "reason",
+    "num_threads",
+    "prefetch_batches",
+    "io_engine",
+    "cache",
+    "cache_rows",
+    "superbatch",
+    "predicted_epoch_seconds",
+    "epoch_batches",
+)
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory that this process has had resident."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT_BYTES
+
+
+@dataclass(frozen=True)
+class LoaderStats:
+    """Totals of one loader since it was made, or between two moments (`since`).
+
+    Attributes
+    ----------
+    batches, nodes, edges : int
+        Batches handed out, and what they held.
+    seconds_sampling, seconds_gathering : float
+        Summed over the preparing threads: divide by `num_threads` for the time they cover.
+    seconds_transforming : float
+        In the consumer's thread: `transform`, `transform_sampler_output`, pinning.
+    seconds_waiting : float
+        How long the consumer was stalled because no batch was ready.
+    bytes_gathered : int
+        Attribute values copied into batches.
+    peak_rss_bytes : int
+        The most memory that the process has had resident, loader or not.
+    strategy, topology, reason : str
+        Where the data lies, and why.
+    num_threads, prefetch_batches : int
+        Preparing threads, and the most batches prepared ahead.
+    io_engine : str
+        What reads rows from disk; empty if nothing does.
+    cache : str
+        By what rows are cached: "degree", "frequency", "belady", "lru" or "sieve"; empty
+        without a cache.
+    cache_rows : int
+        Nodes whose rows are cached, or have room to be.
+    superbatch : int
+        Batches that are planned at a time; 0 where nothing is planned.
+    predicted_epoch_seconds : float or None
+        What an epoch was predicted to take where nobody trains, when "auto" chose the strategy;
+        None if nothing was predicted.
+    epoch_batches : int
+        Batches of an epoch.
+    reads, bytes_read : int
+        Reads of attribute values, and their bytes, with what is read along.
+    bytes_useful : int
+        Bytes of the distinct rows among them that a batch asked for.
+    rows_read, rows_cached : int
+        Distinct rows that were read, and rows that came from the cache.
+    seconds_reading : float
+        How long threads waited for the disk; part of `seconds_gathering`.
+    depth_sum, waits : int
+        Reads in flight at each such wait, summed, and the number of waits.
+    topology_reads, topology_bytes_read : int
+        Reads of in-neighbours and their bytes, where the topology is on disk.
+    seconds_planning : float
+        Planning of superbatches, in a thread beside the preparing ones.
+    bytes_spilled : int
+        Subgraphs that were written to disk until their batch was assembled.
+    """
+
+    strategy: str
+    topology: str
+    reason: str
+    num_threads: int
+    prefetch_batches: int
+    io_engine: str = ""
+    cache: str = ""
+    cache_rows: int = 0
+    superbatch: int = 0
+    predicted_epoch_seconds: float | None = None
+    epoch_batches: int = 0
+    batches: int = 0
+    nodes: int = 0
+    edges: int = 0
+    seconds_sampling: float = 0.0
+    seconds_gathering: float = 0.0
+    seconds_transforming: float = 0.0
+    seconds_waiting: float = 0.0
+    bytes_gathered: int = 0
+    reads: int = 0
+    bytes_read: int = 0
+    bytes_useful: int = 0
+    rows_read: int = 0
+    rows_cached: int = 0
+    seconds_reading: float = 0.0
+    depth_sum: int = 0
+    waits: int = 0
+    topology_reads: int = 0
+    topology_bytes_read: int = 0
+    seconds_planning: float = 0.0
+    bytes_spilled: int = 0
+    peak_rss_bytes: int = 0
+
+    @property
+    def amplification(self) -> float:
+        """Bytes read for each byte that was asked for; 0 where nothing was read."""
+        return self._counts.amplification
+
+    @property
+    def mean_queue_depth(self) -> float:
+        """Reads in flight while a thread waited; 0 where none did."""
+        return self._counts.mean_queue_depth
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the rows that came from the cache; 0 where none was asked for."""
+        return self._counts.hit_rate
+
+    @property
+    def waiting_epoch_seconds(self) -> float:
+        """How long an epoch stalls the consumer, by the batches so far; NaN before the first.
+
+        To be compared with what was predicted, if the consumer does nothing with the batches.
+        """
+        if not self.batches:
+            return math.nan
+        return self.seconds_waiting / self.batches * self.epoch_batches
+
+    @property
+    def _counts(self) -> ReadCounts:
+        return ReadCounts(
+            bytes_read=self.bytes_read,
+            bytes_useful=self.bytes_useful,
+            rows_read=self.rows_read,
+            rows_cached=self.rows_cached,
+            depth_sum=self.depth_sum,
+            waits=self.waits,
+        )
+
+    def plus(self, **amounts: float) -> Self:
+        """Return these totals with amounts added."""
+        return replace(self, **{name: getattr(self, name) + n for name, n in amounts.items()})
+
+    def plus_reads(self, counts: ReadCounts) -> Self:
+        """Return these totals with reads added."""
+        return self.plus(
+            reads=counts.reads,
+            bytes_read=counts.bytes_read,
+            bytes_useful=counts.bytes_useful,
+            rows_read=counts.rows_read,
+            rows_cached=counts.rows_cached,
+            seconds_reading=counts.seconds_waiting,
+            depth_sum=counts.depth_sum,
+            waits=counts.waits,
+        )
+
+    def since(self, earlier: LoaderStats) -> Self:
+        """Return what was added after an earlier reading; the peak stays a peak."""
+        kept = {*_SETTINGS, "peak_rss_bytes"}
+        names = [field.name for field in fields(self) if field.name not in kept]
+        return replace(self, **{n: getattr(self, n) - getattr(earlier, n) for n in names})
+
+    def __str__(self) -> str:
+        """One line, short enough to stand beside a progress bar."""
+        return (
+            f"{self.batches} batches, sampling {self.seconds_sampling:.2f} s, "
+            f"gathering {self.seconds_gathering:.2f} s "
+            f"({format_size(self.bytes_gathered)}), over {max(1, self.num_threads)} threads; "
+            f"stalled {self.seconds_waiting:.2f} s; peak {format_size(self.peak_rss_bytes)}; "
+            f"strategy {self.strategy}{self._reading()}{self._predicted()}"
+        )
+
+    def _predicted(self) -> str:
+        if self.predicted_epoch_seconds is None:
+            return ""
+        return (
+            f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch, stalled "
+            f"{self.waiting_epoch_seconds:.2f} s an epoch"
+        )
+
+    def _reading(self) -> str:
+        if not self.io_engine:
+            return ""
+        hits = f"{self.hit_rate:.0%} of rows cached, " if self.cache else ""
+        if self.superbatch:
+            hits += f"{self.superbatch} batches planned at a time ({self.seconds_planning:.2f} s), "
+        return (
+            f", {self.io_engine}: {hits}{self.reads} reads, {format_size(self.bytes_read)} "
+            f"({self.amplification:.2f} x what was asked for), {self.mean_queue_depth:.0f} deep, "
+            f"{self.seconds_reading:.2f} s of waiting{self._topology()}"
+        )
+
+    def _topology(self) -> str:
+        if not self.topology_reads:
+            return ""
+        size = format_size(self.topology_bytes_read)
+        return f"; in-neighbours: {self.topology_reads} reads, {size}"

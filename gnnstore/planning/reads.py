@@ -1,0 +1,84 @@
+"""How many reads some rows take, and of how many bytes, without making them.
+
+The rules are the readers' (`gnnstore.testing.twins.reads.plan_reads` defines them): rows are
+covered by whole units of the disk, neighbours share a read, and long reads are cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.disk.profile.tuning import ReadTuning
+from gnnstore.formats.arrays.pages import ShardLayout
+
+
+@dataclass(frozen=True)
+class ReadTotals:
+    """Reads and their bytes.
+
+    Attributes
+    ----------
+    reads : int
+    num_bytes : int
+        What the disk is asked for, gaps and alignment included.
+    """
+
+    reads: int = 0
+    num_bytes: int = 0
+
+    def __add__(self, other: ReadTotals) -> ReadTotals:
+        """Return the sum of both."""
+        return ReadTotals(self.reads + other.reads, self.num_bytes + other.num_bytes)
+
+    def seconds_on(self, profile: DeviceProfile) -> float:
+        """Return how long a disk takes for them with its queue full, going by its measurements."""
+        return self.reads * profile.seconds_per_read + self.num_bytes * profile.seconds_per_byte
+
+
+def count_reads(
+    rows: npt.NDArray[Any], layout: ShardLayout, alignment_bytes: int, tuning: ReadTuning
+) -> ReadTotals:
+    """Count the reads that fetch some rows of a stored array.
+
+    Parameters
+    ----------
+    rows : ndarray of int32 or int64 [n]
+        Ascending, each once.
+    layout : ShardLayout
+        Where rows lie.
+    alignment_bytes : int
+        Offsets and lengths of reads are multiples of this.
+    tuning : ReadTuning
+        Which rows share a read, and where reads are cut.
+    """
+    geometry = layout.geometry
+    if len(rows) == 0 or geometry.row_bytes == 0:
+        return ReadTotals()
+    run, rank = np.divmod(rows.astype(np.int64, copy=False), geometry.rows_per_page)
+    shard, run = np.divmod(run, layout.shard_runs)
+    begin = run * geometry.page_stride_bytes + rank * geometry.row_bytes
+    end = -(-(begin + geometry.row_bytes) // alignment_bytes) * alignment_bytes
+    begin = begin // alignment_bytes * alignment_bytes
+
+    starts_extent = np.ones(len(rows), np.bool_)
+    starts_extent[1:] = (np.diff(shard) != 0) | (begin[1:] - end[:-1] > tuning.gap_bytes)
+    first = np.flatnonzero(starts_extent)
+    last = np.append(first[1:], len(rows)) - 1
+    extent_begin, extent_end = begin[first], end[last]
+
+    # An extent is cut from its beginning; pieces that no row covers are not read.
+    size = tuning.max_read_bytes
+    origin = np.repeat(extent_begin, last - first + 1)
+    first_piece, last_piece = (begin - origin) // size, (end - 1 - origin) // size
+    already = np.full(len(rows), -1)
+    already[1:] = last_piece[:-1]
+    already[first] = -1
+    reads = int((last_piece - np.maximum(first_piece, already + 1) + 1).sum())
+    # All pieces are whole but the last of each extent, which its last row covers.
+    missing = -(extent_end - extent_begin) % size
+    return ReadTotals(reads, reads * size - int(missing.sum()))

@@ -1,0 +1,1 @@
+"""Divides budgets of memory and disk between the parts of a loader."""

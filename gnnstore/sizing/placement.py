@@ -1,0 +1,346 @@
+"""Where a loader's data should lie, decided from sizes and a budget before any of it is read.
+
+The choice changes how fast batches come, never what is in them. It is made once, with a
+reason in words, so that nobody has to guess which way a run went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Self, cast
+
+from gnnstore.budget.limits import available_bytes, group_limit_bytes
+from gnnstore.caching.policies.settings import PLANNED
+from gnnstore.caching.scores import CachePlan
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.sizing.sizes import StoreSizes, TableSize
+from gnnstore.sizing.superbatch_size import SuperbatchSize
+from gnnstore.units import format_at_least, format_size, parse_size
+
+Strategy = Literal["memory", "mmap", "direct", "static", "belady", "lru", "sieve", "packed"]
+Topology = Literal["memory", "mmap", "disk"]
+TOPOLOGIES = ("auto", "memory", "mmap", "disk")
+Mode = Literal["memory", "mmap", "direct"]
+
+READ_BY_ENGINES = ("direct", "static", *PLANNED)
+STRATEGIES = ("auto", "memory", "mmap", *READ_BY_ENGINES)
+
+ASKED_FOR = "it was asked for"
+# "auto" leaves an eighth of the budget to the batches that are being prepared.
+_BATCH_SHARE = 8
+# A label of 8 bytes costs a read as long as a row of 512 does. Rows up to this width are
+# held in memory while all that is held so takes at most a quarter
+# of what the budget has left: the cache of wide rows would spare fewer reads with it.
+HELD_ROW_BYTES = 64
+_HELD_SHARE = 4
+
+# memory="auto" leaves a quarter of what is free to the model, its optimiser and other programs.
+_FREE_SHARE = 4
+
+_WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
+# Of what is left, for the in-neighbour lists that sampling needs most often.
+_NEIGHBORS_SHARE = 4
+_ALTERNATIVES = {
+    ("memory", "memory"): " or choose strategy='mmap'",
+    ("mmap", "memory"): " or choose topology='mmap'",
+    ("mmap", "mmap"): "",
+    ("direct", "memory"): ", lower num_threads=, or choose topology='mmap' or strategy='mmap'",
+    ("direct", "mmap"): ", lower num_threads=, or choose strategy='mmap'",
+    ("direct", "disk"): ", lower num_threads=, or choose topology='mmap'",
+}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The decision.
+
+    Attributes
+    ----------
+    strategy : "memory", "mmap", "direct", "static", "belady", "lru", "sieve" or "packed"
+        How the rows of paged attributes are reached.
+    topology : "memory", "mmap" or "disk"
+        Where the graph's structure lies. On disk, in-neighbours are read by an engine.
+    modes : Mapping of str to "memory", "mmap" or "direct"
+        Where the rows of each paged attribute lie, by its path. Under strategies that read
+        them, narrow ones are in memory as far as the budget allows.
+    resident_bytes : int
+        Memory that is held as long as the loader lives, but for staging and cache.
+    staging_bytes : int
+        Memory that reads go to before their rows are copied into a batch.
+    budget_bytes : int
+        Memory that may be used in all: `memory=`, or what was available.
+    budget_is_promise : bool
+        Whether the user set the budget, so that batches in flight must stay within it too.
+    reason : str
+        Why, in one sentence.
+    neighbors_bytes : int
+        Memory for in-neighbour lists where the others are on disk; part of `resident_bytes`.
+    neighbors_on_disk_bytes : int
+        What lists are left out of that for want of memory.
+    cache : CachePlan, optional
+        Rows that are held besides; set by `with_cache`.
+    superbatch : SuperbatchSize, optional
+        What a planned strategy holds besides; set by `with_superbatch`.
+    predicted_seconds : float or None
+        Of an epoch; None where nothing was predicted.
+    """
+
+    strategy: Strategy
+    topology: Topology
+    modes: Mapping[str, Mode]
+    resident_bytes: int
+    staging_bytes: int
+    budget_bytes: int
+    budget_is_promise: bool
+    reason: str
+    neighbors_bytes: int = 0
+    neighbors_on_disk_bytes: int = 0
+    cache: CachePlan | None = None
+    superbatch: SuperbatchSize | None = None
+    predicted_seconds: float | None = None
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether rows are read by an engine, so that threads wait for the disk."""
+        return self.strategy in READ_BY_ENGINES
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the budget for batches in flight."""
+        held = self.resident_bytes + self.staging_bytes
+        held += 0 if self.cache is None else self.cache.num_bytes
+        held += 0 if self.superbatch is None else self.superbatch.num_bytes
+        return self.budget_bytes - held
+
+    @property
+    def spare_bytes(self) -> int | None:
+        """Bytes for batches in flight; None where nobody set a budget."""
+        return self.left_bytes if self.budget_is_promise else None
+
+    def memory_for(self, missing_bytes: int) -> int:
+        """Return by how much memory= must grow to leave so much more: some is for neighbours."""
+        with_share = -(-missing_bytes * _NEIGHBORS_SHARE // (_NEIGHBORS_SHARE - 1))
+        return min(with_share, missing_bytes + self.neighbors_on_disk_bytes)
+
+    def with_cache(self, cache: CachePlan) -> Self:
+        """Return the decision with the cache that was made for it."""
+        return replace(self, cache=cache, reason=f"{self.reason}; {cache.describe()}")
+
+    def with_superbatch(self, size: SuperbatchSize) -> Self:
+        """Return the decision with the size of superbatches that was found for it."""
+        return replace(
+            self, superbatch=size, reason=f"{self.reason}; {size.describe(self.strategy)}"
+        )
+
+    def because(self, more: str) -> Self:
+        """Return the decision with more to its reason."""
+        return replace(self, reason=f"{self.reason}; {more}")
+
+
+def place(
+    sizes: StoreSizes,
+    *,
+    strategy: str = "auto",
+    topology: str = "auto",
+    memory: int | str | None = None,
+    seeds_bytes: int = 0,
+    shared_bytes: int = 0,
+    cached_bytes: int = 0,
+    taken_bytes: int = 0,
+    shared_tables: Collection[str] = (),
+    staging_bytes: Callable[[int], int] = lambda _: 0,
+    instead_of_static: str = "",
+    why: str = ASKED_FOR,
+) -> Placement:
+    """Decide where a store's parts lie while a loader runs.
+
+    Parameters
+    ----------
+    sizes : StoreSizes
+        What there is to place.
+    strategy : str
+        One of `STRATEGIES`. "auto": "memory" where everything fits the budget, else "static".
+    topology : "auto", "memory", "mmap" or "disk"
+        "auto": in memory where it fits the budget beside the rest; else on disk where rows are
+        read from disk too, and mapped where they are mapped.
+    memory : int or str, optional
+        The budget; "auto": three quarters of what this process may still allocate. By default
+        all of that, without a promise to stay within it.
+    seeds_bytes : int
+        What the loader holds besides: its seed nodes and their order.
+    shared_bytes : int
+        What other loaders on the same store already hold, which costs nothing to share.
+    cached_bytes : int
+        What their caches hold besides: memory that a loader with such a cache shares, and one
+        of another strategy does not have.
+    taken_bytes : int
+        What those of them take that such a loader has no part in: it is theirs of a budget that
+        the user has set, which is one for all loaders on a store.
+    shared_tables : collection of str
+        Paths of tables that other loaders hold in memory. Narrow ones are taken from there: they
+        stay, and would come on top of the budget.
+    staging_bytes : callable
+        Returns what the engines' staging takes under a budget; called only if rows are read
+        by them.
+    instead_of_static : str
+        Why "auto" is not to choose "static", if it is not: it takes "mmap" then.
+    why : str
+        Why it is this strategy, unless it is "auto".
+
+    Raises
+    ------
+    UsageError
+        If a choice is unknown, strategy "memory" is to leave the topology out, or "mmap" is to
+        read it.
+    BudgetError
+        If what must lie in memory does not fit.
+    """
+    _check_choice("strategy", strategy, STRATEGIES)
+    _check_topology(strategy, topology)
+    budget, source = _budget(memory, shared_bytes)
+    if memory not in {None, "auto"}:
+        cached_bytes = 0  # what is free is known without the caches of others, and a promise is not
+        budget -= taken_bytes
+        source += f", less {format_size(taken_bytes)} of other caches" if taken_bytes else ""
+    have = f"{format_size(budget)} {source}"
+    usable = budget - budget // _BATCH_SHARE
+
+    if strategy == "auto":
+        total = format_size(sizes.total_bytes)
+        strategy = "mmap" if instead_of_static else "static"
+        if seeds_bytes + sizes.total_bytes > usable:
+            why = f"the {total} of the store do not fit {have}"
+        elif topology in {"mmap", "disk"}:
+            why = f"the topology is to stay {_WHERE[topology]}"
+        else:
+            strategy, why = "memory", f"all {total} of the store fit {have}"
+        if strategy == "mmap":
+            why += f", and {instead_of_static}"
+            topology = "mmap" if topology == "disk" else topology
+
+    mode: Mode = "direct" if strategy in READ_BY_ENGINES else cast(Mode, strategy)
+    if mode == "direct":
+        budget += cached_bytes
+        usable = budget - budget // _BATCH_SHARE
+    staging = staging_bytes(budget) if mode == "direct" else 0
+    base = seeds_bytes + sizes.cold_bytes + (sizes.rows_bytes if mode == "memory" else 0)
+    where = _place_topology(topology, mode, sizes, usable - base - staging)
+    held_topology = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
+    resident = base + held_topology[where]
+
+    modes = dict.fromkeys((table.path for table in sizes.tables), mode)
+    if mode != "memory":
+        narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
+        held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
+        if mode == "direct":
+            held = _held_tables(sizes, narrow, held, budget - resident - staging)
+        modes |= dict.fromkeys(held, "memory")
+        resident += sum(held.values())
+    neighbors = neighbors_on_disk = 0
+    if where == "disk":
+        left = budget - resident - staging
+        neighbors = max(0, min(sizes.indices_bytes, left // _NEIGHBORS_SHARE))
+        neighbors_on_disk = sizes.indices_bytes - neighbors
+        resident += neighbors
+
+    if resident + staging >= budget:
+        missing = resident + staging - budget + 1
+        parts = _parts(sizes, mode, where, seeds_bytes, staging)
+        raise BudgetError(
+            f"strategy {strategy!r} with the topology {_WHERE[where]} needs "
+            f"{resident + staging} bytes ({parts}) and room for batches, but has "
+            f"{budget} bytes {source}: {missing} bytes too few; raise memory= by at least "
+            f"{format_at_least(missing)}{_ALTERNATIVES[mode, where]}"
+        )
+    return Placement(
+        strategy=cast(Strategy, strategy),
+        topology=where,
+        modes=modes,
+        resident_bytes=resident,
+        staging_bytes=staging,
+        budget_bytes=budget,
+        budget_is_promise=memory is not None,
+        reason=(
+            f"strategy {strategy!r} because {why}; topology {_WHERE[where]} "
+            f"({format_size(sizes.topology_bytes)}); {format_size(resident)} held in memory"
+        ),
+        neighbors_bytes=neighbors,
+        neighbors_on_disk_bytes=neighbors_on_disk,
+    )
+
+
+def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: int) -> Topology:
+    if topology == "auto":
+        if mode == "memory" or sizes.topology_bytes <= usable_bytes:
+            topology = "memory"
+        else:
+            on_disk = mode == "direct" and sizes.indptr_bytes <= usable_bytes
+            topology = "disk" if on_disk else "mmap"
+    if topology == "disk" and sizes.indices_bytes == 0:
+        topology = "memory"  # a graph without edges has no file that could be read
+    return cast(Topology, topology)
+
+
+def _check_topology(strategy: str, topology: str) -> None:
+    _check_choice("topology", topology, TOPOLOGIES)
+    if strategy == "memory" and topology in {"mmap", "disk"}:
+        raise UsageError(
+            "strategy='memory' holds everything in memory, the topology included; "
+            f"leave out topology={topology!r}, or choose strategy='mmap'"
+        )
+    if strategy == "mmap" and topology == "disk":
+        raise UsageError(
+            "strategy='mmap' reads nothing by itself, the topology included; choose "
+            "topology='mmap', or strategy='direct'"
+        )
+
+
+def _budget(memory: int | str | None, shared_bytes: int) -> tuple[int, str]:
+    """Return the budget, and whose it is."""
+    if memory is None:
+        return available_bytes() + shared_bytes, "of available memory"
+    if memory == "auto":
+        free = available_bytes()
+        whose = f"of the budget, three quarters of the {format_size(free)} that are free"
+        return free - free // _FREE_SHARE + shared_bytes, whose
+    budget, limit = parse_size(memory, name="memory"), group_limit_bytes()
+    if limit is not None and budget > limit:
+        raise BudgetError(
+            f"memory={memory!r} is {budget} bytes, but the cgroup of this process, such as its "
+            f"container, is limited to {limit}: it would be killed for keeping to its budget; "
+            f"lower memory= to less than {format_size(limit)}, or raise the container's limit"
+        )
+    return budget, "of the memory= budget"
+
+
+def _held_tables(
+    sizes: StoreSizes, narrow: list[TableSize], held: Mapping[str, int], left_bytes: int
+) -> dict[str, int]:
+    """Return the tables to hold in memory although others are read, with their bytes."""
+    held = dict(held)
+    for table in sorted(narrow, key=lambda table: table.row_bytes):
+        if table.path in held:
+            continue
+        if sum(held.values()) + table.num_bytes <= left_bytes // _HELD_SHARE:
+            held[table.path] = table.num_bytes
+    # A table without rows has no file that could be read.
+    return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+
+
+def _parts(sizes: StoreSizes, mode: Mode, topology: str, seeds_bytes: int, staging: int) -> str:
+    parts = [(sizes.cold_bytes, "compressed attributes"), (seeds_bytes, "seeds and their order")]
+    if topology == "memory":
+        parts.insert(0, (sizes.topology_bytes, "topology"))
+    if topology == "disk":
+        parts.insert(0, (sizes.indptr_bytes, "the topology's indptr"))
+    if mode == "memory":
+        parts.insert(0, (sizes.rows_bytes, "attributes"))
+    if staging:
+        parts.append((staging, "staging for reads"))
+    return " + ".join(f"{format_size(size)} of {what}" for size, what in parts)

@@ -1,0 +1,1 @@
+"""How attributes are reached: chosen, sized and opened."""

@@ -1,0 +1,220 @@
+"""The parts of a store that one loader reads, opened where its budget allows them to lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.disk.buffers import release
+from gnnstore.errors import BudgetError
+from gnnstore.features.source import MemoryRows, RowSource
+from gnnstore.graph.shared import residents_of
+from gnnstore.pipeline.lookahead.packer import disk_budget
+from gnnstore.pipeline.lookahead.producer import Superbatches
+from gnnstore.sizing.in_flight import check_two_batches
+from gnnstore.sizing.placement import ASKED_FOR, Placement
+from gnnstore.strategies.choosing import choices_for
+from gnnstore.strategies.lookahead import size_superbatches
+from gnnstore.strategies.optimizer import place_for
+from gnnstore.strategies.request import ReadRequest
+from gnnstore.strategies.sampling_run import out_degrees
+from gnnstore.strategies.static import divide_rest
+from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.strategies.saved_batches import SavedBatches
+
+
+class Tables:
+    """The graph's structure and the rows of all attributes, open to be read.
+
+    Pickles as the decisions that were made, not as data: a copy in another process opens
+    the store itself, and fills a cache of the same rows.
+
+    Attributes
+    ----------
+    placement : Placement
+        Where everything lies, and why.
+    structure : Structure
+        The adjacency, and what reads it.
+    num_threads : int
+        Threads that may read at once, by the staging memory that there is for them.
+    edge_ids : MemoryRows or None
+        Ids of the edges in the input, by position.
+    nodes, edges : dict of str to RowSource
+        Rows by the attribute's name.
+    engine : Engine or None
+        What reads rows from disk, if anything does.
+    cache : SharedCache or None
+        Rows that need not be read.
+    superbatches : Superbatches or None
+        Samples and plans ahead, where rows are cached by plan.
+    saved : SavedBatches or None
+        Batches that were packed, with a plan.
+    """
+
+    saved: SavedBatches | None = None
+
+    def __init__(self, request: ReadRequest, placement: Placement) -> None:
+        self._arguments = (request, placement)
+        self.placement = placement
+        store, num_threads = request.store, request.num_threads
+        shared = residents_of(store)
+        self.engine = request.open_engine() if placement.reads_disk else None
+        self.structure = request.structure(placement, self.engine)
+        edge_id = self.structure.csc.edge_id
+        self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
+        self.num_threads = num_threads
+        if self.engine is not None:
+            self.num_threads = placement.staging_bytes // self.engine.staging_bytes
+        self.cache = None
+        if placement.cache is not None and placement.cache.num_rows:
+            maker = request.cache_maker(placement, self.structure, self.engine)
+            self.cache = None if maker is None else maker.open(placement.cache.num_rows)
+        if self.cache is not None:
+            shared.use(self, self.cache)
+
+        self.superbatches = self._superbatches(request)
+        if self.superbatches is not None and placement.superbatch is not None:
+            # Planners stay as well, and what plans took is not given back at once.
+            shared.promise(self.superbatches, placement.superbatch.num_bytes)
+
+        def open_rows(spec: AttributeSpec) -> RowSource:
+            mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
+            if mode == "direct" and self.engine is not None:
+                if self.cache is not None and self.cache.holds(spec.path):
+                    return self.cache.rows(spec.path)
+                return shared.direct_rows(store, spec, self.engine)
+            return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
+
+        def opened(specs: Mapping[str, AttributeSpec]) -> dict[str, RowSource]:
+            return {name: open_rows(spec) for name, spec in specs.items()}
+
+        self.nodes = opened(store.schema.node.attributes)
+        self.edges = opened(store.schema.edge.attributes)
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached; empty without a cache."""
+        if self.superbatches is not None:
+            return self.superbatches.policy
+        return (
+            "" if self.cache is None or self.placement.cache is None else self.placement.cache.score
+        )
+
+    @property
+    def num_cached(self) -> int:
+        """Nodes whose rows are cached, or have room to be."""
+        if self.superbatches is not None:
+            return self.superbatches.num_slots
+        return 0 if self.cache is None else self.cache.num_rows
+
+    def _superbatches(self, request: ReadRequest) -> Superbatches | None:
+        settings, size = request.options.planned, self.placement.superbatch
+        engine, store = self.engine, request.store
+        if settings is None or size is None or engine is None:
+            return None
+        shared, specs = residents_of(store), request.node_specs(self.placement)
+        tmpdir = request.tmpdir(settings)
+        return Superbatches(
+            lambda: shared.planned_cache(store, specs, engine, size.num_slots),
+            settings.policy,
+            size,
+            tmpdir=tmpdir,
+            disk_bytes=disk_budget(tmpdir, settings.disk_bytes),
+            num_nodes=self.structure.csc.num_nodes,
+            num_edges=self.structure.csc.num_edges,
+            index_dtype=store.schema.index_dtype,
+            fixed=request.fixed_nodes(self.placement, self.structure, engine),
+            degrees=partial(
+                out_degrees, self.structure, size.degrees_bytes(self.structure.csc.num_nodes)
+            ),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tables, self._arguments)
+
+
+def open_tables(request: ReadRequest) -> Tables:
+    """Decide where a store's parts lie, and open them there.
+
+    Raises
+    ------
+    UsageError
+        If options contradict one another, or an engine is not available.
+    BudgetError
+        If the budget is too small for what must be held and two batches.
+    StorageError, CorruptStoreError
+        If the store cannot be read.
+    """
+    if request.options.strategy != "auto":
+        return Tables(request, _placed(request))
+    missing: BudgetError | None = None
+    for chosen in choices_for(request):
+        own = replace(request, options=chosen.options)
+        try:
+            placement = _placed(own, chosen.why, chosen.instead_of_static)
+        except BudgetError as error:
+            missing = error
+        else:
+            return Tables(own, replace(placement, predicted_seconds=chosen.seconds))
+    raise missing if missing is not None else BudgetError("nothing fits the budget")
+
+
+def _placed(request: ReadRequest, why: str = ASKED_FOR, instead_of_static: str = "") -> Placement:
+    options = request.options
+    placement = place_for(request, options.strategy, why=why, instead_of_static=instead_of_static)
+    if not placement.reads_disk:
+        _check_two_batches(request, placement)
+        return placement
+    own = request.without_second_cache()
+    if own is request:
+        return _divided(request, placement)
+    taken = format_size(request.taken_bytes(options.strategy))
+    try:
+        placement = _divided(own, placement)
+    except BudgetError as error:
+        raise BudgetError(
+            f"{error}. Of memory=, {taken} are the cache of a loader on the same store, with "
+            f"another strategy; give both the same, and they share it"
+        ) from None
+    return placement.because(f"no cache, for {taken} of memory= are that of another strategy")
+
+
+def _check_two_batches(request: ReadRequest, placement: Placement) -> None:
+    """Refuse a budget that has no room for two batches, before everything else is loaded."""
+    if placement.budget_is_promise:
+        structure = request.structure(placement, None)
+        seen = request.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
+        release()
+        check_two_batches(placement, seen.largest_bytes)
+
+
+def _divided(request: ReadRequest, placement: Placement) -> Placement:
+    """Divide what a budget leaves between batches, a cache, and what says which rows it holds."""
+    options = request.options
+    engine = request.open_engine()
+    if engine is not None:
+        placement = placement.because(f"read by {engine.reason}")
+    structure = request.structure(placement, engine)
+    if options.planned is not None:
+        specs = request.node_specs(placement)
+        placement = size_superbatches(
+            placement,
+            structure,
+            request.presampler,
+            settings=options.planned,
+            specs=specs,
+            num_threads=request.num_threads,
+            staging_bytes=0 if engine is None else engine.staging_bytes,
+            may_use_fewer=request.may_use_fewer,
+            disk_bytes=disk_budget(request.tmpdir(options.planned), options.planned.disk_bytes),
+            fixed=request.fixed_nodes(placement, structure, engine),
+        )
+        release()  # of the batches that were sampled and planned to find the sizes
+        return placement
+    maker = request.cache_maker(placement, structure, engine)
+    return divide_rest(placement, structure, request.presampler, maker, request.num_threads)

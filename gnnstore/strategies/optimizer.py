@@ -1,0 +1,420 @@
+"""What is known of a loader before it is made: enough to predict an epoch by each strategy.
+
+Each strategy is given what the budgets would leave it, by the rules that divide them in
+`planned_sizing` and `caching`, so that what is predicted is what would run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gnnstore.caching.policies.settings import PlannedPolicy, PlannedSettings
+from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings, Score
+from gnnstore.caching.trace_builder import id_dtype
+from gnnstore.disk.buffers import release
+from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
+from gnnstore.features.source import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.features.tiers.shared import cache_cost
+from gnnstore.graph.shared import residents_of
+from gnnstore.planning.cost_model import CHOICES, Choice, Machine, Prediction, Resources, predict
+from gnnstore.planning.workload import Workload
+from gnnstore.progress import NullProgress, Progress
+from gnnstore.sizing.in_flight import (
+    MANY_BATCHES,
+    cache_rows,
+    check_two_batches,
+    expected_bytes,
+)
+from gnnstore.sizing.placement import ASKED_FOR, Placement, place
+from gnnstore.sizing.sizes import StoreSizes
+from gnnstore.sizing.superbatch_costs import SuperbatchCosts, with_measured_changes
+from gnnstore.sizing.superbatch_size import SuperbatchSize, choose_size, takes_from_rows
+from gnnstore.strategies.calibrate import gather_rate
+from gnnstore.strategies.sampling_run import out_degrees, reads_of, sample_workload
+from gnnstore.strategies.superbatch_memory import Division, superbatch_memory
+from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.graph.topology import Structure
+    from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.strategies.request import ReadOptions, ReadRequest
+
+# Rows of so many bytes in all are read in less time than measuring and sampling takes.
+SMALLEST_BYTES = 32 << 20
+_LEAST_SPARE_BYTES = 1 << 20
+# In memory, if everything fits, is decided without predictions; plans are packed on demand.
+LOADERS_CHOICES = tuple(choice for choice in CHOICES if choice not in {"memory", "plan"})
+_WORTH_COUNTING = 2
+
+
+def place_for(
+    request: ReadRequest,
+    strategy: str,
+    memory: int | str | None = None,
+    *,
+    staging: bool = True,
+    why: str = ASKED_FOR,
+    instead_of_static: str = "",
+) -> Placement:
+    """Return where a strategy has the store's parts lie.
+
+    Parameters
+    ----------
+    memory : int or str, optional
+        The budget; by default that of the request.
+    staging : bool
+        Whether an engine is opened to ask what it needs; else nothing is counted for it.
+    why, instead_of_static : str
+        See `gnnstore.sizing.placement.place`.
+
+    Raises
+    ------
+    UsageError, BudgetError
+        As `place`.
+    """
+    options, shared = request.options, residents_of(request.store)
+    return place(
+        StoreSizes.of(request.store.schema),
+        strategy=strategy,
+        topology=options.topology,
+        memory=options.memory if memory is None else memory,
+        seeds_bytes=request.seeds_bytes,
+        shared_bytes=shared.resident_bytes - shared.cached_bytes,
+        cached_bytes=shared.cached_bytes,
+        taken_bytes=request.taken_bytes(strategy),
+        shared_tables=shared.tables_in_memory,
+        staging_bytes=request.staging_bytes if staging else lambda _: 0,
+        why=why,
+        instead_of_static=instead_of_static,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Situation:
+    """What predictions for one loader go by.
+
+    Attributes
+    ----------
+    request : ReadRequest
+    engine : Engine
+    specs : tuple of AttributeSpec
+        Node attributes that are read from disk.
+    structure : Structure
+        That was sampled from.
+    seen : Presampled
+        The largest of some batches.
+    workload : Workload
+    machine : Machine
+    disk_bytes : int
+        That may be taken beside the store.
+    spare_bytes : int
+        Of the memory budget, beside what is held, other loaders' caches too.
+    many_seen : list of Presampled
+        More batches, once they have been needed.
+    """
+
+    request: ReadRequest
+    engine: Engine
+    specs: tuple[AttributeSpec, ...]
+    structure: Structure
+    seen: Presampled
+    workload: Workload
+    machine: Machine
+    disk_bytes: int
+    spare_bytes: int
+    many_seen: list[Presampled] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, request: ReadRequest, placement: Placement, progress: Progress | None = None
+    ) -> Situation | None:
+        """Measure, and sample; None if there is nothing to sample or to read.
+
+        Parameters
+        ----------
+        placement : Placement
+            By strategy "static".
+        """
+        engine, specs = request.open_engine(), request.node_specs(placement)
+        if engine is None or not specs or not request.presampler.seeds.num_seeds:
+            return None
+        progress = progress or NullProgress()
+        disk = disk_profile(request.store.path, progress)
+        num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
+        structure = request.structure(placement, engine)
+        # A cache that is shared later stays where it is while this is found out.
+        spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - request.shared_cache_bytes())
+        seen, workload = sample_workload(
+            request,
+            structure,
+            reads_of(request, specs, engine),
+            num_threads=num_threads,
+            spare_bytes=spare if placement.budget_is_promise else None,
+            progress=progress,
+        )
+        rate = gather_rate(sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs), spare)
+        release()
+        num_cores = len(os.sched_getaffinity(0))
+        faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
+        num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
+        return cls(
+            request=request,
+            engine=engine,
+            specs=specs,
+            structure=structure,
+            seen=seen,
+            workload=workload,
+            machine=Machine(disk, rate, num_threads, num_cores, num_faulting),
+            disk_bytes=request.disk_bytes(),
+            spare_bytes=spare,
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """What the store takes in memory."""
+        return StoreSizes.of(self.request.store.schema).total_bytes
+
+    def ranked(self) -> list[Prediction]:
+        """Return what a loader may choose, the fastest first."""
+        found = fastest_first(self.predictions(LOADERS_CHOICES))
+        by_frequency = [p.cost for p in found if p.choice == "static-frequency"]
+        # Another score has never halved the misses; counting degrees takes seconds.
+        if by_frequency and by_frequency[0] < _WORTH_COUNTING * found[0].cost:
+            return fastest_first(self.with_degrees().predictions(LOADERS_CHOICES))
+        return found
+
+    def _see_many(self) -> Presampled:
+        """Return batches enough to tell by what others may exceed them, sampled once if need be."""
+        if self.seen.num_batches >= MANY_BATCHES:
+            return self.seen
+        if not self.many_seen:
+            found = self.request.presampler.run(
+                self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
+            )
+            release()
+            self.many_seen.append(found)
+        return self.many_seen[0]
+
+    def choice(self, predictions: list[Prediction]) -> Choice:
+        """Return which of all predictions "auto" goes by."""
+        try:
+            placement = place_for(self.request, "auto")
+        except BudgetError:
+            return "mmap"
+        if not placement.reads_disk:
+            return "memory"
+        if not is_worth_it(self.request, placement):
+            return "static-frequency"
+        own = [p for p in predictions if p.choice in LOADERS_CHOICES]
+        return next((p.choice for p in fastest_first(own)), "mmap")
+
+    def with_degrees(self) -> Situation:
+        """Return the situation with a cache by out-degree among what can be predicted."""
+        # A cache by degree takes as much while it is made, and as much again is for what is here.
+        degrees = out_degrees(self.structure, self.spare_bytes // 2)
+        if degrees is None:
+            return self
+        return replace(self, workload=self.workload.with_degrees(degrees))
+
+    def predictions(
+        self,
+        choices: tuple[Choice, ...] = CHOICES,
+        *,
+        memory: int | str | None = None,
+        disk_bytes: int | None = None,
+    ) -> list[Prediction]:
+        """Predict an epoch by each of some strategies.
+
+        Parameters
+        ----------
+        memory, disk_bytes : int, optional
+            Budgets; by default the request's.
+        """
+        disk = self.disk_bytes if disk_bytes is None else disk_bytes
+        found = []
+        for choice in choices:
+            if choice == "static-degree" and self.workload.degree is None:
+                problem = "out-degrees were not counted: the graph is large, or not in memory"
+                found.append(Prediction.impossible(choice, problem))
+                continue
+            try:
+                resources = self._resources(choice, memory, disk)
+            except (BudgetError, UsageError) as error:
+                found.append(Prediction.impossible(choice, str(error)))
+            else:
+                found.append(predict(choice, self.workload, self.machine, resources))
+        return found
+
+    def _resources(self, choice: Choice, memory: int | str | None, disk_bytes: int) -> Resources:
+        """Return what a strategy would have.
+
+        Raises
+        ------
+        BudgetError
+            If that is too little.
+        """
+        planned = choice in {"belady", "packed", "plan"}
+        options = with_choice(self.request.options, "packed" if choice == "plan" else choice)
+        if memory is not None:
+            options = replace(options, memory=memory)
+        # Beside another kind of cache there is none; all cost what they take of the budget.
+        request = replace(self.request, options=options).without_second_cache()
+        placement = place_for(request, options.strategy)
+        if choice in {"memory", "mmap"} and placement.budget_is_promise:
+            check_two_batches(placement, self.seen.largest_bytes)
+        if choice == "memory":
+            return Resources(placement.resident_bytes)
+        if choice == "mmap":
+            # A mapping has what the budget leaves for pages, although they are not counted.
+            page_cache = max(0, placement.left_bytes - 2 * self.seen.largest_bytes)
+            return Resources(placement.resident_bytes, cached_bytes=page_cache)
+        batch_bytes = 0
+        if placement.budget_is_promise and not planned:
+            batch_bytes = expected_bytes(self.seen.largest_bytes)
+            check_two_batches(placement, batch_bytes)
+        held = placement.resident_bytes + placement.staging_bytes
+        if choice == "direct":
+            return Resources(held)
+        if not planned:
+            settings = request.options.cache or CacheSettings()
+            cost = cache_cost(self.workload.num_rows, self.workload.row_bytes, settings.score)
+            scores = self.workload.num_rows * SCORE_DTYPES[settings.score]().itemsize
+            num_rows = 0
+            if scores <= placement.left_bytes:
+                num_rows = cache_rows(
+                    placement, settings, cost, batch_bytes, self.machine.num_threads
+                )
+            taken = cost.bytes_of(num_rows)
+            return Resources(held + taken, num_rows, num_rows * self.workload.row_bytes)
+        settings_of = request.options.planned or PlannedSettings("packed")
+        division = Division(placement, self.seen, self.machine.num_threads)
+        size, disk, division = division.first_that_fits(
+            lambda way: (*self._superbatch(choice, settings_of, way, disk_bytes), way),
+            packs=choice != "belady",
+            staging_bytes=self.engine.staging_bytes,
+            may_use_fewer=request.may_use_fewer,
+            look_again=self._see_many,
+        )
+        at_once = 1 if size.num_batches >= self.workload.epoch_batches else 2
+        held = placement.resident_bytes + division.placement.staging_bytes
+        return Resources(
+            held + size.num_bytes,
+            size.num_slots,
+            size.num_slots * self.workload.row_bytes,
+            size.num_batches,
+            size.in_memory and size.plans_in_memory,
+            disk,
+            overlaps=2 * disk <= at_once * disk_bytes,
+            num_threads=division.num_threads,
+        )
+
+    def _superbatch(
+        self,
+        choice: Choice,
+        settings: PlannedSettings,
+        division: Division,
+        disk_bytes: int,
+    ) -> tuple[SuperbatchSize, int]:
+        """Return how a budget is divided, by the rules of `planned_sizing`, and the disk space."""
+        work, packs = self.workload, choice != "belady"
+        memory = superbatch_memory(
+            division,
+            structure_staging_bytes=self.engine.staging_bytes if self.structure.is_read else None,
+            packs=packs,
+            spared_bytes=division.placement.staging_bytes,
+        )
+        left = memory.num_bytes
+        batch_nodes = division.expected(self.seen.largest_nodes)
+        costs = SuperbatchCosts(
+            num_rows=work.num_rows,
+            row_bytes=work.row_bytes,
+            batch_nodes=batch_nodes,
+            id_bytes=id_dtype(work.num_rows).itemsize,
+            kept_bytes=division.expected(self.seen.largest_ids_bytes),
+            packed_rows=batch_nodes if packs else 0,
+            policy=settings.policy,
+            epoch_batches=work.epoch_batches,
+            sampling_bytes=memory.lent_bytes,
+        )
+        choose = partial(
+            choose_size,
+            settings=settings,
+            left_bytes=left,
+            num_batches=work.epoch_batches,
+            disk_bytes=disk_bytes,
+            memory_for=memory.memory_for,
+        )
+        size = choose(costs)
+        misses = work.belady_misses(size.num_slots, size.num_batches)
+        trades_rows = misses > 0 and takes_from_rows(size, costs, settings, left)
+        accesses = work.batch_rows * work.epoch_batches
+        costs = with_measured_changes(costs, int(misses), int(accesses))
+        if packs:
+            missed = division.expected(int(misses / work.epoch_batches))
+            costs = replace(costs, packed_rows=max(1, missed))
+
+        def disk_of(size: SuperbatchSize) -> int:
+            spilled = 0 if size.plans_in_memory else costs.spilled_disk_bytes(size.num_batches)
+            return spilled + (costs.disk_bytes(size.num_batches) if packs else 0)
+
+        def misses_of(size: SuperbatchSize) -> float:
+            return work.belady_misses(size.num_slots, size.num_batches)
+
+        def packing_cost(size: SuperbatchSize) -> float:
+            if disk_of(size) > disk_bytes:
+                return math.inf
+            scans = work.epoch_batches / size.num_batches
+            return scans * work.num_rows + 2 * misses_of(size)
+
+        cost = packing_cost if packs else misses_of if trades_rows else None
+        size = choose(costs, cost=cost)
+        taken = disk_of(size)
+        if choice == "plan":
+            # An epoch's records, and its packed rows, whatever a superbatch has.
+            misses = work.belady_misses(size.num_slots, size.num_batches, holds="nothing")
+            taken = int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
+        if packs and taken > disk_bytes:
+            raise DiskBudgetError(
+                f"strategy {choice!r} would take {format_size(taken)} on disk, and "
+                f"{format_size(disk_bytes)} may be used"
+            )
+        return size, taken
+
+
+def is_worth_it(request: ReadRequest, placement: Placement) -> bool:
+    """Whether what is read from disk takes longer than measuring and sampling."""
+    if not placement.reads_disk or request.options.cache is not None:
+        return False
+    tables = StoreSizes.of(request.store.schema).tables
+    read = [t for t in tables if t.of_nodes and placement.modes[t.path] == "direct"]
+    return sum(table.num_bytes for table in read) >= SMALLEST_BYTES
+
+
+def fastest_first(predictions: list[Prediction]) -> list[Prediction]:
+    """Return those that can be, in the order in which they are tried."""
+    return sorted((p for p in predictions if p.is_feasible), key=lambda p: p.cost)
+
+
+def strategy_of(choice: Choice) -> str:
+    """Return the loader's strategy behind a choice."""
+    return "static" if choice.startswith("static") else choice
+
+
+def with_choice(options: ReadOptions, choice: Choice) -> ReadOptions:
+    """Return the options that a user who wants this very thing would have given."""
+    score: Score = "degree" if choice == "static-degree" else "frequency"
+    if strategy_of(choice) == "static":
+        return replace(options, strategy="static", cache=CacheSettings(score), planned=None)
+    if choice in {"belady", "packed"}:
+        policy: PlannedPolicy = "belady" if choice == "belady" else "packed"
+        planned = options.planned or PlannedSettings("packed")
+        return replace(options, strategy=choice, planned=replace(planned, policy=policy))
+    engine = None if choice in {"memory", "mmap"} else options.io_engine
+    return replace(options, strategy=choice, cache=None, planned=None, io_engine=engine)

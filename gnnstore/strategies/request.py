@@ -1,0 +1,176 @@
+"""The options of one loader, and the store that they are for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from gnnstore.caching.policies.settings import PLANNED, PlannedSettings
+from gnnstore.caching.scores import CacheSettings
+from gnnstore.disk.scratch import default_parent
+from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.shared import residents_of
+from gnnstore.graph.topology import Structure
+from gnnstore.pipeline.lookahead.packer import disk_budget
+from gnnstore.pipeline.lookahead.session import FixedNodes
+from gnnstore.sizing.placement import Placement
+from gnnstore.sizing.sizes import StoreSizes
+from gnnstore.strategies.static import CacheMaker
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.pipeline.lookahead.presample import Presampler
+
+# Of a budget, for buffers that reads go to: on a machine of 64 cores they could take it all.
+_STAGING_SHARE = 4
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How the user wants a store to be read; see `NeighborLoader`."""
+
+    strategy: str = "auto"
+    topology: str = "auto"
+    memory: int | str | None = None
+    io_engine: str | None = None
+    cache: CacheSettings | None = None
+    planned: PlannedSettings | None = None
+    plan: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRequest:
+    """What one loader asks of a store.
+
+    Attributes
+    ----------
+    presampler : Presampler
+        How it will sample.
+    seeds_bytes : int
+        What the loader holds besides: its seed nodes and their order.
+    num_threads : int
+        Threads that will read, each with staging memory of its own.
+    may_use_fewer : bool
+        Whether fewer threads will do, since nobody asked for so many.
+    """
+
+    store: GraphStore
+    options: ReadOptions
+    presampler: Presampler
+    seeds_bytes: int
+    num_threads: int
+    may_use_fewer: bool = False
+
+    def staging_bytes(self, budget_bytes: int) -> int:
+        """Return what staging takes, with as many threads as the budget allows."""
+        engine = self.open_engine()
+        if engine is None:
+            return 0
+        num_threads = self.num_threads
+        if self.may_use_fewer:
+            most = budget_bytes // _STAGING_SHARE // engine.staging_bytes
+            num_threads = max(1, min(num_threads, most))
+        return engine.staging_bytes * num_threads
+
+    def open_engine(self) -> Engine | None:
+        """Return what reads the store's arrays; None if there is nothing to read."""
+        schema = self.store.schema
+        tables = [table for table in StoreSizes.of(schema).tables if table.num_rows]
+        if tables:
+            largest = max(tables, key=lambda table: table.num_bytes).path
+        elif self.options.topology == "disk" and schema.edge.indices.num_rows:
+            largest = schema.edge.indices.path
+        else:
+            return None
+        spec = next(spec for spec in schema.arrays() if spec.path == largest)
+        path = self.store.reader.paged(spec).file_paths[0]
+        return residents_of(self.store).engine(path, self.options.io_engine)
+
+    def structure(self, placement: Placement, engine: Engine | None) -> Structure:
+        """Return the graph's structure, where it is to lie."""
+        store, shared = self.store, residents_of(self.store)
+        csc = shared.csc(store, placement.topology, self.num_threads)
+        if placement.topology != "disk" or engine is None:
+            return Structure(csc)
+        rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
+        spare = placement.left_bytes + placement.neighbors_bytes
+        neighbors = shared.neighbors(store, csc, rows, placement.neighbors_bytes, spare)
+        return Structure(csc, rows, neighbors)
+
+    def tmpdir(self, settings: PlannedSettings) -> Path:
+        """Return where runs put what they need for a while."""
+        return default_parent(self.store.path) if settings.tmpdir is None else Path(settings.tmpdir)
+
+    def disk_bytes(self) -> int:
+        """Return what may be taken on disk beside the store, for a while."""
+        settings = self.options.planned or PlannedSettings("packed")
+        return disk_budget(self.tmpdir(settings), settings.disk_bytes)
+
+    def taken_bytes(self, strategy: str) -> int:
+        """Return what other loaders' caches take of the budget, under some strategy."""
+        if self.options.memory in {None, "auto"}:
+            return 0
+        shared = residents_of(self.store)
+        if strategy in PLANNED:
+            return shared.taken_bytes("planned")
+        return shared.taken_bytes(
+            (self.options.cache or CacheSettings()) if strategy in {"auto", "static"} else None
+        )
+
+    def shared_cache_bytes(self) -> int:
+        """Return what caches hold that "auto" may share, of what its placement says is left."""
+        shared = residents_of(self.store)
+        if self.options.memory in {None, "auto"}:
+            return shared.cached_bytes
+        return shared.own_bytes(self.options.cache or CacheSettings())
+
+    def without_second_cache(self) -> Self:
+        """Return the request of a loader that has no cache if another kind has the memory.
+
+        A cache takes what its loader's batches leave. Were there another in what this loader's
+        leave, the larger batches of the two would not fit. What the user sized, they have counted.
+        """
+        options = self.options
+        if not self.taken_bytes(options.strategy):
+            return self
+        if options.planned is not None and options.planned.cache_bytes is None:
+            return replace(
+                self, options=replace(options, planned=replace(options.planned, cache_bytes=0))
+            )
+        cache = options.cache or (CacheSettings() if options.strategy == "static" else None)
+        if cache is not None and cache.num_bytes is None:
+            return replace(self, options=replace(options, cache=replace(cache, num_bytes=0)))
+        return self
+
+    def node_specs(self, placement: Placement) -> tuple[AttributeSpec, ...]:
+        """Return the node attributes that are read from disk."""
+        attributes = self.store.schema.node.attributes.values()
+        return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "direct")
+
+    def cache_maker(
+        self, placement: Placement, structure: Structure, engine: Engine | None
+    ) -> CacheMaker | None:
+        """Return what makes a cache; None if none is wanted."""
+        settings = self.options.cache
+        if settings is None and placement.strategy == "static":
+            settings = CacheSettings()
+        if settings is None or engine is None:
+            return None
+        specs = self.node_specs(placement)
+        return CacheMaker(
+            self.store, structure, engine, settings, specs, self.presampler, self.num_threads
+        )
+
+    def fixed_nodes(
+        self, placement: Placement, structure: Structure, engine: Engine | None
+    ) -> FixedNodes | None:
+        """Return whose rows a planned cache holds always; None if its policy decides."""
+        if self.options.planned is None or self.options.cache is None:
+            return None
+        maker = self.cache_maker(placement, structure, engine)
+        if maker is None:
+            return None
+        return FixedNodes(maker.choose, self.store.num_nodes)

@@ -1,0 +1,201 @@
+"""A packed plan in place of a store's parts: what a loader needs of it, within its budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.budget.limits import available_bytes
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.disk.engines import Engine
+from gnnstore.errors import BudgetError
+from gnnstore.features.packed.saved import SavedPlan, not_packed
+from gnnstore.features.source import Gathered
+from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.formats.packed.reader import PlanReader, find_plan
+from gnnstore.sizing.placement import Placement
+from gnnstore.strategies.open import Tables
+from gnnstore.strategies.request import ReadRequest
+from gnnstore.strategies.saved_batches import SavedBatches
+from gnnstore.units import format_at_least, format_size, parse_size
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gnnstore.formats.store.schema import AttributeSpec
+
+# As of the strategies that read a store: for staging, and what "auto" leaves to the model.
+_STAGING_SHARE = 4
+_FREE_SHARE = 4
+
+
+@dataclass(frozen=True)
+class _NotPacked:
+    """Rows of an attribute by id, which a plan does not have."""
+
+    spec: AttributeSpec
+    num_rows: int = 0
+    row_bytes: int = 0
+    resident_bytes: int = 0
+
+    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
+        """Refuse."""
+        raise not_packed(f"rows of {self.spec.name!r} by id ({ids.size} of them)")
+
+
+class _NothingToSample:
+    """Stands where a loader has its sampler."""
+
+    def sample(self, *_: Any, **__: Any) -> Any:
+        """Refuse."""
+        raise not_packed("other batches to sample")
+
+
+class _NoStructure:
+    """Stands where a loader has the graph's structure."""
+
+    @property
+    def counts(self) -> ReadCounts:
+        """None: nothing of it is read."""
+        return NO_READS
+
+    def sampler(self, *_: Any) -> Any:
+        """Return what refuses to sample."""
+        return _NothingToSample()
+
+
+class PlanTables(Tables):
+    """What a loader reads of a packed plan instead of a store.
+
+    Parameters
+    ----------
+    reader : PlanReader
+    memory, io_engine
+        As of `NeighborLoader`.
+    seeds_bytes, num_threads, may_use_fewer
+        As of `ReadRequest`.
+
+    Raises
+    ------
+    BudgetError
+        If `memory` has no room for the plan's cache and two batches; says by how much.
+    UsageError
+        If an engine is forced that is not available.
+    StorageError
+        If a file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        reader: PlanReader,
+        memory: int | str | None = None,
+        io_engine: str | None = None,
+        *,
+        seeds_bytes: int = 0,
+        num_threads: int = 1,
+        may_use_fewer: bool = False,
+    ) -> None:
+        self._again = partial(
+            PlanTables,
+            reader,
+            memory,
+            io_engine,
+            seeds_bytes=seeds_bytes,
+            num_threads=num_threads,
+            may_use_fewer=may_use_fewer,
+        )
+        manifest = reader.manifest
+        self.saved: SavedBatches = SavedBatches(SavedPlan.open(reader, io_engine))
+        self.engine: Engine = self.saved.plan.engine
+        staging_bytes = self.saved.plan.staging_bytes
+        budget, is_promise = _budget(memory)
+        if may_use_fewer:
+            most = budget // _STAGING_SHARE // staging_bytes
+            num_threads = max(1, min(num_threads, most))
+        row_bytes = sum(table.row_bytes for table in self.saved.plan.tables.values())
+        cache_bytes = PlannedCache.bytes_for(row_bytes, manifest.num_slots)
+        self.placement = Placement(
+            strategy="packed",
+            topology="disk",
+            modes={},
+            resident_bytes=cache_bytes + reader.index.nbytes + seeds_bytes,
+            staging_bytes=num_threads * staging_bytes,
+            budget_bytes=budget,
+            budget_is_promise=is_promise,
+            reason=(
+                f"the plan {reader.path.name!r} was packed: {manifest.epochs} epochs of "
+                f"{manifest.batches_per_epoch} batches, {manifest.num_slots} rows cached "
+                f"({format_size(cache_bytes)}); read by {self.engine.reason}"
+            ),
+        )
+        self._check_budget(cache_bytes)
+        self.num_threads = num_threads
+        self.structure = _NoStructure()  # type: ignore[assignment]  # nothing samples
+        self.edge_ids = None
+        self.cache = None
+        self.superbatches = None
+        schema = manifest.schema
+        self.nodes = {name: _NotPacked(spec) for name, spec in schema.node.attributes.items()}
+        self.edges = {name: _NotPacked(spec) for name, spec in schema.edge.attributes.items()}
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached; empty without a cache."""
+        return self.saved.plan.reader.manifest.cached_by if self.num_cached else ""
+
+    @property
+    def num_cached(self) -> int:
+        """Nodes whose rows have room to be cached."""
+        return self.saved.plan.reader.manifest.num_slots
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (self._again, ())
+
+    def _check_budget(self, cache_bytes: int) -> None:
+        placement = self.placement
+        batch_bytes = self.saved.plan.reader.manifest.largest_batch_bytes
+        missing = 2 * batch_bytes - placement.left_bytes
+        if placement.budget_is_promise and missing > 0:
+            raise BudgetError(
+                f"the plan {self.saved.plan.reader.path.name!r} needs "
+                f"{placement.budget_bytes + missing} bytes: {cache_bytes} for the rows that it "
+                f"caches, {placement.staging_bytes} of staging for reads, 2 batches of up to "
+                f"{batch_bytes} bytes, and its index; memory={placement.budget_bytes} is {missing} "
+                f"bytes too few: raise memory= by at least {format_at_least(missing)}, lower "
+                "num_threads=, or pack a plan with a smaller --memory"
+            )
+
+
+def open_plan_tables(request: ReadRequest) -> PlanTables:
+    """Open the plan that a loader on a store asks for.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such plan.
+    CorruptStoreError, UnsupportedVersionError
+        If it is not what its manifest promises, or newer.
+    BudgetError, UsageError, StorageError
+        As `PlanTables`.
+    """
+    options = request.options
+    reader = PlanReader.open(find_plan(request.store.path, options.plan or ""))
+    return PlanTables(
+        reader,
+        options.memory,
+        options.io_engine,
+        seeds_bytes=request.seeds_bytes,
+        num_threads=request.num_threads,
+        may_use_fewer=request.may_use_fewer,
+    )
+
+
+def _budget(memory: int | str | None) -> tuple[int, bool]:
+    """Return the bytes that may be used, and whether that is a promise."""
+    if memory is None:
+        return available_bytes(), False
+    if memory == "auto":
+        free = available_bytes()
+        return free - free // _FREE_SHARE, True
+    return parse_size(memory, name="memory"), True

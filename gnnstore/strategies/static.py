@@ -1,0 +1,201 @@
+"""Makes a static cache: scores nodes, decides how many fit, and reads their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.scores import (
+    SCORE_DTYPES,
+    CacheCost,
+    CachePlan,
+    CacheSettings,
+    count_out_degrees,
+    select_nodes,
+)
+from gnnstore.disk.buffers import release
+from gnnstore.features.tiers.shared import SharedCache, cache_cost
+from gnnstore.graph.shared import residents_of
+from gnnstore.sizing.in_flight import cache_rows, check_two_batches, expected_bytes
+from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.graph.topology import Structure
+    from gnnstore.pipeline.lookahead.presample import Presampler
+    from gnnstore.sizing.placement import Placement
+
+_COUNTED_EDGES = 1 << 20  # in-neighbours that are counted at a time
+
+
+@dataclass(frozen=True, eq=False)
+class CacheMaker:
+    """What a cache of one loader is made from.
+
+    Attributes
+    ----------
+    specs : tuple of AttributeSpec
+        The node attributes that are read from disk; their rows are cached together.
+    """
+
+    store: GraphStore
+    structure: Structure
+    engine: Engine
+    settings: CacheSettings
+    specs: tuple[AttributeSpec, ...]
+    presampler: Presampler
+    num_threads: int
+
+    @property
+    def cost(self) -> CacheCost:
+        """What it takes in memory."""
+        row_bytes = sum(spec.num_bytes // max(1, spec.num_rows) for spec in self.specs)
+        return cache_cost(self.store.num_nodes, row_bytes, self.settings.score)
+
+    @property
+    def scores_bytes(self) -> int:
+        """Memory for the scores of all nodes, until the cache is filled."""
+        return self.store.num_nodes * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
+
+    def find(self) -> SharedCache | None:
+        """Return the cache that a loader on the same store has made with the same settings."""
+        return residents_of(self.store).find_cache(self._key)
+
+    def open(self, num_rows: int, counted: list[npt.NDArray[Any]] | None = None) -> SharedCache:
+        """Return the cache, filling it with the best `num_rows` nodes if there is none yet.
+
+        Parameters
+        ----------
+        counted : list of ndarray, optional
+            The scores, if they are known; taken out of the list, so that their memory is
+            free before rows are read.
+
+        Raises
+        ------
+        StorageError
+            If a row cannot be read.
+        """
+
+        def make() -> SharedCache:
+            shared = residents_of(self.store)
+            tables = {
+                spec.path: shared.direct_rows(self.store, spec, self.engine) for spec in self.specs
+            }
+            cache = SharedCache(tables, self.store.num_nodes)
+            scores = counted.pop() if counted else self.scores()
+            nodes = select_nodes(scores, num_rows)
+            scores = scores[nodes]
+            cache.fill(nodes, scores)
+            return cache
+
+        return residents_of(self.store).cache(self._key, make)
+
+    def scores(self) -> npt.NDArray[Any]:
+        """Return the score of each node: uint8 or uint32 [N]."""
+        if self.settings.score == "degree":
+            return count_out_degrees(
+                self._columns(), self.store.num_nodes, self.structure.csc.source
+            )
+        counts = np.zeros(self.store.num_nodes, np.uint8)
+        self.presampler.run(self.structure, self.num_threads, counts)
+        return counts
+
+    def choose(self, num_rows: int) -> npt.NDArray[np.int64]:
+        """Return the best `num_rows` nodes, or fewer: int64, ascending."""
+        return select_nodes(self.scores(), num_rows)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return (self.settings, self.engine.name, tuple(spec.path for spec in self.specs))
+
+    def _columns(self) -> Iterator[npt.NDArray[Any]]:
+        # A mapping that is read page by page would be read ten times slower.
+        indices = self.store.reader.paged(self.store.schema.edge.indices)
+        csc = self.structure.csc
+        for first in range(0, csc.num_edges, _COUNTED_EDGES):
+            last = min(first + _COUNTED_EDGES, csc.num_edges)
+            yield indices.read_slice(first, last) if csc.mapped else csc.indices[first:last]
+
+
+def divide_rest(
+    placement: Placement,
+    structure: Structure,
+    presampler: Presampler,
+    maker: CacheMaker | None,
+    num_threads: int,
+) -> Placement:
+    """Divide what is left of a budget between batches in flight and a cache; fill the cache.
+
+    Parameters
+    ----------
+    placement : Placement
+        By strategy "direct" or "static".
+    maker : CacheMaker or None
+        None where no cache is wanted.
+
+    Raises
+    ------
+    BudgetError
+        If two batches, or a cache of a given size, do not fit; says how much is missing.
+    StorageError
+        If a row cannot be read.
+    """
+    existing = None if maker is None else maker.find()
+    if maker is not None and existing is None and not placement.budget_is_promise:
+        # Memory of other caches, which stay.
+        held = residents_of(maker.store).cached_bytes
+        placement = replace(placement, budget_bytes=placement.budget_bytes - held)
+    counted: list[npt.NDArray[Any]] = []
+    note = ""
+    if maker is not None and existing is None:
+        note = _why_none(maker, placement.left_bytes)
+        if not note and maker.settings.score == "frequency":
+            counted = [np.zeros(maker.store.num_nodes, np.uint8)]
+
+    batch_bytes = 0
+    if placement.budget_is_promise or counted:
+        spare = placement.spare_bytes
+        if spare is not None:
+            spare = max(0, spare - sum(scores.nbytes for scores in counted))
+        presampled = presampler.run(
+            structure, num_threads, counted[0] if counted else None, spare_bytes=spare
+        )
+        if placement.budget_is_promise:
+            release()  # the samples' buffers: nothing gives them back before the first batch
+            batch_bytes = expected_bytes(presampled.largest_bytes)
+            check_two_batches(placement, batch_bytes)
+    if maker is None:
+        return placement
+
+    num_rows = cache_rows(placement, maker.settings, maker.cost, batch_bytes, num_threads)
+    if existing is not None:
+        cache: SharedCache | None = existing
+        most = placement.left_bytes - 2 * batch_bytes
+        if placement.budget_is_promise and existing.num_bytes > most:
+            existing.shrink(num_rows)
+    elif note or num_rows == 0:
+        cache, note = None, note or "batches leave no room for more"
+    else:
+        cache = maker.open(num_rows, counted)
+    score = maker.settings.score
+    if cache is None:
+        return placement.with_cache(CachePlan(score, 0, 0, note))
+    return placement.with_cache(CachePlan(score, cache.num_rows, cache.num_bytes))
+
+
+def _why_none(maker: CacheMaker, left_bytes: int) -> str:
+    """Return why there can be no cache; empty if there can be one."""
+    num_bytes = maker.settings.num_bytes
+    if maker.cost.node_bytes == 0:
+        return "no attribute of nodes is read"
+    if maker.cost.rows_in(left_bytes if num_bytes is None else num_bytes) == 0:
+        return "a single row does not fit"
+    if maker.scores_bytes > left_bytes:
+        return f"the scores of all nodes would take {format_size(maker.scores_bytes)}"
+    return ""

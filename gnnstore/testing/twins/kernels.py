@@ -1,0 +1,110 @@
+"""NumPy twins of the storage kernels: short, slow, and the definition of what they compute.
+
+A kernel is correct when it agrees with its twin. Twins take the same arguments, less the
+threads, and check nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gnnstore.testing.twins.philox import philox4x64_10
+
+_EDGES_PURPOSE = int.from_bytes(b"rmat-edg", "big")
+_PERMUTE_PURPOSE = int.from_bytes(b"perm-ids", "big")
+_PERMUTE_ROUNDS = 8
+
+
+def crc32c(data: NDArray[np.uint8], initial: int = 0) -> int:
+    """Return the CRC-32C of `data`, [n] uint8, after bytes of checksum `initial`, bit by bit."""
+    crc = initial ^ 0xFFFFFFFF
+    for byte in data.tolist():
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def gather_rows(
+    table: NDArray[np.uint8],
+    ids: NDArray[Any],
+    *,
+    row_bytes: int,
+    rows_per_page: int,
+    page_stride_bytes: int,
+) -> NDArray[np.uint8]:
+    """Return rows `ids`, [n] integers, of a table in pages, one behind the other: [n * row_bytes].
+
+    Reading a whole table without its padding is ``gather_rows(body, arange(num_rows), ...)``.
+    """
+    page, row = np.divmod(ids.astype(np.int64), rows_per_page)
+    first_byte = page * page_stride_bytes + row * row_bytes
+    rows: NDArray[np.uint8] = table[first_byte[:, None] + np.arange(row_bytes)]
+    return rows.ravel()
+
+
+def csc_from_coo(
+    src: NDArray[Any], dst: NDArray[Any], num_nodes: int
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+    """Return (indptr [N + 1], indices [E], edge_id [E]) of edges ``src[e] -> dst[e]``.
+
+    Columns are sorted by (source, position in the input); lexsort's last key comes first,
+    and equal keys keep their order.
+    """
+    order = np.lexsort((src, dst))
+    indptr = np.zeros(num_nodes + 1, dtype=np.int64)
+    np.cumsum(np.bincount(dst, minlength=num_nodes), out=indptr[1:])
+    edge_id = order.astype(np.int32 if len(src) < 2**31 else np.int64)
+    return indptr, src[order], edge_id
+
+
+def rmat_edges(
+    first_edge: int, num_edges: int, scale: int, probabilities: NDArray[np.float64], seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return (src, dst), [num_edges] int64, of consecutive edges of an R-MAT graph."""
+    edges = np.arange(first_edge, first_edge + num_edges, dtype=np.uint64)
+    src = np.zeros(num_edges, dtype=np.int64)
+    dst = np.zeros(num_edges, dtype=np.int64)
+    for level in range(scale):
+        block = philox4x64_10((edges, level // 8, 0, 0), (seed, _EDGES_PURPOSE))
+        # Eight draws of 32 bits, the lower half of each word first.
+        draw = block.astype("<u8", copy=False).view("<u4")[:, level % 8]
+        a, b, c, _ = probabilities[level]
+        ends = np.floor(np.minimum([a, a + b, a + b + c], 1.0) * 2**32 + 0.5).astype(np.uint64)
+        quadrant = np.searchsorted(ends, draw.astype(np.uint64), side="right")
+        src = src << 1 | quadrant >> 1
+        dst = dst << 1 | quadrant & 1
+    return src, dst
+
+
+def permute_ids(
+    ids: NDArray[np.int64], scale: int, seed: int, inverse: bool = False
+) -> NDArray[np.int64]:
+    """Return the images of `ids`, [n] in [0, 2^scale), under the seed's bijection.
+
+    Rounds change the low ``ceil(scale / 2)`` bits by a hash of the high ones and the high
+    ones by a hash of the low ones, in turn; undoing them in reverse order is the inverse.
+    """
+    keys = philox4x64_10((np.arange(2), 0, 0, 0), (seed, _PERMUTE_PURPOSE)).ravel()
+    low_bits = np.uint64(scale - scale // 2)
+    high, low = ids.astype(np.uint64) >> low_bits, ids.astype(np.uint64) & _mask(low_bits)
+    rounds = range(_PERMUTE_ROUNDS)
+    for i in reversed(rounds) if inverse else rounds:
+        if i % 2 == 0:
+            low = low ^ _hash(high ^ keys[i]) & _mask(low_bits)
+        else:
+            high = high ^ _hash(low ^ keys[i]) & _mask(np.uint64(scale // 2))
+    return (high << low_bits | low).astype(np.int64)
+
+
+def _mask(bits: np.uint64) -> np.uint64:
+    return np.uint64((1 << int(bits)) - 1)
+
+
+def _hash(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    value = value * np.uint64(0x9E3779B97F4A7C15)
+    value = value ^ value >> np.uint64(32)
+    return value * np.uint64(0xD6E8FEB86659FD93) >> np.uint64(32)

@@ -1,0 +1,1 @@
+"""The harness of `gnnstore bench` and of the benchmarks."""

@@ -1,0 +1,157 @@
+"""Measure a disk for `gnnstore bench disk`, and show what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
+from gnnstore.disk.profile.measure import DiskMeasurement, measure_disk
+from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
+from gnnstore.errors import StorageError
+from gnnstore.tools.plots.disk import block_name, draw_profile
+from gnnstore.tools.plots.pictures import check_picture
+from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_facts, print_table, print_title
+from gnnstore.units import format_size
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What there is to show."""
+
+    measured: DiskMeasurement
+    tuning: ReadTuning
+    saved_to: Path | None
+    drawn_to: Path | None
+    problems: list[str]
+
+
+def bench_disk(
+    session: Session,
+    path: str,
+    *,
+    plot_file: Path | None,
+    is_saved: bool,
+    seconds: float,
+    num_bytes: int,
+    engine: str | None,
+) -> int:
+    """Measure, keep the result, draw it, print it, and return the exit status.
+
+    What was measured is printed even if it could not be kept or drawn.
+
+    Raises
+    ------
+    GnnstoreError
+        As `measure_disk`; and before anything is measured, if nothing could be drawn.
+    """
+    if plot_file is not None:
+        check_picture(plot_file)
+    with session.progress() as progress:
+        measured = measure_disk(
+            path, num_bytes=num_bytes, seconds=seconds, engine=engine, progress=progress
+        )
+    problems: list[str] = []
+
+    def attempt(step: Callable[[], Path]) -> Path | None:
+        try:
+            return step()
+        except StorageError as error:
+            problems.append(str(error))
+            return None
+
+    profile = measured.profile
+    saved_to = attempt(lambda: save_profile(profile)) if is_saved else None
+    drawn_to = None
+    if plot_file is not None:
+        drawn_to = attempt(lambda: draw_profile(profile, plot_file))
+    outcome = _Outcome(measured, tune_reads(profile), saved_to, drawn_to, problems)
+    session.emit(_document(outcome), lambda console: _render(console, outcome))
+    return exits.STORAGE if problems else exits.OK
+
+
+def _document(outcome: _Outcome) -> dict[str, Any]:
+    measured, tuning = outcome.measured, outcome.tuning
+    return {
+        "what": "disk",
+        "path": measured.directory,
+        "engine_reason": measured.engine_reason,
+        "file_bytes": measured.file_bytes,
+        "seconds": measured.seconds,
+        "remarks": list(measured.remarks),
+        "problems": outcome.problems,
+        "profile": measured.profile.to_document(),
+        "tuning": {
+            "gap_bytes": tuning.gap_bytes,
+            "queue_depth": tuning.queue_depth,
+            "max_read_bytes": tuning.max_read_bytes,
+            "source": tuning.source,
+        },
+        "saved_to": None if outcome.saved_to is None else str(outcome.saved_to),
+        "drawn_to": None if outcome.drawn_to is None else str(outcome.drawn_to),
+    }
+
+
+def _render(console: Console, outcome: _Outcome) -> None:
+    measured, tuning = outcome.measured, outcome.tuning
+    profile = measured.profile
+    console.print(f"Disk below {measured.directory}", style="bold")
+    print_facts(
+        console,
+        {
+            "mounted at": f"{profile.mount_point} ({profile.filesystem_type}, {profile.device})",
+            "read in sequence": _per_second(profile.sequential_read_bytes_per_second),
+            "written in sequence": _per_second(profile.sequential_write_bytes_per_second),
+            "engine": measured.engine_reason,
+            "page cache": "avoided" if profile.is_direct else "not avoided",
+            "measured with": f"a file of {format_size(measured.file_bytes)}, in "
+            f"{measured.seconds:.1f} s",
+        },
+    )
+    print_title(console, "Random reads per second")
+    _render_rates(console, profile)
+    for text in (*measured.remarks, *outcome.problems):
+        console.print(f"\n{text}", soft_wrap=True)
+    print_title(console, "How loaders read here")
+    print_facts(
+        console,
+        {
+            "gap": f"{tuning.gap_bytes} bytes: rows no further apart share a read",
+            "queue depth": f"{tuning.queue_depth} reads in flight for each thread",
+            "longest read": block_name(tuning.max_read_bytes),
+            "because of": "this measurement" if profile.is_direct else tuning.source,
+            "kept in": outcome.saved_to or "nothing was kept",
+            "drawn in": outcome.drawn_to,
+        },
+    )
+
+
+def _render_rates(console: Console, profile: DeviceProfile) -> None:
+    blocks = sorted(profile.random_reads_per_second)
+    depths = sorted({d for rates in profile.random_reads_per_second.values() for d in rates})
+    names = [block_name(block) for block in blocks]
+    rows = [
+        [depth, *(_rate(profile.random_reads_per_second[block].get(depth)) for block in blocks)]
+        for depth in depths
+    ]
+    best = [_per_second(profile.best_rate(block) * block) for block in blocks]
+    print_table(
+        console,
+        ["in flight", *names],
+        [*rows, ["bandwidth", *best]],
+        right=["in flight", *names],
+    )
+
+
+def _rate(reads_per_second: float | None) -> str:
+    return "-" if reads_per_second is None else f"{reads_per_second:,.0f}"
+
+
+def _per_second(bytes_per_second: float) -> str:
+    return f"{format_size(bytes_per_second)}/s"

@@ -1,0 +1,211 @@
+"""What a process loads before its memory is limited, and the ways to load batches after that.
+
+The process is in its memory group from the beginning. It loads the graph's structure and the
+narrow attributes, has the kernel drop the page cache of the store, and only then limits the
+group: to what it holds, a share of the features and some slack. Feature rows come after that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import gnnstore
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.store.schema import AttributeSpec, Schema
+from gnnstore.graph.shared import residents_of
+from gnnstore.pipeline.seeds.nodes import epoch_permutation
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sizing.placement import HELD_ROW_BYTES
+from gnnstore.testing.cgroup import MemoryGroup
+from gnnstore.testing.page_cache import drop_from_cache
+from gnnstore.timeline import OFF, Timeline, recorded
+from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
+
+
+def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpec]]:
+    """Return the attributes whose rows are read from disk, and those held in memory.
+
+    Loaders hold narrow rows, such as labels, in memory beside wide ones.
+
+    Raises
+    ------
+    UsageError
+        If no attribute is stored in pages, so that there is nothing to be read.
+    """
+    attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
+    paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
+    wide = [spec for spec in paged if spec.num_bytes // spec.num_rows > HELD_ROW_BYTES]
+    wide = wide or paged
+    if not wide:
+        raise UsageError(
+            "no attribute of the store is stored in pages, so no rows are read from disk and "
+            "there is nothing to compare; see 'gnnstore inspect'"
+        )
+    return wide, [spec for spec in attributes if spec not in wide]
+
+
+class Run:
+    """The store with its structure in memory, and the limit.
+
+    Attributes
+    ----------
+    features : list of PagedArray
+        What is read from disk.
+    held : dict of str to RowSource
+        Narrow attributes, in memory, by path.
+    csc : Csc
+    seeds : ndarray of int64
+    timeline : Timeline
+        Where stages are recorded that no loader records.
+    memory_bytes : int
+        The budget of a loader.
+    limit_bytes : int
+        Of the group; 0 without a limit.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.store = gnnstore.open(task.store)
+        self.num_threads = task.num_threads or len(os.sched_getaffinity(0))
+        self.timeline: Timeline = OFF
+        # Shared with the loaders, which would load both after the limit is set.
+        shared = residents_of(self.store)
+        self.csc: Csc = shared.csc(self.store, "memory", self.num_threads)
+        self.seeds: npt.NDArray[np.int64] = np.load(task.seeds)
+        wide, narrow = split_tables(self.store.schema)
+        self.features = [self.store.reader.paged(spec) for spec in wide]
+        self._of_nodes = {spec.path for spec in self.store.schema.node.attributes.values()}
+        self.held = {
+            spec.path: shared.rows(self.store, spec, "memory", self.num_threads) for spec in narrow
+        }
+        self.room_bytes = round(task.share * sum(spec.num_bytes for spec in wide))
+        self.room_bytes += task.slack_bytes
+        # By a loader's own account of what it holds; the group's limit goes by the system's.
+        held_bytes = sum(rows.resident_bytes for rows in self.held.values())
+        held_bytes += self.csc.num_bytes + self.seeds.nbytes
+        self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES
+        self.limit_bytes = 0
+
+    def limit(self) -> None:
+        """Limit the memory group from now on to what it holds, and the room."""
+        drop_from_cache([Path(self.task.store)])
+        if self.task.group:
+            group = MemoryGroup(Path(self.task.group), self.task.group_version)
+            self.limit_bytes = group.held_bytes() + self.room_bytes
+            group.limit(self.limit_bytes)
+
+    def loader(self, **options: Any) -> gnnstore.NeighborLoader:
+        """Return gnnstore's loader; its epoch is the round."""
+        task = self.task
+        loader = gnnstore.NeighborLoader(
+            self.store,
+            list(task.fanouts),
+            self.seeds,
+            batch_size=task.batch_size,
+            shuffle=True,
+            seed=task.seed,
+            num_threads=task.num_threads or None,
+            **{"topology": "memory"} | options,
+        )
+        loader.set_epoch(task.round)
+        return loader
+
+    @contextmanager
+    def recording(self, max_events: int) -> Iterator[None]:
+        """Record the stages of `map_batches` in the file that the task names."""
+        with recorded(self.task.trace, max_events) as timeline:
+            self.timeline = timeline
+            yield
+
+    def batches_of_seeds(self, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """Return the seed nodes of each batch, in the order in which the loader takes them."""
+        size = self.task.batch_size
+        seeds = self.seeds[epoch_permutation(len(self.seeds), self.task.seed, epoch)]
+        return [seeds[first : first + size] for first in range(0, len(seeds), size)]
+
+    def map_batches(self) -> Iterator[int]:
+        """Sample with gnnstore, gather with NumPy from a mapping, many threads at a time.
+
+        What many write today. With 2 threads it is several times slower, and without
+        MADV_RANDOM, which `random` stands for, no batch comes to an end in minutes.
+        """
+        config = SamplingConfig(tuple(self.task.fanouts), seed=self.task.seed)
+        sampler = NeighborSampler(self.csc, config, self.store.schema.index_dtype)
+        tables = [(_Mapped(array), array.spec.path in self._of_nodes) for array in self.features]
+        epochs = itertools.count(self.task.round)
+        numbered = (
+            (seeds, epoch, batch)
+            for epoch in epochs
+            for batch, seeds in enumerate(self.batches_of_seeds(epoch))
+        )
+        with ThreadPoolExecutor(MAP_THREADS) as pool:
+            for seeds, epoch, batch in numbered:
+                with self.timeline.span("sampling"):
+                    subgraph = sampler.sample(seeds, epoch=epoch, batch=batch)
+                with self.timeline.span("gathering"):
+                    nodes, edges = subgraph.n_id, subgraph.edge_pos
+                    rows = [
+                        table.gather(nodes if is_of_nodes else edges, pool)
+                        for table, is_of_nodes in tables
+                    ]
+                    rows += [
+                        self.held[path].gather(nodes if path in self._of_nodes else edges).rows
+                        for path in self.held
+                    ]
+                yield len(nodes)
+                del rows, subgraph, nodes, edges
+
+
+class _Mapped:
+    """Rows of a mapping, for NumPy to pick from."""
+
+    def __init__(self, array: PagedArray) -> None:
+        self._row_shape, self._dtype = array.row_shape, array.dtype
+        geometry = array.geometry
+        self._per_page = geometry.rows_per_page
+        self._exact = array.view("random") if geometry.is_exact else None
+        body = array.map("random")
+        num_pages = len(body) // geometry.page_stride_bytes
+        # Rows that leave a rest of their page empty: page by page, without copying any.
+        self._pages = np.lib.stride_tricks.as_strided(
+            body,
+            (num_pages, self._per_page, geometry.row_bytes),
+            (geometry.page_stride_bytes, geometry.row_bytes, 1),
+            writeable=False,
+        )
+
+    def gather(self, ids: npt.NDArray[Any], pool: ThreadPoolExecutor) -> npt.NDArray[Any]:
+        """Return rows by id, picked by all threads of the pool."""
+        out = np.empty((len(ids), *self._row_shape), self._dtype)
+        bounds = np.linspace(0, len(ids), MAP_THREADS + 1).astype(int)
+
+        def take(part: int) -> None:
+            which = slice(bounds[part], bounds[part + 1])
+            if self._exact is not None:
+                # "clip" has NumPy write to `out` directly; ids are in range.
+                np.take(self._exact, ids[which], axis=0, out=out[which], mode="clip")
+                return
+            pages, places = np.divmod(ids[which], self._per_page)
+            flat = out[which].reshape(len(pages), -1)
+            flat[:] = self._pages[pages, places].view(self._dtype)
+
+        list(pool.map(take, range(MAP_THREADS)))
+        return out
+
+
+def loader_batches(loader: Any) -> Iterator[int]:
+    """Take batches, epoch after epoch, and drop them."""
+    while True:
+        for batch in loader:
+            yield batch.num_nodes

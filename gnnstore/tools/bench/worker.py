@@ -1,0 +1,172 @@
+"""Performs one task of `gnnstore bench load` in the process that it is started in.
+
+Prints a mark for each batch, and then one JSON object: the `Outcome`, or why there is
+none as {"problem": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from gnnstore.budget.limits import available_bytes
+from gnnstore.errors import BudgetError, GnnstoreError
+from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
+from gnnstore.testing.cgroup import MemoryGroup
+from gnnstore.tools.bench.setup import Run, loader_batches
+from gnnstore.tools.bench.task import BATCH_MARK, PLANNED, Outcome, Task
+from gnnstore.tools.ui.exits import INTERRUPTED
+from gnnstore.units import format_size
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mmap": {"strategy": "mmap"},
+    "direct": {"strategy": "direct"},
+    "static-frequency": {"strategy": "static", "cache": "frequency"},
+    "static-degree": {"strategy": "static", "cache": "degree"},
+    **{name: {"strategy": name} for name in PLANNED},
+    "auto": {"strategy": "auto"},
+    "memory": {"strategy": "memory"},
+}
+_MAY_SPILL = ("packed", "auto")
+# What is recorded counts as memory of the process: 7 MB, enough for 2000 batches.
+_MAX_EVENTS = 2**14
+
+# Batches as numbers of nodes; and the loader, if there is one.
+Prepared = tuple[Iterator[int], Any]
+
+
+def prepare(run: Run) -> Prepared:
+    """Return the batches of a strategy, under the limit."""
+    strategy = run.task.strategy
+    if strategy == "memory":
+        needed = sum(array.spec.num_bytes for array in run.features)
+        if needed > (free := available_bytes()):
+            raise BudgetError(
+                f"{format_size(needed)} of features do not fit the {format_size(free)} that this "
+                "machine has free"
+            )
+        loader = run.loader(**OPTIONS[strategy])
+        return loader_batches(loader), loader
+    run.limit()
+    if strategy == "map":
+        return run.map_batches(), None
+    options = OPTIONS[strategy]
+    if run.task.disk_bytes and strategy in _MAY_SPILL:
+        options = {**options, "disk": run.task.disk_bytes}
+    loader = run.loader(**options, memory=run.memory_bytes)
+    return loader_batches(loader), loader
+
+
+def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> Outcome:
+    """Do what the task says.
+
+    Raises
+    ------
+    GnnstoreError
+        As the loader, such as for a budget that is too small.
+    """
+    run = Run(task)
+    start = perf_counter()
+    batches, loader = prepare(run)
+    seconds_to_prepare = perf_counter() - start
+    with ExitStack() as stack:
+        stack.enter_context(closing(batches))  # type: ignore[type-var]
+        start = perf_counter()
+        for _ in range(task.warm_up):
+            next(batches)
+            print(BATCH_MARK, flush=True)
+        seconds_warming_up = perf_counter() - start
+        before, earlier = _Usage(), None if loader is None else loader.stats()
+        stack.enter_context(_recording(run, loader))
+        start, nodes = perf_counter(), 0
+        for _ in range(task.batches):
+            nodes += next(batches)
+            print(BATCH_MARK, flush=True)
+        seconds = perf_counter() - start
+        used, later = _Usage(), None if loader is None else loader.stats()
+    group = MemoryGroup(Path(task.group), task.group_version) if task.group else None
+    return Outcome(
+        seconds=seconds / task.batches,
+        nodes=nodes / task.batches,
+        disk_bytes=(used.read_bytes - before.read_bytes) / task.batches,
+        written_bytes=(used.written_bytes - before.written_bytes) / task.batches,
+        major_faults=(used.major_faults - before.major_faults) / task.batches,
+        seconds_to_prepare=seconds_to_prepare,
+        seconds_warming_up=seconds_warming_up,
+        limit_bytes=run.limit_bytes,
+        group_peak_bytes=group.peak_bytes() if group else 0,
+        peak_rss_bytes=peak_rss_bytes(),
+        **_of_loader(earlier, later, task.batches),
+    )
+
+
+def _recording(run: Run, loader: Any) -> Any:
+    """Return the context in which stages are recorded, if they are to be."""
+    if not run.task.trace:
+        return nullcontext()
+    if loader is not None:
+        return loader.trace(run.task.trace, max_events=_MAX_EVENTS)
+    return run.recording(_MAX_EVENTS)
+
+
+def _of_loader(
+    earlier: LoaderStats | None, later: LoaderStats | None, batches: int
+) -> dict[str, Any]:
+    if earlier is None or later is None:
+        return {}
+    done = later.since(earlier)
+    # Batches that are prepared ahead are read already: divide by what was gathered.
+    each = [f"seconds_{name}" for name in ("sampling", "gathering", "reading", "planning")]
+    each += ["seconds_waiting", "reads", "rows_read"]
+    return {
+        **{name: getattr(done, name) / batches for name in each},
+        "hit_rate": done.hit_rate,
+        "cache_rows": later.cache_rows,
+        "superbatch": later.superbatch,
+        "chosen": later.strategy,
+        "reason": later.reason,
+    }
+
+
+class _Usage:
+    """What this process has had so far from disks, and faults that waited for one."""
+
+    def __init__(self) -> None:
+        self.major_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        self.read_bytes = disk_bytes()
+        self.written_bytes = disk_bytes("write_bytes")
+
+
+def disk_bytes(what: str = "read_bytes") -> int:
+    """Return what this process has had fetched from disks so far, or written to them."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith(f"{what}:"):
+            return int(line.split()[1])
+    return 0
+
+
+def work(prepare: Callable[[Run], Prepared] = prepare) -> int:
+    """Perform the task given as JSON, print what came of it, and return the exit status."""
+    given = json.loads(sys.argv[1])
+    task = Task(**{**given, "fanouts": tuple(given["fanouts"])})
+    try:
+        answer = asdict(perform(task, prepare))
+    except (GnnstoreError, MemoryError, OSError) as error:
+        answer = {"problem": str(error) or type(error).__name__}
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    print()
+    json.dump(answer, sys.stdout)
+    print(flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(work())

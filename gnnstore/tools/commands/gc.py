@@ -1,0 +1,139 @@
+"""`gnnstore gc`: find what interrupted conversions and runs left, and remove it if told so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gnnstore.disk.scratch import find_runs, remove_run
+from gnnstore.errors import NotFoundError, StorageError, storage_error
+from gnnstore.formats.container.leftovers import Leftover, find_leftovers, remove
+from gnnstore.formats.packed.manifest import PLANS_DIRECTORY
+from gnnstore.formats.store.manifest import is_store
+from gnnstore.tools.ui.options import session_options
+from gnnstore.tools.ui.session import Session
+from gnnstore.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_HELP = """Find what interrupted conversions and training left, and remove it with --yes.
+
+PATH is a directory that holds stores (default: the current one), or a store. A conversion
+builds its store beside the place it is for, as .NAME.tmp-XXXXXXXX; directories below PATH are
+not searched. What a running conversion is at work in is left alone, and a store that an
+interrupted --overwrite had set aside gets its name back. Plans are packed likewise, in the
+directory plans of their store, which is searched. What training spills lies in
+.gnnstore-run-XXXXXXXX; the next run beside it removes what a killed one left, or this command.
+
+\b
+Examples:
+  gnnstore gc
+  gnnstore gc /data/stores
+  gnnstore gc /data/stores --yes
+"""
+
+
+@click.command(name="gc", help=_HELP)
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path())
+@click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
+@session_options
+def command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
+    """List leftovers, or remove them."""
+    found: list[dict[str, Any]] = []
+    for path in dict.fromkeys(Path(path).absolute() for path in paths or (".",)):
+        try:
+            found += [
+                _describe(leftover, _remove(leftover) if yes else "none")
+                for leftover in _find(path)
+            ]
+        except OSError as error:
+            if isinstance(error, NotFoundError):
+                raise
+            raise storage_error(error, "look for leftovers", path) from error
+    removed = sum(item["num_bytes"] for item in found if item["action"] == "removed")
+    session.emit(
+        {"leftovers": found, "removed_bytes": removed},
+        lambda console: _render(console, found, removed, yes),
+    )
+    for item in found:
+        if item["action"] == "failed":
+            raise StorageError(
+                f"cannot remove {item['path']}; check whose it is and what its directory permits",
+                path=item["path"],
+            )
+
+
+def _find(path: Path) -> Iterator[Leftover]:
+    """Yield the leftovers in a directory, or those of one store."""
+    if path.is_dir() and not is_store(path):
+        yield from find_leftovers(path)
+        yield from find_runs(path)
+        for store in sorted(filter(is_store, path.iterdir())):
+            yield from _find_of_plans(store)
+        return
+    if not path.parent.is_dir():
+        raise NotFoundError(f"{path}: there is no such directory or store", path=path)
+    of_store = [item for item in find_leftovers(path.parent) if item.final == path]
+    if not of_store and not path.exists():
+        raise NotFoundError(f"{path}: there is no such directory or store", path=path)
+    yield from of_store
+    if path.exists():
+        yield from _find_of_plans(path)
+
+
+def _find_of_plans(store: Path) -> Iterator[Leftover]:
+    """Yield what was left of plans that were being packed, or removed, in a store."""
+    directory = store / PLANS_DIRECTORY
+    if directory.is_dir():
+        yield from find_leftovers(directory)
+
+
+def _remove(leftover: Leftover) -> str:
+    """Remove a leftover, which is locked, and return what became of it."""
+    if leftover.state == "running":
+        return "none"
+    if leftover.state == "stale":
+        return "removed" if remove_run(leftover.path) else "failed"
+    if leftover.state == "set aside" and leftover.final is not None:
+        leftover.path.rename(leftover.final)
+        return "restored"
+    remove(leftover.path)
+    return "failed" if leftover.path.exists() else "removed"
+
+
+def _describe(leftover: Leftover, action: str) -> dict[str, Any]:
+    return {
+        "path": str(leftover.path),
+        "store": None if leftover.final is None else str(leftover.final),
+        "state": leftover.state,
+        "num_bytes": leftover.num_bytes,
+        "age_seconds": leftover.age_seconds,
+        "action": action,
+    }
+
+
+def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bool) -> None:
+    from gnnstore.tools.ui.tables import print_table  # noqa: PLC0415 - rich on demand
+
+    if not found:
+        console.print("No interrupted conversion or run left anything here.")
+        return
+    columns = ["path", "state", "size", "age", *(["now"] if yes else [])]
+    rows = []
+    for item in found:
+        size, age = format_size(item["num_bytes"]), format_duration(item["age_seconds"])
+        action = item["action"] if item["action"] != "none" else "left alone"
+        rows.append([item["path"], item["state"], size, age, *([action] if yes else [])])
+    print_table(console, columns, rows, right=("size", "age"))
+    if yes:
+        console.print(f"\nRemoved {format_size(removed)}.")
+    elif any(item["state"] != "running" for item in found):
+        console.print(
+            "\n'gnnstore gc --yes' removes them. To go on with one that is resumable, repeat its "
+            "'gnnstore convert' or 'gnnstore pack' with --resume.",
+            soft_wrap=True,
+        )

@@ -1,0 +1,1 @@
+"""What the conversion commands share."""

@@ -1,0 +1,1 @@
+"""Describes stores, plans and engines."""

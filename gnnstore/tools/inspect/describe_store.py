@@ -1,0 +1,172 @@
+"""What `gnnstore inspect` says about a store, as JSON values, from metadata alone.
+
+Nothing here reads an array: a store of terabytes on a slow disk is described at once. The
+text that people see (`render_store`) is drawn from the same values that --json prints.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gnnstore.budget.limits import available_bytes
+from gnnstore.disk.engines import EngineChoice, choose_engine
+from gnnstore.errors import GnnstoreError, NotFoundError
+from gnnstore.formats.container.leftovers import leftovers
+from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.schema import AttributeSpec
+from gnnstore.sizing.placement import place
+from gnnstore.sizing.sizes import StoreSizes
+from gnnstore.tools.inspect.describe_plan import describe_plans
+
+
+def describe_store(reader: StoreReader) -> dict[str, Any]:
+    """Return identity, state, graph, arrays, provenance and reading plan of a store."""
+    schema = reader.schema
+    num_nodes = sum(node.num_nodes for node in schema.node_types)
+    num_edges = sum(edge.num_edges for edge in schema.edge_types)
+    arrays = [describe_array(reader, spec) for spec in schema.arrays()]
+    return {
+        "path": str(reader.path),
+        "uuid": reader.uuid,
+        "created_by": reader.manifest.created_by,
+        "format_version": reader.manifest.format_version,
+        "state": _state(reader),
+        "graph": {
+            "num_nodes": num_nodes,
+            "num_edges": num_edges,
+            "mean_in_degree": num_edges / num_nodes if num_nodes else 0.0,
+            "index_dtype": schema.index_dtype,
+            "node_types": [
+                {
+                    "name": node.name,
+                    "num_nodes": node.num_nodes,
+                    "attributes": sorted(node.attributes),
+                    "splits": {name: spec.num_rows for name, spec in node.splits.items()},
+                    "original_ids": node.original_id is not None,
+                }
+                for node in schema.node_types
+            ],
+            "edge_types": [
+                {
+                    "type": list(edge.type),
+                    "num_edges": edge.num_edges,
+                    "attributes": sorted(edge.attributes),
+                    "edge_ids": edge.edge_id is not None,
+                }
+                for edge in schema.edge_types
+            ],
+            "attributes": dict(schema.graph_attributes),
+        },
+        "arrays": arrays,
+        # What belongs to no array: group metadata and the checksums.
+        "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
+        "plans": describe_plans(reader.path),
+        "provenance": dict(reader.manifest.provenance),
+        "reading": _reading(reader),
+    }
+
+
+def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:
+    """Return type, shape, sizes and, for a paged array, the page geometry."""
+    disk_bytes = sum(size for _, size in _files_of(reader, spec.path))
+    described: dict[str, Any] = {
+        "path": spec.path,
+        "name": spec.name,
+        "layout": spec.layout,
+        "dtype": spec.dtype,
+        "shape": list(spec.shape),
+        "value_bytes": spec.num_bytes,
+        "disk_bytes": disk_bytes,
+        "share": disk_bytes / reader.total_bytes if reader.total_bytes else 0.0,
+    }
+    if spec.layout == "paged":
+        array = reader.paged(spec)
+        geometry = array.geometry
+        body_bytes = sum(array.body_bytes)
+        described["pages"] = {
+            "page_bytes": geometry.page_bytes,
+            "row_bytes": geometry.row_bytes,
+            "rows_per_page": geometry.rows_per_page,
+            "pages_per_row": geometry.pages_per_row,
+            "rows_fill_pages": geometry.is_exact,
+            "padding_bytes": body_bytes - spec.num_bytes,
+            "index_bytes": array.disk_bytes - body_bytes,
+            "num_shards": array.layout.num_shards,
+            "rows_per_shard": array.layout.shard_rows,
+        }
+    return described
+
+
+def describe_files(reader: StoreReader, spec: AttributeSpec) -> list[dict[str, Any]]:
+    """Return the files of one array with their sizes."""
+    return [{"path": path, "size_bytes": size} for path, size in _files_of(reader, spec.path)]
+
+
+def find_array(reader: StoreReader, wanted: str) -> AttributeSpec:
+    """Return the array with this path, or with this name where only one has it.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none, or several; the message lists the paths.
+    """
+    arrays = reader.schema.arrays()
+    found = [spec for spec in arrays if spec.path == wanted.strip("/")]
+    found = found or [spec for spec in arrays if spec.name == wanted]
+    if len(found) == 1:
+        return found[0]
+    paths = ", ".join(spec.path for spec in found or arrays)
+    what = f"{len(found)} arrays are named" if found else "there is no array"
+    raise NotFoundError(
+        f"{reader.path}: {what} {wanted!r}; give one of these paths: {paths}", path=reader.path
+    )
+
+
+def _files_of(reader: StoreReader, array_path: str) -> list[tuple[str, int]]:
+    return [
+        (entry.path, entry.size_bytes)
+        for entry in reader.files
+        if entry.path.startswith(f"{array_path}/")
+    ]
+
+
+def _state(reader: StoreReader) -> dict[str, Any]:
+    read_only = bool(os.statvfs(reader.path).f_flag & os.ST_RDONLY)
+    return {
+        # Opening has checked that every file is there with its exact size.
+        "complete": True,
+        "num_files": len(reader.files) + 1,
+        "disk_bytes": reader.total_bytes,
+        "checksummed": any(e.path.startswith(f"{CHECKSUMS_ARRAY}/") for e in reader.files),
+        "writable": not read_only and os.access(reader.path, os.W_OK),
+        "unfinished_beside_it": [path.name for path in leftovers(reader.path)],
+    }
+
+
+def _reading(reader: StoreReader) -> dict[str, Any]:
+    """Return how a loader with default arguments would read this store on this machine."""
+    try:
+        sizes = StoreSizes.of(reader.schema)
+        placement = place(sizes)
+        engine = _engine(reader, sizes) if placement.reads_disk else None
+    except GnnstoreError as error:  # heterogeneous, too large in any way, no such engine
+        return {"strategy": None, "reason": str(error)}
+    if engine is not None:
+        placement = placement.because(f"read by {engine.reason}")
+    return {
+        "strategy": placement.strategy,
+        "topology": placement.topology,
+        "io_engine": None if engine is None else engine.name,
+        "resident_bytes": placement.resident_bytes,
+        "available_bytes": available_bytes(),
+        "reason": placement.reason,
+    }
+
+
+def _engine(reader: StoreReader, sizes: StoreSizes) -> EngineChoice | None:
+    """Return the engine that would read rows; it is tried out on a file of the store."""
+    paths = {table.path for table in sizes.tables if table.num_rows}
+    arrays = [reader.paged(spec) for spec in reader.schema.arrays() if spec.path in paths]
+    return choose_engine(arrays[0].file_paths[0]) if arrays else None

@@ -1,0 +1,234 @@
+"""Print the description of a store for people; see `describe_store` for its values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title, share_bar
+from gnnstore.units import format_size
+
+
+def render_store(console: Console, store: Mapping[str, Any]) -> None:
+    """Print everything that `gnnstore inspect STORE` shows."""
+    render_summary(console, store)
+    if store["plans"]:
+        print_title(console, "Packed plans")
+        _print_plans(console, store["plans"])
+    print_title(console, "Provenance")
+    print_facts(console, flatten(store["provenance"]))
+    print_title(console, "Reading it here")
+    print_facts(console, _reading(store["reading"]))
+    if "stats" in store:
+        render_stats(console, store["stats"])
+    print_next(console, next_commands(store["path"])[:2])
+
+
+def next_commands(path: str) -> list[tuple[str, ...]]:
+    """Return the commands to try on a store, first things first."""
+    return [
+        ("gnnstore", "inspect", path, "--stats"),
+        ("gnnstore", "verify", path, "--level", "full"),
+        ("python", "-c", f"import gnnstore; print(gnnstore.open({json.dumps(path)}))"),
+    ]
+
+
+def render_summary(console: Console, store: Mapping[str, Any]) -> None:
+    """Print what the store is and where its bytes are."""
+    console.print(store["path"], style="bold", soft_wrap=True)
+    print_facts(console, _headline(store))
+    print_title(console, "Arrays")
+    _print_arrays(console, store)
+
+
+def render_array(console: Console, array: Mapping[str, Any]) -> None:
+    """Print everything that `gnnstore inspect STORE --array PATH` shows."""
+    console.print(array["path"], style="bold", soft_wrap=True)
+    pages = array.get("pages")
+    facts: dict[str, object] = {
+        "name": array["name"],
+        "type": f"{array['dtype']} {_shape(array['shape'])}",
+        "layout": array["layout"],
+        "values": format_size(array["value_bytes"]),
+        "on disk": f"{format_size(array['disk_bytes'])} ({array['share']:.1%} of the store)",
+    }
+    if pages:
+        facts |= {
+            "row": f"{pages['row_bytes']:,} bytes",
+            "page": f"{pages['page_bytes']:,} bytes",
+            "geometry": _geometry(pages),
+            "padding": f"{format_size(pages['padding_bytes'])}{_percent(pages, array)}",
+            "shards": f"{pages['num_shards']:,} of {pages['rows_per_shard']:,} rows",
+        }
+    print_facts(console, facts)
+    print_title(console, "Files")
+    rows = [(file["path"], f"{file['size_bytes']:,}") for file in array["files"]]
+    print_table(console, ("file", "bytes"), rows, right=("bytes",))
+    if "stats" in array:
+        render_stats(console, array["stats"])
+
+
+def render_stats(console: Console, stats: Mapping[str, Any]) -> None:
+    """Print what a scan of the arrays found."""
+    if stats.get("degrees"):
+        print_title(console, "Degrees")
+        degrees = stats["degrees"]
+        print_facts(
+            console,
+            {
+                "in-degree": ", ".join(f"{key} {value:,}" for key, value in degrees["in"].items()),
+                "mean": f"{degrees['mean']:.2f}",
+                "without in-edge": _count(degrees["no_in_edge"], degrees["num_nodes"]),
+                "isolated": _count(degrees["isolated"], degrees["num_nodes"]),
+            },
+        )
+    if stats.get("values"):
+        print_title(console, "Values")
+        columns = ("array", "min", "max", "mean", "NaN", "infinite")
+        rows = [
+            (path, *(_number(found[key]) for key in ("min", "max", "mean", "nan", "infinite")))
+            for path, found in stats["values"].items()
+        ]
+        print_table(console, columns, rows, right=columns[1:])
+    for path, counts in (stats.get("labels") or {}).items():
+        print_title(console, f"Labels in {path}")
+        total = sum(counts.values()) or 1
+        rows = [
+            (label, f"{count:,}", f"{count / total:.1%}", share_bar(console, count / total))
+            for label, count in counts.items()
+        ]
+        print_table(console, ("label", "nodes", "share", ""), rows, right=("nodes", "share"))
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """Return nested values under dotted names, for two columns of text."""
+    flat: dict[str, object] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, list):
+            flat[f"{prefix}{name}"] = "\n".join(map(_one_line, value)) or "none"
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _one_line(value: object) -> str:
+    """Return an item of a list as text: an input file as its path and size."""
+    if isinstance(value, Mapping) and "path" in value and isinstance(value.get("size_bytes"), int):
+        return f"{value['path']} ({format_size(value['size_bytes'])})"
+    return str(value)
+
+
+def _headline(store: Mapping[str, Any]) -> dict[str, object]:
+    graph, state = store["graph"], store["state"]
+    splits = {name: count for node in graph["node_types"] for name, count in node["splits"].items()}
+    unfinished = state["unfinished_beside_it"]
+    return {
+        "nodes": f"{graph['num_nodes']:,}",
+        "edges": f"{graph['num_edges']:,} ({graph['mean_in_degree']:.2f} a node)",
+        "splits": ", ".join(f"{name} {count:,}" for name, count in splits.items()) or None,
+        "attributes": ", ".join(f"{k}={v}" for k, v in graph["attributes"].items()) or None,
+        "size": f"{format_size(state['disk_bytes'])} in {state['num_files']:,} files",
+        "state": "complete"
+        + ("" if state["writable"] else ", read-only")
+        + (f"; unfinished conversions beside it: {', '.join(unfinished)}" if unfinished else ""),
+        "format": f"version {store['format_version']}, written by {store['created_by']}",
+        "uuid": store["uuid"],
+    }
+
+
+def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
+    columns = ("array", "values", "layout", "on disk", "padding", "share", "")
+    rows = []
+    for array in sorted(store["arrays"], key=lambda item: -item["disk_bytes"]):
+        pages = array.get("pages")
+        rows.append(
+            (
+                array["path"],
+                f"{array['dtype']} {_shape(array['shape'])}",
+                _geometry(pages) if pages else "compressed",
+                format_size(array["disk_bytes"]),
+                _percent(pages, array).strip(" ()") if pages else "",
+                f"{array['share']:.1%}",
+                share_bar(console, array["share"]),
+            )
+        )
+    total = store["state"]["disk_bytes"] or 1
+    metadata = store["metadata_bytes"]
+    share = metadata / total
+    rows.append(
+        (
+            "(metadata)",
+            "",
+            "",
+            format_size(metadata),
+            "",
+            f"{share:.1%}",
+            share_bar(console, share),
+        )
+    )
+    print_table(console, columns, rows, right=("on disk", "padding", "share"))
+
+
+def _print_plans(console: Console, plans: list[Mapping[str, Any]]) -> None:
+    columns = ("plan", "epochs", "batches", "fan-outs", "batch size", "seed", "on disk")
+    rows = []
+    for plan in plans:
+        if plan["problem"] is not None:
+            rows.append((plan["name"], "damaged: see 'gnnstore verify'", *[""] * 5))
+            continue
+        rows.append(
+            (
+                plan["name"],
+                f"{plan['epochs']:,}",
+                f"{plan['batches_per_epoch']:,} an epoch",
+                ", ".join(map(str, plan["num_neighbors"] or [])),
+                f"{plan['batch_size']:,}" + (", shuffled" if plan["shuffle"] else ""),
+                f"{plan['seed']}",
+                format_size(plan["disk_bytes"]),
+            )
+        )
+    print_table(console, columns, rows, right=("on disk",))
+
+
+def _reading(reading: Mapping[str, Any]) -> dict[str, object]:
+    if reading["strategy"] is None:
+        return {"not possible": reading["reason"]}
+    return {
+        "plan": reading["reason"],
+        "memory available": format_size(reading["available_bytes"]),
+    }
+
+
+def _shape(shape: list[int]) -> str:
+    return " x ".join(f"{extent:,}" for extent in shape) or "scalar"
+
+
+def _geometry(pages: Mapping[str, Any]) -> str:
+    size = (
+        format_size(pages["page_bytes"])
+        if pages["page_bytes"] % 1024
+        else (f"{pages['page_bytes'] // 1024} KiB")
+    )
+    if pages["pages_per_row"] > 1:
+        return f"{pages['pages_per_row']} pages of {size} a row"
+    return f"{pages['rows_per_page']:,} rows a page of {size}"
+
+
+def _percent(pages: Mapping[str, Any], array: Mapping[str, Any]) -> str:
+    values = array["value_bytes"]
+    return f" ({pages['padding_bytes'] / values:.1%})" if values else ""
+
+
+def _count(count: int, total: int) -> str:
+    return f"{count:,} ({count / total:.1%})" if total else "0"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

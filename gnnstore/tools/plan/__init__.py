@@ -1,0 +1,1 @@
+"""The work of `gnnstore plan` and `gnnstore pack`."""

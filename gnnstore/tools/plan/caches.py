@@ -1,0 +1,273 @@
+"""Compare caches for `gnnstore plan`: run them over sampled batches, and show what they read."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from gnnstore import _core
+from gnnstore.caching.policies.simulate import (
+    POLICIES,
+    Policy,
+    PolicyRun,
+    distinct_rows,
+    run_policy,
+)
+from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
+from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
+from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error
+from gnnstore.graph.store import open as open_store
+from gnnstore.planning.cost_model import CHOICES, Choice
+from gnnstore.planning.reads import ReadTotals, count_reads
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sizing.placement import HELD_ROW_BYTES
+from gnnstore.tools.plan.render import render_plan
+from gnnstore.tools.plan.strategies import Asked, predict_strategies
+from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch, seeds_to_plan
+from gnnstore.tools.plots.pictures import require_matplotlib
+from gnnstore.tools.plots.plan import draw_plan
+from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.session import Session
+
+if TYPE_CHECKING:
+    from gnnstore.caching.policies.belady import Trace
+    from gnnstore.formats.arrays.paged_array import PagedArray
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.progress import Progress
+
+_SHARES = (0.05, 0.1, 0.2)
+# A curve needs more points, most of them where it falls.
+_DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+
+
+@dataclass(frozen=True, eq=False)
+class _Disk:
+    """The arrays whose rows are read from disk, and how they are read.
+
+    Attributes
+    ----------
+    arrays : tuple of PagedArray
+    alignments : tuple of int
+        What reads of each array are rounded to, in bytes.
+    tuning : ReadTuning
+    profile : DeviceProfile or None
+        Measurements, unless they were made through the page cache.
+    """
+
+    arrays: tuple[PagedArray, ...]
+    alignments: tuple[int, ...]
+    tuning: ReadTuning
+    profile: DeviceProfile | None
+
+    @classmethod
+    def of(cls, store: GraphStore) -> Self:
+        """Find the node attributes that a loader reads from disk when memory is short."""
+        paged = [spec for spec in store.schema.node.attributes.values() if spec.layout == "paged"]
+        arrays = [store.reader.paged(spec) for spec in paged]
+        arrays = [array for array in arrays if array.num_rows and array.geometry.row_bytes]
+        # Narrow rows are held in memory, as long as there are wide ones besides.
+        wide = [array for array in arrays if array.geometry.row_bytes > HELD_ROW_BYTES]
+        arrays = wide or arrays
+        if not arrays:
+            raise UsageError(
+                f"{store.path}: no node attribute is stored in pages, so no rows are read from "
+                "disk and there is nothing to cache"
+            )
+        profile = load_profile(store.path)
+        usable = profile if profile is not None and profile.is_direct else None
+        alignments = tuple(_alignment_bytes(array) for array in arrays)
+        return cls(tuple(arrays), alignments, tune_reads(profile), usable)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a node's rows."""
+        return sum(array.geometry.row_bytes for array in self.arrays)
+
+    def reads_of(self, rows: Any) -> ReadTotals:
+        """Count the reads that fetch the rows of some nodes, ascending, each once."""
+        totals = ReadTotals()
+        for array, alignment_bytes in zip(self.arrays, self.alignments, strict=True):
+            totals += count_reads(rows, array.layout, alignment_bytes, self.tuning)
+        return totals
+
+
+def _alignment_bytes(array: PagedArray) -> int:
+    try:
+        return _core.FileSet(array.file_paths, array.body_bytes).alignment_bytes
+    except OSError as error:
+        raise storage_error(error, "open", error.filename or array.file_paths[0]) from error
+
+
+def plan_caches(
+    session: Session,
+    path: str,
+    *,
+    plot_file: Path | None,
+    fanouts: tuple[int, ...],
+    batch_size: int,
+    input_nodes: str | None,
+    num_batches: int,
+    caches: tuple[float | int, ...] | None,
+    seed: int,
+    threads: int | None,
+    memory_bytes: int | None = None,
+    disk_bytes: int | None = None,
+    choices: tuple[Choice, ...] = CHOICES,
+) -> int:
+    """Sample, compare, draw, print, and return the exit status.
+
+    Parameters
+    ----------
+    caches : tuple of float or int, optional
+        Sizes of caches: shares of the rows (float) or bytes (int).
+    memory_bytes, disk_bytes : int, optional
+        Budgets that strategies are predicted within.
+    choices : tuple of str
+        Strategies to be predicted.
+
+    Raises
+    ------
+    GnnstoreError
+        If the store, the split or the directory of the picture is not there, or nothing could
+        be drawn.
+    """
+    if plot_file is not None:
+        require_matplotlib()
+        if not plot_file.absolute().parent.is_dir():
+            raise NotFoundError(
+                f"{plot_file}: the directory to draw into does not exist; create it first",
+                path=plot_file,
+            )
+    store = open_store(path)
+    _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
+    sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
+    config, num_cores = SamplingConfig(fanouts, seed=seed), len(os.sched_getaffinity(0))
+    name, seeds = seeds_to_plan(store, input_nodes)
+    with session.progress() as progress:
+        asked = Asked(
+            store,
+            config,
+            seeds,
+            batch_size,
+            threads or num_cores + 1,  # as a loader that waits for a disk
+            memory_bytes,
+            disk_bytes,
+            choices,
+            draws_curve=plot_file is not None,
+        )
+        predicted = predict_strategies(asked, progress)
+        disk = _Disk.of(store)  # by what was just measured
+        epoch = sample_epoch(
+            store,
+            config,
+            name,
+            seeds,
+            batch_size=batch_size,
+            num_batches=num_batches,
+            num_threads=threads or num_cores,
+            progress=progress,
+        )
+        compared = _compare(store.num_nodes, disk, epoch, sizes, progress)
+    document: dict[str, Any] = {
+        "store": str(store.path),
+        "num_neighbors": list(fanouts),
+        "batch_size": batch_size,
+        "seed": seed,
+        **_describe_epoch(epoch),
+        **_describe_disk(disk),
+        "caches": compared,
+        "predictions": predicted,
+        "drawn_to": None,
+        "problems": [],
+    }
+    if plot_file is not None:
+        try:
+            document["drawn_to"] = str(draw_plan(document, plot_file))
+        except StorageError as error:
+            document["problems"].append(str(error))
+    session.emit(document, lambda console: render_plan(console, document))
+    return exits.STORAGE if document["problems"] else exits.OK
+
+
+def _describe_epoch(epoch: SampledEpoch) -> dict[str, Any]:
+    return {
+        "input_nodes": epoch.input_nodes,
+        "num_input_nodes": epoch.num_seeds,
+        "num_batches": epoch.trace.num_batches,
+        "epoch_batches": epoch.epoch_batches,
+        "rows_needed": distinct_rows(epoch.trace),
+        "sampling_seconds": epoch.seconds,
+    }
+
+
+def _describe_disk(disk: _Disk) -> dict[str, Any]:
+    profile = disk.profile
+    return {
+        "arrays": [array.spec.path for array in disk.arrays],
+        "row_bytes": disk.row_bytes,
+        "alignment_bytes": max(disk.alignments),
+        "gap_bytes": disk.tuning.gap_bytes,
+        "max_read_bytes": disk.tuning.max_read_bytes,
+        "measured_at": None if profile is None else profile.measured_at,
+    }
+
+
+def _compare(
+    num_nodes: int,
+    disk: _Disk,
+    epoch: SampledEpoch,
+    sizes: tuple[float | int, ...],
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """Return for each size what each policy reads, as JSON values."""
+    compared = []
+    with progress.phase("compare", len(sizes) * len(POLICIES), "caches") as phase:
+        for size in sizes:
+            rows = round(size * num_nodes) if isinstance(size, float) else size // disk.row_bytes
+            num_rows = min(rows, num_nodes)
+            policies = []
+            for policy in POLICIES:
+                policies.append(_run(policy, num_rows, disk, epoch))
+                phase.advance()
+            compared.append(
+                {
+                    "num_rows": num_rows,
+                    "num_bytes": num_rows * disk.row_bytes,
+                    "share": num_rows / num_nodes,
+                    "policies": policies,
+                }
+            )
+    return compared
+
+
+def _run(policy: Policy, num_rows: int, disk: _Disk, epoch: SampledEpoch) -> dict[str, Any]:
+    trace = epoch.trace
+    began = time.perf_counter()
+    run = run_policy(policy, trace, num_rows, epoch.scores)
+    seconds = time.perf_counter() - began
+    totals = _reads(run, trace, disk)
+    fill = disk.reads_of(run.filled)
+    # Whole epochs are compared; what is read once, before the first of them, stands apart.
+    scale = epoch.epoch_batches / trace.num_batches
+    scaled = ReadTotals(round(totals.reads * scale), round(totals.num_bytes * scale))
+    return {
+        "policy": policy,
+        "misses": run.num_misses,
+        "filled_rows": len(run.filled),
+        "fill_reads": fill.reads,
+        "fill_bytes": fill.num_bytes,
+        "reads_per_epoch": scaled.reads,
+        "bytes_per_epoch": scaled.num_bytes,
+        "seconds_per_epoch": None if disk.profile is None else scaled.seconds_on(disk.profile),
+        "planning_seconds": seconds,
+    }
+
+
+def _reads(run: PolicyRun, trace: Trace, disk: _Disk) -> ReadTotals:
+    totals = ReadTotals()
+    for i in range(trace.num_batches):
+        totals += disk.reads_of(run.missed_rows(trace, i))
+    return totals

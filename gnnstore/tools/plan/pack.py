@@ -1,0 +1,163 @@
+"""Pack a plan for `gnnstore pack`: estimate it, refuse what cannot fit, pack, and show it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.disk.profile.device_profile import load_profile
+from gnnstore.errors import BudgetError, NoSpaceError, StoreExistsError, UsageError
+from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.packed.directory import (
+    drop_empty_plans_directory,
+    make_plans_directory,
+    plan_path,
+)
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.graph.store import open as open_store
+from gnnstore.packing.estimate import PlanEstimate, estimate_plan
+from gnnstore.packing.job import PlanPacker
+from gnnstore.packing.sampling import PlanSettings
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.tools.inspect.describe_plan import describe_plan, render_plan
+from gnnstore.tools.ui.session import Session
+from gnnstore.units import format_at_least, format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gnnstore.graph.store import GraphStore
+
+_ALL_NODES = "all"
+
+
+def pack_plan(
+    session: Session,
+    path: str,
+    *,
+    name: str | None,
+    output: str | None,
+    fanouts: tuple[int, ...],
+    input_nodes: str | None,
+    seed: int,
+    replace: bool,
+    subgraph_type: Any,
+    disjoint: bool,
+    threads: int | None,
+    tmpdir: str | None,
+    dry_run: bool,
+    overwrite: bool,
+    resume: bool,
+    **settings: Any,
+) -> None:
+    """Estimate, check, pack, and print what was made.
+
+    Parameters
+    ----------
+    **settings
+        Of `PlanSettings`, as they are.
+
+    Raises
+    ------
+    UsageError
+        If neither a name nor an output is given, or both are.
+    BudgetError, NoSpaceError
+        If memory or disk do not suffice; nothing has been written then, if that could be told.
+    GnnstoreError
+        As of `PlanPacker`.
+    """
+    if (name is None) == (output is None):
+        raise UsageError("give the plan a --name in the store, or an --output elsewhere")
+    store = open_store(path)
+    final = Path(output) if output is not None else plan_path(store.path, name or "")
+    if final.exists() and not overwrite and not dry_run:
+        raise StoreExistsError(
+            f"{final} exists; choose another name, remove it with 'gnnstore rm', or pass "
+            "--overwrite to replace it once the new one is complete",
+            path=final,
+        )
+    nodes = input_nodes or ("train" if "train" in store.splits else _ALL_NODES)
+    packer = PlanPacker(
+        store,
+        PlanSettings(
+            config=SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed),
+            input_nodes=None if nodes == _ALL_NODES else nodes,
+            tmpdir=None if tmpdir is None else Path(tmpdir),
+            num_threads=threads or len(os.sched_getaffinity(0)),
+            **settings,
+        ),
+    )
+    with closing(packer), session.progress(show_usage=True) as progress:
+        with progress.phase("estimate"):
+            profile = load_profile(store.path)
+            estimate = estimate_plan(packer, profile, must_fit=not resume)
+        progress.note(f"packing takes {estimate.describe()}", estimate.facts())
+        for sentence in estimate.describe_choices():
+            progress.note(sentence)
+        if not resume:
+            _check_disk(final, estimate, packer.settings.disk_bytes)
+        began = time.perf_counter()
+        if not dry_run:
+            with _plans_directory(store, final.parent.parent == store.path):
+                packer.pack(
+                    final,
+                    overwrite=overwrite,
+                    resume=resume,
+                    progress=progress,
+                    on_event=session.say,
+                )
+    document: dict[str, Any] = {"store": str(store.path), "estimate": estimate.facts()}
+    if dry_run:
+        session.emit(document, lambda console: _render_estimate(console, estimate))
+        return
+    document |= {"seconds": time.perf_counter() - began, **describe_plan(PlanReader.open(final))}
+    session.emit(document, lambda console: _render(console, document))
+
+
+@contextmanager
+def _plans_directory(store: GraphStore, is_needed: bool) -> Iterator[None]:
+    """Have a directory for the plans of a store, as long as there are any."""
+    if is_needed:
+        make_plans_directory(store.path)
+    try:
+        yield
+    finally:
+        if is_needed:
+            drop_empty_plans_directory(store.path)
+
+
+def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> None:
+    needed = estimate.total_bytes
+    if disk_bytes is not None and needed > disk_bytes:
+        raise BudgetError(
+            f"the plan takes about {format_size(needed)}, and --disk allows "
+            f"{format_size(disk_bytes)}: about {format_at_least(needed - disk_bytes)} too little. "
+            "Raise it, pack fewer epochs, cache more rows (--memory), or train with "
+            "strategy='packed', which needs the disk of two superbatches only",
+            path=final,
+        )
+    existing = next(path for path in (final.absolute(), *final.absolute().parents) if path.exists())
+    free = free_bytes(existing)
+    if needed > free:
+        raise NoSpaceError(
+            f"{final}: the plan takes about {format_size(needed)}, and {format_size(free)} are "
+            f"free: about {format_at_least(needed - free)} too little. Free some space, choose an "
+            "--output on another file system, pack fewer epochs, or have batches share rows with "
+            "--disk; nothing has been written",
+            path=final,
+        )
+
+
+def _render_estimate(console: Console, estimate: PlanEstimate) -> None:
+    console.print(f"Packing would take {estimate.describe()}.", soft_wrap=True)
+    for sentence in estimate.describe_choices():
+        console.print(f"  {sentence}", soft_wrap=True, highlight=False)
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    render_plan(console, document)
+    console.print(f"\nPacked in {format_duration(document['seconds'])}.")

@@ -1,0 +1,157 @@
+"""The text of `gnnstore plan`, drawn from the same values that --json prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title
+from gnnstore.units import format_duration, format_size
+
+_REMARK = (
+    "Misses are shares of the rows that batches need. Static caches are filled once, by as many "
+    "reads more as stand under fill; the others start empty, and fill with what they miss."
+)
+_PREDICTED = (
+    "*: what strategy='auto' takes. Once: before the first epoch, or in it. Random: reads of rows "
+    "or pages; in order: bytes read and written in large pieces. Plan: what 'gnnstore pack' makes."
+)
+_NARROW = (
+    "No strategy is predicted: rows are so narrow that loaders hold them in memory, and read none."
+)
+_ASSUMED = (
+    "The disk could not be measured, so these times are those of a usual one: 80,000 reads and "
+    "500 MB a second."
+)
+_PARTLY = (
+    "Not all of the epoch was sampled, so misses of caches that start empty are overrated; "
+    "raise --batches for better ones."
+)
+
+
+def miss_rate(document: Mapping[str, Any], policy: Mapping[str, Any]) -> float:
+    """Return the share of the rows of batches that a cache did not hold."""
+    rate: float = policy["misses"] / max(1, document["rows_needed"])
+    return rate
+
+
+def render_plan(console: Console, document: Mapping[str, Any]) -> None:
+    """Print what was sampled, and a table of caches."""
+    console.print(f"Strategies and caches for {document['store']}", style="bold")
+    print_facts(console, _facts(document))
+    _render_strategies(console, document["predictions"])
+    _render_caches(console, document)
+    console.print(f"\n{_REMARK}", soft_wrap=True)
+    if document["num_batches"] < document["epoch_batches"]:
+        console.print(f"\n{_PARTLY}", soft_wrap=True)
+    for problem in document["problems"]:
+        console.print(f"\n{problem}", soft_wrap=True)
+    if document["measured_at"] is None:
+        console.print(
+            "\nHow long the reads take is not known: the disk has not been measured.",
+            soft_wrap=True,
+        )
+        print_next(console, [("gnnstore", "bench", "disk", document["store"])])
+
+
+def _facts(document: Mapping[str, Any]) -> dict[str, object]:
+    batches, needed = document["num_batches"], document["rows_needed"]
+    rows = f"{needed / max(1, batches):,.0f} rows of {document['row_bytes']} bytes each"
+    fanouts = ", ".join(str(fanout) for fanout in document["num_neighbors"])
+    measured = document["measured_at"]
+    return {
+        "batches": f"{batches:,} of the {document['epoch_batches']:,} of an epoch, {rows}",
+        "seeds": f"{document['batch_size']:,} a batch, of {document['num_input_nodes']:,} "
+        f"({document['input_nodes']}); fan-out {fanouts}",
+        "took": f"{document['sampling_seconds']:.2f} s to sample, {_planning(document):.2f} s to "
+        "plan one of Belady's caches",
+        "rows of": ", ".join(document["arrays"]),
+        "reads": f"in units of {document['alignment_bytes']} bytes, rows up to "
+        f"{document['gap_bytes']} bytes apart together",
+        "disk": None if measured is None else f"as measured at {measured}",
+        "drawn in": document["drawn_to"],
+    }
+
+
+def _render_strategies(console: Console, predictions: Mapping[str, Any]) -> None:
+    """Print what an epoch is predicted to take, and why some strategies cannot be."""
+    found = predictions["strategies"]
+    if not found:
+        console.print(f"\n{_NARROW}", soft_wrap=True)
+        return
+    memory, disk = (format_size(predictions[f"{name}_bytes"]) for name in ("memory", "disk"))
+    print_title(console, f"An epoch, predicted, with {memory} of memory and {disk} of disk")
+    columns = ["strategy", "epoch", "once", "longest", "random", "in order", "memory", "disk"]
+    columns += ["cached"]
+    rows = []
+    for one in found:
+        if one["problem"] is not None:
+            continue
+        rows.append(
+            [
+                one["strategy"] + (" *" if one["is_chosen"] else ""),
+                _time(one["seconds_per_epoch"]),
+                _time(one["seconds_once"]) if one["seconds_once"] else "-",
+                one["bottleneck"],
+                f"{one['random_reads']:,}" if one["random_reads"] else "-",
+                _bytes(one["sequential_bytes"] + one["written_bytes"]),
+                format_size(one["memory_bytes"]),
+                _bytes(one["disk_bytes"]),
+                _bytes(one["cached_bytes"]),
+            ]
+        )
+    print_table(console, columns, rows, right=[c for c in columns if c != "longest"][1:])
+    for one in found:
+        if one["problem"] is not None:
+            console.print(f"\n{one['strategy']}: {one['problem']}", soft_wrap=True)
+    console.print(f"\n{_PREDICTED}", soft_wrap=True)
+    if predictions["disk_is_assumed"]:
+        console.print(f"\n{_ASSUMED}", soft_wrap=True)
+
+
+def _bytes(num_bytes: int) -> str:
+    return format_size(num_bytes) if num_bytes else "-"
+
+
+def _planning(document: Mapping[str, Any]) -> float:
+    """Return the longest time that a plan of Belady's took."""
+    seconds: float = max(
+        policy["planning_seconds"]
+        for cache in document["caches"]
+        for policy in cache["policies"]
+        if policy["policy"] == "belady"
+    )
+    return seconds
+
+
+def _render_caches(console: Console, document: Mapping[str, Any]) -> None:
+    columns = ["cache", "policy", "misses", "fill", "reads an epoch", "bytes an epoch"]
+    is_measured = document["measured_at"] is not None
+    if is_measured:
+        columns.append("time an epoch")
+    rows = []
+    for cache in document["caches"]:
+        for policy in cache["policies"]:
+            cells = [
+                _size(cache),
+                policy["policy"],
+                f"{miss_rate(document, policy):.1%}",
+                f"{policy['fill_reads']:,}" if policy["filled_rows"] else "-",
+                f"{policy['reads_per_epoch']:,}",
+                format_size(policy["bytes_per_epoch"]),
+            ]
+            if is_measured:
+                cells.append(_time(policy["seconds_per_epoch"]))
+            rows.append(cells)
+    print_title(console, "What they read from disk")
+    print_table(console, columns, rows, right=columns[2:])
+
+
+def _size(cache: Mapping[str, Any]) -> str:
+    return f"{cache['share']:.1%} ({format_size(cache['num_bytes'])})"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else format_duration(seconds)

@@ -1,0 +1,138 @@
+"""Predict for `gnnstore plan` what an epoch takes by each strategy, within budgets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gnnstore.caching.policies.settings import PlannedSettings
+from gnnstore.errors import BudgetError
+from gnnstore.graph.store import GraphStore
+from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.planning.cost_model import Choice, Prediction
+from gnnstore.progress import Progress
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.strategies.optimizer import Situation, place_for
+from gnnstore.strategies.request import ReadOptions, ReadRequest
+
+# Where curves are drawn: from a hundredth of what the store takes in memory to all of it.
+_CURVE_POINTS = 13
+_LEAST_SHARE = 0.01
+_MOST_SHARE = 1.1
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What the user wants to know.
+
+    Attributes
+    ----------
+    store : GraphStore
+    config : SamplingConfig
+    seeds : InputNodes
+    batch_size : int
+    num_threads : int
+        That would prepare batches.
+    memory_bytes, disk_bytes : int or None
+        Budgets; None: as a loader takes by itself.
+    choices : tuple of str
+        What is to be predicted.
+    draws_curve : bool
+        Whether other budgets are wanted too.
+    """
+
+    store: GraphStore
+    config: SamplingConfig
+    seeds: InputNodes
+    batch_size: int
+    num_threads: int
+    memory_bytes: int | None
+    disk_bytes: int | None
+    choices: tuple[Choice, ...]
+    draws_curve: bool
+
+    def request(self, memory_bytes: int | None) -> ReadRequest:
+        """Return what a loader with `strategy="auto"` would ask of the store."""
+        planned = PlannedSettings("packed", disk_bytes=self.disk_bytes)
+        return ReadRequest(
+            self.store,
+            ReadOptions(memory=memory_bytes, planned=planned),
+            Presampler.of(self.store, self.config, self.seeds, self.batch_size, False),
+            seeds_bytes=32 * self.seeds.num_seeds,  # as of a loader that shuffles
+            num_threads=self.num_threads,
+            may_use_fewer=True,
+        )
+
+
+def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
+    """Measure the disk if it was not, sample, and predict.
+
+    Returns
+    -------
+    dict
+        JSON values, for the document of `gnnstore plan`.
+    """
+    request = asked.request(asked.memory_bytes)
+    try:
+        placement = place_for(request, "static")
+    except BudgetError:
+        # What an epoch needs can be learnt with more memory than it is predicted for.
+        placement = place_for(asked.request(None), "static")
+    situation = Situation.of(request, placement, progress)
+    if situation is None:
+        return {"memory_bytes": asked.memory_bytes, "disk_bytes": 0, "strategies": [], "curve": []}
+    if "static-degree" in asked.choices:
+        with progress.phase("count degrees"):
+            situation = situation.with_degrees()
+    predictions = situation.predictions(asked.choices)
+    chosen = situation.choice(predictions)
+    return {
+        "memory_bytes": asked.memory_bytes or placement.budget_bytes,
+        "disk_bytes": situation.disk_bytes,
+        "sampled_batches": situation.workload.sampled_batches,
+        "disk_is_assumed": situation.machine.disk.engine == "assumed",
+        "strategies": [_describe(p, is_chosen=p.choice == chosen) for p in predictions],
+        "curve": _curve(asked, situation, progress) if asked.draws_curve else [],
+    }
+
+
+def _describe(prediction: Prediction, *, is_chosen: bool) -> dict[str, Any]:
+    resources = prediction.resources
+    return {
+        "strategy": prediction.choice,
+        "is_chosen": is_chosen,
+        "problem": prediction.problem or None,
+        "seconds_per_epoch": _number(prediction.seconds),
+        "seconds_once": _number(prediction.seconds_once),
+        "stages": dict(prediction.stages),
+        "bottleneck": prediction.bottleneck or None,
+        "random_reads": prediction.reads.reads,
+        "random_bytes": prediction.reads.num_bytes,
+        "sequential_bytes": prediction.sequential_bytes,
+        "written_bytes": prediction.written_bytes,
+        "memory_bytes": resources.memory_bytes,
+        "disk_bytes": resources.disk_bytes,
+        "cached_bytes": resources.cached_bytes,
+        "superbatch": resources.superbatch,
+    }
+
+
+def _number(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
+
+
+def _curve(asked: Asked, situation: Situation, progress: Progress) -> list[dict[str, Any]]:
+    """Return the seconds of an epoch with several budgets of memory."""
+    total = situation.total_bytes
+    points = []
+    with progress.phase("predict", _CURVE_POINTS, "budgets") as phase:
+        for i in range(_CURVE_POINTS):
+            step = i / (_CURVE_POINTS - 1)
+            memory = round(total * _LEAST_SHARE * (_MOST_SHARE / _LEAST_SHARE) ** step)
+            predictions = situation.predictions(asked.choices, memory=memory)
+            seconds = {p.choice: _number(p.seconds) for p in predictions}
+            points.append({"memory_bytes": memory, "seconds_per_epoch": seconds})
+            phase.advance()
+    return points

@@ -1,0 +1,157 @@
+"""What `gnnstore plan` compares caches on: batches as a loader would sample them, and scores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.scores import Score, count_out_degrees
+from gnnstore.errors import UsageError
+from gnnstore.graph.topology import Structure
+from gnnstore.parallel import ordered_map
+from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.seeds.nodes import (
+    InputNodes,
+    batches_in_order,
+    epoch_permutation,
+    resolve_input_nodes,
+)
+from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+from gnnstore.sizing.placement import place
+from gnnstore.sizing.sizes import StoreSizes
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.csc import Csc
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.progress import Progress
+
+_ALL_NODES = "all"
+_COUNTED_EDGES = 1 << 20  # in-neighbours that are counted at a time
+
+
+@dataclass(frozen=True, eq=False)
+class SampledEpoch:
+    """The first batches of an epoch.
+
+    Attributes
+    ----------
+    input_nodes : str
+        The split that batches start from, or "all".
+    num_seeds : int
+        Nodes of it.
+    epoch_batches : int
+        Batches of the whole epoch.
+    trace : Trace
+        Those that were sampled.
+    scores : dict of str to ndarray of uint8 or uint32 [N]
+        What static caches go by; "frequency" is from other batches than these.
+    seconds : float
+        How long sampling them took.
+    """
+
+    input_nodes: str
+    num_seeds: int
+    epoch_batches: int
+    trace: Trace
+    scores: dict[Score, npt.NDArray[Any]]
+    seconds: float
+
+
+def seeds_to_plan(store: GraphStore, input_nodes: str | None) -> tuple[str, InputNodes]:
+    """Return the name of the nodes that batches start from, and these.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no such split.
+    UsageError
+        If it has no nodes.
+    """
+    name = input_nodes or ("train" if "train" in store.splits else _ALL_NODES)
+    seeds = resolve_input_nodes(store, None if name == _ALL_NODES else name)
+    if seeds.num_seeds == 0:
+        raise UsageError(
+            f"{store.path}: the input nodes {name!r} are empty, so there are no batches; choose "
+            "others with --input-nodes"
+        )
+    return name, seeds
+
+
+def sample_epoch(
+    store: GraphStore,
+    config: SamplingConfig,
+    name: str,
+    seeds: InputNodes,
+    *,
+    batch_size: int,
+    num_batches: int,
+    num_threads: int,
+    progress: Progress,
+) -> SampledEpoch:
+    """Sample the first batches of the first epoch of a loader with `shuffle=True`.
+
+    Parameters
+    ----------
+    name, seeds : str, InputNodes
+        From `seeds_to_plan`.
+    """
+    epoch_batches = -(-seeds.num_seeds // batch_size)
+    num_batches = min(num_batches, epoch_batches)
+    with progress.phase("read the topology"):
+        csc = store.topology(place(StoreSizes.of(store.schema), strategy="mmap").topology)
+    began = time.perf_counter()
+    batches: list[npt.NDArray[Any]] = []
+    with progress.phase("sample", num_batches, "batches") as phase:
+        sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
+        order = epoch_permutation(seeds.num_seeds, config.seed, 0)
+        positions = islice(batches_in_order(order, batch_size, drop_last=False), num_batches)
+        for batch in _sample(sampler, seeds, positions, num_threads):
+            batches.append(batch)
+            phase.advance()
+    seconds = time.perf_counter() - began
+    trace = Trace.of(batches)
+    batches.clear()
+
+    scores: dict[Score, npt.NDArray[Any]] = {}
+    with progress.phase("score nodes"):
+        scores["degree"] = count_out_degrees(_columns(store, csc), store.num_nodes, csc.source)
+        scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
+        presampler = Presampler.of(store, config, seeds, batch_size, False)
+        presampler.run(Structure(csc), num_threads, scores["frequency"])
+    return SampledEpoch(name, seeds.num_seeds, epoch_batches, trace, scores, seconds)
+
+
+def _sample(
+    sampler: NeighborSampler, seeds: InputNodes, batches: Iterator[Any], num_threads: int
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the node ids of each batch, from the positions of its seeds, sampled by threads."""
+
+    def sample(item: tuple[int, Any]) -> npt.NDArray[Any]:
+        batch, positions = item
+        return sampler.sample(seeds.select(positions)[0], epoch=0, batch=batch).n_id
+
+    sampled = ordered_map(
+        sample,
+        enumerate(batches),
+        num_threads=num_threads,
+        lookahead=lambda: 2 * num_threads,
+        describe=lambda k: f"while sampling batch {k}",
+    )
+    with closing(sampled):
+        yield from sampled
+
+
+def _columns(store: GraphStore, csc: Csc) -> Iterator[npt.NDArray[Any]]:
+    # A mapping that is read page by page would be read ten times slower.
+    indices = store.reader.paged(store.schema.edge.indices)
+    for first in range(0, csc.num_edges, _COUNTED_EDGES):
+        last = min(first + _COUNTED_EDGES, csc.num_edges)
+        yield indices.read_slice(first, last) if csc.mapped else csc.indices[first:last]

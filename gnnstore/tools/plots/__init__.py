@@ -1,0 +1,1 @@
+"""Plots, drawn with matplotlib where it is installed."""

@@ -1,0 +1,116 @@
+"""Epoch times of strategies, and what they consist of. Draws with matplotlib, an optional extra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.tools.bench.stages import STAGES
+from gnnstore.tools.plots.pictures import make_plain, new_figure, save_png
+from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Told apart by everyone, the colour-blind included, and in grey by their hatches.
+_LOOKS = {
+    "sampling": ("#0072b2", ""),
+    "planning": ("#56b4e9", "..."),
+    "filling": ("#cc79a7", "\\\\\\"),
+    "packing": ("#e69f00", "///"),
+    "reading": ("#d55e00", ""),
+    "assembling": ("#009e73", "xx"),
+    "other": ("#bbbbbb", ""),
+}
+_NAMES = {"reading": "reading rows", "other": "nothing of these"}
+
+
+def draw_load(document: Mapping[str, Any], file: Path) -> Path:
+    """Draw the time of an epoch by strategy, and the shares of its stages, as a PNG.
+
+    Parameters
+    ----------
+    document : mapping
+        What `gnnstore bench load --json` prints.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be written.
+    """
+    found = [item for item in document["strategies"] if item["rounds"]]
+    figure = new_figure(10, 1.9 + 0.42 * len(found))
+    times, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    names = [item["strategy"] for item in found]
+    shown = [stage for stage in STAGES if any(item["stages"][stage] > 0 for item in found)]
+    _stack(times, found, shown, [1.0] * len(found))
+    # The stages of a round add up to it; the text says the median of all rounds.
+    totals = [max(1e-9, sum(item["stages"].values())) for item in found]
+    _stack(shares, found, shown, [100 / total for total in totals])
+    for place, (item, total) in enumerate(zip(found, totals, strict=True)):
+        times.annotate(
+            _label(item),
+            (total, place),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+        )
+    times.set_yticks(range(len(names)), names)
+    times.invert_yaxis()
+    times.set_xlim(0, 1.3 * max(totals))  # room for the text beside the longest
+    times.set_xlabel("seconds an epoch")
+    shares.set_xlim(0, 100)
+    shares.set_xlabel("share of the epoch (%)")
+    for axes in (times, shares):
+        make_plain(axes)
+        axes.grid(visible=False, axis="y")
+    handles, labels = times.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
+    )
+    figure.suptitle(_title(document), fontsize=10)
+    return save_png(figure, file)
+
+
+def _stack(
+    axes: Axes, found: list[Mapping[str, Any]], shown: list[str], factors: list[float]
+) -> None:
+    left = [0.0] * len(found)
+    for stage in shown:
+        colour, hatch = _LOOKS[stage]
+        widths = [
+            item["stages"][stage] * factor for item, factor in zip(found, factors, strict=True)
+        ]
+        axes.barh(
+            range(len(found)),
+            widths,
+            0.66,
+            left=left,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.3,
+            label=_NAMES.get(stage, stage),
+        )
+        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+
+
+def _label(item: Mapping[str, Any]) -> str:
+    seconds = f"{item['seconds_per_epoch']:.3g} s"
+    times = item["times_baseline"]
+    return seconds if times is None or item["strategy"] == "map" else f"{seconds}, {times:.1f} x"
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    device, limit = document["device"], document["limit"]
+    reads = median(device["random_reads_per_second"]) / 1e3
+    memory = f"memory for {limit['share']:.0%} of {format_size(document['feature_bytes'])}"
+    return (
+        f"{Path(document['store']).name}: {document['epoch_batches']} batches of "
+        f"{document['batch_size']} seeds, {memory if limit['cgroup'] else 'no memory limit'}; "
+        f"disk: {reads:.0f} k random reads a second, "
+        f"{format_size(median(device['bytes_per_second']))}/s in order"
+    )

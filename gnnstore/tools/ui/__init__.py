@@ -1,0 +1,1 @@
+"""The console: options, progress, tables, exit codes."""

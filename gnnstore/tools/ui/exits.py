@@ -1,0 +1,72 @@
+"""How a failure becomes one clear message and an exit status.
+
+Scripts branch on the status and people read the message, so both are decided here and
+nowhere else. A traceback is shown for a defect of gnnstore, or when it is asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import traceback
+
+import click
+
+from gnnstore.errors import GnnstoreError
+from gnnstore.tools.ui.session import Session
+
+OK = 0
+PROBLEM = 1  # the data has a problem
+USAGE = 2
+NOT_FOUND = 3
+UNSUPPORTED_VERSION = 4
+STORAGE = 5  # I/O error, no space, no memory
+DEFECT = 70  # sysexits.h EX_SOFTWARE: an error that gnnstore did not foresee
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+BROKEN_PIPE = 141  # 128 + SIGPIPE: the reader of our output left
+
+
+def report(error: BaseException, session: Session) -> int:
+    """Print `error` on stderr (and, with --json, on stdout) and return the exit status."""
+    if isinstance(error, click.Abort | KeyboardInterrupt):
+        message, status = "interrupted", INTERRUPTED
+    elif isinstance(error, click.ClickException):
+        error.show()
+        message, status = error.format_message(), USAGE
+    else:
+        message, status = _describe(error)
+        if session.debug or status == DEFECT:
+            click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+    if not isinstance(error, click.ClickException):
+        click.echo(f"gnnstore: {click.style('error:', fg='red')} {message}", err=True)
+    if session.as_json:
+        session.emit_json(
+            {
+                "error": {
+                    "kind": type(error).__name__,
+                    "message": message,
+                    "path": getattr(error, "path", None),
+                    "offset": getattr(error, "offset", None),
+                    "exit_status": status,
+                }
+            }
+        )
+    return status
+
+
+def _describe(error: BaseException) -> tuple[str, int]:
+    if isinstance(error, GnnstoreError):
+        return str(error), error.exit_status
+    if isinstance(error, OSError):
+        where = f": {os.fsdecode(error.filename)}" if error.filename is not None else ""
+        status = NOT_FOUND if error.errno == errno.ENOENT else STORAGE
+        return f"{error.strerror or error}{where}", status
+    if isinstance(error, MemoryError):
+        advice = "not enough memory; give --memory, or free some, and try again"
+        return f"{advice} ({error})" if str(error) else advice, STORAGE
+    defect = (
+        f"gnnstore met an error it did not foresee: {type(error).__name__}: {error}\n"
+        "This is a defect. Please report it with the traceback above and what "
+        "`gnnstore info` prints."
+    )
+    return defect, DEFECT

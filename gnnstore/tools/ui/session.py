@@ -1,0 +1,105 @@
+"""What every command shares: where results, progress and messages go.
+
+Results go to stdout, as text for people or as one JSON document (`--json`); progress and
+messages go to stderr. Keeping that in one place is what makes `gnnstore ... --json | jq`
+work for every command alike.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gnnstore.tools.ui.interrupts import interrupts_wait
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gnnstore.progress import Progress
+    from gnnstore.tools.ui.progress import Style
+
+# Raised by one whenever a field of a --json document changes its name or meaning;
+# new fields may appear without that.
+SCHEMA_VERSION = 1
+
+# A pipe has no width. Wide enough that no table of ours wraps, so that grep sees whole rows.
+_PIPE_WIDTH = 240
+
+
+@dataclass
+class Session:
+    """The choices of one run of the command line, carried as click's context object."""
+
+    command: str = ""
+    as_json: bool = False
+    quiet: bool = False
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        """Let the environment turn tracebacks on where the option cannot be added."""
+        self.debug = self.debug or os.environ.get("GNNSTORE_DEBUG", "") not in ("", "0")
+
+    def emit(self, document: Mapping[str, Any], render: Callable[[Console], None]) -> None:
+        """Print a result on stdout: `document` with --json, else whatever `render` prints."""
+        if self.as_json:
+            self.emit_json(document)
+        else:
+            render_to_stdout(render)
+
+    def emit_json(self, document: Mapping[str, Any]) -> None:
+        """Print one JSON document, led by the schema version and the command's name."""
+        head = {"schema_version": SCHEMA_VERSION, "command": self.command}
+        click.echo(json.dumps({**head, **document}, indent=2, allow_nan=False))
+
+    def say(self, message: str) -> None:
+        """Print a remark for people on stderr, unless --quiet."""
+        if not self.quiet:
+            click.echo(message, err=True)
+
+    @contextmanager
+    def progress(self, *, show_usage: bool = False, style: Style = "auto") -> Iterator[Progress]:
+        """Show progress on stderr: bars on a terminal, else a plain line now and then."""
+        with interrupts_wait():
+            from gnnstore.tools.ui.progress import open_progress  # noqa: PLC0415 - rich on demand
+
+        with open_progress(quiet=self.quiet, show_usage=show_usage, style=style) as progress:
+            yield progress
+
+
+class _StderrHandler(logging.Handler):
+    """Shows what the library has to say, such as what it removed after a crash."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"gnnstore: {record.getMessage()}", err=True)
+
+
+def start_logging() -> None:
+    """Send the library's warnings to stderr; once, however often it is called."""
+    logger = logging.getLogger("gnnstore")
+    if not any(isinstance(handler, _StderrHandler) for handler in logger.handlers):
+        logger.addHandler(_StderrHandler(logging.WARNING))
+
+
+def render_to_stdout(render: Callable[[Console], None]) -> None:
+    """Let `render` print on stdout: as wide as the terminal, or unwrapped in a pipe."""
+    from rich.console import Console  # noqa: PLC0415 - 40 ms that --version need not pay
+
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    if sys.stdout.isatty():
+        render(Console(file=sys.stdout, **plain))
+        return
+    # In memory first, to drop the spaces that rich fills lines with. The encoding matters:
+    # by it rich chooses its characters.
+    text = io.TextIOWrapper(io.BytesIO(), encoding=sys.stdout.encoding or "utf-8")
+    render(Console(file=text, width=_PIPE_WIDTH, **plain))
+    text.seek(0)
+    click.echo("\n".join(line.rstrip() for line in text))
