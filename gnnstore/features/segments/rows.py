@@ -99,7 +99,7 @@ class SharedReader:
             )
         except OSError as error:
             where = error.filename or table.array.file_paths[0]
-            first, end = self._reader.segments[segment, :2]  # type: ignore[index]  # it has some
+            first, end = self._reader.segments[segment, :2]
             doing = f"read the rows that the batches {first} to {end - 1} of a plan share"
             raise storage_error(error, doing, where) from error
         if crcs is not None:
