@@ -92,9 +92,11 @@ def arrays(draw: st.DrawFn, shape: tuple[int, ...]) -> tuple[Any, int]:
         array: Any = np.random.default_rng(seed).random(shape[:num_axes]) < share
     else:
         num_axes = 1
-        dtype = np.dtype(draw(st.sampled_from(["int8", "int32", "int64", "uint8", "uint64"])))
+        dtype: np.dtype[Any] = np.dtype(
+            draw(st.sampled_from(["int8", "int32", "int64", "uint8", "uint64"]))
+        )
         least = 0 if dtype.kind == "u" else -min(shape[0], 128)
-        ids = st.integers(least, min(shape[0] - 1, int(np.iinfo(dtype).max)))
+        ids = st.integers(least, min(shape[0] - 1, int(np.iinfo(dtype.name).max)))
         sides = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=5)
         array = draw(hnp.arrays(dtype, sides, elements=ids))
     form = draw(st.sampled_from(["array", "list", "tensor"]))
