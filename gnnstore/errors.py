@@ -72,6 +72,10 @@ class InputError(GnnstoreError, ValueError):
     """The data to convert or to sample from is wrong: the message names the file and place."""
 
 
+class BadIndexError(UsageError, InputError, IndexError):
+    """An index into an array is out of range, or of a kind that it does not take."""
+
+
 class NotFoundError(GnnstoreError, FileNotFoundError):
     """A file, store, array or split that was named does not exist."""
 

@@ -23,6 +23,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
 from gnnstore.formats.arrays.csc import TopologyMode
+from gnnstore.graph.indexing import select
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
 
@@ -56,35 +57,42 @@ class Attribute:
     def __len__(self) -> int:
         return self.spec.num_rows
 
-    def __getitem__(self, ids: Any) -> npt.NDArray[Any]:
-        """Return a copy of the rows chosen by an integer, a slice, a mask or integer ids.
+    def __getitem__(self, key: Any) -> Any:
+        """Return a copy of a part, chosen as in NumPy: `[ids]`, `[3]`, `[-1, 2]`, `[10:20, ::2]`.
+
+        Only the rows that it needs are read.
+
+        Parameters
+        ----------
+        key : object
+            Integers, slices, Ellipsis, None, and at most one array (or list, or tensor) of
+            integers or booleans.
 
         Returns
         -------
-        ndarray [k, *row_shape], or [*row_shape] for a single integer
+        ndarray, or a scalar where there is an integer for every axis
             bfloat16 comes as its bits (uint16); see `tensor` for torch's own type.
 
         Raises
         ------
-        InputError
-            If an id is out of range.
+        BadIndexError
+            If an index is out of range or of another kind, or there are two arrays.
         """
-        if isinstance(ids, Tensor):
-            ids = ids.cpu().numpy()
-        if isinstance(ids, slice):
-            ids = np.arange(*ids.indices(len(self)), dtype=np.int64)
-        wanted = np.asarray(ids)
-        if wanted.dtype == bool:
-            if wanted.shape != (len(self),):
-                raise UsageError(
-                    f"{self.spec.path}: the mask has shape {list(wanted.shape)}, but there are "
-                    f"{len(self)} rows"
-                )
-            wanted = wanted.nonzero()[0]
-        if self.spec.layout == "paged":
-            rows = self._reader.paged(self.spec).gather(wanted.reshape(-1))
-            return rows.reshape(*wanted.shape, *self.shape[1:])
-        return np.array(self.values()[wanted])
+        selection = select(key, self.shape, self.spec.path)
+        return selection.take(self._rows(selection.rows))
+
+    def _rows(self, rows: range | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return a copy of some rows."""
+        if self.spec.layout != "paged":
+            values = self.values()
+            return (
+                values[rows.start : rows.stop].copy() if isinstance(rows, range) else values[rows]
+            )
+        array = self._reader.paged(self.spec)
+        if not isinstance(rows, range) or len(rows) <= 1:
+            return array.gather(rows)
+        found = array.read_slice(rows.start, rows.stop)
+        return found if found.flags.writeable else found.copy()  # of the mapping
 
     def tensor(self, ids: Any = None) -> Tensor:
         """Return rows as a torch tensor of the attribute's own type; all rows by default."""
@@ -107,7 +115,7 @@ class Attribute:
 
 def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
     """Return a tensor that shares memory with `values`; bits of bfloat16 become bfloat16."""
-    tensor = torch.from_numpy(values)
+    tensor = torch.from_numpy(np.asarray(values))  # a single value is no array
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,17 +54,39 @@ def test_features_by_id(example: ExampleStore, store: gnnstore.GraphStore) -> No
     )
 
 
-@pytest.mark.parametrize("ids", [[300], [-1], [2**40]])
-def test_ids_out_of_range(store: gnnstore.GraphStore, ids: list[int]) -> None:
-    with pytest.raises(InputError, match=rf"nodes/node/x: row id {ids[0]} at position 0"):
-        store.features[ids]
+OUT_OF_RANGE = r"outside \[-300, 300\)"
 
 
-def test_ids_that_are_no_ids(store: gnnstore.GraphStore) -> None:
-    with pytest.raises(InputError, match="one-dimensional array of integers"):
-        store.features[[0.5]]
-    with pytest.raises(UsageError, match=r"the mask has shape \[2\]"):
-        store.features[np.array([True, False])]
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ([300], rf"row id 300 at position 0 is {OUT_OF_RANGE}"),
+        ([0, -301], rf"row id -301 at position 1 is {OUT_OF_RANGE}"),
+        (np.array([2**63], np.uint64), f"row id {2**63} at position 0"),
+        (300, f"row id 300 is {OUT_OF_RANGE}"),
+        ((slice(None), 25), r"index 25 of axis 1 is outside \[-25, 25\)"),
+        ((..., [3, 25]), "index 25 of axis 1 at position 1"),
+        ((0, 0, 0), r"3 indices for the 2 axes \[300, 25\]"),
+        ((..., ...), "one Ellipsis at most, found 2"),
+        (([0], [0]), "two arrays of indices"),
+        ((1, True), "at most one array .* found bool"),
+        ([0.5], r"found list float64 \[1\]"),
+        ("x", "found str"),
+        ([[1], [2, 3]], "found list"),
+        (np.array([True, False]), r"the mask has shape \[2\], but there are 300 rows"),
+        ((0, torch.tensor([True])), r"the mask has shape \[1\], but there are 25 on axis 1"),
+        (np.ones((300, 2), bool), r"shape \[300, 2\], but there are \[300, 25\] values"),
+    ],
+)
+def test_what_is_no_index(
+    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch, key: Any, message: str
+) -> None:
+    """It is refused before anything is read, as the errors that others catch."""
+    monkeypatch.setattr(store.features, "_rows", None)
+    with pytest.raises(IndexError, match=f"nodes/node/x: .*{message}") as caught:
+        store.features[key]
+    assert isinstance(caught.value, InputError)
+    assert isinstance(caught.value, UsageError)
 
 
 def test_labels_splits_and_original_ids(example: ExampleStore, store: gnnstore.GraphStore) -> None:

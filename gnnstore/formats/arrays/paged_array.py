@@ -1,7 +1,7 @@
 """A paged array of an open store: where its rows lie, and plain ways to read them.
 
 Reads here are for structure, labels and looking around. Training reads rows through the
-engines of `gnnstore.io`, which use the same geometry.
+engines of `gnnstore.disk`, which use the same geometry.
 """
 
 from __future__ import annotations

@@ -101,11 +101,9 @@ class UserOrder:
 
     def _go_on(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
         state = start.sampler
-        if state is not None:
-            if start.batches and state["epoch_done"]:
-                return
-            self._stateful.load_state_dict(copy.deepcopy(state["state"]))
-        batches = iter(self.sampler)
+        if state is not None and start.batches and state["epoch_done"]:
+            return
+        batches = _each(self._started(state))
         if start.batches == 0 and state is not None:
             batches = self._anew_if_empty(batches)
         size = self.sampler.batch_size if _is_plain(self.sampler) else None
@@ -114,18 +112,30 @@ class UserOrder:
             short = size is not None and len(index) < size
             yield index, self.start(epoch_done=short)
 
+    def _started(self, state: dict[str, Any] | None) -> Any:
+        """Start an epoch of a stateful sampler, or go on in one."""
+        if state is None:
+            return iter(self.sampler)
+        wanted = state["state"]
+        self._stateful.load_state_dict(copy.deepcopy(wanted))
+        batches = iter(self.sampler)
+        if batches is self._stateful and not _are_equal(batches.state_dict(), wanted):
+            # A sampler that is its own iterator went back to its start.
+            batches.load_state_dict(copy.deepcopy(wanted))
+        return batches
+
     def _anew_if_empty(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Start again if a state of the end of an epoch gave the nothing that was left of it."""
         for first in batches:
             return chain([first], batches)
-        return iter(self.sampler)
+        return _each(iter(self.sampler))
 
     def _run_again(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
         found = start.sampler or self.start()
         generator = self._generator
         if start.sampler is not None and generator is not None and found["generator"] is not None:
             generator.set_state(_from_text(found["generator"]))
-        batches, given, crc = iter(self.sampler), 0, 0
+        batches, given, crc = _each(iter(self.sampler)), 0, 0
         for index in batches:
             if given == start.batches:
                 batches = chain([index], batches)
@@ -161,6 +171,31 @@ class UserOrder:
             if isinstance(generator, torch.Generator):
                 return generator
         return None
+
+
+def _each(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield what `next` gives, as torch does.
+
+    A loop over the iterator itself would call `iter` on it once more, and one that is its own
+    sampler begins the epoch anew then.
+    """
+    while True:
+        try:
+            index = next(batches)
+        except StopIteration:
+            return
+        yield index
+
+
+def _are_equal(found: Any, expected: Any) -> bool:
+    """Return whether two states are equal, tensors in them included."""
+    if isinstance(expected, dict):
+        are_same_keys = isinstance(found, dict) and found.keys() == expected.keys()
+        return are_same_keys and all(_are_equal(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list | tuple):
+        are_as_many = isinstance(found, list | tuple) and len(found) == len(expected)
+        return are_as_many and all(map(_are_equal, found, expected))
+    return np.array_equal(found, expected)
 
 
 def _is_plain(sampler: Any) -> bool:

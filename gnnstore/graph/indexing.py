@@ -1,0 +1,182 @@
+"""NumPy's indexing of arrays that lie on disk by rows.
+
+A key is split into the rows that must be read, and a key into those rows: NumPy applies it, so that
+all else is by its rules. What a key may be is checked before anything is read.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gnnstore.errors import BadIndexError
+
+_ACCEPTED = (
+    "expected integers, slices, Ellipsis, None, and at most one array of integers or booleans"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The part of an array that a key stands for.
+
+    Attributes
+    ----------
+    rows : range or ndarray of int64 [k]
+        Rows that hold it, none of them negative; a range has the step 1.
+    within : tuple
+        NumPy's key into an array of these rows.
+    """
+
+    rows: range | npt.NDArray[np.int64]
+    within: tuple[Any, ...]
+
+    def take(self, rows: npt.NDArray[Any]) -> Any:
+        """Return what the key stands for: an array of its own, or a scalar.
+
+        Parameters
+        ----------
+        rows : ndarray [k, ...]
+            The values of `self.rows`, which nothing else refers to.
+        """
+        taken = rows[self.within]
+        # A view of a part would keep the memory of all rows; and torch takes no negative strides,
+        # not even of an axis of length 1.
+        is_all = taken.size == rows.size and taken.flags.c_contiguous
+        is_forward = all(stride >= 0 for stride in taken.strides)
+        return taken if np.isscalar(taken) or (is_all and is_forward) else taken.copy()
+
+
+def select(key: Any, shape: tuple[int, ...], name: str) -> Selection:
+    """Return which rows of an array a key needs, and which part of them.
+
+    Parameters
+    ----------
+    key : object
+        What stands in brackets behind the array: integers, slices, Ellipsis, None, and at most one
+        array (or list, or tensor) of integers or booleans, as NumPy takes them.
+    shape : tuple of int
+        Of the array, rows first.
+    name : str
+        Of the array, for errors.
+
+    Raises
+    ------
+    BadIndexError
+        If an index is out of range or of another kind, or there are two arrays.
+    """
+    entries = [_entry(part, name) for part in (key if isinstance(key, tuple) else (key,))]
+    num_axes = sum(map(_num_axes, entries))
+    if num_axes > len(shape):
+        raise BadIndexError(f"{name}: {num_axes} indices for the {len(shape)} axes {list(shape)}")
+    if sum(isinstance(entry, np.ndarray) for entry in entries) > 1:
+        raise BadIndexError(
+            f"{name}: two arrays of indices, whose meaning differs between libraries; choose rows "
+            "first, then index the result"
+        )
+    num_ellipses = sum(entry is Ellipsis for entry in entries)
+    if num_ellipses > 1:
+        raise BadIndexError(f"{name}: an index has one Ellipsis at most, found {num_ellipses}")
+    if num_axes < len(shape) and not num_ellipses:
+        entries.append(Ellipsis)
+
+    rows: range | npt.NDArray[np.int64] = range(shape[0])
+    axis = 0
+    for place, entry in enumerate(entries):
+        checked = entry if entry is None or entry is Ellipsis else _check(entry, shape, axis, name)
+        if axis == 0 and _num_axes(entry):
+            rows, entries[place] = _rows(checked, shape[0], is_first=place == 0)
+        else:
+            entries[place] = checked
+        axis += len(shape) - num_axes if entry is Ellipsis else _num_axes(entry)
+    return Selection(rows, tuple(entries))
+
+
+def _entry(part: Any, name: str) -> Any:
+    """Return a part of a key as an integer, a slice, Ellipsis, None or an array."""
+    if part is None or part is Ellipsis or isinstance(part, slice):
+        return part
+    if isinstance(part, torch.Tensor):
+        part = part.cpu().numpy()
+    try:
+        array = np.asarray(part)
+    except ValueError:  # a list of lists of different lengths
+        array = np.empty(0, object)
+    if array.ndim == 0 and array.dtype != bool:
+        try:
+            return operator.index(part)
+        except TypeError:
+            pass
+    elif array.ndim and array.dtype.kind in "iub":
+        return array
+    elif array.ndim and array.size == 0 and array.dtype == np.float64:
+        return array.astype(np.int64)  # an empty list
+    found = f"{type(part).__name__} {array.dtype} {list(array.shape)}"
+    raise BadIndexError(f"{name}: {_ACCEPTED}; found {found}")
+
+
+def _num_axes(entry: Any) -> int:
+    """Return how many axes of the array an index takes up."""
+    if isinstance(entry, np.ndarray) and entry.dtype == bool:
+        return entry.ndim
+    return 0 if entry is None or entry is Ellipsis else 1
+
+
+def _check(entry: Any, shape: tuple[int, ...], axis: int, name: str) -> Any:
+    """Return an index that is in range, made non-negative if it is an integer or several."""
+    length = shape[axis]
+    unit, of_axis = ("row id", "") if axis == 0 else ("index", f" of axis {axis}")
+    outside = f"is outside [{-length}, {length})"
+    if isinstance(entry, slice):
+        entry.indices(length)  # raises what NumPy does
+        return entry
+    if isinstance(entry, int):
+        if not -length <= entry < length:
+            raise BadIndexError(f"{name}: {unit} {entry}{of_axis} {outside}")
+        return entry % length
+    if entry.dtype == bool:
+        if entry.shape != shape[axis : axis + entry.ndim]:
+            there_are = f"{length} rows" if axis == 0 else f"{length} on axis {axis}"
+            if entry.ndim > 1:
+                there_are = f"{list(shape[axis : axis + entry.ndim])} values"
+            raise BadIndexError(
+                f"{name}: the mask has shape {list(entry.shape)}, but there are {there_are}"
+            )
+        return entry
+    if entry.size and (int(entry.min()) < -length or int(entry.max()) >= length):
+        flat = entry.reshape(-1)
+        place = int(np.argmax((flat < -length) | (flat >= length)))
+        raise BadIndexError(f"{name}: {unit} {flat[place]}{of_axis} at position {place} {outside}")
+    ids = entry.astype(np.int64)
+    ids[ids < 0] += length
+    return ids
+
+
+def _rows(
+    entry: Any, num_rows: int, *, is_first: bool
+) -> tuple[range | npt.NDArray[np.int64], Any]:
+    """Return the rows that the index of the first axis needs, and the index into them."""
+    if isinstance(entry, int):
+        return range(entry, entry + 1), 0
+    if isinstance(entry, slice):
+        wanted = range(num_rows)[entry]
+        if len(wanted) > 1 and abs(wanted.step) > 1:
+            return np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64), slice(None)
+        ascending = wanted if wanted.step > 0 else wanted[::-1]
+        first = ascending.start if ascending else 0
+        return range(first, first + len(wanted)), slice(None, None, 1 if wanted.step > 0 else -1)
+    if entry.dtype == bool:
+        rows = entry.any(axis=tuple(range(1, entry.ndim))).nonzero()[0]
+        entry = entry[rows]
+        is_plain = entry.ndim == 1
+    else:
+        rows = entry.reshape(-1)
+        entry = np.arange(len(rows)).reshape(entry.shape)
+        is_plain = entry.ndim == 1
+    # Behind a None, NumPy may put the axis of an array in another place than that of a slice.
+    return rows, slice(None) if is_plain and is_first else entry
