@@ -203,4 +203,4 @@ def _declared_bytes(frame: bytes) -> int | None:
     if length == 0:
         return None
     size = int.from_bytes(frame[begin : begin + length], "little")
-    return size + 256 if length == 2 else size  # noqa: PLR2004
+    return size + 256 if length == 2 else size
