@@ -15,7 +15,8 @@ from gnnstore.errors import CorruptStoreError
 
 MAX_DEPTH: Final = 32
 # A manifest takes three for each of its files, which are of gigabytes but for small ones: these are
-# 350,000 files. Python's objects take up to 200 bytes for each, whatever a hostile text is made of.
+# 350,000 files. Beside the text, Python's objects take up to 200 bytes for each, whatever it is
+# made of.
 MAX_VALUES: Final = 2**20
 T = TypeVar("T")
 
