@@ -28,6 +28,7 @@ from typing import Literal, Self, TypeAlias
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.leftovers import Leftover, State, last_change
+from gnnstore.formats.container.strict_json import parse_object
 
 Claim: TypeAlias = Literal["running", "dead", "empty", "foreign"]
 
@@ -263,7 +264,7 @@ def _claim_without_owner(path: Path) -> Claim:
 def _is_dead(path: Path, owner: int) -> bool:
     """Whether a run whose lock is free cannot be at work."""
     try:
-        record = json.loads(os.pread(owner, 4096, 0))
+        record = parse_object(os.pread(owner, 4096, 0), path=str(path / _OWNER_FILE))
         # Locks of one kernel are seen by all its processes, in containers too; and nothing
         # that ran on this machine before it was last started runs now.
         if record["host"] == socket.gethostname() or record["boot_id"] == _boot_id() is not None:

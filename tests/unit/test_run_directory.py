@@ -196,7 +196,7 @@ def test_another_machine_s_run_is_left_for_a_day(
     assert left.exists() != is_stale
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '"text"', "null", "\0" * 5000])
+@pytest.mark.parametrize("damage", ["", "{", "[]", '"text"', "null", "\0" * 5000, "[" * 5000])
 def test_a_damaged_owner_file_waits_a_day(tmp_path: Path, damage: str) -> None:
     left = leave(tmp_path)
     (left / OWNER).write_text(damage)

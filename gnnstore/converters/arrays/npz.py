@@ -26,6 +26,8 @@ from gnnstore.units import format_size
 # Deflate makes 258 bytes of two bits at best: more than 1032 times its input is no archive
 # that any program wrote, and bzip2's and LZMA's much higher ratios only occur in bombs.
 MAX_EXPANSION = 1032
+# zipfile decodes the others without a limit: 1 kB of bzip2 took 2 GB. NumPy and torch write these.
+BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SLACK_BYTES = 2**16  # a header of zeros' worth: tiny members may be anything
 _LOCAL_HEADER_BYTES = 30  # at the least, before each member's data
 
@@ -171,6 +173,12 @@ def _check_declared_sizes(path: Path, members: list[zipfile.ZipInfo], end: int) 
                 path=path,
             )
         end = member.header_offset
+        if member.compress_type not in BOUNDED_METHODS:
+            raise InputError(
+                f"{label}: is compressed by method {member.compress_type} of zip archives, which "
+                "NumPy does not write; save it again with numpy.savez",
+                path=path,
+            )
         if member.file_size > member.compress_size * MAX_EXPANSION + _SLACK_BYTES:
             raise InputError(
                 f"{label}: says that {format_size(member.compress_size)} expand to "

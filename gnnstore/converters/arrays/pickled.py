@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.arrays.npz import BOUNDED_METHODS
 from gnnstore.converters.inputs import existing_file, read_error
 from gnnstore.errors import InputError
 
@@ -81,7 +82,11 @@ def read_split_dict(path: Path) -> dict[str, npt.NDArray[Any]]:
             pickles = [m for m in archive.infolist() if m.filename.endswith("/data.pkl")]
             if len(pickles) != 1 or pickles[0].file_size > _MAX_BYTES:
                 raise _NotAnArrayDictError("no data.pkl of a reasonable size")
-            data = archive.read(pickles[0])
+            if pickles[0].compress_type not in BOUNDED_METHODS:
+                raise _NotAnArrayDictError("a data.pkl that torch.save has not compressed")
+            with archive.open(pickles[0]) as file:
+                # Without a number, whatever it expands to is taken into memory first.
+                data = file.read(pickles[0].file_size)
         return arrays_of_pickle(data)
     except OSError as error:
         raise read_error(error, "the splits", path) from error

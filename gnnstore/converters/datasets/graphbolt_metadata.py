@@ -19,6 +19,7 @@ from gnnstore.errors import InputError, UsageError
 
 FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**20  # the largest public ones have a few thousand
+_MAX_EVENTS = 100_000  # of the parser: one or two for each value
 _SETS = {"train_set": "train", "validation_set": "valid", "test_set": "test"}
 
 
@@ -81,7 +82,7 @@ def read_metadata(directory: Path) -> Metadata:
     path = existing_file(directory / FILE_NAME, "the data set's metadata")
     try:
         size = path.stat().st_size
-        text = path.read_bytes()
+        text = path.read_bytes() if size <= _MAX_BYTES else b""
     except OSError as error:
         raise read_error(error, "the metadata", path) from error
     if size > _MAX_BYTES:
@@ -99,7 +100,18 @@ def _parse(text: bytes, path: Path) -> Any:
         ) from None
 
     try:
+        # Values are built afterwards: a few aliases, merged level by level, make billions of them.
+        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(
+                    f"{path}: *{event.anchor}: aliases are not read; write out what it stands for",
+                    path=path,
+                )
+            if number >= _MAX_EVENTS:
+                raise InputError(f"{path}: has more than {_MAX_EVENTS} values", path=path)
         return yaml.safe_load(text)
+    except InputError:
+        raise
     except (yaml.YAMLError, RecursionError, UnicodeDecodeError, ValueError) as error:
         raise InputError(f"{path}: is not valid YAML: {error}", path=path) from None
 

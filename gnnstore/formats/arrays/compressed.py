@@ -14,13 +14,24 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
-from gnnstore.formats.arrays.zarr_metadata import MAX_COLD_CHUNK_BYTES
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.zarr_metadata import (
+    MAX_ARRAY_METADATA_BYTES,
+    MAX_COLD_CHUNK_BYTES,
+    MAX_COLD_FILE_BYTES,
+    METADATA_FILE,
+    parse_cold,
+)
+from gnnstore.formats.container.files import read_small
 from gnnstore.formats.container.journal import StoredFile
+from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.store.manifest import BLOCK_BYTES
 from gnnstore.formats.store.schema import AttributeSpec
 
 # Level 3 is zstd's own default: the sizes of label arrays hardly change above it.
 _ZSTD_LEVEL = 3
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_ZSTD_HEADER_BYTES = 6  # at the least
 
 
 def write_cold(directory: Path, spec: AttributeSpec, array: npt.NDArray[Any]) -> None:
@@ -84,9 +95,29 @@ def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
 
 def chunk_file_names(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[str]:
     """Yield the file names of all chunks of a cold array."""
-    counts = [-(-extent // length) for extent, length in zip(shape, chunk_shape, strict=True)]
-    for position in itertools.product(*map(range, counts)):
-        yield ".".join(["c", *map(str, position)])
+    return map(_file_name, _chunk_positions(shape, chunk_shape))
+
+
+def num_chunks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> int:
+    """Return the number of chunks of a cold array."""
+    return math.prod(_chunk_counts(shape, chunk_shape))
+
+
+def _chunk_counts(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> list[int]:
+    return [-(-extent // length) for extent, length in zip(shape, chunk_shape, strict=True)]
+
+
+def _chunk_positions(
+    shape: tuple[int, ...], chunk_shape: tuple[int, ...]
+) -> Iterator[tuple[int, ...]]:
+    counts = _chunk_counts(shape, chunk_shape)
+    # product() makes lists of its ranges: what is hostile is empty along one axis, long along
+    # another.
+    return itertools.product(*map(range, counts)) if 0 not in counts else iter(())
+
+
+def _file_name(position: tuple[int, ...]) -> str:
+    return ".".join(["c", *map(str, position)])
 
 
 def read_cold(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
@@ -95,16 +126,81 @@ def read_cold(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
     Raises
     ------
     CorruptStoreError
-        If Zarr cannot decode it.
+        If it is not what the schema says, or cannot be decoded.
+    StorageError
+        If the operating system refuses a read.
     """
-    import zarr  # noqa: PLC0415
-
-    try:
-        values = np.asarray(zarr.open_array(store=str(directory), mode="r")[...])
-    except Exception as error:  # Zarr's codecs raise anything, from RuntimeError to KeyError
-        raise CorruptStoreError(
-            f"{directory}: the array {spec.path!r} cannot be decoded ({error}); "
-            "run 'gnnstore verify' on the store",
-            path=directory,
-        ) from error
+    values = np.empty(spec.shape, STORAGE_DTYPES[spec.dtype])
+    for place, chunk in read_chunks(directory, spec):
+        values[place] = chunk
     return values
+
+
+def read_chunks(
+    directory: Path, spec: AttributeSpec
+) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
+    """Yield the chunks of a cold array, each with its place: (slices, values).
+
+    The values are overwritten by the next chunk's. Memory is taken for one chunk and its file,
+    whatever they hold: a frame is decoded into the bytes that a chunk of the array has.
+
+    Raises
+    ------
+    CorruptStoreError
+        If it is not what the schema says, or cannot be decoded.
+    StorageError
+        If the operating system refuses a read.
+    """
+    path = str(directory / METADATA_FILE)
+    document = parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path)
+    dtype, shape, chunk_shape = parse_cold(document, path)
+    spec.check(dtype, shape, path)
+    chunk = np.empty(chunk_shape, STORAGE_DTYPES[dtype])
+    raw = chunk.reshape(-1).view(np.uint8)
+    for position in _chunk_positions(shape, chunk_shape):
+        file = directory / _file_name(position)
+        frame = read_small(file, MAX_COLD_FILE_BYTES)
+        try:
+            _decode(frame, raw)
+        except (RuntimeError, ValueError) as error:
+            raise CorruptStoreError(
+                f"{file}: the array {spec.path!r} cannot be decoded ({error}); "
+                "run 'gnnstore verify' on the store",
+                path=file,
+            ) from error
+        begins = [i * length for i, length in zip(position, chunk_shape, strict=True)]
+        ends = map(min, shape, map(sum, zip(begins, chunk_shape, strict=True)))
+        place = tuple(map(slice, begins, ends))
+        # The last chunk along an axis is as long as the others, and has values beyond the array.
+        yield place, chunk[tuple(slice(part.stop - part.start) for part in place)]
+
+
+def _decode(frame: bytes, out: npt.NDArray[np.uint8]) -> None:
+    """Fill `out` with what a frame of Zstandard holds, and take no memory beside it.
+
+    Raises
+    ------
+    RuntimeError, ValueError
+        If it is no frame, or one of more or fewer bytes.
+    """
+    from numcodecs import zstd  # noqa: PLC0415  (not needed to read metadata, which must be quick)
+
+    declared = _declared_bytes(frame)
+    if declared not in (None, len(out)):
+        raise ValueError(f"it holds {declared} bytes, a chunk of the array has {len(out)}")
+    # One that does not say how much it holds, says too little, or is followed by another cannot
+    # write beyond `out`, and is refused unless it fills it.
+    zstd.decompress(frame, out)
+
+
+def _declared_bytes(frame: bytes) -> int | None:
+    """Return how much a frame says that it holds (RFC 8878, 3.1.1.1); None if it does not say."""
+    if frame[:4] != _ZSTD_MAGIC or len(frame) < _ZSTD_HEADER_BYTES:
+        raise ValueError("it is no frame of Zstandard")
+    is_single_segment = frame[4] >> 5 & 1
+    begin = 5 + (1 - is_single_segment) + (0, 1, 2, 4)[frame[4] & 3]
+    length = (is_single_segment, 2, 4, 8)[frame[4] >> 6]
+    if length == 0:
+        return None
+    size = int.from_bytes(frame[begin : begin + length], "little")
+    return size + 256 if length == 2 else size

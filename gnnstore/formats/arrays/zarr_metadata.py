@@ -8,6 +8,7 @@ attributes but the root, whose attributes are the manifest.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from gnnstore.formats.container.strict_json import Fields
 METADATA_FILE = "zarr.json"
 MAX_ARRAY_METADATA_BYTES = 2**20
 _MISSING_CHUNK = 2**64 - 1
+_MAX_DIMENSIONS = 32  # of NumPy before version 2
 
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 
@@ -117,8 +119,8 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
     own = top.fields("attributes").fields("gnnstore")
     own.choice("layout", ("paged",))
     dtype = own.choice("dtype", tuple(STORAGE_DTYPES))
-    if not 1 <= len(shape) <= 32 or 0 in shape[1:]:
-        raise top.fail("shape", "1 to 32 dimensions, rows not empty")
+    if not 1 <= len(shape) <= _MAX_DIMENSIONS or 0 in shape[1:]:
+        raise top.fail("shape", f"1 to {_MAX_DIMENSIONS} dimensions, rows not empty")
     row_bytes = STORAGE_DTYPES[dtype].itemsize
     for extent in shape[1:]:
         row_bytes *= extent  # Python integers: no overflow
@@ -145,7 +147,10 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
 def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Check a cold array's `zarr.json` and return (dtype, shape, chunk shape).
 
-    Only what bounds a read is checked here; Zarr itself checks the codecs when it reads.
+    Raises
+    ------
+    CorruptStoreError
+        Naming the field that is malformed, or of an array that is encoded in another way.
     """
     top = Fields(document, path)
     shape = top.integers("shape", 0)
@@ -154,11 +159,26 @@ def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...
     dtype = own.choice("dtype", tuple(STORAGE_DTYPES))
     if top.text("data_type") != zarr_data_type(dtype):
         raise top.fail("data_type", repr(zarr_data_type(dtype)))
+    # Any other codec could make more of a chunk than it is allowed to be, and fewer bytes of it.
+    codecs = [Fields(item, path, "codecs") for item in top.array("codecs")]
+    if [codec.text("name") for codec in codecs] != ["bytes", "zstd"]:
+        raise top.fail("codecs", "bytes and zstd")
+    if codecs[0].has("configuration"):
+        codecs[0].fields("configuration").choice("endian", ("little",))
+    elif STORAGE_DTYPES[dtype].itemsize > 1:
+        raise top.fail("codecs", "bytes with the configuration endian: little")
+    if top.has("storage_transformers") and top.array("storage_transformers"):
+        raise top.fail("storage_transformers", "none")
+    keys = top.fields("chunk_key_encoding")
+    keys.choice("name", ("default",))
+    keys.fields("configuration").choice("separator", (".",))
     grid = top.fields("chunk_grid").fields("configuration")
     chunk_shape = grid.integers("chunk_shape", 1)
-    chunk_bytes = STORAGE_DTYPES[dtype].itemsize
-    for extent in chunk_shape:
-        chunk_bytes *= extent
+    item_bytes = STORAGE_DTYPES[dtype].itemsize
+    # As NumPy counts: a length of 0 does not make the others any smaller.
+    if len(shape) > _MAX_DIMENSIONS or math.prod(n or 1 for n in shape) * item_bytes >= 2**62:
+        raise top.fail("shape", f"at most {_MAX_DIMENSIONS} dimensions and 2^62 bytes")
+    chunk_bytes = math.prod(chunk_shape) * item_bytes
     if len(chunk_shape) != len(shape) or chunk_bytes > MAX_COLD_CHUNK_BYTES:
         raise CorruptStoreError(
             f"{path}: malformed metadata: chunk_shape {list(chunk_shape)} for shape {list(shape)}: "
@@ -171,3 +191,5 @@ def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...
 # A compressed chunk may claim to be anything; together with "every chunk is listed in the
 # manifest" this bounds what decompressing a hostile array can allocate.
 MAX_COLD_CHUNK_BYTES = 2**24
+# Zstandard makes no more of a chunk that it cannot compress.
+MAX_COLD_FILE_BYTES = MAX_COLD_CHUNK_BYTES + MAX_COLD_CHUNK_BYTES // 256

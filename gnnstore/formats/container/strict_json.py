@@ -1,4 +1,4 @@
-"""JSON from an untrusted file: bounded in size and depth, no duplicate keys, typed access.
+"""JSON from an untrusted file: few values, not deep, no duplicate keys, typed access.
 
 A store may come from anywhere, and everything else is computed from its metadata, so
 nothing is taken from a document before its type and range have been checked.
@@ -7,23 +7,46 @@ nothing is taken from a document before its type and range have been checked.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from gnnstore.errors import CorruptStoreError
 
 MAX_DEPTH: Final = 32
+# A manifest takes three for each of its files, which are of gigabytes but for small ones: these are
+# 350,000 files. Beside the text, Python's objects take up to 200 bytes for each, whatever it is
+# made of.
+MAX_VALUES: Final = 2**20
 T = TypeVar("T")
 
 
-def parse_object(text: bytes, *, path: str) -> dict[str, Any]:
+def value_bound(text: bytes) -> int:
+    """Return a number that a JSON text has no more keys and values than.
+
+    Each one but the outermost follows a bracket, a comma or a colon. Those in strings count too,
+    so that nothing need be parsed: what is counted is not in memory yet.
+    """
+    return 1 + sum(map(text.count, (b"[", b"{", b",", b":")))
+
+
+def parse_object(text: bytes, *, path: str, max_values: int = MAX_VALUES) -> dict[str, Any]:
     """Parse a JSON object strictly.
+
+    Parameters
+    ----------
+    text : bytes
+        Of bounded length: the caller knows how long such a file may be.
+    path : str
+        Where it came from, for messages.
+    max_values : int
+        The most that `value_bound` may be.
 
     Raises
     ------
     CorruptStoreError
-        If the text is not UTF-8 JSON, nests deeper than `MAX_DEPTH`, repeats a key,
-        contains NaN or Infinity, or is not an object.
+        If the text is not UTF-8 JSON, may have more than `max_values` keys and values, nests
+        deeper than `MAX_DEPTH`, repeats a key, contains NaN or Infinity, or is not an object.
     """
 
     def fail(reason: str) -> CorruptStoreError:
@@ -32,14 +55,16 @@ def parse_object(text: bytes, *, path: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            keys = [key for key, _ in pairs]
-            repeated = next(key for key in keys if keys.count(key) > 1)
+            counts = Counter(key for key, _ in pairs)
+            repeated = next(key for key, count in counts.items() if count > 1)
             raise fail(f"the key {repeated!r} appears twice")
         return result
 
     def no_constant(name: str) -> Any:
         raise fail(f"{name} is not JSON")
 
+    if value_bound(text) > max_values:
+        raise fail(f"it has more than {max_values} brackets, commas and colons")
     try:
         document = json.loads(
             text.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant

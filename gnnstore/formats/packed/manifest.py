@@ -162,15 +162,16 @@ class PlanManifest:
     @property
     def cached_specs(self) -> tuple[AttributeSpec, ...]:
         """Descriptions of the cached attributes, in their order."""
-        return tuple(self._spec(path) for path in self.cached)
+        return self._specs(self.cached)
 
     @property
     def plain_specs(self) -> tuple[AttributeSpec, ...]:
         """Descriptions of the attributes in the records, in their order."""
-        return tuple(self._spec(path) for path in self.plain)
+        return self._specs(self.plain)
 
-    def _spec(self, path: str) -> AttributeSpec:
-        return next(spec for spec in self.schema.arrays() if spec.path == path)
+    def _specs(self, paths: tuple[str, ...]) -> tuple[AttributeSpec, ...]:
+        found = {spec.path: spec for spec in self.schema.arrays()}
+        return tuple(found[path] for path in paths)
 
     def all_files(self) -> tuple[FileEntry, ...]:
         """Return every file that must be there, but the root `zarr.json`."""

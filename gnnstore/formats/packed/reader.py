@@ -28,7 +28,12 @@ from gnnstore.formats.packed.manifest import (
 )
 from gnnstore.formats.packed.segments import batches_sharing, check_segments, row_bytes_of
 from gnnstore.formats.store.manifest import MAX_MANIFEST_BYTES, FileEntry
-from gnnstore.formats.store.reader import array_document, check_sizes, read_block_checksums
+from gnnstore.formats.store.reader import (
+    array_document,
+    check_cold_array,
+    check_sizes,
+    read_block_checksums,
+)
 from gnnstore.formats.store.schema import AttributeSpec
 
 
@@ -90,7 +95,10 @@ class PlanReader:
             raise _not_a_plan(directory)
         manifest = PlanManifest.decode(read_small(root, MAX_MANIFEST_BYTES), str(root))
         check_sizes(directory, manifest.all_files(), "pack")
-        return cls(directory, manifest)
+        reader = cls(directory, manifest)
+        for spec in manifest.schema.graph_arrays.values():
+            check_cold_array(directory, spec, reader._listed)
+        return reader
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (PlanReader.open, (str(self.path),))
@@ -120,14 +128,7 @@ class PlanReader:
         CorruptStoreError
             If it cannot be decoded, or is not what the schema says.
         """
-        values = read_cold(self.path / spec.path, spec)
-        if values.shape != spec.shape:
-            raise CorruptStoreError(
-                f"{self.path}: the array {spec.path!r} has shape {list(values.shape)}, but the "
-                f"schema says {list(spec.shape)}",
-                path=self.path / spec.path,
-            )
-        return values
+        return read_cold(self.path / spec.path, spec)
 
     def run_begins(self, number: int) -> npt.NDArray[np.int64]:
         """Return where the runs of a batch begin, one for each cached attribute."""

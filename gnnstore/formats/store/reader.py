@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, NotFoundError, storage_error
-from gnnstore.formats.arrays.compressed import chunk_file_names, read_cold
+from gnnstore.formats.arrays.compressed import chunk_file_names, num_chunks, read_chunks, read_cold
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.zarr_metadata import (
     MAX_ARRAY_METADATA_BYTES,
@@ -115,14 +115,19 @@ class StoreReader:
         CorruptStoreError
             If it cannot be decoded or is not what the schema says.
         """
-        values = read_cold(self.path / spec.path, spec)
-        if values.shape != spec.shape:
-            raise CorruptStoreError(
-                f"{self.path}: the array {spec.path!r} has shape {list(values.shape)}, but the "
-                f"schema says {list(spec.shape)}",
-                path=self.path / spec.path,
-            )
-        return values
+        return read_cold(self.path / spec.path, spec)
+
+    def cold_chunks(
+        self, spec: AttributeSpec
+    ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
+        """Yield the places and values of a cold array's chunks, one in memory at a time.
+
+        Raises
+        ------
+        CorruptStoreError
+            If one cannot be decoded, or the array is not what the schema says.
+        """
+        return read_chunks(self.path / spec.path, spec)
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array whole into memory, in its storage type."""
@@ -133,39 +138,25 @@ class StoreReader:
         return read_block_checksums(self.path, self.manifest.first_blocks()[-1])
 
     def _check_array(self, spec: AttributeSpec) -> None:
+        if spec.layout == "cold":
+            check_cold_array(self.path, spec, self._sizes)
+            return
         document, path = array_document(self.path, spec.path)
-        sizes = self._sizes
-        needed: dict[str, int | None]
-        if spec.layout == "paged":
-            dtype, row_shape, layout = parse_paged(document, path)
-            shape: tuple[int, ...] = (layout.num_rows, *row_shape)
-            # Compared before anything is made per shard: a hostile count is not a loop.
-            _require_listed(layout.num_shards <= len(sizes), spec, path)
-            names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
-            needed = {name: layout.shard_file_bytes(i) for i, name in enumerate(names)}
-            files = tuple(self.path / spec.path / name for name in names)
-            self._paged[spec.path] = PagedArray(spec, layout, files)
-        else:
-            dtype, shape, chunk_shape = parse_cold(document, path)
-            num_chunks = 1
-            for extent, length in zip(shape, chunk_shape, strict=True):
-                num_chunks *= -(-extent // length)
-            _require_listed(num_chunks <= len(sizes), spec, path)
-            needed = dict.fromkeys(chunk_file_names(shape, chunk_shape))
-        if (dtype, shape) != (spec.dtype, spec.shape):
-            raise CorruptStoreError(
-                f"{path}: the array is {dtype} {list(shape)}, but the schema says {spec.dtype} "
-                f"{list(spec.shape)}",
-                path=path,
-            )
-        for name, size in needed.items():
-            listed = sizes.get(f"{spec.path}/{name}")
+        dtype, row_shape, layout = parse_paged(document, path)
+        # Compared before anything is made per shard: a hostile count is not a loop.
+        _require_listed(layout.num_shards <= len(self._sizes), spec, path)
+        spec.check(dtype, (layout.num_rows, *row_shape), path)
+        names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
+        files = tuple(self.path / spec.path / name for name in names)
+        self._paged[spec.path] = PagedArray(spec, layout, files)
+        for shard, name in enumerate(names):
+            listed, size = self._sizes.get(f"{spec.path}/{name}"), layout.shard_file_bytes(shard)
             _require_listed(listed is not None, spec, name)
-            if size is not None and listed != size:
+            if listed != size:
                 raise CorruptStoreError(
-                    f"{self.path / spec.path / name}: the file has {listed} bytes, but the array's "
-                    f"shape needs {size}",
-                    path=self.path / spec.path / name,
+                    f"{files[shard]}: the file has {listed} bytes, but the array's shape needs "
+                    f"{size}",
+                    path=files[shard],
                 )
 
     def _check_indptr_ends(self) -> None:
@@ -192,6 +183,32 @@ def array_document(directory: Path, array_path: str) -> tuple[dict[str, Any], st
     """
     path = str(directory / array_path / METADATA_FILE)
     return parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path), path
+
+
+def check_cold_array(directory: Path, spec: AttributeSpec, listed: Collection[str]) -> None:
+    """Check that a cold array is what a schema says, and that all its chunks are listed.
+
+    Parameters
+    ----------
+    directory : Path
+        Of the store or plan.
+    listed : collection of str
+        The paths of its files.
+
+    Raises
+    ------
+    CorruptStoreError
+        If its metadata is malformed or says something else, or a chunk is not listed.
+    StorageError
+        If it cannot be read.
+    """
+    document, path = array_document(directory, spec.path)
+    dtype, shape, chunk_shape = parse_cold(document, path)
+    # Compared before there is a name for each: a hostile count is not a loop.
+    _require_listed(num_chunks(shape, chunk_shape) <= len(listed), spec, path)
+    spec.check(dtype, shape, path)
+    for name in chunk_file_names(shape, chunk_shape):
+        _require_listed(f"{spec.path}/{name}" in listed, spec, name)
 
 
 def read_block_checksums(directory: Path, num_blocks: int) -> npt.NDArray[np.uint32]:

@@ -62,6 +62,21 @@ class AttributeSpec:
             total *= extent
         return total
 
+    def check(self, dtype: str, shape: tuple[int, ...], file: str) -> None:
+        """Compare with what an array's own metadata says.
+
+        Raises
+        ------
+        CorruptStoreError
+            If the types or shapes differ.
+        """
+        if (dtype, shape) != (self.dtype, self.shape):
+            raise CorruptStoreError(
+                f"{file}: the array is {dtype} {list(shape)}, but the schema says {self.dtype} "
+                f"{list(self.shape)}",
+                path=file,
+            )
+
 
 @dataclass(frozen=True)
 class NodeTypeSpec:

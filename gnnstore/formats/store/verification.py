@@ -259,14 +259,19 @@ def _differences(
 
 def _check_meaning(reader: StoreReader) -> Iterator[Problem]:
     schema = reader.schema
+    is_readable = True
     for spec in schema.arrays():
         if spec.layout == "paged":
             yield from _check_layout(reader, reader.paged(spec))
         else:
             try:
-                reader.cold(spec)
+                for _ in reader.cold_chunks(spec):
+                    pass
             except GnnstoreError as error:
+                is_readable = False
                 yield Problem(str(reader.path / spec.path), str(error))
+    if not is_readable:  # what cannot be decoded means nothing
+        return
     num_src = {node.name: node.num_nodes for node in schema.node_types}
     for node in schema.node_types:
         yield from _check_node_ids(reader, node)
@@ -305,15 +310,26 @@ def _check_layout(reader: StoreReader, array: PagedArray) -> Iterator[Problem]:
 
 def _check_node_ids(reader: StoreReader, node: NodeTypeSpec) -> Iterator[Problem]:
     for name, spec in node.splits.items():
-        ids = reader.read(spec)
-        outside = np.flatnonzero((ids < 0) | (ids >= node.num_nodes))
-        if len(outside):
-            position = int(outside[0])
+        if len(spec.shape) != 1:
             yield Problem(
                 str(reader.path / spec.path),
-                f"split {name!r}: entry {position} is node {int(ids[position])}, outside "
-                f"[0, {node.num_nodes})",
+                f"split {name!r} has shape {list(spec.shape)}, expected a list of node ids",
             )
+            continue
+        if spec.layout == "paged":
+            pieces = _pieces(reader.paged(spec))
+        else:
+            pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
+        for first, ids in pieces:
+            outside = np.flatnonzero((ids < 0) | (ids >= node.num_nodes))
+            if len(outside):
+                position = int(outside[0])
+                yield Problem(
+                    str(reader.path / spec.path),
+                    f"split {name!r}: entry {first + position} is node {int(ids[position])}, "
+                    f"outside [0, {node.num_nodes})",
+                )
+                break
 
 
 def _check_scales(reader: StoreReader, node: NodeTypeSpec) -> Iterator[Problem]:

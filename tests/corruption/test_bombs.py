@@ -1,0 +1,344 @@
+"""Small files that would become large in memory, or take long: refused, the memory measured."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import struct
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore import _core
+from gnnstore.converters.arrays.npz import open_npz
+from gnnstore.converters.arrays.pickled import read_split_dict
+from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
+from gnnstore.errors import CorruptStoreError, InputError
+from gnnstore.formats import StoreReader
+from gnnstore.formats.arrays.zarr_metadata import MAX_COLD_FILE_BYTES
+from gnnstore.formats.container.journal_file import (
+    JOURNAL_FILE,
+    append_record,
+    encode_record,
+    read_records,
+)
+from gnnstore.formats.container.strict_json import MAX_VALUES, parse_object
+from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.store.manifest import ZERO_CRC, crc32c_of, seal
+from gnnstore.formats.store.verification import verify
+from gnnstore.testing.stores import write_example_store
+
+BOMB_BYTES = 1_300_000_000
+_BLOCK_BYTES = 2**17  # the most that a block of Zstandard decodes to
+CHUNK = "nodes/node/y/c.0"
+ROW_BYTES = 300 * 8
+
+
+def frame(num_bytes: int, declared: int | None) -> bytes:
+    """Return a frame of Zstandard of zeros: 4 bytes for each block of 128 KiB."""
+    # The size in 8 bytes; or a window of 128 KiB and no size.
+    head = b"\x00\x38" if declared is None else b"\xe0" + declared.to_bytes(8, "little")
+    blocks = bytearray()
+    for begin in range(0, num_bytes, _BLOCK_BYTES):
+        size = min(_BLOCK_BYTES, num_bytes - begin)
+        is_last = begin + size == num_bytes
+        blocks += (size << 3 | 1 << 1 | is_last).to_bytes(3, "little") + b"\0"
+    return b"\x28\xb5\x2f\xfd" + head + bytes(blocks)
+
+
+def resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+@contextmanager
+def little_memory(limit_bytes: int = 2**26) -> Iterator[None]:
+    """Compare the peak of the resident memory with what it was before."""
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+    yield
+    assert resident("VmHWM") - before < limit_bytes
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16).path
+
+
+def reseal(directory: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
+    """Give a manifest the sizes and checksums that the files have, as someone hostile would."""
+    root = directory / "zarr.json"
+    document = json.loads(root.read_text())
+    own = next(iter(document["attributes"].values()))
+    blocks: list[Any] = []
+    for entry in own["files"]:
+        file = directory / entry[0]
+        entry[1] = file.stat().st_size
+        blocks.append(_core.crc32c_file(str(file), own["block_bytes"]))
+    table = directory / "checksums" / "c.0"
+    crcs = np.concatenate(blocks).astype("<u4").tobytes()
+    data = bytearray(table.read_bytes())
+    assert len(crcs) <= 4096
+    data[: len(crcs)] = crcs
+    table.write_bytes(data)
+    for entry in own["checksum_files"]:
+        entry[2] = f"{crc32c_of((directory / entry[0]).read_bytes()):08x}"
+    change(own)
+    own["manifest_crc32c"] = ZERO_CRC
+    zeroed = json.dumps(document, indent=1).encode()
+    root.write_bytes(seal(zeroed, crc32c_of(zeroed)))
+
+
+# Cold arrays ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (frame(BOMB_BYTES, BOMB_BYTES), f"it holds {BOMB_BYTES} bytes, a chunk of the array has"),
+        (frame(BOMB_BYTES, None), "cannot be decoded"),
+        (frame(BOMB_BYTES, ROW_BYTES), "cannot be decoded"),
+        (frame(ROW_BYTES, ROW_BYTES) + frame(BOMB_BYTES, BOMB_BYTES), "cannot be decoded"),
+        (frame(ROW_BYTES - 8, ROW_BYTES - 8), f"it holds {ROW_BYTES - 8} bytes"),
+        (frame(ROW_BYTES - 8, ROW_BYTES), "cannot be decoded"),
+        (frame(ROW_BYTES - 8, None), "cannot be decoded"),
+        (b"\x28\xb5\x2f\xfd", "it is no frame"),
+        (b"\x50\x2a\x4d\x18" + bytes(40), "it is no frame"),  # one to be skipped
+    ],
+    ids=[
+        *("says it", "says nothing", "says less", "second frame", "short", "short, says more"),
+        *("short, says nothing", "ends early", "skippable"),
+    ],
+)
+def test_a_chunk_is_no_more_and_no_less_than_the_array_says(
+    store: Path, data: bytes, reason: str
+) -> None:
+    StoreReader.open(store).cold(StoreReader.open(store).schema.node.attributes["y"])  # imports
+    (store / CHUNK).write_bytes(data)
+    reseal(store)
+    with little_memory():
+        assert verify(store, "checksums").ok
+        (problem,) = verify(store, "full").problems
+        reader = StoreReader.open(store)
+        with pytest.raises(CorruptStoreError, match=reason) as caught:
+            reader.cold(reader.schema.node.attributes["y"])
+    assert reason in problem.message
+    assert caught.value.path == str(store / CHUNK)
+
+
+def test_a_chunk_under_a_limit_of_the_address_space(store: Path) -> None:
+    (store / CHUNK).write_bytes(frame(BOMB_BYTES, None))
+    reseal(store)
+    with get_context("spawn").Pool(1) as pool:
+        found = pool.apply(_decode_in_little_space, (store,))
+    assert found == [(str(store / "nodes/node/y"), True), ("CorruptStoreError", True)]
+
+
+def _decode_in_little_space(store: Path) -> list[tuple[str, bool]]:
+    verify(store, "header")
+    reader = StoreReader.open(store)
+    reader.cold(reader.schema.node.splits["train"])  # what decoding imports is there
+    limit = resident("VmSize") + 2**28
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    message = "cannot be decoded (Zstd decompression error"
+    found = [(p.path, message in p.message) for p in verify(store, "full", num_threads=1).problems]
+    try:
+        reader.cold(reader.schema.node.attributes["y"])
+    except CorruptStoreError as error:
+        found.append((type(error).__name__, message in str(error)))
+    return found
+
+
+def test_a_frame_of_another_writer_that_does_not_say_its_size(store: Path) -> None:
+    (store / CHUNK).write_bytes(frame(ROW_BYTES, None))
+    reseal(store)
+    reader = StoreReader.open(store)
+    assert not reader.cold(reader.schema.node.attributes["y"]).any()
+
+
+def test_a_chunk_that_is_too_long_for_one(store: Path) -> None:
+    with (store / CHUNK).open("r+b") as file:
+        file.truncate(10 * MAX_COLD_FILE_BYTES)  # sparse
+    reseal(store)
+    reader = StoreReader.open(store)
+    message = f"larger than the {MAX_COLD_FILE_BYTES} bytes"
+    with little_memory(), pytest.raises(CorruptStoreError, match=message):
+        reader.cold(reader.schema.node.attributes["y"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["codecs"].append(d["codecs"][1]), "codecs: expected bytes and zstd"),
+        (lambda d: d["codecs"][1].update(name="gzip"), "codecs: expected bytes and zstd"),
+        (lambda d: d.update(codecs=[]), "codecs: expected bytes and zstd"),
+        (lambda d: d["codecs"][0]["configuration"].update(endian="big"), "expected one of little"),
+        (lambda d: d["codecs"][0].pop("configuration"), "codecs: expected bytes with"),
+        (lambda d: d.update(storage_transformers=[{}]), "storage_transformers: expected none"),
+        (lambda d: d["chunk_key_encoding"].update(name="v2"), "expected one of default"),
+        (lambda d: d.update(shape=[300] * 33), "at most 32 dimensions"),
+        (lambda d: d.update(shape=[0, 2**61, 2**61]), r"at most 32 dimensions and 2\^62 bytes"),
+    ],
+)
+def test_a_cold_array_that_is_encoded_in_another_way(
+    store: Path, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    file = store / "nodes/node/y/zarr.json"
+    document = json.loads(file.read_text())
+    change(document)
+    file.write_text(json.dumps(document))
+    reseal(store)
+    with pytest.raises(CorruptStoreError, match=message):
+        StoreReader.open(store)
+
+
+def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    from gnnstore.testing.plans import pack  # noqa: PLC0415
+
+    plan = tmp_path / "plan"
+    shutil.copytree(pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1), plan)
+    (spec,) = PlanReader.open(plan).manifest.schema.graph_arrays.values()
+    chunk, metadata = plan / spec.path / "c.0.0", plan / spec.path / "zarr.json"
+    sound = PlanReader.open(plan).graph_array(spec)
+    assert sound.shape == (4, 2)
+    whole = chunk.read_bytes()
+    chunk.write_bytes(frame(BOMB_BYTES, None))
+    reseal(plan)
+    with little_memory(), pytest.raises(CorruptStoreError, match="cannot be decoded"):
+        PlanReader.open(plan).graph_array(spec)
+    chunk.write_bytes(whole)
+    document = json.loads(metadata.read_text())
+    document["shape"] = [2**40, 2]
+    metadata.write_text(json.dumps(document))
+
+    def grow(manifest: dict[str, Any]) -> None:
+        manifest["schema"]["graph_arrays"]["weights"]["shape"] = [2**40, 2]
+
+    reseal(plan, grow)
+    with pytest.raises(CorruptStoreError, match="needs files that the manifest does not list"):
+        PlanReader.open(plan)
+
+
+# JSON -------------------------------------------------------------------------------------
+
+
+def test_a_repeated_key_among_many_is_found_in_linear_time() -> None:
+    keys = ",".join(f'"k{i}":0' for i in range(400_000))
+    begin = time.process_time()
+    with pytest.raises(CorruptStoreError, match="the key 'k399999' appears twice"):
+        parse_object(f'{{{keys},"k399999":1}}'.encode(), path="x")
+    assert time.process_time() - begin < 10  # 40,000 took 85 s
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"a":[' + b"[]," * 20_000_000 + b"[]]}",
+        b'{"a":[' + b'{"a":0},' * 8_000_000 + b"0]}",
+        b'{"a":[' + b"0.5," * 16_000_000 + b"0]}",
+        b'{"a":' + b"[" * 60_000_000,
+    ],
+    ids=["lists", "objects", "numbers", "deep"],
+)
+def test_a_manifest_of_many_values_is_refused_before_they_are_made(
+    store: Path, text: bytes
+) -> None:
+    assert len(text) <= 2**26
+    (store / "zarr.json").write_bytes(text)
+    num_bytes = len(text)
+    del text
+    with (
+        little_memory(2 * num_bytes + 2**26),
+        pytest.raises(CorruptStoreError, match=f"more than {MAX_VALUES} brackets, commas"),
+    ):
+        StoreReader.open(store)
+
+
+def test_as_many_values_as_a_document_may_have() -> None:
+    most = (MAX_VALUES - 2) // 2
+    keys = ",".join(f'"{i:x}":0' for i in range(most)).encode()
+    with little_memory(200 * MAX_VALUES):
+        assert len(parse_object(b"{%b}" % keys, path="x")) == most
+    with pytest.raises(CorruptStoreError, match=f"more than {MAX_VALUES} brackets"):
+        parse_object(b"{%b,%b}" % (keys, b'"x":0'), path="x")
+
+
+def test_a_journal_ends_where_its_values_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / JOURNAL_FILE
+    append_record(file, {"kind": "header", "version": 1, "fingerprint": {}})
+    line = encode_record({"a": [[]] * 100})
+    expected = file.stat().st_size + 3 * len(line)
+    with file.open("ab") as opened:
+        opened.writelines([line] * 10)
+    assert len(read_records(file)[0]) == 11
+    monkeypatch.setattr("gnnstore.formats.container.journal_file._MAX_JOURNAL_VALUES", 700)
+    records, good_bytes = read_records(file)
+    assert (len(records), good_bytes) == (4, expected)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":1,"a":1}', '{"a":NaN}', '{"a":' + "[" * 40 + "]" * 40 + "}"]
+)
+def test_a_line_of_a_journal_is_read_as_strictly(tmp_path: Path, text: str) -> None:
+    file = tmp_path / JOURNAL_FILE
+    append_record(file, {"kind": "header", "version": 1, "fingerprint": {}})
+    good_bytes = file.stat().st_size
+    with file.open("ab") as opened:
+        opened.write(b"%08x %s\n" % (crc32c_of(text.encode()), text.encode()))
+    assert read_records(file)[1] == good_bytes
+
+
+# What converters read ---------------------------------------------------------------------
+
+
+def archive_that_lies(path: Path, member: str, data: bytes, method: int) -> None:
+    """Write an archive whose member says that it is but `data`, and goes on for 200 MB."""
+    with (
+        zipfile.ZipFile(path, "w", method) as archive,
+        archive.open(member, "w", force_zip64=True) as file,
+    ):
+        file.write(data)
+        for _ in range(200):
+            file.write(bytes(10**6))
+    raw = bytearray(path.read_bytes())
+    entry = raw.rindex(b"PK\x01\x02")
+    raw[entry + 24 : entry + 28] = struct.pack("<I", len(data))
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
+def test_an_archive_expands_no_further_than_it_says(tmp_path: Path, method: int) -> None:
+    np.save(tmp_path / "a.npy", np.arange(10))
+    array = (tmp_path / "a.npy").read_bytes()
+    archive_that_lies(tmp_path / "a.npz", "a.npy", array, method)
+    archive_that_lies(tmp_path / "split_dict.pt", "split/data.pkl", bytes(1000), method)
+    is_bounded = method == zipfile.ZIP_DEFLATED
+    with little_memory():
+        with pytest.raises(InputError, match="is damaged" if is_bounded else "method 12 of zip"):
+            open_npz(tmp_path / "a.npz")["a"].read()
+        with pytest.raises(InputError, match="found a"):
+            read_split_dict(tmp_path / "split_dict.pt")
+
+
+def test_yaml_is_not_expanded(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    file = tmp_path / "metadata.yaml"
+    levels = ["a0: &a0 {k: 1}"]
+    levels += [f"a{i}: &a{i} {{<<: [{','.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)]
+    file.write_text("\n".join(levels))
+    with pytest.raises(InputError, match=r"\*a0: aliases are not read"):
+        read_metadata(tmp_path)
+    file.write_text("a: [" + "[]," * 300_000 + "]")
+    with little_memory(), pytest.raises(InputError, match="has more than 100000 values"):
+        read_metadata(tmp_path)
