@@ -10,7 +10,7 @@ import numpy as np
 
 from gnnstore.converters.array_source import ArraySource, MemoryArray
 from gnnstore.converters.file_arrays import FileArray
-from gnnstore.converters.inputs import existing_file, read_error
+from gnnstore.converters.inputs import existing_file, open_input, read_error
 from gnnstore.converters.npy_header import read_npy_header
 from gnnstore.converters.npz_members import open_npz
 from gnnstore.errors import InputError
@@ -29,7 +29,7 @@ def open_npy(path: Path) -> ArraySource:
     """
     existing_file(path, "the array")
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             header = read_npy_header(stream, str(path), path)
         found = path.stat().st_size
     except OSError as error:

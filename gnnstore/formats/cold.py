@@ -16,6 +16,7 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.journal import StoredFile
 from gnnstore.formats.manifest import BLOCK_BYTES
+from gnnstore.formats.regular_files import check_tree, open_binary
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.formats.zarr_metadata import MAX_COLD_CHUNK_BYTES
 
@@ -67,7 +68,7 @@ def write_cold_files(
     write_cold(directory, spec, stored)
     files = []
     for file in sorted(directory.iterdir()):
-        with file.open("rb") as handle:
+        with open_binary(file, error=CorruptStoreError, root=directory) as handle:
             os.fsync(handle.fileno())
         files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
     return files
@@ -95,12 +96,14 @@ def read_cold(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
     Raises
     ------
     CorruptStoreError
-        If Zarr cannot decode it.
+        If Zarr cannot decode it, or its directory holds links, FIFOs, devices or sockets.
     """
     import zarr  # noqa: PLC0415
 
+    check_tree(directory)  # Zarr opens what lies there as it is
     try:
-        values = np.asarray(zarr.open_array(store=str(directory), mode="r")[...])
+        array = zarr.open_array(store=str(directory), mode="r", zarr_format=3)
+        values = np.asarray(array[...])
     except Exception as error:  # Zarr's codecs raise anything, from RuntimeError to KeyError
         raise CorruptStoreError(
             f"{directory}: the array {spec.path!r} cannot be decoded ({error}); "

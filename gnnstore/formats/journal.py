@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import storage_error
 from gnnstore.formats.journal_file import (
     JOURNAL_FILE,
     JOURNAL_VERSION,
     Record,
     append_record,
+    cut_journal,
     read_records,
 )
 from gnnstore.formats.manifest import BLOCK_BYTES, crc32c_of
@@ -93,10 +93,7 @@ class Journal:
         if not records:
             return None
         journal = cls(directory, records)
-        try:
-            os.truncate(directory / JOURNAL_FILE, good_bytes)
-        except OSError as error:
-            raise storage_error(error, "continue the journal", directory) from error
+        cut_journal(directory / JOURNAL_FILE, good_bytes)
         return journal
 
     @property

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.errors import CorruptStoreError, StorageError, UnsupportedVersionError
 from gnnstore.formats.names import check_relative_path
+from gnnstore.formats.regular_files import open_binary
 from gnnstore.formats.schema import Schema
 from gnnstore.formats.strict_json import Fields, parse_object
 from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
@@ -169,7 +170,7 @@ def is_store(path: Path) -> bool:
     Decides what `overwrite` may replace; reads nothing but the start of the root metadata.
     """
     try:
-        with (path / METADATA_FILE).open("rb") as file:
+        with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
             head = file.read(4096)
     except OSError:
         return False

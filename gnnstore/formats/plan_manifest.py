@@ -13,7 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.errors import CorruptStoreError, StorageError, UnsupportedVersionError
 from gnnstore.formats.manifest import (
     BLOCK_BYTES,
     ZERO_CRC,
@@ -25,6 +25,7 @@ from gnnstore.formats.manifest import (
     seal,
 )
 from gnnstore.formats.names import encode
+from gnnstore.formats.regular_files import open_binary
 from gnnstore.formats.schema import AttributeSpec, Schema
 from gnnstore.formats.strict_json import Fields, parse_object
 from gnnstore.formats.zarr_metadata import METADATA_FILE, group_metadata
@@ -305,7 +306,7 @@ def rows_array(spec: AttributeSpec) -> str:
 def is_plan(path: Path) -> bool:
     """Whether a directory looks like a packed plan, of any version, intact or not."""
     try:
-        with (path / METADATA_FILE).open("rb") as file:
+        with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
             head = file.read(4096)
     except OSError:
         return False
@@ -313,10 +314,16 @@ def is_plan(path: Path) -> bool:
 
 
 def find_plans(store: Path) -> list[Path]:
-    """Return the packed plans in the directory of a store, by name."""
+    """Return the packed plans in the directory of a store, by name; links are none."""
     directory = store / PLANS_DIRECTORY
+    if directory.is_symlink():
+        return []
     try:
         found = sorted(directory.iterdir())
     except OSError:
         return []
-    return [path for path in found if not path.name.startswith(".") and is_plan(path)]
+    return [
+        path
+        for path in found
+        if not path.name.startswith(".") and not path.is_symlink() and is_plan(path)
+    ]

@@ -28,6 +28,7 @@ from gnnstore.formats.plan_manifest import (
 )
 from gnnstore.formats.plan_segments import batches_sharing, check_segments, row_bytes_of
 from gnnstore.formats.reader import array_document, check_sizes, read_block_checksums
+from gnnstore.formats.regular_files import check_directories
 from gnnstore.formats.schema import AttributeSpec
 from gnnstore.formats.zarr_metadata import METADATA_FILE, parse_paged, shard_name
 
@@ -86,9 +87,9 @@ class PlanReader:
         """
         directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
         root = directory / METADATA_FILE
-        if not root.is_file():
+        if not os.path.lexists(root):
             raise _not_a_plan(directory)
-        manifest = PlanManifest.decode(read_small(root, MAX_MANIFEST_BYTES), str(root))
+        manifest = PlanManifest.decode(read_small(root, MAX_MANIFEST_BYTES, directory), str(root))
         check_sizes(directory, manifest.all_files(), "pack")
         return cls(directory, manifest)
 
@@ -120,6 +121,7 @@ class PlanReader:
         CorruptStoreError
             If it cannot be decoded, or is not what the schema says.
         """
+        check_directories(self.path, spec.path)  # the manifest need not list its files
         values = read_cold(self.path / spec.path, spec)
         if values.shape != spec.shape:
             raise CorruptStoreError(
@@ -237,12 +239,15 @@ def find_plan(store: Path, plan: str | os.PathLike[str]) -> Path:
     ------
     NotFoundError
         If there is none; the message lists those of the store.
+    CorruptStoreError
+        If the name is that of a symbolic link.
     """
     text = os.fspath(plan)
     named = store / PLANS_DIRECTORY / text
-    if "/" not in text and (named / METADATA_FILE).is_file():
+    if "/" not in text and os.path.lexists(named / METADATA_FILE):
+        check_directories(store, f"{PLANS_DIRECTORY}/{text}")
         return named
-    if (Path(text) / METADATA_FILE).is_file():
+    if os.path.lexists(Path(text) / METADATA_FILE):
         return Path(text)
     names = ", ".join(repr(path.name) for path in find_plans(store)) or "none"
     raise NotFoundError(

@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import storage_error
+from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.files import ChecksummedFile
 from gnnstore.formats.manifest import BLOCK_BYTES
 from gnnstore.formats.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.plan_manifest import PLAN_ALIGNMENT_BYTES
+from gnnstore.formats.regular_files import open_regular
 from gnnstore.formats.zarr_metadata import METADATA_FILE, paged_metadata, shard_index, shard_name
 
 _READ_BYTES = 4 * 2**20
@@ -82,7 +83,9 @@ class ValuesFile:
         self._taken: tuple[int, _Sums] | None = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.file_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = open_regular(
+                self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError, root=plan
+            )
         except OSError as error:
             raise storage_error(error, "create a file", self.file_path) from error
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.regular_files import open_regular
 from gnnstore.io.buffers import empty
 from gnnstore.io.counts import NO_READS, ReadCounts
 from gnnstore.io.file_parts import read_part, write_part
@@ -131,7 +132,7 @@ def compress_runs(
     found = Frames(offsets.copy(), np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64))
     place = int(offsets[0])
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
 
             def frame_of(i: int) -> npt.NDArray[np.uint8]:

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import storage_error
+from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.regular_files import open_regular
 from gnnstore.io.direct_rows import DirectRows
 from gnnstore.io.file_parts import read_part, write_part
 from gnnstore.io.missed_rows import MissedRows
@@ -334,7 +335,7 @@ def _reorder(
     sizes = [size for place in divided.segments for size in _chunk_sizes(place)]
     crcs = np.empty(sum(sizes), np.uint32)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
             begin = 0
             for chunk, size in enumerate(sizes, divided.num_batches):

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, StorageError, storage_error
+from gnnstore.formats.regular_files import open_binary
 from gnnstore.formats.strict_json import Fields, parse_object
 from gnnstore.planning.filesystems import filesystem_id
 from gnnstore.planning.user_cache import user_cache_directory, write_whole
@@ -263,7 +264,7 @@ def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
-        with file.open("rb") as opened:
+        with open_binary(file, error=StorageError, root=file.parent) as opened:
             text = opened.read(_MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

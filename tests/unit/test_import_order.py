@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,29 @@ def test_torch_is_imported_on_demand_only(path: Path) -> None:
     top_level = ast.parse(path.read_text()).body
     names = {name.split(".")[0] for name in imported_names(path, top_level)}
     assert not names & {"torch", "torch_geometric"}
+
+
+# Who opens a path that others name goes through `formats.regular_files`. These read what the kernel
+# shows, or what they have just written themselves; and so do the tools.
+OPENERS = {
+    *("regular_files", "available", "filesystems", "engines", "run_directory"),
+    *("inference", "finished_edges", "scattered_rows", "inputs"),
+}
+RAW_CALLS = re.compile(
+    r"(?<![\w.])os\.open\((?!.*O_(EXCL|TMPFILE|DIRECTORY))|os\.truncate|\.read_(text|bytes)\(\)"
+    r"|\.open\((\w+=)?\"[rwa]|\.write_(text|bytes)\(|fromfile\(|np\.(load|memmap)\(|zipfile\.ZipFile\("
+)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in MODULES if room_of(path) not in ("testing", "tools")],
+    ids=lambda path: str(path.relative_to(PACKAGE)),
+)
+def test_files_are_opened_in_one_place(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    raw = [line.strip() for line in lines if RAW_CALLS.search(line)]
+    assert not raw or path.stem in OPENERS, f"{path} opens files itself: {raw}"
 
 
 def test_importing_the_package_is_light() -> None:
