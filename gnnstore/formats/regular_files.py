@@ -18,6 +18,8 @@ from gnnstore.errors import CorruptStoreError, GnnstoreError
 
 _CAUTIOUS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# Where a file without a name is opened again; /proc shows it as a link.
+_OWN_DESCRIPTORS = Path("/proc/self/fd")
 _KINDS = (
     (stat.S_ISDIR, "a directory"),
     (stat.S_ISLNK, "a symbolic link"),
@@ -53,6 +55,8 @@ def open_regular(
         If the operating system refuses.
     """
     path = Path(path)
+    if root == _OWN_DESCRIPTORS:
+        root = None
     try:
         if root is None:
             descriptor = os.open(path, flags | _CAUTIOUS, 0o666)

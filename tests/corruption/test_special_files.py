@@ -257,7 +257,7 @@ def test_the_cache(
     save_profile(profile)
     key = ListsKey("00000000-0000-8000-8000-000000000000", "edges/e/indices", 64, 8)
     save_lists(key, np.array([5], np.uint64))
-    files = {
+    files: dict[Path, Callable[[], object]] = {
         profile_path(profile.filesystem_id): lambda: load_profile(tmp_path),
         key.file(): lambda: load_lists(key),
     }

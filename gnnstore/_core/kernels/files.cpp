@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "kernels/errors.h"
@@ -31,11 +32,20 @@ const char *kind_of(mode_t mode) {
     throw IoError(S_ISDIR(mode) ? EISDIR : EINVAL, wanted + kind_of(mode), path);
 }
 
+// Whether a path names an open file of this process, which /proc shows as a link: a file without
+// a name is opened again so.
+bool is_own_descriptor(const std::string &path) {
+    constexpr std::string_view own = "/proc/self/fd/";
+    return path.starts_with(own) &&
+           path.find_first_not_of("0123456789", own.size()) == std::string::npos;
+}
+
 }  // namespace
 
 RegularFile open_regular(const std::string &path, int flags, const char *doing) {
     // A FIFO would wait for its other end, and a terminal could become the process's own.
-    constexpr int cautious = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+    const int cautious =
+        O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (is_own_descriptor(path) ? 0 : O_NOFOLLOW);
     int descriptor;
     do descriptor = sys::open(path.c_str(), flags | cautious, 0);
     while (descriptor < 0 && errno == EINTR);
@@ -54,7 +64,7 @@ RegularFile open_regular(const std::string &path, int flags, const char *doing) 
             throw IoError(code, std::string("cannot get the size: ") + std::strerror(code), path);
         }
         if (!S_ISREG(status.st_mode)) refuse(status.st_mode, path);
-        // io_uring takes it at its word, and gives EAGAIN for what is not in memory.
+        // io_uring takes O_NONBLOCK at its word, and gives EAGAIN for what is not in memory.
         const int set = ::fcntl(descriptor, F_GETFL);
         if (set < 0 || ::fcntl(descriptor, F_SETFL, set & ~O_NONBLOCK) != 0) {
             const int code = errno;
