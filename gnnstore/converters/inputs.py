@@ -7,11 +7,14 @@ store's provenance, so both live here.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gnnstore.errors import InputError, NotFoundError, StorageError, storage_error
+from gnnstore.formats.container.regular_files import check_regular, open_binary
 
 PathLike = str | os.PathLike[str]
 
@@ -51,12 +54,39 @@ def existing_file(path: PathLike, what: str) -> Path:
     NotFoundError
         If there is nothing.
     InputError
-        If it is a directory.
+        If it is a directory, a FIFO, a device or a socket.
     """
     found = existing_path(path, what)
     if found.is_dir():
         raise InputError(f"{what} should be a file, but {found} is a directory", path=found)
+    check_regular(found, InputError)
     return found
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open an input for reading; it may be a link.
+
+    Raises
+    ------
+    InputError
+        If it is no regular file.
+    OSError
+        If the operating system refuses.
+    """
+    return open_binary(path, error=InputError)
+
+
+@contextmanager
+def open_zip(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open an archive for reading, as `open_input` does.
+
+    Raises
+    ------
+    zipfile.BadZipFile
+        If it is none.
+    """
+    with open_input(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 def existing_directory(path: PathLike, what: str) -> Path:

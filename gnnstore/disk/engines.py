@@ -21,7 +21,8 @@ from weakref import WeakValueDictionary
 from gnnstore import _core
 from gnnstore.disk.profile.device_profile import filesystem_id, load_profile
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
-from gnnstore.errors import UsageError, storage_error
+from gnnstore.errors import CorruptStoreError, UsageError, storage_error
+from gnnstore.formats.container.regular_files import open_binary
 
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
 ENVIRONMENT_VARIABLE = "GNNSTORE_IO_ENGINE"
@@ -178,7 +179,7 @@ def _probe(name: str, path: Path) -> EngineProbe:
 def _check_readable(path: Path) -> None:
     """Raise if it is the file that does not work, and not the engine."""
     try:
-        with path.open("rb") as file:
+        with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
             if not file.read(1):
                 raise OSError(errno.EIO, "the file is empty, so no engine can be tried on it")
     except OSError as error:

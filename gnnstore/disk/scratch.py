@@ -28,6 +28,7 @@ from typing import Literal, Self, TypeAlias
 from gnnstore.errors import NoSpaceError, NotFoundError, StorageError
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.leftovers import Leftover, State, last_change
+from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.strict_json import parse_object
 
 Claim: TypeAlias = Literal["running", "dead", "empty", "foreign"]
@@ -231,7 +232,7 @@ def _claimed(path: Path) -> Iterator[Claim]:
         not ours, or gone.
     """
     try:
-        descriptor = os.open(path / _OWNER_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_regular(path / _OWNER_FILE, os.O_RDWR, error=StorageError, root=path)
     except FileNotFoundError:
         yield _claim_without_owner(path)
         return

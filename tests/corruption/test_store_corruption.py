@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -116,10 +117,10 @@ def test_stray_file_is_found_by_verify(store: Path) -> None:
 
 def test_file_that_may_not_be_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The tests may run as root, whom no mode stops.
-    def refused(self: Path, *args: Any, **kwargs: Any) -> Any:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refused(path: Any, *args: Any, **kwargs: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "open", refused)
+    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(OSError, match=r"cannot read: .*zarr\.json: Permission denied"):
         StoreReader.open(store)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -130,6 +131,31 @@ def test_torch_is_imported_on_demand_only(room: str) -> None:
         top_level = parsed(path).body
         names = {name.split(".")[0] for name in imported_names(path, top_level)}
         assert not names & {"torch", "torch_geometric"}, path
+
+
+# Who opens a path that others name goes through `formats.regular_files`. These read what the kernel
+# shows, or what they have just written themselves; and so do the tools.
+OPENERS = {
+    *("formats/container/regular_files.py", "budget/limits.py", "disk/profile/filesystems.py"),
+    *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs.py"),
+    *("converters/writer/finished_edges.py", "converters/arrays/scattered.py"),
+}
+RAW_CALLS = re.compile(
+    r"(?<![\w.])os\.open\((?!.*O_(EXCL|TMPFILE|DIRECTORY))|os\.truncate|\.read_(text|bytes)\(\)"
+    r"|\.open\((\w+=)?\"[rwa]|\.write_(text|bytes)\(|fromfile\(|np\.(load|memmap)\(|zipfile\.ZipFile\("
+)
+
+
+def test_files_are_opened_in_one_place() -> None:
+    found = [
+        f"{path}: {line.strip()}"
+        for path in MODULES
+        if room_of(path) not in ("testing", "tools")
+        and str(path.relative_to(PACKAGE)) not in OPENERS
+        for line in path.read_text().splitlines()
+        if RAW_CALLS.search(line)
+    ]
+    assert not found
 
 
 def test_importing_the_package_is_light() -> None:

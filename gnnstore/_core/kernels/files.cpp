@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "kernels/errors.h"
@@ -15,33 +16,79 @@
 
 namespace gnnstore {
 
-File::File(std::string path, int flags) : path_(std::move(path)) {
-    do descriptor_ = sys::open(path_.c_str(), O_RDONLY | O_CLOEXEC | flags);
-    while (descriptor_ < 0 && errno == EINTR);
-    if (descriptor_ < 0) {
-        const int code = errno;
-        throw IoError(code, std::string("cannot open for reading: ") + std::strerror(code), path_);
-    }
+namespace {
+
+const char *kind_of(mode_t mode) {
+    if (S_ISDIR(mode)) return "a directory";
+    if (S_ISLNK(mode)) return "a symbolic link";
+    if (S_ISFIFO(mode)) return "a FIFO";
+    if (S_ISSOCK(mode)) return "a socket";
+    return "a device";
 }
 
-File::~File() { ::close(descriptor_); }
+[[noreturn]] void refuse(mode_t mode, const std::string &path) {
+    const std::string wanted = S_ISDIR(mode) ? "expected a file, found "
+                                             : "expected a regular file, found ";
+    throw IoError(S_ISDIR(mode) ? EISDIR : EINVAL, wanted + kind_of(mode), path);
+}
 
-int64_t File::size() const {
+// Whether a path names an open file of this process, which /proc shows as a link: a file without
+// a name is opened again so.
+bool is_own_descriptor(const std::string &path) {
+    constexpr std::string_view own = "/proc/self/fd/";
+    return path.starts_with(own) &&
+           path.find_first_not_of("0123456789", own.size()) == std::string::npos;
+}
+
+}  // namespace
+
+RegularFile open_regular(const std::string &path, int flags, const char *doing) {
+    // A FIFO would wait for its other end, and a terminal could become the process's own.
+    const int cautious =
+        O_CLOEXEC | O_NONBLOCK | O_NOCTTY | (is_own_descriptor(path) ? 0 : O_NOFOLLOW);
+    int descriptor;
+    do descriptor = sys::open(path.c_str(), flags | cautious, 0);
+    while (descriptor < 0 && errno == EINTR);
     struct stat status;
-    if (sys::fstat(descriptor_, &status) != 0) {
+    if (descriptor < 0) {
         const int code = errno;
-        throw IoError(code, std::string("cannot get the size: ") + std::strerror(code), path_);
+        // A link (ELOOP), and a socket or a FIFO without a reader (ENXIO).
+        if ((code == ELOOP || code == ENXIO) && ::lstat(path.c_str(), &status) == 0 &&
+            !S_ISREG(status.st_mode))
+            refuse(status.st_mode, path);
+        throw IoError(code, std::string(doing) + ": " + std::strerror(code), path);
     }
-    if (S_ISDIR(status.st_mode)) throw IoError(EISDIR, "expected a file, found a directory", path_);
-    return status.st_size;
+    try {
+        if (sys::fstat(descriptor, &status) != 0) {
+            const int code = errno;
+            throw IoError(code, std::string("cannot get the size: ") + std::strerror(code), path);
+        }
+        if (!S_ISREG(status.st_mode)) refuse(status.st_mode, path);
+        // io_uring takes O_NONBLOCK at its word, and gives EAGAIN for what is not in memory.
+        const int set = ::fcntl(descriptor, F_GETFL);
+        if (set < 0 || ::fcntl(descriptor, F_SETFL, set & ~O_NONBLOCK) != 0) {
+            const int code = errno;
+            throw IoError(code, std::string(doing) + ": " + std::strerror(code), path);
+        }
+    } catch (...) {
+        ::close(descriptor);
+        throw;
+    }
+    return {descriptor, status.st_size};
 }
+
+File::File(std::string path, int flags)
+    : path_(std::move(path)),
+      file_(open_regular(path_, O_RDONLY | flags, "cannot open for reading")) {}
+
+File::~File() { ::close(file_.descriptor); }
 
 void File::read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const {
     // Linux transfers at most 2 GiB less a page per call.
     constexpr int64_t max_read_bytes = 1 << 30;
     for (int64_t done = 0; done < num_bytes;) {
         const auto wanted = static_cast<size_t>(std::min(max_read_bytes, num_bytes - done));
-        const ssize_t got = sys::pread(descriptor_, out + done, wanted, offset + done);
+        const ssize_t got = sys::pread(file_.descriptor, out + done, wanted, offset + done);
         if (got > 0) {
             done += got;
         } else if (got == 0) {
@@ -65,7 +112,7 @@ void File::read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const {
 
 void File::advise_sequential() const {
     // Only a hint: a file system that ignores it is as correct.
-    (void)sys::fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
+    (void)sys::fadvise(file_.descriptor, 0, 0, POSIX_FADV_SEQUENTIAL);
 }
 
 namespace {

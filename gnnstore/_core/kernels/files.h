@@ -6,19 +6,30 @@
 
 namespace gnnstore {
 
-// A file open for reading; closed with the object. Every failure is an IoError that names
-// the path and, for a read, the byte offset.
+struct RegularFile {
+    int descriptor;  // the caller closes it
+    int64_t num_bytes;
+};
+
+// Opens an existing regular file, and throws IoError for anything else in its place: FIFOs,
+// devices and sockets, without waiting for them, and symbolic links. flags: what to open it for.
+// doing: the beginning of a message, such as "cannot open for reading".
+// gnnstore/formats/regular_files.py has the same rule for what Python opens.
+RegularFile open_regular(const std::string &path, int flags, const char *doing);
+
+// A regular file open for reading; closed with the object. Every failure is an IoError that
+// names the path and, for a read, the byte offset.
 class File {
 public:
-    // flags: added to O_RDONLY | O_CLOEXEC, such as O_DIRECT.
+    // flags: added to those of open_regular, such as O_DIRECT.
     explicit File(std::string path, int flags = 0);
     ~File();
     File(const File &) = delete;
     File &operator=(const File &) = delete;
 
-    int descriptor() const { return descriptor_; }
+    int descriptor() const { return file_.descriptor; }
     const std::string &path() const { return path_; }
-    int64_t size() const;
+    int64_t size() const { return file_.num_bytes; }  // when it was opened
 
     // Reads num_bytes at offset, or throws: a file that ends early is EIO, never zeros.
     void read_exactly(uint8_t *out, int64_t num_bytes, int64_t offset) const;
@@ -26,7 +37,7 @@ public:
 
 private:
     std::string path_;
-    int descriptor_;
+    RegularFile file_;
 };
 
 // Renames source to target unless target exists (EEXIST).

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "kernels/errors.h"
+#include "kernels/files.h"
 #include "kernels/read_progress.h"
 #include "kernels/system.h"
 
@@ -16,10 +17,14 @@ namespace gnnstore {
 
 PackFile::PackFile(std::string path, int64_t num_bytes, bool grows)
     : path_(std::move(path)), num_bytes_(num_bytes) {
-    const int flags = O_WRONLY | O_CLOEXEC | (grows ? 0 : O_CREAT | O_EXCL);
-    do descriptor_ = sys::open(path_.c_str(), flags, 0666);
-    while (descriptor_ < 0 && errno == EINTR);
-    if (descriptor_ < 0) fail(grows ? "cannot open the file" : "cannot make a file", errno);
+    if (grows) {
+        descriptor_ = open_regular(path_, O_WRONLY, "cannot open the file").descriptor;
+    } else {
+        // Exclusively, so that it is a new file and nothing else.
+        do descriptor_ = sys::open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_CREAT | O_EXCL, 0666);
+        while (descriptor_ < 0 && errno == EINTR);
+        if (descriptor_ < 0) fail("cannot make a file", errno);
+    }
     try {
         int result = 0;
         if (num_bytes > 0) {  // the system refuses to set nothing aside

@@ -20,6 +20,7 @@ from gnnstore import _core
 from gnnstore.converters.arrays.source import check_fits
 from gnnstore.converters.inputs import read_error
 from gnnstore.errors import InputError
+from gnnstore.formats.container.regular_files import open_regular
 
 # Pieces of up to this size are read into memory that was used before: the pages that the kernel
 # clears in fresh memory are an eighth of the CPU time of a conversion. Whole arrays should not
@@ -136,7 +137,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = open_regular(path, error=InputError)
         except OSError as error:
             raise read_error(error, "the array", path) from error
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -12,7 +12,7 @@ from gnnstore.converters.arrays.file_arrays import FileArray
 from gnnstore.converters.arrays.npy import read_npy_header
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.inputs import existing_file, read_error
+from gnnstore.converters.inputs import existing_file, open_input, read_error
 from gnnstore.errors import InputError
 
 __all__ = ["ArraySource", "MemoryArray", "open_npy", "open_npy_directory", "open_npz"]
@@ -29,7 +29,7 @@ def open_npy(path: Path) -> ArraySource:
     """
     existing_file(path, "the array")
     try:
-        with path.open("rb") as stream:
+        with open_input(path) as stream:
             header = read_npy_header(stream, str(path), path)
         found = path.stat().st_size
     except OSError as error:

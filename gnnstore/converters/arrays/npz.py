@@ -11,6 +11,7 @@ import math
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.arrays.npy import read_npy_header
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_fits
-from gnnstore.converters.inputs import existing_file, read_error
+from gnnstore.converters.inputs import existing_file, open_zip, read_error
 from gnnstore.errors import InputError
 from gnnstore.units import format_size
 
@@ -91,8 +92,10 @@ class NpzMember:
             filled += len(piece)
         return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
 
-    def _open(self) -> IO[bytes]:
-        return zipfile.ZipFile(self.path).open(self._member)
+    @contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        with open_zip(self.path) as archive, archive.open(self._member) as stream:
+            yield stream
 
     def _stream(self, start: int, stop: int, step: int) -> Iterator[npt.NDArray[Any]]:
         """Yield elements start, ..., stop - 1 as they lie in the file, `step` at a time."""
@@ -132,7 +135,7 @@ def open_npz(path: Path) -> Mapping[str, ArraySource]:
     """
     existing_file(path, "the archive")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             members = archive.infolist()
             directory_begin = archive.start_dir
     except zipfile.BadZipFile as error:

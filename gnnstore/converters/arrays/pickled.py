@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.npz import BOUNDED_METHODS
-from gnnstore.converters.inputs import existing_file, read_error
+from gnnstore.converters.inputs import existing_file, open_zip, read_error
 from gnnstore.errors import InputError
 
 # MAG240M's has 1.4 million ids, 8 bytes each, up to half more in the pickle's text form.
@@ -78,7 +78,7 @@ def read_split_dict(path: Path) -> dict[str, npt.NDArray[Any]]:
     """
     existing_file(path, "the splits")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_zip(path) as archive:
             pickles = [m for m in archive.infolist() if m.filename.endswith("/data.pkl")]
             if len(pickles) != 1 or pickles[0].file_size > _MAX_BYTES:
                 raise _NotAnArrayDictError("no data.pkl of a reasonable size")

@@ -8,6 +8,7 @@ back: every byte is written and read once more, in large pieces.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,15 @@ from gnnstore.converters.arrays.row_taker import RowTaker
 from gnnstore.converters.arrays.source import ArraySource, collect_rows, row_bytes
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.read_ahead import read_ahead
-from gnnstore.errors import GnnstoreError, InputError, NoSpaceError, storage_error
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    InputError,
+    NoSpaceError,
+    storage_error,
+)
 from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.units import format_size
 
 # Ranges of nodes: an eighth of the memory, since one is there as it lies and in order while
@@ -118,6 +126,7 @@ class ScatteredRows:
         """Send every row to the file of its node's range."""
         self._make_room()
         taker, position = RowTaker(self._nodes), 0
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         try:
             for rows in read_ahead(self._source.rows(max(1, _STEP_BYTES // self._row_bytes))):
                 nodes = taker.take(len(rows)).astype(np.int64)
@@ -128,12 +137,19 @@ class ScatteredRows:
                 present, begins = np.unique(ranges[order], return_index=True)
                 for number, chosen in zip(present, np.split(order, begins[1:]), strict=True):
                     for file, values in zip(self._files(number), (nodes, rows), strict=True):
-                        with file.open("ab") as stream:
+                        with open(self._opened(file, flags), "ab") as stream:  # noqa: PTH123
                             stream.write(np.ascontiguousarray(values[chosen]).data)
         except GnnstoreError:
             raise
         except OSError as error:
             raise storage_error(error, "put rows in order", self._directory) from error
+
+    def _opened(self, file: Path, flags: int = os.O_RDONLY) -> int:
+        return open_regular(file, flags, error=CorruptStoreError, root=self._directory)
+
+    def _read(self, file: Path, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        with open(self._opened(file), "rb") as stream:  # noqa: PTH123 - a descriptor
+            return np.fromfile(stream, dtype)
 
     def _make_room(self) -> None:
         try:
@@ -157,7 +173,7 @@ class ScatteredRows:
         count = min(self._range_rows, self.shape[0] - first)
         files = self._files(number)
         present = files[0].exists()
-        nodes = np.fromfile(files[0], np.int64) - first if present else np.empty(0, np.int64)
+        nodes = self._read(files[0], np.int64) - first if present else np.empty(0, np.int64)
         times = np.bincount(nodes, minlength=count)
         if (times != 1).any():
             # As many rows as nodes: if one has two, another has none, here or elsewhere.
@@ -166,7 +182,7 @@ class ScatteredRows:
                 f"{self._nodes.label}: node {first + wrong} has {int(times[wrong])} rows; every "
                 "node needs exactly one"
             )
-        rows = np.fromfile(files[1], self.dtype).reshape(-1, *self.shape[1:])
+        rows = self._read(files[1], self.dtype).reshape(-1, *self.shape[1:])
         ordered = np.empty_like(rows)
         ordered[nodes] = rows
         return ordered

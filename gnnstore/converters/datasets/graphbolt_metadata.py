@@ -9,12 +9,13 @@ is left out or null.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gnnstore.converters.inputs import existing_file, read_error
+from gnnstore.converters.inputs import existing_file, open_input, read_error
 from gnnstore.errors import InputError, UsageError
 
 FILE_NAME = "metadata.yaml"
@@ -81,8 +82,9 @@ def read_metadata(directory: Path) -> Metadata:
     """
     path = existing_file(directory / FILE_NAME, "the data set's metadata")
     try:
-        size = path.stat().st_size
-        text = path.read_bytes() if size <= _MAX_BYTES else b""
+        with open_input(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            text = file.read(_MAX_BYTES)
     except OSError as error:
         raise read_error(error, "the metadata", path) from error
     if size > _MAX_BYTES:

@@ -19,7 +19,7 @@ from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.datasets.node_ranges import split_ranges
 from gnnstore.converters.edges.pairs import check_integers, edge_pairs
 from gnnstore.converters.features.float_labels import WholeNumbers
-from gnnstore.converters.inputs import PathLike, describe_files, existing_directory
+from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, open_input
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, node_workload
@@ -162,7 +162,7 @@ def _set_nodes(writer: GraphWriter, arrays: Mapping[str, ArraySource], classes: 
 
 def _open(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
     """Open what is called `.npy`, and is, or is raw float32."""
-    with path.open("rb") as file:
+    with open_input(path) as file:
         has_header = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
     source = (
         open_npy(path) if has_header else open_raw(path, RawLayout("float32", (-1, *row_shape)))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec
 
@@ -210,7 +211,8 @@ def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
 def _read_into(path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
     left = memoryview(out.data)
     try:
-        with path.open("rb", buffering=0) as file:
+        descriptor = open_regular(path, error=CorruptStoreError, root=path.parent)
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             file.seek(offset)
             while left:
                 count = file.readinto(left)

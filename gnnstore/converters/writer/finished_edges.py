@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.zarr_metadata import shard_name
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 
@@ -60,7 +62,7 @@ class _Pointers:
         """Yield the pointers in order; read, since what is mapped would count as memory."""
         for number, path in enumerate(self.files):
             left = self.layout.shard_num_rows(number)
-            with path.open("rb", buffering=0) as file:
+            with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
                 while left:
                     pointers = np.fromfile(file, "<i8", min(left, _STEP_NODES))
                     yield pointers

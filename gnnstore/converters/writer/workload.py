@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gnnstore.converters.arrays.files import ArraySource, open_npy, open_npz
+from gnnstore.converters.inputs import open_input
 from gnnstore.errors import GnnstoreError
 
 _SAMPLE_BYTES = 2**20
@@ -148,7 +149,7 @@ def _inspect_array(name: str, source: ArraySource, has_indptr: bool) -> Workload
 def _inspect_text(path: Path) -> Workload:
     """Guess a table's size from its beginning."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_input(path) as file:
         head = file.read(_SAMPLE_BYTES)
     ratio = 1.0
     if head[:2] == b"\x1f\x8b":

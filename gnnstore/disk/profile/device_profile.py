@@ -19,7 +19,8 @@ from typing import Any
 
 from gnnstore.disk.profile.filesystems import filesystem_id
 from gnnstore.disk.profile.user_cache import user_cache_directory, write_whole
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, StorageError, storage_error
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields, parse_object
 
 __all__ = [
@@ -263,7 +264,7 @@ def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
-        with file.open("rb") as opened:
+        with open_binary(file, error=StorageError, root=file.parent) as opened:
             text = opened.read(_MAX_FILE_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None

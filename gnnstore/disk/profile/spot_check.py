@@ -139,7 +139,7 @@ def _large_file(path: Path) -> tuple[Path, int] | None:
     """Return a file of a store that is worth measuring on, and its size in whole MiB."""
     device = path.stat().st_dev
     for file in islice(_files(path), _MAX_ENTRIES):
-        entry = file.stat()
+        entry = file.lstat()
         if (
             stat.S_ISREG(entry.st_mode)
             and entry.st_size >= _WINDOW_BYTES

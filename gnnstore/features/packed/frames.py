@@ -23,6 +23,7 @@ from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.container.regular_files import open_regular
 
 if TYPE_CHECKING:
     from gnnstore.features.direct import DirectRows
@@ -131,7 +132,7 @@ def compress_runs(
     found = Frames(offsets.copy(), np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64))
     place = int(offsets[0])
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
 
             def frame_of(i: int) -> npt.NDArray[np.uint8]:

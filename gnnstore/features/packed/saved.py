@@ -33,6 +33,7 @@ from gnnstore.features.tiers.planned import BatchStep
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
+from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.formats.store.schema import AttributeSpec
@@ -116,7 +117,7 @@ class SavedPlan:
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
             try:
-                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._descriptor = open_regular(path, error=CorruptStoreError, root=reader.path)
             except OSError as error:
                 raise storage_error(error, "open the plan", path) from error
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)

@@ -21,12 +21,13 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.caching.segments import Order, SharedRows, segments_of
 from gnnstore.disk.file_parts import read_part, write_part
-from gnnstore.errors import storage_error
+from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.checksum_blocks import RunPieces, shared_crcs
 from gnnstore.features.packed.chunks import MissIndex, PackedRuns
 from gnnstore.features.packed.missed_rows import MissedRows
 from gnnstore.features.packed.pack import append_missed
+from gnnstore.formats.container.regular_files import open_regular
 
 # Of the longest rows: what is reordered at a time, twice in memory.
 _CHUNK_BYTES = 4 << 20
@@ -334,7 +335,7 @@ def _reorder(
     sizes = [size for place in divided.segments for size in _chunk_sizes(place)]
     crcs = np.empty(sum(sizes), np.uint32)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
             begin = 0
             for chunk, size in enumerate(sizes, divided.num_batches):

@@ -24,6 +24,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
 )
 from gnnstore.formats.container.files import read_small
 from gnnstore.formats.container.journal import StoredFile
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.store.manifest import BLOCK_BYTES
 from gnnstore.formats.store.schema import AttributeSpec
@@ -78,7 +79,7 @@ def write_cold_files(
     write_cold(directory, spec, stored)
     files = []
     for file in sorted(directory.iterdir()):
-        with file.open("rb") as handle:
+        with open_binary(file, error=CorruptStoreError, root=directory) as handle:
             os.fsync(handle.fileno())
         files.append((file.name, file.stat().st_size, _core.crc32c_file(str(file), BLOCK_BYTES)))
     return files

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import storage_error
+from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
@@ -24,6 +24,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_name,
 )
 from gnnstore.formats.container.files import ChecksummedFile
+from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import PLAN_ALIGNMENT_BYTES
 from gnnstore.formats.store.manifest import BLOCK_BYTES
 
@@ -87,7 +88,9 @@ class ValuesFile:
         self._taken: tuple[int, _Sums] | None = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(self.file_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = open_regular(
+                self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError, root=plan
+            )
         except OSError as error:
             raise storage_error(error, "create a file", self.file_path) from error
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.store.manifest import BLOCK_BYTES
 
 # The disk is told to begin with every piece of this size, rather than with all of them when the
@@ -108,18 +109,23 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_small(path: Path, max_bytes: int) -> bytes:
-    """Return the contents of a metadata file.
+def read_small(path: Path, max_bytes: int, root: Path | None = None) -> bytes:
+    """Return the contents of a small file of a store or a plan.
+
+    Parameters
+    ----------
+    root : Path, optional
+        Below it no directory may be a link; by default that of the file.
 
     Raises
     ------
     CorruptStoreError
-        If the file is missing or larger than `max_bytes`.
+        If the file is missing, larger than `max_bytes`, or no regular file.
     StorageError
         If it cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with open_binary(path, error=CorruptStoreError, root=root or path.parent) as file:
             data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise CorruptStoreError(f"{path}: the file is missing", path=path) from None

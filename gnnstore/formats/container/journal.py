@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import storage_error
 from gnnstore.formats.arrays.pages import ShardLayout
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container.journal_file import (
@@ -29,6 +28,7 @@ from gnnstore.formats.container.journal_file import (
     JOURNAL_VERSION,
     Record,
     append_record,
+    cut_journal,
     read_records,
 )
 from gnnstore.formats.store.manifest import BLOCK_BYTES, crc32c_of
@@ -93,10 +93,7 @@ class Journal:
         if not records:
             return None
         journal = cls(directory, records)
-        try:
-            os.truncate(directory / JOURNAL_FILE, good_bytes)
-        except OSError as error:
-            raise storage_error(error, "continue the journal", directory) from error
+        cut_journal(directory / JOURNAL_FILE, good_bytes)
         return journal
 
     @property

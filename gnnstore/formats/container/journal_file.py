@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, StorageError, storage_error
+from gnnstore.formats.container.regular_files import open_binary, open_regular
 from gnnstore.formats.container.strict_json import parse_object, value_bound
 from gnnstore.formats.store.manifest import crc32c_of
 
@@ -34,17 +35,41 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
 
     Raises
     ------
+    CorruptStoreError
+        If the journal is no regular file.
     StorageError
         If the operating system refuses.
     """
     view = memoryview(encode_record(record))
     try:
-        with path.open("ab", buffering=0) as file:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        descriptor = open_regular(path, flags, error=CorruptStoreError, root=path.parent)
+        with open(descriptor, "ab", buffering=0) as file:  # noqa: PTH123 - a descriptor
             while view:  # a raw write may be short
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
     except OSError as error:
         raise storage_error(error, "write the journal", path) from error
+
+
+def cut_journal(path: Path, num_bytes: int) -> None:
+    """Remove what a journal holds behind a record.
+
+    Raises
+    ------
+    CorruptStoreError
+        If the journal is no regular file.
+    StorageError
+        If the operating system refuses.
+    """
+    try:
+        descriptor = open_regular(path, os.O_WRONLY, error=CorruptStoreError, root=path.parent)
+        try:
+            os.ftruncate(descriptor, num_bytes)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(error, "continue the journal", path) from error
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
@@ -59,16 +84,17 @@ def read_records(path: Path) -> tuple[list[Record], int]:
     Returns
     -------
     list of dict
-        The header first; empty, if there is no journal or it begins with no header of this
-        version.
+        The header first; empty, if there is no journal, or it is no regular file or begins with
+        no header of this version.
     int
         Where the first damaged line begins, or the file ends.
     """
     try:
-        if path.stat().st_size > _MAX_JOURNAL_BYTES:
-            return [], 0
-        data = path.read_bytes()
+        with open_binary(path, error=StorageError, root=path.parent) as file:
+            data = file.read(_MAX_JOURNAL_BYTES + 1)
     except OSError:
+        return [], 0
+    if len(data) > _MAX_JOURNAL_BYTES:
         return [], 0
     records: list[Record] = []
     good_bytes = 0

@@ -113,7 +113,7 @@ def locked(path: Path) -> Iterator[bool]:
         False if a process is at work in it, or it cannot be opened.
     """
     try:
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         yield False
         return

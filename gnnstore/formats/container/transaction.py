@@ -28,6 +28,7 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import is_resumable, leftover_bytes, leftovers, remove
+from gnnstore.formats.container.regular_files import check_tree
 from gnnstore.units import format_size
 
 # What a file system without renameat2's flags answers.
@@ -71,6 +72,8 @@ class DirectoryTransaction:
         If the final name exists and `overwrite` is false.
     UsageError
         If what exists must not be replaced, or another process is writing it now.
+    CorruptStoreError
+        If a directory to go on in holds links, FIFOs, devices or sockets.
     """
 
     def __init__(
@@ -234,7 +237,7 @@ def _sweep(
     found: tuple[Path, int] | None = None
     for path in leftovers(final):
         try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except OSError:
             continue
         is_kept = False
@@ -243,7 +246,7 @@ def _sweep(
             if path.name.startswith(f".{final.name}.old-") and not final.exists():
                 path.rename(final)
                 on_event(f"restored {final}, which an interrupted overwrite had set aside")
-            elif found is None and adopt is not None and adopt(path):
+            elif found is None and adopt is not None and _may_adopt(path, adopt):
                 found, is_kept = (path, lock), True
             else:
                 size = format_size(leftover_bytes(path))
@@ -258,6 +261,12 @@ def _sweep(
             if not is_kept:
                 os.close(lock)
     return found
+
+
+def _may_adopt(path: Path, adopt: Callable[[Path], bool]) -> bool:
+    # Whoever goes on in it opens and makes files below its directories.
+    check_tree(path)
+    return adopt(path)
 
 
 def _lock_dead(lock: int, path: Path, final: Path) -> None:

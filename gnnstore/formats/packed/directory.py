@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error
+from gnnstore.errors import (
+    CorruptStoreError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+    storage_error,
+)
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import locked, remove
+from gnnstore.formats.container.regular_files import check_directories, open_regular
 from gnnstore.formats.packed.manifest import PLANS_DIRECTORY, find_plans, is_plan
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -38,15 +46,21 @@ def make_plans_directory(store: Path) -> None:
 
     Raises
     ------
+    CorruptStoreError
+        If it is a symbolic link.
     StorageError
         If the store cannot be written.
     """
     directory = store / PLANS_DIRECTORY
+    check_directories(store, PLANS_DIRECTORY)
     try:
         directory.mkdir(exist_ok=True)
         metadata = directory / METADATA_FILE
-        if not metadata.exists():
-            metadata.write_text(json.dumps(group_metadata(), indent=1))
+        if not os.path.lexists(metadata):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = open_regular(metadata, flags, error=CorruptStoreError, root=store)
+            with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
+                json.dump(group_metadata(), file, indent=1)
     except OSError as error:
         found = storage_error(error, "make a directory for plans", directory)
         found.message += "; give --output to pack the plan elsewhere"
@@ -71,10 +85,13 @@ def remove_plan(store: Path, name: str) -> None:
         If that is no name.
     NotFoundError
         If there is no such plan; the message lists those there are.
+    CorruptStoreError
+        If it is a symbolic link.
     StorageError
         If it cannot be removed.
     """
     path = plan_path(store, name)
+    check_directories(store, f"{PLANS_DIRECTORY}/{name}")
     if not is_plan(path):
         names = ", ".join(repr(plan.name) for plan in find_plans(store)) or "none"
         raise NotFoundError(f"{store}: no plan {name!r}; its plans: {names}", path=path)

@@ -13,9 +13,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.errors import CorruptStoreError, StorageError, UnsupportedVersionError
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.names import encode
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields, parse_object
 from gnnstore.formats.store.manifest import (
     BLOCK_BYTES,
@@ -306,7 +307,7 @@ def rows_array(spec: AttributeSpec) -> str:
 def is_plan(path: Path) -> bool:
     """Whether a directory looks like a packed plan, of any version, intact or not."""
     try:
-        with (path / METADATA_FILE).open("rb") as file:
+        with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
             head = file.read(4096)
     except OSError:
         return False
@@ -314,10 +315,16 @@ def is_plan(path: Path) -> bool:
 
 
 def find_plans(store: Path) -> list[Path]:
-    """Return the packed plans in the directory of a store, by name."""
+    """Return the packed plans in the directory of a store, by name; links are none."""
     directory = store / PLANS_DIRECTORY
+    if directory.is_symlink():
+        return []
     try:
         found = sorted(directory.iterdir())
     except OSError:
         return []
-    return [path for path in found if not path.name.startswith(".") and is_plan(path)]
+    return [
+        path
+        for path in found
+        if not path.name.startswith(".") and not path.is_symlink() and is_plan(path)
+    ]

@@ -14,6 +14,7 @@ from gnnstore.formats.arrays.compressed import read_cold
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, parse_paged, shard_name
 from gnnstore.formats.container.files import read_small
+from gnnstore.formats.container.regular_files import check_directories
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
@@ -91,9 +92,9 @@ class PlanReader:
         """
         directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
         root = directory / METADATA_FILE
-        if not root.is_file():
+        if not os.path.lexists(root):
             raise _not_a_plan(directory)
-        manifest = PlanManifest.decode(read_small(root, MAX_MANIFEST_BYTES), str(root))
+        manifest = PlanManifest.decode(read_small(root, MAX_MANIFEST_BYTES, directory), str(root))
         check_sizes(directory, manifest.all_files(), "pack")
         reader = cls(directory, manifest)
         for spec in manifest.schema.graph_arrays.values():
@@ -128,6 +129,7 @@ class PlanReader:
         CorruptStoreError
             If it cannot be decoded, or is not what the schema says.
         """
+        check_directories(self.path, spec.path)  # the manifest need not list its files
         return read_cold(self.path / spec.path, spec)
 
     def run_begins(self, number: int) -> npt.NDArray[np.int64]:
@@ -247,12 +249,15 @@ def find_plan(store: Path, plan: str | os.PathLike[str]) -> Path:
     ------
     NotFoundError
         If there is none; the message lists those of the store.
+    CorruptStoreError
+        If the name is that of a symbolic link.
     """
     text = os.fspath(plan)
     named = store / PLANS_DIRECTORY / text
-    if "/" not in text and (named / METADATA_FILE).is_file():
+    if "/" not in text and os.path.lexists(named / METADATA_FILE):
+        check_directories(store, f"{PLANS_DIRECTORY}/{text}")
         return named
-    if (Path(text) / METADATA_FILE).is_file():
+    if os.path.lexists(Path(text) / METADATA_FILE):
         return Path(text)
     names = ", ".join(repr(path.name) for path in find_plans(store)) or "none"
     raise NotFoundError(

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import GnnstoreError, UsageError, storage_error
+from gnnstore.errors import CorruptStoreError, GnnstoreError, UsageError, storage_error
 from gnnstore.formats.arrays.compressed import write_cold_files
 from gnnstore.formats.arrays.growing import ONE_SHARD_BYTES, ValuesFile
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
@@ -32,8 +32,10 @@ from gnnstore.formats.container.journal_file import (
     SUPERBATCH_RECORD,
     Record,
     append_record,
+    cut_journal,
     read_records,
 )
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.resume import differences, is_resumable_error
 from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.formats.packed.manifest import (
@@ -284,7 +286,7 @@ class PlanWriter:
         if self._transaction.adopted:
             records, good_bytes = read_records(directory / JOURNAL_FILE)
             self.decided = records[0]["fingerprint"]["decided"]
-            _truncate(directory / JOURNAL_FILE, good_bytes)
+            cut_journal(directory / JOURNAL_FILE, good_bytes)
         else:
             fingerprint = {"asked": self._asked, "decided": dict(self.decided)}
             header = {"kind": "header", "version": JOURNAL_VERSION, "fingerprint": fingerprint}
@@ -362,17 +364,11 @@ class PlanWriter:
         return tuple(entries)
 
 
-def _truncate(path: Path, num_bytes: int) -> None:
-    try:
-        os.truncate(path, num_bytes)
-    except OSError as error:
-        raise storage_error(error, "continue the journal", path) from error
-
-
 def _truncate_journal(path: Path, num_lines: int) -> None:
     """Keep the first lines of a journal."""
     try:
-        lines = path.read_bytes().splitlines(keepends=True)[:num_lines]
+        with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
+            lines = file.readlines()[:num_lines]
     except OSError as error:
         raise storage_error(error, "continue the journal", path) from error
-    _truncate(path, sum(map(len, lines)))
+    cut_journal(path, sum(map(len, lines)))

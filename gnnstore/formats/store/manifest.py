@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.errors import CorruptStoreError, StorageError, UnsupportedVersionError
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.names import check_relative_path
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields, parse_object
 from gnnstore.formats.store.schema import Schema
 
@@ -169,7 +170,7 @@ def is_store(path: Path) -> bool:
     Decides what `overwrite` may replace; reads nothing but the start of the root metadata.
     """
     try:
-        with (path / METADATA_FILE).open("rb") as file:
+        with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
             head = file.read(4096)
     except OSError:
         return False

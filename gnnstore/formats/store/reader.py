@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
 )
 from gnnstore.formats.container.files import directory_bytes, read_small
 from gnnstore.formats.container.leftovers import leftovers
+from gnnstore.formats.container.regular_files import stat_below
 from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY, MAX_MANIFEST_BYTES, FileEntry, Manifest
 from gnnstore.formats.store.schema import AttributeSpec, Schema
@@ -67,9 +67,9 @@ class StoreReader:
         """
         directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
         root = directory / METADATA_FILE
-        if not directory.is_dir() or not root.is_file():
+        if not directory.is_dir() or not os.path.lexists(root):
             raise _not_a_store(directory)
-        manifest = Manifest.decode(read_small(root, MAX_MANIFEST_BYTES), str(root))
+        manifest = Manifest.decode(read_small(root, MAX_MANIFEST_BYTES, directory), str(root))
         reader = cls(directory, manifest)
         check_sizes(directory, reader.files, "convert")
         for spec in manifest.schema.arrays():
@@ -177,12 +177,13 @@ def array_document(directory: Path, array_path: str) -> tuple[dict[str, Any], st
     Raises
     ------
     CorruptStoreError
-        If it is missing or no JSON object.
+        If it is missing, no regular file, or no JSON object.
     StorageError
         If it cannot be read.
     """
     path = str(directory / array_path / METADATA_FILE)
-    return parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path), path
+    text = read_small(Path(path), MAX_ARRAY_METADATA_BYTES, directory)
+    return parse_object(text, path=path), path
 
 
 def check_cold_array(directory: Path, spec: AttributeSpec, listed: Collection[str]) -> None:
@@ -244,14 +245,15 @@ def check_sizes(directory: Path, files: Iterable[FileEntry], verb: str) -> None:
     Raises
     ------
     CorruptStoreError
-        If a file is missing, short, long, or no file.
+        If a file is missing, short, long, no regular file, or behind a symbolic link.
     StorageError
         If the operating system refuses.
     """
+    checked: set[str] = set()
     for entry in files:
         path = directory / entry.path
         try:
-            found = path.stat()
+            found = stat_below(directory, entry.path, checked)
         except FileNotFoundError:
             raise CorruptStoreError(
                 f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
@@ -260,8 +262,6 @@ def check_sizes(directory: Path, files: Iterable[FileEntry], verb: str) -> None:
             ) from None
         except OSError as error:
             raise storage_error(error, "open the store", path) from error
-        if not stat.S_ISREG(found.st_mode):
-            raise CorruptStoreError(f"{path}: not a regular file", path=path)
         if found.st_size != entry.size_bytes:
             raise CorruptStoreError(
                 f"{path}: the file has {found.st_size} bytes, but the manifest says "

@@ -26,7 +26,8 @@ from gnnstore.errors import (
 )
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, shard_index
-from gnnstore.formats.packed.manifest import find_plans, is_plan
+from gnnstore.formats.container.regular_files import open_binary
+from gnnstore.formats.packed.manifest import PLANS_DIRECTORY, find_plans, is_plan
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.formats.store.manifest import BLOCK_BYTES, FileEntry
 from gnnstore.formats.store.reader import StoreReader
@@ -39,6 +40,7 @@ LEVELS: tuple[Level, ...] = ("header", "checksums", "full")
 # Plans and caches are committed units of their own, with manifests of their own.
 _SEPARATE_UNITS = ("plans", "caches")
 _MAX_RANGES_PER_FILE = 20
+_LINK = "a symbolic link, which no reader follows; remove it, or put there what it leads to"
 _MAX_BATCHES = 8  # named for a damaged range
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
@@ -168,6 +170,9 @@ def _parts_of(directory: Path, level: Level) -> tuple[list[_Part], Report]:
     report = Report(level)
     plans = [directory] if is_plan(directory) else find_plans(directory)
     parts = [] if is_plan(directory) else [_Part(StoreReader.open(directory))]
+    for link in sorted((directory / PLANS_DIRECTORY).glob("*")):
+        if link.is_symlink():
+            report.problems.append(Problem(str(link), _LINK))
     for plan in plans:
         try:
             # Its index leads nowhere else if it can be opened.
@@ -194,6 +199,10 @@ def _with_batches(problem: Problem, reader: PlanReader) -> Problem:
 def _stray_files(reader: StoreReader | PlanReader) -> Iterator[Problem]:
     listed = {entry.path for entry in reader.files} | {METADATA_FILE}
     for root, directories, names in os.walk(reader.path):
+        for name in directories:
+            link = Path(root) / name
+            if link.is_symlink():
+                yield Problem(str(link), _LINK)
         if Path(root) == reader.path:
             directories[:] = [name for name in directories if name not in _SEPARATE_UNITS]
         for name in names:
@@ -285,7 +294,7 @@ def _check_layout(reader: StoreReader, array: PagedArray) -> Iterator[Problem]:
     layout, geometry = array.layout, array.geometry
     for shard, path in enumerate(array.file_paths):
         body = layout.shard_body_bytes(shard)
-        with path.open("rb") as file:
+        with open_binary(path, error=CorruptStoreError, root=reader.path) as file:
             file.seek(body)
             index = file.read()
         if index != shard_index(layout, shard).tobytes():

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.disk.profile.user_cache import user_cache_directory, write_whole
 from gnnstore.errors import CorruptStoreError, StorageError
+from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields, parse_object
 from gnnstore.graph.neighbor_cache.importance import num_words
 
@@ -88,7 +89,7 @@ def load_lists(key: ListsKey) -> npt.NDArray[np.uint64] | None:
     """
     try:
         file = key.file()
-        with file.open("rb") as opened:
+        with open_binary(file, error=StorageError, root=file.parent) as opened:
             header = opened.readline(_MAX_HEADER_BYTES)
             body = opened.read(8 * num_words(key.num_nodes) + 1)
     except (FileNotFoundError, NotADirectoryError):

@@ -88,7 +88,7 @@ def _find(path: Path) -> Iterator[Leftover]:
 def _find_of_plans(store: Path) -> Iterator[Leftover]:
     """Yield what was left of plans that were being packed, or removed, in a store."""
     directory = store / PLANS_DIRECTORY
-    if directory.is_dir():
+    if directory.is_dir() and not directory.is_symlink():
         yield from find_leftovers(directory)
 
 

@@ -50,7 +50,7 @@ def _probe(place: Path) -> list[dict[str, Any]] | None:
 
 @contextmanager
 def _file_in(place: Path) -> Iterator[Path]:
-    file = place if place.is_file() else _file_of_store(place)
+    file = place.resolve() if place.is_file() else _file_of_store(place)
     if file is not None:
         yield file
         return

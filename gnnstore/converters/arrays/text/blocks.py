@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from gnnstore.converters.inputs import read_error
+from gnnstore.converters.inputs import open_input, read_error
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase, Phase
 
@@ -85,7 +85,7 @@ def read_blocks(
     phase = phase or NullPhase()
     line, rest = 1, b""
     try:
-        with path.open("rb") as raw:
+        with open_input(path) as raw:
             zipped = raw.read(2) == _GZIP_MAGIC
             raw.seek(0)
             if path.suffix == ".gz" and not zipped and path.stat().st_size:

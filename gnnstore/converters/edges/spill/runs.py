@@ -25,7 +25,8 @@ from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.row_blocks import RowBlocks
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.errors import storage_error
+from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.container.regular_files import open_regular
 
 NARROW_BYTES, WIDE_BYTES = 12, 24
 # 3 KiB or 6 KiB of records between two entries: what one read brings anyway.
@@ -264,11 +265,16 @@ def _in_order(
         yield taken
 
 
+def _open(path: str, flags: int) -> int:
+    return open_regular(path, flags, error=CorruptStoreError, root=Path(path).parent)
+
+
 def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[Any]]) -> int:
     """Write a file, durably; return its crc32c."""
     crc = 0
     try:
-        with open(path, "wb", buffering=0) as file:  # noqa: PTH123 - a str, from a journal
+        descriptor = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for piece in pieces:
                 data = piece.reshape(-1).view(np.uint8)
                 crc = _core.crc32c(data, crc)
@@ -290,7 +296,7 @@ def read_exactly(path: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
         If the file is shorter, or the operating system refuses.
     """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = _open(path, os.O_RDONLY)
         try:
             done = 0
             while done < len(out):
