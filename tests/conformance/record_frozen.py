@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 
-def shown(value: Any, depth: int) -> str:
-    """Return JSON with a line for each entry down to some depth, so that differences are short."""
-    if depth == 0 or not isinstance(value, dict):
+def shown(value: Any) -> str:
+    """Return JSON with a line for each entry of objects, so that differences are short."""
+    if not isinstance(value, dict):
         return json.dumps(value)
-    lines = (f"{json.dumps(name)}: {shown(entry, depth - 1)}" for name, entry in value.items())
+    lines = (f"{json.dumps(name)}: {shown(entry)}" for name, entry in value.items())
     return "{\n" + ",\n".join(lines) + "\n}"
 
 
@@ -30,7 +30,7 @@ def main() -> None:
             recorded = module["record"](Path(directory))
         output: Path = module["FROZEN"]
         output.parent.mkdir(exist_ok=True)
-        output.write_text(shown(recorded, 2) + "\n")
+        output.write_text(shown(recorded) + "\n")
 
 
 if __name__ == "__main__":
