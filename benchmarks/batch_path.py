@@ -1,0 +1,149 @@
+"""The way of a batch: which modules of gnnstore it enters, by strategy.
+
+Batches 5 to 8 of a second epoch are loaded with a profiler in every thread (`sys.setprofile`), and
+each module of gnnstore whose functions are called meanwhile is counted: in the threads that prepare
+batches and in those that make the next superbatch too. That is what somebody reads who wants to
+follow a batch from its seeds to `Data`; compiled kernels and what runs once, before, are not in it.
+
+A superbatch has four batches here, so that while one is followed the next is sampled, planned and
+packed. The consumer pauses for each batch as a model does. Threads differ from run to run in what
+they have done before batch 5, so the modules of all `--repeats` are put together.
+Run `python -m benchmarks.batch_path`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks.harness import parser, report
+from gnnstore import NeighborLoader
+from gnnstore.converters import from_rmat
+
+FANOUTS, BATCH_SIZE, SEED, CACHE_BYTES = (5, 5), 64, 0, 100_000
+FIRST, LAST, SUPERBATCH = 5, 8, 4
+PAUSE_SECONDS = 0.05
+AHEAD: dict[str, Any] = {"cache_bytes": CACHE_BYTES, "superbatch": SUPERBATCH}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "memory": {"strategy": "memory"},
+    "static": {"strategy": "static", "cache_bytes": CACHE_BYTES},
+    "belady": {"strategy": "belady", **AHEAD},
+    "packed": {"strategy": "packed", **AHEAD},
+    "saved plan": {},
+}
+
+
+class Profile:
+    """Notes the modules whose functions are called, while it is told to."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.modules: set[str] = set()
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Take a call."""
+        if self.is_on and event == "call":
+            self.modules.add(frame.f_globals.get("__name__", ""))
+
+
+def trace(store: Path, **options: Any) -> set[str]:
+    """Return the modules of gnnstore that some batches of a second epoch enter."""
+    profile = Profile()
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        loader = NeighborLoader(
+            store,
+            list(FANOUTS),
+            "train",
+            batch_size=BATCH_SIZE,
+            shuffle=True,
+            seed=SEED,
+            num_threads=2,
+            **options,
+        )
+        for _ in loader:
+            pass
+        batches = iter(loader)
+        for number in range(1, LAST + 1):
+            profile.is_on = number >= FIRST
+            next(batches)
+            time.sleep(PAUSE_SECONDS)
+        profile.is_on = False
+        for _ in batches:
+            pass
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return {name for name in profile.modules if name.partition(".")[0] == "gnnstore"}
+
+
+def pack(store: Path, output: Path) -> Path:
+    """Return a plan of two epochs, made by the command that belongs to this interpreter."""
+    beside = Path(sys.executable).with_name("gnnstore")
+    command = str(beside) if beside.exists() else shutil.which("gnnstore")
+    if command is None:
+        raise SystemExit("the command gnnstore is not on PATH")
+    arguments = {
+        "--output": output,
+        "--num-neighbors": ",".join(map(str, FANOUTS)),
+        "--batch-size": BATCH_SIZE,
+        "--input-nodes": "train",
+        "--epochs": 2,
+        "--seed": SEED,
+        "--cache": CACHE_BYTES,
+        "--superbatch": SUPERBATCH,
+    }
+    words = [str(word) for pair in arguments.items() for word in pair]
+    subprocess.run(
+        [command, "pack", str(store), "--quiet", *words], check=True, stdout=subprocess.DEVNULL
+    )
+    return output
+
+
+def by_folder(modules: Iterable[str]) -> list[str]:
+    """Return a line for each package, with its modules."""
+    lines = []
+    for folder, names in groupby(sorted(modules), key=lambda name: name.rpartition(".")[0]):
+        lines.append(f"{folder or 'gnnstore'}: {', '.join(n.rpartition('.')[2] for n in names)}")
+    return lines
+
+
+def main() -> None:
+    """Trace each strategy, and print the modules."""
+    options = parser(__doc__)
+    options.set_defaults(repeats=5)
+    arguments = options.parse_args()
+    repeats = min(arguments.repeats, 2) if arguments.quick else arguments.repeats
+    entered: dict[str, list[str]] = {}
+    rows: list[tuple[str, str]] = []
+    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
+        store = from_rmat(Path(temporary) / "rmat.gnn", scale=12, feature_dim=64)
+        for name, given in STRATEGIES.items():
+            if name == "saved plan":
+                given = {**given, "plan": pack(store, Path(temporary) / "plan")}  # noqa: PLW2901
+            found = [trace(store, **given) for _ in range(repeats)]
+            entered[name] = sorted(set().union(*found))
+            spread = f"{min(map(len, found))} to {max(map(len, found))} in one run"
+            rows.append((name, f"{len(entered[name])} modules ({spread})"))
+            rows += [("", line) for line in by_folder(entered[name])]
+    report(
+        f"modules of gnnstore that batches {FIRST} to {LAST} of a second epoch enter",
+        rows,
+        as_json=arguments.json,
+        num_modules={name: len(modules) for name, modules in entered.items()},
+        modules=entered,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Record the batches, states, sizes and predictions that the frozen tests compare with.
+
+`python tests/conformance/record_frozen.py batches` (or `sizes`), and only where a change of them
+is meant: what the tests say of the difference belongs into the description of that change.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def shown(value: Any) -> str:
+    """Return JSON with a line for each entry of objects, so that differences are short."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    lines = (f"{json.dumps(name)}: {shown(entry)}" for name, entry in value.items())
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def main() -> None:
+    """Record what is named, or both."""
+    for name in sys.argv[1:] or ("batches", "sizes"):
+        module = runpy.run_path(str(Path(__file__).with_name(f"test_frozen_{name}.py")))
+        with tempfile.TemporaryDirectory() as directory:
+            recorded = module["record"](Path(directory))
+        output: Path = module["FROZEN"]
+        output.parent.mkdir(exist_ok=True)
+        output.write_text(shown(recorded) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,367 @@
+"""Batches stay what they were, to the bit: digests recorded once, compared on every way to them.
+
+A batch depends on the graph, the sampling options, the epoch and its number; not on the strategy,
+threads, engine, where the topology lies, or whether subgraphs and plans wait on disk. So there is
+one list of digests for each graph and sampling, and each way to the batches has to give it, from
+the start or from the recorded state of a loader. `record_frozen.py` records what is in
+`tests/data/frozen/batches.json`: only where batches are meant to change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import combinations, islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+from torch_geometric.data import Data
+
+from gnnstore import NeighborLoader
+from gnnstore.converters import from_pyg
+from gnnstore.testing.plans import pack
+
+FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "batches.json"
+SEED, EPOCHS = 11, 2
+# Batches of the first epoch before the state that is recorded.
+TAKEN = 3
+
+
+# --- graphs: integers from a counter, so that no library's random numbers matter -------------
+
+
+def _numbers(seed: int, *shape: int) -> npt.NDArray[np.uint64]:
+    """Return SplitMix64 of a counter."""
+    x = np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed << 32)
+    x = x * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: npt.NDArray[np.uint64] = (x ^ (x >> np.uint64(31))).reshape(shape)
+    return mixed
+
+
+def _below(bound: int, seed: int, *shape: int) -> Tensor:
+    return torch.from_numpy((_numbers(seed, *shape) % np.uint64(bound)).astype(np.int64))
+
+
+def planted() -> Data:
+    """Return a graph with communities, labels, masks for splits, and ids of int64."""
+    num_nodes, num_edges, communities = 1200, 12_000, 8
+    target = _below(num_nodes, 1, num_edges)
+    anywhere = _below(num_nodes, 2, num_edges)
+    inside = anywhere - anywhere % communities + target % communities
+    source = torch.where(_below(10, 3, num_edges) < 7, inside, anywhere)
+    split = _below(10, 4, num_nodes)
+    return Data(
+        x=_below(1000, 5, num_nodes, 40).float() / 8,
+        y=torch.arange(num_nodes) % communities,
+        edge_index=torch.stack([source, target]),
+        train_mask=split < 3,
+        val_mask=split == 3,
+        test_mask=split > 3,
+        name="planted",
+    )
+
+
+def rmat() -> Data:
+    """Return an R-MAT graph with parallel edges, edge attributes and ids of int32."""
+    scale, num_edges = 10, 9000
+    corner = _below(100, 1, scale, num_edges)
+    bits = torch.stack([corner >= 76, (corner >= 57) & (corner < 76) | (corner >= 95)]).long()
+    weights = 2 ** torch.arange(scale)
+    edge_index = (bits * weights[None, :, None]).sum(dim=1)
+    return Data(
+        x=_below(2048, 2, 1 << scale, 33).half(),
+        edge_index=edge_index.int(),
+        edge_attr=_below(1000, 3, num_edges, 19).float(),
+        edge_weight=_below(16, 4, num_edges).float() / 16,
+    )
+
+
+def odd() -> Data:
+    """Return a tiny graph with rows of odd width, and nodes without in-neighbours."""
+    num_nodes, num_edges = 61, 150
+    target = 2 * _below(num_nodes // 2, 1, num_edges)
+    return Data(
+        x=(_below(256, 2, num_nodes, 37) - 128).bfloat16(),
+        h=(_below(256, 3, num_nodes, 67) - 128).to(torch.int8),
+        edge_index=torch.stack([_below(num_nodes, 4, num_edges), target]),
+        edge_mark=_below(2, 5, num_edges).bool(),
+    )
+
+
+GRAPHS: dict[str, Callable[[], Data]] = {"planted": planted, "rmat": rmat, "odd": odd}
+
+
+# --- samplings and ways ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A graph, and the options that batches depend on."""
+
+    graph: str
+    fanouts: tuple[int, ...]
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        """Return the name under which digests are recorded."""
+        fanouts = ",".join(map(str, self.fanouts))
+        return " ".join([self.graph, fanouts, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+_TRAIN = {"input_nodes": "train", "batch_size": 32, "shuffle": True}
+_MANY = {"batch_size": 100, "shuffle": True}
+_ALL = {"batch_size": 7}
+SAMPLINGS = (
+    Sampling("planted", (4, 4), _TRAIN),
+    Sampling("planted", (4, 3), {**_TRAIN, "disjoint": True}),
+    Sampling("planted", (3, 3), {**_TRAIN, "replace": True, "drop_last": True}),
+    Sampling("planted", (5,), {**_TRAIN, "subgraph_type": "induced"}),
+    Sampling("planted", (4, 4), {**_TRAIN, "rank": 1, "world_size": 3}),
+    Sampling("rmat", (5, 2), _MANY),
+    Sampling("rmat", (3, 3), {**_MANY, "subgraph_type": "bidirectional"}),
+    Sampling("rmat", (-1,), {**_MANY, "shuffle": False, "disjoint": True}),
+    Sampling("odd", (2, -1, 2), _ALL),
+    Sampling("odd", (3, 3), {**_ALL, "shuffle": True, "replace": True, "disjoint": True}),
+)
+
+CACHED = {"cache_bytes": "25kB"}
+AHEAD = {**CACHED, "superbatch": 4}
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "memory": {"strategy": "memory"},
+    "mmap": {"strategy": "mmap"},
+    "direct": {"strategy": "direct"},
+    "static-degree": {"strategy": "static", "cache": "degree", **CACHED},
+    "static-frequency": {"strategy": "static", "cache": "frequency", **CACHED},
+    "belady": {"strategy": "belady", **AHEAD},
+    "packed": {"strategy": "packed", **AHEAD},
+    "packed-degree": {"strategy": "packed", "cache": "degree", **AHEAD},
+    "plan": {},
+}
+THREADS = (0, 1, 2, 4)
+ENGINES = ("", "pread", "mmap")
+TOPOLOGIES = ("auto", "mmap", "disk")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How batches are come by."""
+
+    sampling: Sampling
+    strategy: str
+    threads: int
+    engine: str = ""
+    topology: str = "auto"
+    is_resumed: bool = False
+    spills: bool = False
+
+    def __str__(self) -> str:
+        """Return a test's id."""
+        flags = ["resumed"] * self.is_resumed + ["spilled"] * self.spills
+        number = SAMPLINGS.index(self.sampling)
+        words = [self.sampling.graph + str(number), self.strategy, str(self.threads)]
+        return "-".join([*words, self.engine or "usual", self.topology, *flags])
+
+    def __hash__(self) -> int:
+        """Return the hash of a test's id, which no two ways share."""
+        return hash(str(self))
+
+    @property
+    def possible(self) -> Way:
+        """Return the way, without what its strategy has no use for."""
+        reads = self.strategy not in {"memory", "mmap"}
+        topology = {"memory": {"auto"}, "mmap": {"auto", "mmap"}, "plan": {"auto"}}
+        may_lie = topology.get(self.strategy, set(TOPOLOGIES))
+        return replace(
+            self,
+            engine=self.engine if reads else "",
+            topology=self.topology if self.topology in may_lie else "auto",
+            spills=self.spills and "superbatch" in STRATEGIES[self.strategy],
+        )
+
+
+# A plan is followed by one process.
+ASKED = [
+    (sampling, strategy)
+    for sampling, strategy in product(SAMPLINGS, STRATEGIES)
+    if (strategy, "rank" in sampling.options) != ("plan", True)
+]
+
+
+def _pairs(way: Way) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+    """Return each two settings that a way has together."""
+    settings = {**vars(way), "sampling": SAMPLINGS.index(way.sampling)}
+    return set(combinations(settings.items(), 2))
+
+
+def _all_of(sampling: Sampling, strategy: str) -> list[Way]:
+    """Return every way to the batches of a sampling by a strategy."""
+    flags = (False, True)
+    settings = product(THREADS, ENGINES, TOPOLOGIES, flags, flags)
+    return list(dict.fromkeys(Way(sampling, strategy, *rest).possible for rest in settings))
+
+
+def _ways() -> list[Way]:
+    """Return one way for each sampling and strategy, with pairs of settings that are new."""
+    found: list[Way] = []
+    seen: set[Any] = set()
+    for number, (sampling, strategy) in enumerate(ASKED):
+        ways = _all_of(sampling, strategy)
+        first = 7 * number % len(ways)  # where none has anything new, not always the same
+        found.append(max(ways[first:] + ways[:first], key=lambda way: len(_pairs(way) - seen)))
+        seen |= _pairs(found[-1])
+    return found
+
+
+WAYS = _ways()
+
+
+def test_ways_cover_every_pair_of_settings() -> None:
+    every = {
+        pair
+        for sampling, strategy in ASKED
+        for way in _all_of(sampling, strategy)
+        for pair in _pairs(way)
+    }
+    assert every == set().union(*map(_pairs, WAYS))
+
+
+# --- digests ---------------------------------------------------------------------------------
+
+
+def digest_of(batch: Any) -> str:
+    """Return a digest of all that a batch holds, in its order, with types and shapes."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, value in batch.to_dict().items():
+        digest.update(f"{name}\0".encode())
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype}{tuple(value.shape)}\0".encode())
+            # NumPy has no bfloat16.
+            bits = value.view(torch.int16) if value.dtype is torch.bfloat16 else value
+            digest.update(bits.numpy().tobytes())
+        else:
+            digest.update(f"{value!r}\0".encode())
+    return digest.hexdigest()
+
+
+def digests_of(loader: NeighborLoader, num_epochs: int) -> list[list[str]]:
+    """Return the digests of some epochs, the first of which may have begun."""
+    return [[digest_of(batch) for batch in loader] for _ in range(num_epochs)]
+
+
+def loader_of(store: Path, sampling: Sampling, **options: Any) -> NeighborLoader:
+    """Return a loader, with the key that all of them have."""
+    return NeighborLoader(store, list(sampling.fanouts), seed=SEED, **sampling.options, **options)
+
+
+def have_spill(loader: NeighborLoader) -> None:
+    """Have subgraphs and plans wait on disk, whatever the budget has room for.
+
+    The one place here that knows what a loader is made of.
+    """
+    superbatches = loader._builder.tables.superbatches
+    assert superbatches is not None
+    superbatches.size = replace(superbatches.size, in_memory=False, table_bytes=256)
+
+
+def pack_plan(store: Path, sampling: Sampling, output: Path) -> Path:
+    """Pack the epochs of a sampling."""
+    options = {"input_nodes": None, "shuffle": False, **AHEAD, **sampling.options}
+    return pack(store, sampling.fanouts, output=output, seed=SEED, epochs=EPOCHS, **options)
+
+
+def state_of(loader: NeighborLoader) -> dict[str, Any]:
+    """Return the state after some batches, without the identity of the store.
+
+    A store is another one where a later version of gnnstore has written it.
+    """
+    for _ in islice(loader, TAKEN):
+        pass
+    state = loader.state_dict()
+    return {**state, "fingerprint": {**state["fingerprint"], "store": ""}}
+
+
+def record(directory: Path) -> dict[str, Any]:
+    """Return what is to be recorded, from loaders that have everything in memory."""
+    recorded = {}
+    stores = {name: from_pyg(make(), directory / f"{name}.gnn") for name, make in GRAPHS.items()}
+    for sampling in SAMPLINGS:
+        options = {"strategy": "memory", "num_threads": 0}
+        loader = loader_of(stores[sampling.graph], sampling, **options)
+        epochs = digests_of(loader, EPOCHS)
+        loader.set_epoch(0)
+        recorded[str(sampling)] = {"epochs": epochs, "state": state_of(loader)}
+    return recorded
+
+
+# --- and now as they were --------------------------------------------------------------------
+
+
+class Stores:
+    """The graphs as stores, and plans of their samplings, made when they are first needed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._made: dict[str, Path] = {}
+
+    def store(self, graph: str) -> Path:
+        """Return the store of a graph."""
+        if graph not in self._made:
+            self._made[graph] = from_pyg(GRAPHS[graph](), self.directory / f"{graph}.gnn")
+        return self._made[graph]
+
+    def plan(self, sampling: Sampling) -> Path:
+        """Return the plan of a sampling."""
+        name = f"plan-{SAMPLINGS.index(sampling)}"
+        return pack_plan(self.store(sampling.graph), sampling, self.directory / name)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Stores:
+    return Stores(tmp_path_factory.mktemp("frozen"))
+
+
+@pytest.fixture(scope="module")
+def frozen() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(FROZEN.read_text())
+    assert list(found) == [str(sampling) for sampling in SAMPLINGS]
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_batches_are_as_recorded(stores: Stores, frozen: dict[str, Any], way: Way) -> None:
+    store, recorded = stores.store(way.sampling.graph), frozen[str(way.sampling)]
+    options = dict(STRATEGIES[way.strategy])
+    if way.strategy == "plan":
+        options["plan"] = stores.plan(way.sampling)
+    options |= {"io_engine": way.engine} if way.engine else {}
+    loader = loader_of(
+        store, way.sampling, num_threads=way.threads, topology=way.topology, **options
+    )
+    if way.spills:
+        have_spill(loader)
+    expected: list[list[str]] = recorded["epochs"]
+    if way.is_resumed:
+        identity = {"store": loader.state_dict()["fingerprint"]["store"]}
+        fingerprint = {**recorded["state"]["fingerprint"], **identity}
+        loader.load_state_dict({**recorded["state"], "fingerprint": fingerprint})
+        expected = [expected[0][TAKEN:], *expected[1:]]
+    assert digests_of(loader, EPOCHS) == expected
+    stats = loader.stats()
+    assert stats.strategy == options.get("strategy", "packed")
+    assert way.topology in {"auto", stats.topology}
+    assert stats.bytes_spilled > 0 or not way.spills
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_states_are_as_recorded(stores: Stores, frozen: dict[str, Any], sampling: Sampling) -> None:
+    loader = loader_of(stores.store(sampling.graph), sampling, strategy="memory", num_threads=2)
+    assert state_of(loader) == frozen[str(sampling)]["state"]
