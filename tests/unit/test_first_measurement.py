@@ -200,8 +200,9 @@ def test_a_measurement_by_hand_takes_the_place_of_all(disk: Disk) -> None:
     disk.used_speed()
     disk.speed = 0.1
     disk.next_process()
-    save_profile(disk.profile(0.1))
-    assert load_kept(disk.path) == KeptProfile(disk.profile(0.1))
+    by_hand = disk.profile(0.1)
+    save_profile(by_hand)
+    assert load_kept(disk.path) == KeptProfile(by_hand)
     assert disk.next_process() == pytest.approx(0.1)
     assert disk.measurements == 2
 
