@@ -317,7 +317,7 @@ def _check_node_ids(reader: StoreReader, node: NodeTypeSpec) -> Iterator[Problem
             )
             continue
         if spec.layout == "paged":
-            pieces = _pieces(reader.paged(spec))
+            pieces = reader.paged(spec).pieces(_SCAN_BYTES)
         else:
             pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
         for first, ids in pieces:
