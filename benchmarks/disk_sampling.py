@@ -27,9 +27,9 @@ import numpy as np
 
 from benchmarks.harness import drop_from_cache, parser, report, spread
 from benchmarks.out_of_core import device_rates, device_rows
-from benchmarks.parts.cgroup import MemoryGroup, memory_group
 from benchmarks.parts.topology import WAYS, Outcome, Task
 from benchmarks.parts.workloads import WORKLOADS
+from gnnstore.disk.profile.cgroup import MemoryGroup, memory_group
 from gnnstore.tools.bench.task import ENTER
 from gnnstore.units import format_size, parse_size
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gnnstore.testing.page_cache import drop_from_cache
+from gnnstore.disk.profile.page_cache import drop_from_cache
 
 __all__ = [
     "Timing",

@@ -30,7 +30,7 @@ from benchmarks.harness import drop_from_cache, parser, report, spread
 from benchmarks.parts.strategies import STRATEGIES
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from benchmarks.reads import Table
-from gnnstore.testing.cgroup import memory_group
+from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, NOT_LIMITED, Outcome, Task, run_task
 from gnnstore.units import format_size, parse_size
 

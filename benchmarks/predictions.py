@@ -31,7 +31,7 @@ from benchmarks.harness import drop_from_cache, parser, report
 from benchmarks.out_of_core import device_rates, device_rows
 from benchmarks.parts.predicted import Cell
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.testing.cgroup import memory_group
+from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.tools.bench.task import ENTER, Task
 from gnnstore.units import parse_size
 

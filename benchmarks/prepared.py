@@ -28,6 +28,7 @@ import numpy as np
 from benchmarks.harness import drop_from_cache, parser, report, spread
 from benchmarks.out_of_core import SHARE, WORKER, brief, device_rates, device_rows
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
+from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.graph.topology import Structure
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
@@ -35,7 +36,6 @@ from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.in_flight import expected_bytes
-from gnnstore.testing.cgroup import memory_group
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Outcome, Task, run_task
 from gnnstore.units import format_size, parse_size

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import measure
-from benchmarks.parts.cgroup import MemoryGroup
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.disk.profile.cgroup import MemoryGroup
 
 _CHUNK_EDGES = 2**22
 _COPY_BYTES = 2**23

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 import gnnstore
 from benchmarks.harness import drop_from_cache
-from benchmarks.parts.cgroup import MemoryGroup
 from benchmarks.parts.strategies import disk_bytes
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED
 from gnnstore.disk.engines import open_engine
+from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig

@@ -1325,7 +1325,7 @@ class StagedBatch:
         induced: bool = False,
         index_dtype: Literal["int64", "int32"] = "int64",
         cache: tuple[NDArray[np.uint64], NDArray[np.int64], _Ids] | None = None,
-        max_column_positions: int = 1 << 20,
+        max_column_positions: int = 1048576,
     ) -> None: ...
     def draw(self) -> NDArray[np.int64] | None:
         """Return the positions in `indices` that are needed next, maybe none; None at the end."""

@@ -67,10 +67,7 @@ class Embeddings(Attribute):
 
         Memory is that of a piece. bfloat16 comes as its bits (uint16).
         """
-        array = self._reader.paged(self.spec)
-        num_rows = max(1, _SCAN_BYTES // max(1, array.geometry.row_bytes))
-        for first in range(0, len(self), num_rows):
-            yield first, array.read_slice(first, min(first + num_rows, len(self)))
+        return self._reader.paged(self.spec).pieces(_SCAN_BYTES)
 
     def save_npy(self, path: str | os.PathLike[str]) -> None:
         """Write all rows to a new .npy file, in order and durably, with the memory of a piece.

@@ -30,7 +30,6 @@ _LEAST_BATCHES = 16
 _ENOUGH_VISITS = 4
 # Out-degrees of so many edges are counted in two seconds, where the graph is in memory.
 _MAX_COUNTED_EDGES = 1 << 28
-_COUNTED_EDGES = 1 << 20
 
 
 def sample_workload(
@@ -97,11 +96,7 @@ def out_degrees(structure: Structure, memory_bytes: int) -> npt.NDArray[np.uint3
         return None
     if csc.num_nodes * np.dtype(np.uint32).itemsize > memory_bytes:
         return None
-    parts = (
-        csc.indices[first : first + _COUNTED_EDGES]
-        for first in range(0, csc.num_edges, _COUNTED_EDGES)
-    )
-    return count_out_degrees(parts, csc.num_nodes, csc.source)
+    return count_out_degrees(csc.column_pieces(), csc.num_nodes, csc.source)
 
 
 def reads_of(request: ReadRequest, specs: tuple[AttributeSpec, ...], engine: Engine) -> TableReads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampler
     from gnnstore.sizing.placement import Placement
-
-_COUNTED_EDGES = 1 << 20  # in-neighbours that are counted at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,9 +96,8 @@ class CacheMaker:
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each node: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            return count_out_degrees(
-                self._columns(), self.store.num_nodes, self.structure.csc.source
-            )
+            csc = self.structure.csc
+            return count_out_degrees(csc.column_pieces(), self.store.num_nodes, csc.source)
         counts = np.zeros(self.store.num_nodes, np.uint8)
         self.presampler.run(self.structure, self.num_threads, counts)
         return counts
@@ -113,14 +109,6 @@ class CacheMaker:
     @property
     def _key(self) -> tuple[Any, ...]:
         return (self.settings, self.engine.name, tuple(spec.path for spec in self.specs))
-
-    def _columns(self) -> Iterator[npt.NDArray[Any]]:
-        # A mapping that is read page by page would be read ten times slower.
-        indices = self.store.reader.paged(self.store.schema.edge.indices)
-        csc = self.structure.csc
-        for first in range(0, csc.num_edges, _COUNTED_EDGES):
-            last = min(first + _COUNTED_EDGES, csc.num_edges)
-            yield indices.read_slice(first, last) if csc.mapped else csc.indices[first:last]
 
 
 def divide_rest(

@@ -24,6 +24,7 @@ import pytest
 import gnnstore
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.disk.profile.measure import BLOCK_BYTES, QUEUE_DEPTHS
 from gnnstore.disk.profile.rates import ReadRate, at_random
 from gnnstore.disk.profile.tuning import tune_reads
@@ -31,7 +32,6 @@ from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import residents_of
 from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
 from gnnstore.strategies.sampling_run import sample_workload
-from gnnstore.testing.cgroup import memory_group
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Task
 
@@ -47,7 +47,7 @@ task = words["task"]
 Path(task["group"], "cgroup.procs").write_text(str(os.getpid()))
 import torch
 from gnnstore.errors import BudgetError
-from gnnstore.testing.cgroup import MemoryGroup
+from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import Task
 torch.zeros(1)

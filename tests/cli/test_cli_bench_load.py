@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from gnnstore.converters import from_rmat
+from gnnstore.disk.profile.cgroup import MemoryGroup, memory_group
 from gnnstore.disk.scratch import find_runs
 from gnnstore.errors import NoSpaceError
-from gnnstore.testing.cgroup import MemoryGroup, memory_group
 from gnnstore.tools.bench import load as bench_load
 from gnnstore.tools.bench.stages import STAGES
 from gnnstore.tools.bench.task import STRATEGIES, Outcome, Task

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["converters"] = ALLOWED["disk"]
 ALLOWED["testing"] = {*set().union(*LAYERS), "converters"}
-ALLOWED["tools"] = {*ALLOWED["testing"], "testing", ""}  # "": `import gnnstore`, the public API
+ALLOWED["tools"] = {*ALLOWED["testing"], ""}  # "": `import gnnstore`, the public API
 
 # Rooms that work without torch: converting and checking a store must not cost its import.
 TORCH_FREE = ("errors", "units", "progress", "budget", "_core", "formats", "disk", "converters")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.disk.profile.cgroup import _parents, memory_group
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.testing.cgroup import _parents, memory_group
 from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.bench.device import measure_device
 from gnnstore.tools.bench.setup import Run, split_tables

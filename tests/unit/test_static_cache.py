@@ -25,6 +25,8 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.tiers.shared import SharedCache, cache_cost
+from gnnstore.formats.arrays.csc import TopologyMode
+from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
 
@@ -82,6 +84,22 @@ def test_an_out_degree_counts_the_columns_that_a_node_stands_in() -> None:
         counts = count_out_degrees(np.array_split(sources, pieces), 50, "the graph")
         assert counts.dtype == np.uint32
         np.testing.assert_array_equal(counts, np.bincount(sources, minlength=50))
+
+
+@pytest.mark.parametrize("mode", ["memory", "mmap", "disk"])
+def test_columns_come_in_pieces(
+    tmp_path: Path, mode: TopologyMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = write_example_store(tmp_path / "a.gnn", num_nodes=600, num_edges=3000)
+    store = gnnstore.open(written.path)
+    monkeypatch.setattr("gnnstore.formats.arrays.csc._PIECE_IDS", 700)
+    expected = store.topology("memory").indices
+    for num_bytes in (1, 999, 4 << 20):
+        monkeypatch.setattr(PagedArray.pieces, "__defaults__", (num_bytes,))
+        csc = store.topology(mode)
+        pieces = list(csc.column_pieces())
+        np.testing.assert_array_equal(np.concatenate(pieces), expected)
+        assert len(pieces) > 1 or num_bytes > 999
 
 
 def test_a_damaged_topology_is_an_error_not_a_crash() -> None:

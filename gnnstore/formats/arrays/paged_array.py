@@ -7,6 +7,7 @@ engines of `gnnstore.disk`, which use the same geometry.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -243,6 +244,18 @@ class PagedArray:
         rows = runs[:, : per_run * geometry.row_bytes].reshape(-1, geometry.row_bytes)
         rows = np.ascontiguousarray(rows[start - first * per_run : stop - first * per_run])
         return rows.view(self.dtype).reshape(stop - start, *self.row_shape)
+
+    def pieces(self, num_bytes: int = 4 << 20) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield the first row and a copy of consecutive rows, until all rows were yielded.
+
+        Parameters
+        ----------
+        num_bytes : int
+            Size of a piece; a single row may be larger.
+        """
+        step = max(1, num_bytes // max(1, self.geometry.row_bytes))
+        for first in range(0, self.num_rows, step):
+            yield first, self.read_slice(first, min(first + step, self.num_rows))
 
     def _storage_error(self, error: OSError, doing: str) -> StorageError | CorruptStoreError:
         where = error.filename or (self.file_paths[0] if self.file_paths else self.spec.path)

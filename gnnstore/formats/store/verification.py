@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -326,7 +326,7 @@ def _check_node_ids(reader: StoreReader, node: NodeTypeSpec) -> Iterator[Problem
             )
             continue
         if spec.layout == "paged":
-            pieces = _pieces(reader.paged(spec))
+            pieces = reader.paged(spec).pieces(_SCAN_BYTES)
         else:
             pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
         for first, ids in pieces:
@@ -363,7 +363,7 @@ def _check_columns(reader: StoreReader, edge: EdgeTypeSpec, num_src: int) -> Ite
     where = {spec.name: str(reader.path / spec.path) for spec in (edge.indptr, edge.indices)}
     indptr, indices = reader.paged(edge.indptr), reader.paged(edge.indices)
     previous = 0
-    for first, piece in _pieces(indptr):
+    for first, piece in indptr.pieces(_SCAN_BYTES):
         descents = np.flatnonzero(np.diff(piece, prepend=previous) < 0)
         if len(descents):
             column = first + int(descents[0])
@@ -372,7 +372,7 @@ def _check_columns(reader: StoreReader, edge: EdgeTypeSpec, num_src: int) -> Ite
         previous = int(piece[-1])
     pointers = indptr.view("sequential")
     last = -1
-    for first, piece in _pieces(indices):
+    for first, piece in indices.pieces(_SCAN_BYTES):
         outside = np.flatnonzero((piece < 0) | (piece >= num_src))
         if len(outside):
             position = int(outside[0])
@@ -397,16 +397,9 @@ def _check_columns(reader: StoreReader, edge: EdgeTypeSpec, num_src: int) -> Ite
 
 
 def _check_edge_ids(reader: StoreReader, spec: AttributeSpec) -> Iterator[Problem]:
-    for first, piece in _pieces(reader.paged(spec)):
+    for first, piece in reader.paged(spec).pieces(_SCAN_BYTES):
         negative = np.flatnonzero(piece < 0)
         if len(negative):
             position = first + int(negative[0])
             yield Problem(str(reader.path / spec.path), f"the id of edge {position} is negative")
             return
-
-
-def _pieces(array: PagedArray) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    """Yield (first row, rows) of consecutive pieces of a one-dimensional array."""
-    step = _SCAN_BYTES // array.geometry.row_bytes
-    for start in range(0, array.num_rows, step):
-        yield start, array.read_slice(start, min(start + step, array.num_rows))

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 import gnnstore
+from gnnstore.disk.profile.cgroup import MemoryGroup
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.csc import Csc
 from gnnstore.formats.arrays.paged_array import PagedArray
@@ -27,8 +29,6 @@ from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.seeds.nodes import epoch_permutation
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.sizing.placement import HELD_ROW_BYTES
-from gnnstore.testing.cgroup import MemoryGroup
-from gnnstore.testing.page_cache import drop_from_cache
 from gnnstore.timeline import OFF, Timeline, recorded
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
 

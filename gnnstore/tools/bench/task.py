@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import IO
 
-from gnnstore.testing.cgroup import MemoryGroup
+from gnnstore.disk.profile.cgroup import MemoryGroup
 
 PLANNED = ("belady", "lru", "sieve", "packed")
 STRATEGIES = (

@@ -17,9 +17,9 @@ from time import perf_counter
 from typing import Any
 
 from gnnstore.budget.limits import available_bytes
+from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.errors import BudgetError, GnnstoreError
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
-from gnnstore.testing.cgroup import MemoryGroup
 from gnnstore.tools.bench.setup import Run, loader_batches
 from gnnstore.tools.bench.task import BATCH_MARK, PLANNED, Outcome, Task
 from gnnstore.tools.ui.exits import INTERRUPTED

@@ -72,9 +72,7 @@ def _in_degrees(
 def _chunks(
     reader: StoreReader, spec: AttributeSpec, progress: Progress
 ) -> Iterator[npt.NDArray[Any]]:
-    array = reader.paged(spec)
     with progress.phase(f"read {spec.path}", spec.num_bytes, "bytes") as phase:
-        for first in range(0, array.num_rows, _CHUNK_ROWS):
-            rows = array.read_slice(first, min(first + _CHUNK_ROWS, array.num_rows))
+        for _, rows in reader.paged(spec).pieces():
             yield rows
             phase.advance(rows.nbytes)

@@ -172,10 +172,7 @@ def _chunks(
             yield _numbers(spec, reader.cold(spec))
             phase.advance(spec.num_bytes)
             return
-        array = reader.paged(spec)
-        step = max(1, _CHUNK_BYTES // array.geometry.row_bytes)
-        for start in range(0, array.num_rows, step):
-            rows = array.read_slice(start, min(start + step, array.num_rows))
+        for _, rows in reader.paged(spec).pieces(_CHUNK_BYTES):
             yield _numbers(spec, rows)
             phase.advance(rows.nbytes)
 

@@ -29,12 +29,10 @@ from gnnstore.sizing.placement import place
 from gnnstore.sizing.sizes import StoreSizes
 
 if TYPE_CHECKING:
-    from gnnstore.formats.arrays.csc import Csc
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
 
 _ALL_NODES = "all"
-_COUNTED_EDGES = 1 << 20  # in-neighbours that are counted at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +120,7 @@ def sample_epoch(
 
     scores: dict[Score, npt.NDArray[Any]] = {}
     with progress.phase("score nodes"):
-        scores["degree"] = count_out_degrees(_columns(store, csc), store.num_nodes, csc.source)
+        scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.source)
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
         presampler.run(Structure(csc), num_threads, scores["frequency"])
@@ -147,11 +145,3 @@ def _sample(
     )
     with closing(sampled):
         yield from sampled
-
-
-def _columns(store: GraphStore, csc: Csc) -> Iterator[npt.NDArray[Any]]:
-    # A mapping that is read page by page would be read ten times slower.
-    indices = store.reader.paged(store.schema.edge.indices)
-    for first in range(0, csc.num_edges, _COUNTED_EDGES):
-        last = min(first + _COUNTED_EDGES, csc.num_edges)
-        yield indices.read_slice(first, last) if csc.mapped else csc.indices[first:last]
