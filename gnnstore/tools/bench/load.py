@@ -16,7 +16,8 @@ import numpy as np
 from gnnstore.disk.scratch import default_parent, sweep_stale
 from gnnstore.errors import StorageError, UsageError
 from gnnstore.graph.store import open as open_store
-from gnnstore.pipeline.seeds.nodes import epoch_permutation, resolve_input_nodes
+from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.testing.cgroup import MemoryGroup, memory_group
 from gnnstore.testing.page_cache import drop_from_cache
 from gnnstore.tools.bench.device import DeviceLimits, measure_device
