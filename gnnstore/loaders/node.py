@@ -23,13 +23,12 @@ from torch_geometric.sampler import NodeSamplerInput
 from gnnstore.loaders.assemble.homogeneous import BatchBuilder
 from gnnstore.loaders.on_demand import OnDemandLoader
 from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
-from gnnstore.loaders.resumable import shuffles
 from gnnstore.loaders.threaded import any_core
 from gnnstore.pipeline.lookahead.job import SamplingJob
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.lookahead.producer import Following
 from gnnstore.pipeline.lookahead.superbatch import PlannedBatch
-from gnnstore.pipeline.order.ranks import Deal
+from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import Position, sampling_fingerprint
 from gnnstore.pipeline.prepared import PreparedBatch
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
@@ -241,7 +240,7 @@ class NeighborLoader(OnDemandLoader):
             num_threads=num_threads,
             prefetch_batches=prefetch_batches,
             options=kwargs,
-            deal=Deal.of(rank, world_size, seed, kwargs),
+            shard=RankShard.of(rank, world_size, seed, kwargs),
         )
         # Under the names of the parameters, for PyG's users and for frameworks that build
         # a loader anew from the attributes of another.
@@ -287,7 +286,7 @@ class NeighborLoader(OnDemandLoader):
                 presampler,
                 # Ids, what input_id shows, the keys and order of a shuffle, and the order of the
                 # next: 8 bytes each.
-                seeds_bytes=8 * self._seeds.num_seeds * (5 if shuffles(kwargs) else 2),
+                seeds_bytes=8 * self._seeds.num_seeds * (5 if self._order.shuffles else 2),
                 num_threads=max(1, self._thread_count(waits_for_disk=True)),
                 may_use_fewer=self._num_threads_given is None,
             )
@@ -366,11 +365,12 @@ class NeighborLoader(OnDemandLoader):
 
     def _following(self, epoch: int) -> Following | None:
         """Return the epoch that comes next, if it is known what is in it and likely to come."""
+        order = self._order
         # A loader that does not shuffle evaluates, often once.
-        if self._user_order is not None or not (self._shuffles or self._num_iterations > 1):
+        if not order.is_keyed or not (order.shuffles or self._num_iterations > 1):
             return None
         start = Position(epoch)
-        items = ((number, index) for number, index, _ in self._positions(start))
+        items = ((number, index) for number, index, _ in order.batches(start, self.seed or 0))
         describe = self._describe(start)
         return Following((epoch, 0), items, self._sampling_job(epoch, describe))
 

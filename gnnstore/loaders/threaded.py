@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 import warnings
-import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -25,8 +24,8 @@ from gnnstore.disk.buffers import keep_within_budget, trim
 from gnnstore.errors import UsageError
 from gnnstore.loaders.resumable import ResumableLoader
 from gnnstore.parallel import Lookahead, ordered_map
-from gnnstore.pipeline.order.cursor import Reading
-from gnnstore.pipeline.order.ranks import ALONE, Deal
+from gnnstore.pipeline.order.cursor import Iteration
+from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import Position
 from gnnstore.pipeline.prepared import PreparedBatch
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
@@ -57,7 +56,7 @@ class ThreadedLoader(ResumableLoader):
         The most batches prepared ahead; None: `prefetch_factor` (2) per thread.
     options : dict
         Keyword arguments of torch's `DataLoader`.
-    deal : Deal
+    shard : RankShard
         Which of the batches are this process's.
     """
 
@@ -76,9 +75,9 @@ class ThreadedLoader(ResumableLoader):
         num_threads: int | None,
         prefetch_batches: int | None,
         options: dict[str, Any],
-        deal: Deal = ALONE,
+        shard: RankShard = ALONE,
     ) -> None:
-        super().__init__(num_seeds, seed=seed, options=options, deal=deal)
+        super().__init__(num_seeds, seed=seed, options=options, shard=shard)
         self.transform = transform
         self.transform_sampler_output = transform_sampler_output
         self._num_threads_given = _threads_given(num_threads, self.num_workers)
@@ -124,7 +123,7 @@ class ThreadedLoader(ResumableLoader):
             If the plan was packed for a loader with other batches.
         """
         if saved is not None:
-            if self._deal.world_size > 1:
+            if self._shard.world_size > 1:
                 raise UsageError(
                     "plan= and rank= exclude one another: a plan is followed from batch to batch, "
                     "by one process; leave out one of them"
@@ -253,31 +252,31 @@ class ThreadedLoader(ResumableLoader):
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
         self._draw_seed()
-        reading = self._bookmark.begin(self.epoch)
+        iteration = self._cursor.begin(self.epoch)
         self.epoch += 1
-        return self._batches(reading)
+        return self._batches(iteration)
 
-    def _batches(self, reading: Reading) -> Generator[Any, None, None]:
-        epoch, first = reading.start.epoch, reading.start.batches
+    def _batches(self, iteration: Iteration) -> Generator[Any, None, None]:
+        epoch, first = iteration.start.epoch, iteration.start.batches
 
         def prepare(numbered: tuple[int, Any]) -> PreparedBatch:
             k, item = numbered
-            batch = self._number(first, k)
+            batch = self._order.number(first, k)
             prepared = self._take(item, epoch)
             if self.transform_sampler_output is not None:
                 return prepared
             prepared = self._gathered(prepared, epoch, batch)
             return prepared if self.transform is not None else self._pinned(prepared)
 
-        describe = self._describe(reading.start)
+        describe = self._describe(iteration.start)
         lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
         if self._spare_bytes is not None:
             keep_within_budget()
         with ExitStack() as stack:
-            numbered = reading.number(self._positions(reading.start))
+            numbered = iteration.number(self._order.batches(iteration.start, self.seed or 0))
             batches = ordered_map(
                 prepare,
-                enumerate(stack.enter_context(self._upcoming(numbered, reading.start, describe))),
+                enumerate(stack.enter_context(self._upcoming(numbered, iteration.start, describe))),
                 num_threads=self.num_threads,
                 lookahead=lookahead,
                 timeout_seconds=self.timeout or None,
@@ -285,7 +284,8 @@ class ThreadedLoader(ResumableLoader):
                 describe=describe,
             )
             stack.enter_context(closing(batches))
-            k, batch = 0, self._number(first, 0)  # `enumerate` would hold on to the one before
+            # `enumerate` would hold on to the one before.
+            k, batch = 0, self._order.number(first, 0)
             start_ns = time.perf_counter_ns()
             for prepared in batches:
                 end_ns = time.perf_counter_ns()
@@ -295,7 +295,7 @@ class ThreadedLoader(ResumableLoader):
                 if lookahead.recycled_bytes is not None:
                     trim(lookahead.recycled_bytes)
                 output = self._finish(prepared, waited, epoch, batch)
-                reading.hand_out()
+                iteration.hand_out()
                 start_ns = time.perf_counter_ns()
                 yield output
                 # Let go of it before the next is waited for: its buffers are recycled.
@@ -303,19 +303,15 @@ class ThreadedLoader(ResumableLoader):
                 end_ns = time.perf_counter_ns()
                 self._timeline.add("training", start_ns, end_ns, epoch=epoch, batch=batch)
                 start_ns = end_ns
-                k, batch = k + 1, self._number(first, k + 1)
-        reading.end()
+                k, batch = k + 1, self._order.number(first, k + 1)
+        iteration.end()
 
     def _describe(self, start: Position) -> Callable[[int], str]:
         """Return what says which batch the k-th of an iteration is; it does not hold the loader."""
-        itself = weakref.ref(self)
-
-        def describe(k: int) -> str:
-            loader = itself()
-            number = start.batches + k if loader is None else loader._number(start.batches, k)
-            return f"while preparing batch {number} of epoch {start.epoch}"
-
-        return describe
+        order = self._order
+        return lambda k: (
+            f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
+        )
 
     def _gathered(self, sampled: PreparedBatch, epoch: int, batch: int) -> PreparedBatch:
         """Join a sample with its attributes, and record it."""

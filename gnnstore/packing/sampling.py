@@ -30,8 +30,9 @@ from gnnstore.pipeline.lookahead.sample_spool import (
     SubgraphsInMemory,
     SubgraphsOnDisk,
 )
+from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
 from gnnstore.pipeline.order.state import sampling_fingerprint
-from gnnstore.pipeline.seeds.nodes import batches_in_order, epoch_permutation, resolve_input_nodes
+from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.plan_size import size_plan

@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
-from gnnstore.pipeline.order.ranks import ALONE, Deal, DealtSampler
+from gnnstore.pipeline.order.ranks import ALONE, RankSampler, RankShard
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32
@@ -136,7 +136,7 @@ def test_every_position_of_every_rank(store: GraphStore) -> None:
 def test_dealing(num_batches: int, world_size: int, first: int, drop_last: bool) -> None:
     first = min(first, num_batches)
     hands = [
-        list(Deal(rank, world_size).batches(first, num_batches, drop_last=drop_last))
+        list(RankShard(rank, world_size).batches(first, num_batches, drop_last=drop_last))
         for rank in range(world_size)
     ]
     assert len({len(hand) for hand in hands}) == 1
@@ -222,7 +222,7 @@ def test_refused(store: GraphStore, options: dict[str, Any], match: str) -> None
 
 
 def test_alone() -> None:
-    assert Deal.of(None, None, None, {"sampler": range(3)}) == ALONE
+    assert RankShard.of(None, None, None, {"sampler": range(3)}) == ALONE
     assert list(ALONE.batches(2, 5, drop_last=False)) == [(2, 3), (3, 4), (4, 5)]
-    sampler = DealtSampler(7, Deal(1, 2), batch_size=2, shuffle=False, seed=0, drop_last=False)
+    sampler = RankSampler(7, RankShard(1, 2), batch_size=2, shuffle=False, seed=0, drop_last=False)
     assert list(sampler) == [2, 3, 6]

@@ -12,12 +12,9 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import gnnstore
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from gnnstore.pipeline.seeds.nodes import (
-    SeededShuffle,
-    batches_in_order,
-    epoch_permutation,
-    resolve_input_nodes,
-)
+from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
+from gnnstore.pipeline.order.keyed import SeededShuffle
+from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.testing.stores import write_example_store
 
 

@@ -20,7 +20,8 @@ from gnnstore.caching.scores import MAX_COUNTED_BATCHES
 from gnnstore.disk.buffers import keep_within_budget
 from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import sample_in_order
-from gnnstore.pipeline.seeds.nodes import InputNodes, epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.in_flight import MANY_BATCHES, margin_of
 

@@ -1,6 +1,6 @@
 """Between which two batches the consumer of a loader is, whatever was prepared beyond.
 
-The newest iterator moves the bookmark; older ones that still run do not. At the end of an epoch
+The newest iterator moves the cursor; older ones that still run do not. At the end of an epoch
 it lies before the first batch of the next one.
 """
 
@@ -8,62 +8,60 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gnnstore.pipeline.order.epoch import EpochOrder
 from gnnstore.pipeline.order.state import Position
 
-if TYPE_CHECKING:
-    from gnnstore.pipeline.order.external import UserOrder
 
-
-class Bookmark:
+class EpochCursor:
     """Where the next batch is, and where a state that was loaded wants it.
 
     Parameters
     ----------
-    order : UserOrder or None
-        The user's own sampler, whose state is part of a position.
+    order : EpochOrder
+        A sampler's state is part of a position.
     """
 
-    def __init__(self, order: UserOrder | None) -> None:
+    def __init__(self, order: EpochOrder) -> None:
         self._order = order
         self._loaded: Position | None = None
-        self._reading: Reading | None = None
+        self._newest: Iteration | None = None
         self._is_left = False
 
     def position(self, epoch: int) -> Position:
         """Return the present position; `epoch` is the next to begin."""
-        if self._reading is not None and not self._is_left:
-            return self._reading.position
+        if self._newest is not None and not self._is_left:
+            return self._newest.position
         return self._loaded_for(epoch) or self._first(epoch)
 
     def load(self, position: Position) -> None:
         """Let the next iteration begin here, if it is one of the same epoch."""
-        self._loaded, self._reading = position, None
+        self._loaded, self._newest = position, None
 
     def leave(self) -> None:
         """Move on to the next epoch, until the iteration that is under way gives a batch."""
         self._is_left = True
 
-    def begin(self, epoch: int) -> Reading:
+    def begin(self, epoch: int) -> Iteration:
         """Return the iteration of an epoch that begins now."""
         loaded, self._loaded = self._loaded_for(epoch), None
         start = loaded or Position(epoch)
-        self._reading = Reading(self, start, loaded or self._first(epoch))
+        self._newest = Iteration(self, start, loaded or self._first(epoch))
         self._is_left = False
-        return self._reading
+        return self._newest
 
-    def moved(self, reading: Reading) -> None:
+    def moved(self, iteration: Iteration) -> None:
         """Note that an iteration has given a batch."""
-        if reading is self._reading:
+        if iteration is self._newest:
             self._is_left = False
 
-    def ended(self, reading: Reading) -> None:
+    def ended(self, iteration: Iteration) -> None:
         """Note that an iteration has come to the end of its epoch."""
-        if reading is not self._reading:
+        if iteration is not self._newest:
             return
-        self._reading = None
-        start = reading.start
+        self._newest = None
+        start = iteration.start
         if start.sampler is not None and start.batches and start.sampler.get("epoch_done"):
             # The sampler was not asked for the nothing that was left, nor told where it is.
             self._loaded = Position(start.epoch + 1, 0, start.sampler)
@@ -72,10 +70,10 @@ class Bookmark:
         return self._loaded if self._loaded is not None and self._loaded.epoch == epoch else None
 
     def _first(self, epoch: int) -> Position:
-        return Position(epoch, 0, None if self._order is None else self._order.start())
+        return Position(epoch, 0, self._order.start())
 
 
-class Reading:
+class Iteration:
     """One iteration over an epoch, or over what is left of it.
 
     Attributes
@@ -86,10 +84,10 @@ class Reading:
         Where the consumer is.
     """
 
-    def __init__(self, bookmark: Bookmark, start: Position, position: Position) -> None:
+    def __init__(self, cursor: EpochCursor, start: Position, position: Position) -> None:
         self.start = start
         self.position = position
-        self._bookmark = bookmark
+        self._cursor = cursor
         self._ahead: deque[Position] = deque()
 
     def number(self, batches: Iterable[tuple[int, Any, Position]]) -> Iterator[tuple[int, Any]]:
@@ -101,8 +99,8 @@ class Reading:
     def hand_out(self) -> None:
         """Move past the next batch."""
         self.position = self._ahead.popleft()
-        self._bookmark.moved(self)
+        self._cursor.moved(self)
 
     def end(self) -> None:
         """Move to the next epoch."""
-        self._bookmark.ended(self)
+        self._cursor.ended(self)

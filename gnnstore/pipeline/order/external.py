@@ -26,8 +26,8 @@ from gnnstore.pipeline.seeds.nodes import crc_of_positions
 
 
 @dataclass(frozen=True)
-class UserOrder:
-    """What a loader asks for positions instead of drawing an order of its own.
+class ExternalSampler:
+    """The order of a sampler that the user gave; an `EpochOrder`.
 
     Attributes
     ----------
@@ -36,6 +36,9 @@ class UserOrder:
     """
 
     sampler: Any
+
+    shuffles = False
+    is_keyed = False
 
     @property
     def name(self) -> str:
@@ -58,14 +61,23 @@ class UserOrder:
         state = None if generator is None else _as_text(generator.get_state())
         return {"generator": state, "crc32c": 0}
 
-    def check(self, state: dict[str, Any] | None) -> None:
-        """Check that this sampler can go on from what `start` or `batches` returned.
+    def number(self, first: int, k: int) -> int:
+        """Return the number in its epoch of the k-th batch after the first `first` ones."""
+        return first + k
+
+    def num_left(self, done: int) -> int:
+        """Return the number of batches that follow the first `done` ones of an epoch."""
+        return max(0, len(self.sampler) - done)
+
+    def check(self, position: Position) -> None:
+        """Check that this sampler can go on from a position of `start` or `batches`.
 
         Raises
         ------
         UsageError
             If a value is missing or makes no sense, or is of another kind of sampler.
         """
+        state = position.sampler
         if state is None:
             raise UsageError(f"the state says nothing of {self.name}, which this loader uses")
         is_stateful = self._stateful is not None
@@ -89,15 +101,21 @@ class UserOrder:
                     f"take: {error}"
                 ) from None
 
-    def batches(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield the batches of an epoch after a position, each with what `start` returns then.
+    def batches(
+        self,
+        start: Position,
+        seed: int,  # noqa: ARG002 - the sampler has its own
+    ) -> Iterator[tuple[int, Any, Position]]:
+        """Yield the number, the positions [B] and the place after each batch from `start` on.
 
         Raises
         ------
         UsageError
             If the sampler gives another order than it gave before.
         """
-        return self._run_again(start) if self._stateful is None else self._go_on(start)
+        given = self._run_again(start) if self._stateful is None else self._go_on(start)
+        for number, (index, state) in enumerate(given, start.batches):
+            yield number, index, Position(start.epoch, number + 1, state)
 
     def _go_on(self, start: Position) -> Iterator[tuple[Any, dict[str, Any]]]:
         state = start.sampler

@@ -1,9 +1,9 @@
 """Which batches of an epoch each of several processes takes that train one model together.
 
-They deal out the batches of the run of a single process like cards: the batch of number k goes to
-rank k mod W. A batch is keyed by its number, so it is the same one whoever takes it, and a
-position in the epoch is the same for all: a state that one rank has saved is the state of each,
-of another number of ranks too. All ranks take equally many, because those that train together wait
+They share the batches of the run of a single process: the batch of number k goes to rank k mod W.
+A batch is keyed by its number, so it is the same one whoever takes it, and a position in the epoch
+is the same for all: a state that one rank has saved is the state of each, of another number of
+ranks too. All ranks take equally many, because those that train together wait
 for one another at every step.
 """
 
@@ -16,14 +16,14 @@ from typing import Any, Self
 from torch.utils.data.distributed import DistributedSampler
 
 from gnnstore.errors import UsageError
-from gnnstore.pipeline.seeds.nodes import epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_permutation
 
 _INSTEAD = ("sampler", "batch_sampler")
 
 
 @dataclass(frozen=True)
-class Deal:
-    """How the batches of an epoch are dealt out.
+class RankShard:
+    """The batches of an epoch that one rank takes.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Deal:
             )
         given = {name: options[name] for name in _INSTEAD if options.get(name) is not None}
         # Frameworks that build a loader anew pass what the other one had made.
-        if given and not isinstance(given.get("sampler"), DealtSampler):
+        if given and not isinstance(given.get("sampler"), RankSampler):
             raise UsageError(
                 f"rank= deals out the batches of the loader's own order, and {next(iter(given))}= "
                 "has another; leave out one of them"
@@ -118,10 +118,10 @@ class Deal:
             yield self.number(first, k, num_batches), done
 
 
-ALONE = Deal()
+ALONE = RankShard()
 
 
-class DealtSampler(DistributedSampler[int]):
+class RankSampler(DistributedSampler[int]):
     """Positions that one rank takes in an epoch, whose order depends on (seed, epoch) alone.
 
     A `DistributedSampler` by type, so that whoever inspects a loader sees that it shares the
@@ -132,7 +132,7 @@ class DealtSampler(DistributedSampler[int]):
     def __init__(
         self,
         num_seeds: int,
-        deal: Deal,
+        shard: RankShard,
         *,
         batch_size: int,
         shuffle: bool,
@@ -141,9 +141,9 @@ class DealtSampler(DistributedSampler[int]):
     ) -> None:
         positions: Any = range(num_seeds)
         super().__init__(
-            positions, deal.world_size, deal.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+            positions, shard.world_size, shard.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
         )
-        self._deal = deal
+        self._shard = shard
         self._num_seeds = num_seeds
         self._batch_size = batch_size
         self.num_samples = sum(len(batch) for batch in self._batches(range(num_seeds)))
@@ -162,5 +162,5 @@ class DealtSampler(DistributedSampler[int]):
         total = len(range(0, self._num_seeds, size))
         if self.drop_last:
             total = self._num_seeds // size
-        for number, _ in self._deal.batches(0, total, drop_last=self.drop_last):
+        for number, _ in self._shard.batches(0, total, drop_last=self.drop_last):
             yield order[number * size : (number + 1) * size]

@@ -1,4 +1,4 @@
-"""Which nodes batches start from, and in which order: resolved and checked before any work.
+"""Which nodes batches start from: resolved and checked before any work.
 
 A wrong seed found in the middle of the night's third epoch costs the night; so whatever a
 user gives as `input_nodes` is turned into node ids, and every id checked, when the loader
@@ -7,7 +7,6 @@ is made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import RandomSampler
 
 from gnnstore import _core
 from gnnstore.errors import InputError, NotFoundError, UsageError
@@ -25,10 +23,6 @@ if TYPE_CHECKING:
 
 Int64Array = npt.NDArray[np.int64]
 
-# The sampling kernel's counter is (block, node, hop, batch). No batch has this number, so
-# a shuffle never shares a draw with a sample.
-_SHUFFLE_COUNTER = np.array([0, 0, 0, 2**64 - 1], dtype=np.uint64)
-_INT_CHUNK = 65536
 _CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
 
 
@@ -207,50 +201,3 @@ def _check_range(values: npt.NDArray[Any], bound: int, what: str, where: str, un
         f"{what} {values[place]} at position {place} of {values.size} is outside {where}, "
         f"which has {bound} {unit} (0 to {bound - 1})"
     )
-
-
-def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
-    """Return the order of an epoch: a permutation of 0 to num_seeds - 1, int64 [num_seeds].
-
-    A pure function of its arguments on every machine: positions are sorted by 64-bit keys
-    straight from a counter-based generator, whose stream NumPy guarantees, unlike that of
-    its `permutation`.
-    """
-    key = np.array([seed, epoch], dtype=np.uint64)
-    draws = np.random.Philox(counter=_SHUFFLE_COUNTER, key=key).random_raw(num_seeds)
-    return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
-
-
-def batches_in_order(
-    order: range | Int64Array, batch_size: int, *, drop_last: bool
-) -> Iterator[range | Int64Array]:
-    """Cut an order into batches, as torch's `BatchSampler` does, without lists of integers."""
-    end = len(order) - (len(order) % batch_size if drop_last else 0)
-    for first in range(0, end, batch_size):
-        yield order[first : first + batch_size]
-
-
-class SeededShuffle(RandomSampler):
-    """Positions of one epoch in an order that depends on (seed, epoch) and nothing else.
-
-    A `RandomSampler` by type, so that whoever inspects a loader sees that it shuffles.
-    """
-
-    def __init__(self, num_seeds: int, seed: int = 0, epoch: int = 0) -> None:
-        # RandomSampler itself refuses an empty data source in some versions of torch.
-        self.data_source = range(num_seeds)
-        self.replacement = False
-        self._num_samples = None
-        self.generator = None
-        self.seed = seed
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield every position once, as Python integers."""
-        order = epoch_permutation(len(self), self.seed, self.epoch)
-        for first in range(0, len(order), _INT_CHUNK):  # a list of all would take 36 bytes each
-            yield from order[first : first + _INT_CHUNK].tolist()
-
-    def __len__(self) -> int:
-        """Return the number of seed nodes."""
-        return len(self.data_source)

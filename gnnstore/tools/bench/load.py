@@ -18,7 +18,8 @@ from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.disk.scratch import default_parent, sweep_stale
 from gnnstore.errors import StorageError, UsageError
 from gnnstore.graph.store import open as open_store
-from gnnstore.pipeline.seeds.nodes import epoch_permutation, resolve_input_nodes
+from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.tools.bench.device import DeviceLimits, measure_device
 from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.setup import split_tables

@@ -26,7 +26,7 @@ from gnnstore.formats.arrays.csc import Csc
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.schema import AttributeSpec, Schema
 from gnnstore.graph.shared import residents_of
-from gnnstore.pipeline.seeds.nodes import epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.sizing.placement import HELD_ROW_BYTES
 from gnnstore.timeline import OFF, Timeline, recorded

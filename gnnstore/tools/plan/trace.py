@@ -18,12 +18,8 @@ from gnnstore.errors import UsageError
 from gnnstore.graph.topology import Structure
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.seeds.nodes import (
-    InputNodes,
-    batches_in_order,
-    epoch_permutation,
-    resolve_input_nodes,
-)
+from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
+from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.sizing.placement import place
 from gnnstore.sizing.sizes import StoreSizes
