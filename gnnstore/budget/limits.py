@@ -1,4 +1,4 @@
-"""How much memory this process may still take, asked of everyone who may refuse it.
+"""Budgets of memory: what the user gives, checked against what this process may take.
 
 A container's limit (cgroup v1 or v2) usually lies far below the machine's memory, and the
 kernel kills rather than refuses; so the smallest of all limits is what counts.
@@ -8,12 +8,92 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+
+from gnnstore.errors import BudgetError
+from gnnstore.units import format_size, parse_size
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 # cgroup v1 writes "no limit" as the largest multiple of a page below 2^63.
 _UNLIMITED = 2**60
+# memory="auto" leaves a quarter of what is free to the model, its optimiser and other programs.
+_FREE_SHARE = 4
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The memory that one consumer may use.
+
+    Attributes
+    ----------
+    num_bytes : int
+    is_promise : bool
+        Whether the user set the budget, so that batches in flight must stay within it too.
+    source : str
+        Where the number is from, as a phrase that follows a size.
+    """
+
+    num_bytes: int
+    is_promise: bool
+    source: str
+
+    @classmethod
+    def of(cls, memory: int | str | None, shared_bytes: int = 0) -> MemoryBudget:
+        """Return the budget that `memory=` stands for.
+
+        Parameters
+        ----------
+        memory : int or str, optional
+            Bytes, or text such as "8GB"; "auto": three quarters of what this process may still
+            allocate. By default all of that, without a promise to stay within it.
+        shared_bytes : int
+            Bytes that the consumer shares with others who hold them already; they are not free,
+            and cost nothing.
+
+        Raises
+        ------
+        UsageError
+            If it is not a size.
+        BudgetError
+            If a cgroup allows less.
+        """
+        if memory is None:
+            return cls(available_bytes() + shared_bytes, False, "of available memory")
+        if memory == "auto":
+            free = available_bytes()
+            source = f"of the budget, three quarters of the {format_size(free)} that are free"
+            return cls(free - free // _FREE_SHARE + shared_bytes, True, source)
+        return cls(parse_memory(memory), True, "of the memory= budget")
+
+
+def parse_memory(memory: int | str, *, name: str = "memory") -> int:
+    """Return the bytes of a budget, which the cgroups of this process allow.
+
+    Parameters
+    ----------
+    memory : int or str
+        Bytes, or text such as "8GB".
+    name : str
+        The option's name for the message, as "memory" or "--memory".
+
+    Raises
+    ------
+    UsageError
+        If it is not a size.
+    BudgetError
+        If a cgroup allows less.
+    """
+    budget, limit = parse_size(memory, name=name), group_limit_bytes()
+    if limit is not None and budget > limit:
+        option = name if name.startswith("-") else f"{name}="
+        raise BudgetError(
+            f"{name}={memory!r} is {budget} bytes, but the cgroup of this process, such as its "
+            f"container, is limited to {limit}: it would be killed for keeping to its budget; "
+            f"lower {option} to less than {format_size(limit)}, or raise the container's limit"
+        )
+    return budget
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore.budget.limits import available_bytes
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.engines import ENGINES
 from gnnstore.disk.scratch import RunDirectory, default_parent
 from gnnstore.errors import BudgetError, StorageError, StoreExistsError, UsageError, storage_error
@@ -33,8 +33,6 @@ from gnnstore.loaders.options import as_store
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_at_least, format_size, parse_size
 
-# Without memory=, a quarter of what is free is left to the model and to other programs.
-_FREE_SHARE = 4
 _DEFAULT_READERS = 4
 
 
@@ -145,7 +143,7 @@ def inference(
         },
         dtype=check_dtype(dtype),
         device=_device_of(found) if device is None else torch.device(device),
-        memory_bytes=_memory(memory),
+        memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
         num_threads=_threads(num_threads),
         io_engine=_checked_engine(io_engine),
         shard_bytes=None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes"),
@@ -278,13 +276,6 @@ def _device_of(layers: tuple[Layer, ...]) -> torch.device:
         for tensor in module.parameters():
             return tensor.device
     return torch.device("cpu")
-
-
-def _memory(memory: int | str | None) -> int:
-    if memory is None or memory == "auto":
-        free = available_bytes()
-        return free - free // _FREE_SHARE
-    return parse_size(memory, name="memory")
 
 
 def _threads(num_threads: int | None) -> int:

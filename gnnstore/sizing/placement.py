@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
-from gnnstore.budget.limits import available_bytes, group_limit_bytes
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.policies.settings import PLANNED
 from gnnstore.caching.scores import CachePlan
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.sizing.sizes import StoreSizes, TableSize
 from gnnstore.sizing.superbatch_size import SuperbatchSize
-from gnnstore.units import format_at_least, format_size, parse_size
+from gnnstore.units import format_at_least, format_size
 
 Strategy = Literal["memory", "mmap", "direct", "static", "belady", "lru", "sieve", "packed"]
 Topology = Literal["memory", "mmap", "disk"]
@@ -34,9 +34,6 @@ _BATCH_SHARE = 8
 # of what the budget has left: the cache of wide rows would spare fewer reads with it.
 HELD_ROW_BYTES = 64
 _HELD_SHARE = 4
-
-# memory="auto" leaves a quarter of what is free to the model, its optimiser and other programs.
-_FREE_SHARE = 4
 
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
 # Of what is left, for the in-neighbour lists that sampling needs most often.
@@ -198,7 +195,8 @@ def place(
     """
     _check_choice("strategy", strategy, STRATEGIES)
     _check_topology(strategy, topology)
-    budget, source = _budget(memory, shared_bytes)
+    given = MemoryBudget.of(memory, shared_bytes)
+    budget, source = given.num_bytes, given.source
     if memory not in {None, "auto"}:
         cached_bytes = 0  # what is free is known without the caches of others, and a promise is not
         budget -= taken_bytes
@@ -260,7 +258,7 @@ def place(
         resident_bytes=resident,
         staging_bytes=staging,
         budget_bytes=budget,
-        budget_is_promise=memory is not None,
+        budget_is_promise=given.is_promise,
         reason=(
             f"strategy {strategy!r} because {why}; topology {_WHERE[where]} "
             f"({format_size(sizes.topology_bytes)}); {format_size(resident)} held in memory"
@@ -294,24 +292,6 @@ def _check_topology(strategy: str, topology: str) -> None:
             "strategy='mmap' reads nothing by itself, the topology included; choose "
             "topology='mmap', or strategy='direct'"
         )
-
-
-def _budget(memory: int | str | None, shared_bytes: int) -> tuple[int, str]:
-    """Return the budget, and whose it is."""
-    if memory is None:
-        return available_bytes() + shared_bytes, "of available memory"
-    if memory == "auto":
-        free = available_bytes()
-        whose = f"of the budget, three quarters of the {format_size(free)} that are free"
-        return free - free // _FREE_SHARE + shared_bytes, whose
-    budget, limit = parse_size(memory, name="memory"), group_limit_bytes()
-    if limit is not None and budget > limit:
-        raise BudgetError(
-            f"memory={memory!r} is {budget} bytes, but the cgroup of this process, such as its "
-            f"container, is limited to {limit}: it would be killed for keeping to its budget; "
-            f"lower memory= to less than {format_size(limit)}, or raise the container's limit"
-        )
-    return budget, "of the memory= budget"
 
 
 def _held_tables(

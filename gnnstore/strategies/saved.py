@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.budget.limits import available_bytes
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError
@@ -18,16 +18,15 @@ from gnnstore.sizing.placement import Placement
 from gnnstore.strategies.open import Tables
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.saved_batches import SavedBatches
-from gnnstore.units import format_at_least, format_size, parse_size
+from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.formats.store.schema import AttributeSpec
 
-# As of the strategies that read a store: for staging, and what "auto" leaves to the model.
+# Of a budget, for staging: as of the strategies that read a store.
 _STAGING_SHARE = 4
-_FREE_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,9 @@ class PlanTables(Tables):
         self.saved: SavedBatches = SavedBatches(SavedPlan.open(reader, io_engine))
         self.engine: Engine = self.saved.plan.engine
         staging_bytes = self.saved.plan.staging_bytes
-        budget, is_promise = _budget(memory)
+        budget = MemoryBudget.of(memory)
         if may_use_fewer:
-            most = budget // _STAGING_SHARE // staging_bytes
+            most = budget.num_bytes // _STAGING_SHARE // staging_bytes
             num_threads = max(1, min(num_threads, most))
         row_bytes = sum(table.row_bytes for table in self.saved.plan.tables.values())
         cache_bytes = PlannedCache.bytes_for(row_bytes, manifest.num_slots)
@@ -121,8 +120,8 @@ class PlanTables(Tables):
             modes={},
             resident_bytes=cache_bytes + reader.index.nbytes + seeds_bytes,
             staging_bytes=num_threads * staging_bytes,
-            budget_bytes=budget,
-            budget_is_promise=is_promise,
+            budget_bytes=budget.num_bytes,
+            budget_is_promise=budget.is_promise,
             reason=(
                 f"the plan {reader.path.name!r} was packed: {manifest.epochs} epochs of "
                 f"{manifest.batches_per_epoch} batches, {manifest.num_slots} rows cached "
@@ -189,13 +188,3 @@ def open_plan_tables(request: ReadRequest) -> PlanTables:
         num_threads=request.num_threads,
         may_use_fewer=request.may_use_fewer,
     )
-
-
-def _budget(memory: int | str | None) -> tuple[int, bool]:
-    """Return the bytes that may be used, and whether that is a promise."""
-    if memory is None:
-        return available_bytes(), False
-    if memory == "auto":
-        free = available_bytes()
-        return free - free // _FREE_SHARE, True
-    return parse_size(memory, name="memory"), True

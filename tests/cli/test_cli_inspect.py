@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gnnstore.budget import limits
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
-from gnnstore.sizing import placement
 from gnnstore.testing.stores import write_example_store
 
 
@@ -64,7 +64,7 @@ def test_what_will_be_used_to_read_it(run: Any, example: Path) -> None:
 def test_a_store_larger_than_memory_is_read_by_an_engine(
     run: Any, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "available_bytes", lambda: 50_000)
+    monkeypatch.setattr(limits, "available_bytes", lambda: 50_000)
     reading = run("inspect", example, "--json").document["reading"]
     assert reading["strategy"] == "static"
     assert reading["io_engine"] in ENGINES

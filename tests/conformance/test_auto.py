@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.budget import limits
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import (
     DeviceProfile,
@@ -24,7 +25,6 @@ from gnnstore.disk.profile.device_profile import (
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.planning.cost_model import Choice, Prediction
-from gnnstore.sizing import placement
 from gnnstore.strategies import choosing
 from gnnstore.strategies import lookahead as planned_sizing
 from gnnstore.strategies import open as tables
@@ -304,7 +304,7 @@ def test_a_disk_that_cannot_be_measured(
 def test_a_container_that_allows_less_than_the_budget(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "group_limit_bytes", lambda: 30_000_000)
+    monkeypatch.setattr(limits, "group_limit_bytes", lambda: 30_000_000)
     for strategy in ("auto", "static", "memory"):
         with pytest.raises(BudgetError, match="is limited to 30000000"):
             loader_of(path, strategy=strategy, memory=MEMORY)

@@ -371,7 +371,7 @@ def test_memory_that_a_cache_holds_is_not_given_twice(
     store = gnnstore.open(path)
     held = residents_of(store)
     monkeypatch.setattr(
-        "gnnstore.sizing.placement.available_bytes", lambda: machine_bytes - held.resident_bytes
+        "gnnstore.budget.limits.available_bytes", lambda: machine_bytes - held.resident_bytes
     )
     # Buffers of reads alone would be more than this machine has.
     monkeypatch.setattr("gnnstore.disk.engines.Engine.staging_bytes", 100_000)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from gnnstore.budget.limits import available_bytes
+from gnnstore.budget import limits
 from gnnstore.caching.scores import CacheCost, CachePlan, CacheSettings
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
-from gnnstore.sizing import placement
 from gnnstore.sizing.in_flight import cache_rows, check_two_batches, expected_bytes
 from gnnstore.sizing.placement import HELD_ROW_BYTES, place
 from gnnstore.sizing.sizes import StoreSizes, TableSize
@@ -110,7 +108,7 @@ def test_forced_choices_are_kept() -> None:
 
 
 def test_without_a_budget_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "available_bytes", lambda: 5 * GB)
+    monkeypatch.setattr(limits, "available_bytes", lambda: 5 * GB)
     chosen = place(SIZES)
     assert (chosen.strategy, chosen.topology) == ("static", "memory")
     assert "5 GB of available memory" in chosen.reason
@@ -294,7 +292,7 @@ def test_a_cache_of_a_given_size() -> None:
 
 
 def test_without_a_promise_the_cache_takes_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "available_bytes", lambda: 5 * GB)
+    monkeypatch.setattr(limits, "available_bytes", lambda: 5 * GB)
     chosen = place(SIZES, strategy="static", topology="mmap")
     assert (
         cache_rows(chosen, CacheSettings(), COST, 0, 2) == (4_900_000_000 // 2 - 2 * 10**6) // 1000
@@ -312,59 +310,3 @@ def test_the_cache_is_part_of_the_decision() -> None:
     assert empty.reason.endswith(
         "; rows of the 0 nodes of the highest out-degree cached in 0 B (there is no room)"
     )
-
-
-# --- what is available ---------------------------------------------------------------------
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def machine(tmp_path: Path, available_kib: int, cgroup: str) -> tuple[Path, Path]:
-    write(
-        tmp_path / "proc/meminfo",
-        f"MemTotal: 99999999 kB\nMemFree: 1 kB\nMemAvailable:   {available_kib} kB\n",
-    )
-    write(tmp_path / "proc/self/cgroup", cgroup)
-    return tmp_path / "proc", tmp_path / "cgroup"
-
-
-def test_the_machine_alone(tmp_path: Path) -> None:
-    assert available_bytes(*machine(tmp_path, 1000, "")) == 1_024_000
-
-
-def test_a_cgroup_of_version_2_and_its_parents(tmp_path: Path) -> None:
-    proc, cgroups = machine(tmp_path, 1000, "0::/user/job\n")
-    write(cgroups / "user/job/memory.max", "max\n")
-    write(cgroups / "user/memory.max", "500000\n")
-    write(cgroups / "user/memory.current", "300000\n")
-    write(cgroups / "user/memory.stat", "anon 7\ninactive_file 50000\nactive_file 9\n")
-    assert available_bytes(proc, cgroups) == 250_000
-
-
-def test_a_cgroup_of_version_1(tmp_path: Path) -> None:
-    proc, cgroups = machine(tmp_path, 1000, "11:cpu,cpuacct:/x\n3:memory:/docker/abc\n")
-    # Inside of the container only the root of the mount exists.
-    write(cgroups / "memory/memory.limit_in_bytes", "400000\n")
-    write(cgroups / "memory/memory.usage_in_bytes", "150000\n")
-    write(cgroups / "memory/memory.stat", "cache 1\ntotal_inactive_file 5000\n")
-    assert available_bytes(proc, cgroups) == 255_000
-
-
-def test_no_limit_of_version_1_is_no_limit(tmp_path: Path) -> None:
-    proc, cgroups = machine(tmp_path, 1000, "3:memory:/\n")
-    write(cgroups / "memory/memory.limit_in_bytes", "9223372036854771712\n")
-    assert available_bytes(proc, cgroups) == 1_024_000
-
-
-def test_an_exhausted_cgroup_leaves_nothing(tmp_path: Path) -> None:
-    proc, cgroups = machine(tmp_path, 1000, "0::/\n")
-    write(cgroups / "memory.max", "1000\n")
-    write(cgroups / "memory.current", "2000\n")
-    assert available_bytes(proc, cgroups) == 0
-
-
-def test_this_machine_has_some_memory() -> None:
-    assert available_bytes() > 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
@@ -93,8 +94,8 @@ class ConvertOptions:
                 )
         if self.index_dtype is not None:
             _check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
-        if self.memory_bytes is not None and self.memory_bytes < 0:
-            raise UsageError(f"memory_bytes={self.memory_bytes} is negative; give a size in bytes")
+        if self.memory_bytes is not None:
+            parse_memory(self.memory_bytes, name="memory_bytes")
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that shape the store's contents, for its provenance."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from gnnstore.errors import UsageError
+from gnnstore.budget.limits import parse_memory
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.tools.ui.batch_options import batch_options
 from gnnstore.tools.ui.options import SIZE, session_options
 from gnnstore.tools.ui.session import Session
-from gnnstore.units import parse_size
 
 _HELP = """Measure this machine.
 
@@ -119,8 +119,10 @@ class MemoryType(click.ParamType):  # type: ignore[type-arg]  # generic since cl
         """Return the share or the bytes, or fail as click does for a bad option."""
         try:
             if not value.endswith("%"):
-                return parse_size(value, name="--memory")
+                return parse_memory(value, name="--memory")
             share = float(value[:-1]) / 100
+        except BudgetError:
+            raise
         except (UsageError, ValueError):
             share = -1.0
         if not 0 <= share <= 1:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gnnstore.tools.ui.batch_options import batch_options
-from gnnstore.tools.ui.options import SIZE, session_options
+from gnnstore.tools.ui.options import MEMORY, SIZE, session_options
 from gnnstore.tools.ui.session import Session
 
 # As of a loader; not imported, since that costs more than --help may.
@@ -48,7 +48,10 @@ Examples:
     help="Epochs to pack, from epoch 0 on.",
 )
 @click.option(
-    "--memory", type=SIZE, help="Budget for packing, and for the cache and batches of training."
+    "--memory",
+    type=MEMORY,
+    metavar="SIZE",
+    help="Budget for packing, and for the cache and batches of training.",
 )
 @click.option("--cache", "cache_bytes", type=SIZE, help="Cached rows; default: what memory leaves.")
 @click.option(

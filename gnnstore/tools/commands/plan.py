@@ -9,7 +9,7 @@ import click
 
 from gnnstore.errors import UsageError
 from gnnstore.tools.ui.batch_options import batch_options
-from gnnstore.tools.ui.options import SIZE, session_options
+from gnnstore.tools.ui.options import MEMORY, SIZE, session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import parse_size
 
@@ -97,7 +97,8 @@ def _cache_size(text: str) -> float | int:
 @click.option(
     "--memory",
     "memory_bytes",
-    type=SIZE,
+    type=MEMORY,
+    metavar="SIZE",
     help="Budget of a loader, as of its memory=. Default: what this machine has free.",
 )
 @click.option(

@@ -20,7 +20,7 @@ from gnnstore.tools.inspect.describe_store import describe_store
 from gnnstore.tools.inspect.render_store import next_commands, render_summary
 from gnnstore.tools.ui.heap import return_large_blocks
 from gnnstore.tools.ui.interrupts import interrupts_wait
-from gnnstore.tools.ui.options import SIZE
+from gnnstore.tools.ui.options import MEMORY, SIZE
 from gnnstore.tools.ui.progress import Style
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_next
@@ -86,7 +86,7 @@ def common_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--memory",
             "memory_bytes",
-            type=SIZE,
+            type=MEMORY,
             metavar="SIZE",
             help="The most memory for building the adjacency, such as 8GB.",
         ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import UsageError
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import parse_size
@@ -30,7 +31,21 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic since clic
             self.fail(str(error), param, ctx)
 
 
-SIZE = SizeType()
+class MemoryType(SizeType):
+    """A budget of memory, which the container of this process allows."""
+
+    name = "memory"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | None:
+        """Return the bytes; a BudgetError says what the container allows."""
+        name = param.opts[0] if param and param.opts else self.name
+        num_bytes = super().convert(value, param, ctx)
+        return None if num_bytes is None else parse_memory(value, name=name)
+
+
+SIZE, MEMORY = SizeType(), MemoryType()
 
 # (flags, field of Session, help)
 _SESSION_FLAGS = (
