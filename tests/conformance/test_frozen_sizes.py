@@ -23,15 +23,16 @@ import numpy as np
 import pytest
 
 from gnnstore import BudgetError, NeighborLoader
-from gnnstore.io import first_measurement
-from gnnstore.loaders import plan_tables, situation, workload_sampling
-from gnnstore.planning import placement
-from gnnstore.planning.device_profile import save_profile
+from gnnstore.budget import limits
+from gnnstore.disk.profile import first_use as first_measurement
+from gnnstore.disk.profile.device_profile import save_profile
+from gnnstore.strategies import optimizer as situation
+from gnnstore.strategies import sampling_run as workload_sampling
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays
 from gnnstore.testing.plans import pack
-from gnnstore.tools import plan_caches
 from gnnstore.tools.cli import main
+from gnnstore.tools.plan import caches as plan_caches
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "sizes.json"
 SHOWN = (
@@ -55,9 +56,8 @@ def fix_the_machine(patch: pytest.MonkeyPatch, directory: Path, graph: str) -> N
     save_profile(usual_profile(directory, **DISKS[graph]))
     patch.setattr(situation, "SMALLEST_BYTES", 1 << 20)
     patch.setattr(situation, "gather_rate", lambda *_: 2e9)
-    for module in (placement, plan_tables):
-        patch.setattr(module, "available_bytes", lambda: 60_000_000)
-    patch.setattr(placement, "group_limit_bytes", lambda: None)
+    patch.setattr(limits, "available_bytes", lambda: 60_000_000)
+    patch.setattr(limits, "group_limit_bytes", lambda: None)
     patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
 
     # A quarter of a second between any two looks at the clock by which sampling is timed.

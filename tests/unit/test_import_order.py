@@ -137,6 +137,7 @@ def test_torch_is_imported_on_demand_only(room: str) -> None:
 # shows, or what they have just written themselves; and so do the tools.
 OPENERS = {
     *("formats/container/regular_files.py", "budget/limits.py", "disk/profile/filesystems.py"),
+    *("disk/profile/cgroup.py", "disk/profile/page_cache.py"),
     *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs.py"),
     *("converters/writer/finished_edges.py", "converters/arrays/scattered.py"),
 }
