@@ -9,11 +9,12 @@ CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeL
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench sanitize wheel clean distclean
+.PHONY: help demo test long lint format bench sanitize wheel clean distclean
 
 help:
 	@echo 'make demo      set up, then convert, inspect and train on a built-in graph (minutes)'
 	@echo 'make test      set up, then lint, type-check and run every test'
+	@echo 'make long      every test with its long loops: more kills, seeds and examples (an hour)'
 	@echo 'make lint      ruff and mypy only'
 	@echo 'make format    let ruff format and fix what it can'
 	@echo 'make bench     the quick benchmarks (see docs/benchmarks.md for the large ones)'
@@ -28,6 +29,11 @@ demo: $(INSTALLED)
 # order of their names, so that those of tests/budget, which take minutes, are not the last ones.
 test: lint
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+
+# The same tests with their long loops: more kills, seeds and examples.
+long: $(INSTALLED)
+	GNNSTORE_LONG_TESTS=1 $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
+	  --timeout 1800
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

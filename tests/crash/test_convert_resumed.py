@@ -23,9 +23,10 @@ from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.errors import NoSpaceError
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.testing.effort import choose
 from gnnstore.testing.stores import assert_same_files
 
-NUM_KILLS = 30
+NUM_KILLS = choose(8, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
 NUM_NODES, NUM_EDGES = 6000, 40_000
 SHARD_BYTES = 2**16

@@ -18,13 +18,14 @@ import pytest
 import gnnstore
 from gnnstore.errors import NoSpaceError, StorageError, UsageError
 from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import inject
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
 from gnnstore.testing.stores import assert_same_files
 
-NUM_KILLS = 30
+NUM_KILLS = choose(8, 30)
 MAX_TOUCH = 100  # packing that nothing stops touches the plan's directory about as often
 EPOCHS = 2
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from gnnstore.disk.scratch import RunDirectory, find_runs, sweep_stale
+from gnnstore.testing.effort import choose
 
-NUM_KILLS = 12
+NUM_KILLS = choose(6, 12)
 
 # Makes and closes directories all the time, or writes to one for ever, batch by batch.
 SPILLING = """

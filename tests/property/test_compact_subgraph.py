@@ -18,6 +18,7 @@ from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.csc import Csc
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.testing.effort import examples
 
 # Sizes of the whole graph: its own, and those from which on ids no longer fit in int32.
 SIZES = [0, 2**31, 2**31 + 1, 2**40]
@@ -62,7 +63,7 @@ def assert_same(found: SampledSubgraph, expected: SampledSubgraph) -> None:
         assert type(getattr(found, name)) is type(getattr(expected, name))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(drawn=sampled(), size=st.sampled_from(SIZES), pooled=st.booleans())
 def test_a_subgraph_comes_back_exactly(
     drawn: tuple[SampledSubgraph, Csc], size: int, pooled: bool
@@ -87,7 +88,7 @@ def test_a_subgraph_comes_back_exactly(
     assert_same(compact.expand(dtype), subgraph)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(drawn=st.lists(sampled(), max_size=5), size=st.sampled_from(SIZES))
 def test_subgraphs_come_back_exactly_from_disk(
     drawn: list[tuple[SampledSubgraph, Csc]], size: int

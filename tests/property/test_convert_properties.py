@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 import gnnstore
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
+from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, read_store
 from gnnstore.testing.strategies import convert_options, graphs
 
@@ -52,7 +53,9 @@ def check_ids(graph: GraphArrays, stored: StoredGraph) -> None:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(graph=graphs(), options=convert_options())
 def test_a_store_holds_the_graph(

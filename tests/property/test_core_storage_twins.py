@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.testing.effort import examples
 from gnnstore.testing.twins import kernels as twin
 from gnnstore.testing.twins.philox import multiply_high, philox4x64_10
 
@@ -183,7 +184,7 @@ def quadrants(draw: st.DrawFn) -> NDArray[np.float64]:
     return table
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(quadrants(), words, st.integers(0, 2**62), st.integers(0, 50), threads)
 def test_rmat_edges(
     probabilities: NDArray[np.float64], seed: int, first_edge: int, num_edges: int, num_threads: int

@@ -29,6 +29,7 @@ from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open
 from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, unpack_bits
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
 from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
+from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import why_unavailable, write_array
 
@@ -72,7 +73,7 @@ def assert_same(got: SampledSubgraph, want: SampledSubgraph) -> None:
     assert got.num_seeds == want.num_seeds
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     num_nodes=st.integers(1, 150),
     max_degree=st.sampled_from([0, 3, 15, 60]),
@@ -266,7 +267,7 @@ def importance(csc: Csc) -> npt.NDArray[np.float32]:
     return np.where(in_degrees > 0, ratio, 0).astype(np.float32)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     num_nodes=st.integers(0, 300),
     max_degree=st.sampled_from([0, 1, 4, 40]),

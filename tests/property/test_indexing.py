@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 import gnnstore
 from gnnstore.formats import PagedArray
 from gnnstore.graph.store import Attribute
+from gnnstore.testing.effort import examples
 from gnnstore.testing.stores import write_example_store
 
 
@@ -109,7 +110,7 @@ def of_numpy(part: Any) -> Any:
     return part.numpy() if isinstance(part, torch.Tensor) else part
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data())
 def test_as_numpy(example: Example, data: st.DataObject) -> None:
     values, read = example.values, example.rows_read

@@ -29,6 +29,7 @@ from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
 from gnnstore.features.tiers.planned import BatchStep, PlannedCache
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.packing import needed_pages, packed_file, piece_crcs, sort_misses
 from gnnstore.testing.twins.reads import why_unavailable, write_array
 
@@ -144,7 +145,7 @@ def superbatches(draw: st.DrawFn, num_rows: int) -> tuple[Trace, NDArray[np.int3
     return trace, rng.choice(np.array(choices, np.int32), trace.num_accesses)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_any_superbatch(engine: str, data: st.DataObject) -> None:
     row_bytes = data.draw(st.sampled_from(ROW_BYTES) | st.integers(1, 20_000))
@@ -190,7 +191,7 @@ def test_any_superbatch(engine: str, data: st.DataObject) -> None:
     assert 4096 * blocks <= read_bytes
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_sorted_misses_equal_their_twin(data: st.DataObject) -> None:
     num_rows = data.draw(st.integers(1, 5000))

@@ -19,6 +19,7 @@ from gnnstore.formats.arrays.dtypes import (
     to_bfloat16_bits,
 )
 from gnnstore.formats.container.names import decode, encode
+from gnnstore.testing.effort import examples
 
 # The widths at which published systems compute the wrong page.
 ROW_BYTES = (1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288)
@@ -59,7 +60,7 @@ def test_known_bad_widths(
     check(write(tmp_path, rows, 4096, shard_bytes, [num_rows // 2]), rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_round_trip(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(set(STORAGE_DTYPES) - {"bfloat16"})))

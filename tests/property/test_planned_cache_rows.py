@@ -23,6 +23,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.source import Gathered
 from gnnstore.features.tiers.planned import BatchStep, Lease, MissSource, PlannedCache
+from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.reads import write_array
 
 NUM_ROWS = 400
@@ -95,7 +96,7 @@ def gather_all(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=3),
     takeovers=st.lists(st.booleans(), min_size=3, max_size=3),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rows_are_the_tables_rows(
     tables: Tables,
     policy: Any,
@@ -152,7 +153,7 @@ def test_rows_are_the_tables_rows(
     num_ids=st.integers(0, 700),
     num_threads=st.sampled_from([1, 2, 3]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_copies_equal_numpy(
     seed: int, row_bytes: int, num_slots: int, num_ids: int, num_threads: int
 ) -> None:

@@ -23,6 +23,7 @@ from gnnstore.disk.engines import ENGINES, open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.reads import (
     files_of,
     place_of,
@@ -101,7 +102,7 @@ def tables(draw: st.DrawFn) -> tuple[int, int, int, int]:
     return row_bytes, page_bytes, num_rows, draw(st.sampled_from([1, 2**17, 2**30]))
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_rows_and_reads(engine: str, data: st.DataObject) -> None:
     """What arrives is right, and what was read for it is what the twin plans."""
@@ -170,7 +171,7 @@ def test_reads_of_a_known_batch() -> None:
     assert reads([0, 40], 512, 2**20, 4096) == [(0, 4096), (40 * 512, 512)]  # not the gap
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_ranges(engine: str, data: st.DataObject) -> None:
     """Any bytes of the files go anywhere: straight where all is aligned, else by a copy."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore import _core
+from gnnstore.testing.effort import examples
 from gnnstore.testing.twins import sampling as reference
 
 WORDS = st.integers(0, 2**64 - 1)
@@ -28,7 +29,7 @@ def graphs(draw: st.DrawFn) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
     return indptr, rng.integers(0, num_nodes, indptr[-1]).astype(dtype)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     graph=graphs(),
     data=st.data(),
@@ -82,7 +83,7 @@ def test_kernel_equals_twin(
         assert tree.tolist() == want.batch
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     num_nodes=st.integers(1, 30),
     num_edges=st.integers(0, 100),
@@ -102,7 +103,7 @@ def test_reverse_edges_equal_twin(num_nodes: int, num_edges: int, dtype: Any, se
 NUMBERS = st.one_of(st.integers(-3, 30), st.integers(-(2**63), 2**63 - 1))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     indptr=st.lists(NUMBERS, min_size=1, max_size=20),
     indices=st.lists(NUMBERS, max_size=20),

@@ -22,6 +22,7 @@ from gnnstore.converters.edges.spill import merge as spill_merge
 from gnnstore.converters.edges.spill import ranges as spill_ranges
 from gnnstore.converters.edges.spill import runs as spill_runs
 from gnnstore.converters.edges.spill.builder import SpillingEdgeBuilder
+from gnnstore.testing.effort import examples
 from gnnstore.testing.strategies import edge_indices
 
 RULES = st.builds(
@@ -133,7 +134,7 @@ class Widths:
         return next(self._widths)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_every_rule_and_any_runs(data: st.DataObject) -> None:
     num_nodes = data.draw(st.integers(1, 12))

@@ -17,6 +17,7 @@ from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
 from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.caching.policies.online import LruPlanner, SievePlanner
 from gnnstore.caching.trace_file import TraceFile
+from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
 
 
@@ -64,7 +65,7 @@ def as_lists(plan: SuperbatchPlan | TwinPlan) -> list[list[int]]:
     return [np.asarray(getattr(plan, name)).tolist() for name in names]
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_a_fixed_cache_is_planned_as_its_twin_says(data: st.DataObject) -> None:
     num_nodes = data.draw(st.integers(1, 300))
@@ -99,7 +100,7 @@ def test_a_fixed_cache_is_planned_as_its_twin_says(data: st.DataObject) -> None:
             held = {slot for slot, node in enumerate(twin.nodes) if node >= 0}
 
 
-@settings(deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", [LruPlanner, SievePlanner])
 def test_online_caches_are_planned_alike_in_files(kind: Any, data: st.DataObject) -> None:

@@ -15,10 +15,11 @@ from gnnstore.converters import ConvertOptions, from_snap
 from gnnstore.converters.edges import id_remap as compact_ids
 from gnnstore.converters.edges.id_remap import IdCollector
 from gnnstore.errors import BudgetError
+from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import read_store
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     ids=st.lists(st.integers(0, 64 * 40 - 1), max_size=200),
     rank_bytes=st.sampled_from([4, 8]),

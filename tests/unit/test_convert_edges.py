@@ -19,6 +19,7 @@ from gnnstore.converters.edges.builder import InMemoryEdgeBuilder, estimate_peak
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.rules import EdgeRules, is_identity
 from gnnstore.errors import BudgetError, InputError
+from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.strategies import graphs
 
@@ -85,7 +86,7 @@ def build(
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(graph=graphs(), rules=RULES, chunk=st.integers(1, 50))
 def test_columns_equal_the_reference(graph: GraphArrays, rules: EdgeRules, chunk: int) -> None:
     expected = reference(graph, rules)

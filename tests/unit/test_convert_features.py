@@ -31,6 +31,7 @@ from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
 from gnnstore.formats.store.verification import verify
 from gnnstore.progress import NullPhase
+from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import read_store
 
 ROWS = np.random.default_rng(0).random((11, 3)).astype(np.float32)
@@ -124,7 +125,7 @@ def test_pieces_from_any_row_on_are_the_array(
             np.testing.assert_array_equal(found, ROWS[start:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     shape=st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple),
     fortran=st.booleans(),
@@ -314,7 +315,7 @@ def test_bfloat16_in_raw_files_stays_what_it_is(tmp_path: Path) -> None:
 # ---- rows in any order
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     num_rows=st.integers(0, 60),
     width=st.integers(1, 40),
@@ -435,7 +436,7 @@ def test_scaled_features_are_within_half_a_step(tmp_path: Path, dtype: str) -> N
     assert (np.abs(stored).max(axis=0)[largest > 0] == 127).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1))
 def test_scales_hold_for_any_finite_column(values: list[float]) -> None:
     x = np.array(values, np.float32)[:, None]

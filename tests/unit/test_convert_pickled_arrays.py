@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gnnstore.converters.arrays.pickled import arrays_of_pickle, read_split_dict
 from gnnstore.errors import InputError, NotFoundError
+from gnnstore.testing.effort import examples
 
 
 def archive(path: Path, data: bytes) -> Path:
@@ -117,7 +118,7 @@ def test_files_that_are_no_archive(tmp_path: Path) -> None:
 WHOLE = pickle.dumps({"train": np.arange(4), "test": np.arange(2, dtype=np.int32)}, 2)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     position=st.integers(0, len(WHOLE) - 1),
     byte=st.integers(0, 255),

@@ -18,6 +18,7 @@ from gnnstore.converters.arrays.text.blocks import read_blocks
 from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase
+from gnnstore.testing.effort import examples
 
 PAIRS = TableFormat("int64", num_columns=2)
 NODES = TableFormat("int64", minimum=0, limit=5, what="node id")
@@ -235,7 +236,7 @@ def outcome(path: Path, table_format: TableFormat, *, fast: bool, block_bytes: i
         return str(error)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @example(["1,2", "3,0x8"], "\n")
 @example(["0 1", "1 2 3"], "\n")
 @given(lines=LINES, ending=st.sampled_from(["\n", "\r\n"]))

@@ -21,6 +21,7 @@ from gnnstore.planning.cost_model import CHOICES, Machine, Prediction, Resources
 from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
 from gnnstore.testing.disks import usual_profile
+from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import run_lru
 
 NUM_ROWS, ROW_BYTES = 20_000, 512
@@ -198,7 +199,7 @@ def test_thinning_is_as_fine_as_it_may_be() -> None:
 
 
 @given(st.lists(st.sets(st.integers(0, 30), max_size=12), min_size=1, max_size=10), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_curves_of_any_sample(batches: list[set[int]], data: st.DataObject) -> None:
     trace = Trace.of([np.array(sorted(batch), np.int64) for batch in batches])
     ages = ages_of(trace, 31)

@@ -29,6 +29,7 @@ from gnnstore.converters.synthetic.kronecker.patterns import (
 from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.errors import UsageError
 from gnnstore.progress import NullProgress
+from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import write_store
 
 SIZES = [(1, 1.0), (1, 0.5), (2, 3.3), (4, 8.8), (4, 0.25), (5, 25.0), (16, 16.0), (16, 255.9)]
@@ -107,7 +108,7 @@ def test_ratios_are_met_closely() -> None:
         assert 2**bits * edge_factor <= 2**22
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.integers(1, 6).flatmap(
         lambda size: st.tuples(

@@ -28,6 +28,7 @@ from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
 from gnnstore.features.tiers.planned import BatchStep
+from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
@@ -96,7 +97,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

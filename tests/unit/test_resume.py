@@ -25,6 +25,7 @@ from gnnstore.formats.container.journal_file import (
     read_records,
 )
 from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.testing.effort import examples
 from gnnstore.testing.stores import assert_same_files
 
 FINGERPRINT: dict[str, Any] = {"kind": "test", "options": {"undirected": False}, "sizes": [1, 2]}
@@ -55,7 +56,7 @@ def test_records_come_back_in_order(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_damage_costs_only_what_comes_after(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

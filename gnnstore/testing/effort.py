@@ -1,0 +1,31 @@
+"""How often tests repeat themselves: a few times in `make test`, often in `make long`.
+
+The short form of a loop tries the same thing as the long one and fails on the same defect; the
+long one meets rare interleavings too.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+T = TypeVar("T")
+
+ENVIRONMENT_VARIABLE = "GNNSTORE_LONG_TESTS"
+_SHORT_SHARE = 5
+_LEAST_EXAMPLES = 20
+
+
+def is_long() -> bool:
+    """Return whether tests are to take their time."""
+    return os.environ.get(ENVIRONMENT_VARIABLE, "") not in ("", "0")
+
+
+def choose(short: T, long: T) -> T:
+    """Return the first value in `make test`, the second in `make long`."""
+    return long if is_long() else short
+
+
+def examples(long: int) -> int:
+    """Return the number of examples of a property: all of them, or a fifth and at least 20."""
+    return choose(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long)
