@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -34,7 +34,7 @@ class DirectRows(RowSource):
         """
         return cls(FileRows.open(array, engine))
 
-    @property
+    @cached_property
     def spec(self) -> RowSpec:
         """The rows of the array."""
         return RowSpec.of(self.stored.array.spec)
@@ -64,7 +64,7 @@ class DirectRows(RowSource):
         IndexError, StorageError
             As in `read_rows`; also if a slot is out of range.
         """
-        if math.prod(out.shape) == 0:
+        if out.size == 0:
             return NO_READS
         stored = self.stored
         try:

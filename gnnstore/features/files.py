@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -55,7 +55,7 @@ class FileRows:
         """Bytes of a row's values."""
         return self.array.geometry.row_bytes
 
-    @property
+    @cached_property
     def place(self) -> dict[str, int]:
         """The arguments that tell the kernels where rows lie, and how to read them."""
         geometry = self.array.geometry
@@ -88,7 +88,7 @@ class FileRows:
         last = first + len(out)
         if not 0 <= first <= last <= self.num_rows:
             raise IndexError(f"[{first}, {last}) is not within [0, {self.num_rows})")
-        if math.prod(out.shape) == 0:
+        if out.size == 0:
             return NO_READS
         shard_rows, row_bytes = self.array.layout.shard_rows, self.row_bytes
         shards = np.arange(first // shard_rows, (last - 1) // shard_rows + 1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ class MemoryRows(RowSource):
         """Read a stored array into a huge-page buffer, dropping the padding of its pages."""
         return cls.from_array(array.load(num_threads))
 
-    @property
+    @cached_property
     def spec(self) -> RowSpec:
         """The rows of the array."""
         return RowSpec(len(self.table), self.table.shape[1:], self.table.dtype)
@@ -53,8 +53,12 @@ class MemoryRows(RowSource):
 
         One thread: a loader prepares several batches side by side instead.
         """
-        body = self.table.reshape(-1).view(np.uint8)
-        return _copy(body, self.spec, ids, out, rows_per_page=1, page_stride_bytes=self.row_bytes)
+        spec = self.spec
+        return _copy(self._body, spec, ids, out, rows_per_page=1, page_stride_bytes=spec.row_bytes)
+
+    @cached_property
+    def _body(self) -> npt.NDArray[np.uint8]:
+        return self.table.reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +73,7 @@ class MappedRows(RowSource):
         """Map a stored array, telling the system not to read around what is touched."""
         return cls(array, array.map("random"))
 
-    @property
+    @cached_property
     def spec(self) -> RowSpec:
         """The rows of the array."""
         return RowSpec.of(self.array.spec)
@@ -107,7 +111,7 @@ def _copy(
     out: npt.NDArray[Any],
     **options: int,
 ) -> ReadCounts:
-    if math.prod(out.shape):
+    if out.size:
         _core.gather_rows(
             body,
             ids,

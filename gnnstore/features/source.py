@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -55,7 +56,7 @@ class RowSpec:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a row's values."""
         return math.prod(self.shape) * self.dtype.itemsize

@@ -69,8 +69,8 @@ def steps() -> list[PlanStep]:
 def pool(cache: PlannedCache) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as executor:
         yield executor
-        if cache._turns.latest is not None:
-            cache._turns.latest.close()  # a test that fails may leave threads that wait
+        if cache._sequencer.latest is not None:
+            cache._sequencer.latest.close()  # a test that fails may leave threads that wait
 
 
 def planned_steps(planner: BeladyPlanner, seed: int = 1) -> list[PlanStep]:
@@ -113,7 +113,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def wait_until_waiting(lease: Lease, *numbers: int) -> None:
     """Return when batches have read what they miss, and wait for their turns."""
-    wait_for(lambda: set(numbers) <= lease._series._waiting.keys())
+    wait_for(lambda: set(numbers) <= lease._ticket._waiting.keys())
 
 
 def assert_is(lease: Lease, number: int, step: PlanStep, rows: NDArray[np.uint8]) -> None:
@@ -443,7 +443,7 @@ def test_a_lease_begins_when_the_slots_are_not_in_use(
     batch = pool.submit(lease.gather, 0, steps[0], {"x": gate})
     assert gate.reached.wait(LIMIT_SECONDS)
     beginning = [pool.submit(cache.begin) for _ in range(2)]
-    wait_for(lambda: len(cache._turns._beginning) == 2)
+    wait_for(lambda: len(cache._sequencer._beginning) == 2)
     assert not any(future.done() for future in beginning)
     gate.opened.set()
     leases = [future.result(LIMIT_SECONDS) for future in beginning]
@@ -506,7 +506,7 @@ def test_closing_releases_those_that_wait(
 def test_closing_from_within(cache: PlannedCache, steps: list[PlanStep]) -> None:
     """The garbage collector may do so at any point, with the lock in the same thread's hands."""
     lease = cache.begin()
-    with cache._turns.lock:
+    with cache._sequencer.lock:
         lease.close()
         lease.fail(3, KeyboardInterrupt())
     with pytest.raises(UsageError, match="was ended"):
@@ -531,7 +531,7 @@ def test_an_interrupted_wait_leaves_nothing_locked(
     interrupting.result(LIMIT_SECONDS)
     assert "an earlier batch failed, 1" in str(failed(later))
     assert cache.begin().is_current
-    assert not lease._series._waiting
+    assert not lease._ticket._waiting
 
 
 class InterruptAt:
@@ -589,7 +589,7 @@ def test_an_interrupt_at_any_line(
         def open_gate(
             lease: Lease = lease, gate: Gate = gate, is_over: threading.Event = is_over
         ) -> None:
-            wait_for(lambda: not must_wait or 1 in lease._series._waiting or is_over.is_set())
+            wait_for(lambda: not must_wait or 1 in lease._ticket._waiting or is_over.is_set())
             gate.opened.set()
 
         opening = pool.submit(open_gate)
@@ -610,7 +610,7 @@ def test_an_interrupt_at_any_line(
             break
         if (error := after.exception(LIMIT_SECONDS)) is not None:
             assert "an earlier batch failed, 1" in str(error)
-        assert not lease._series._waiting
+        assert not lease._ticket._waiting
     assert k > 30  # lines that were tried
 
 
@@ -623,7 +623,7 @@ def test_an_interrupt_with_another_lease_waiting(
     class Source(Gate):
         def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
             beginning.append(pool.submit(cache.begin))
-            wait_for(lambda: len(cache._turns._beginning) == 1)
+            wait_for(lambda: len(cache._sequencer._beginning) == 1)
             return super().read_rows(ids, out)
 
     first = replace(steps[0], slots=np.full_like(steps[0].slots, -1))

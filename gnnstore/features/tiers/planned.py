@@ -20,7 +20,7 @@ from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import UsageError
 from gnnstore.features.source import RowRequest, Rows, RowSource
-from gnnstore.features.tiers.sequencer import Turns
+from gnnstore.features.tiers.sequencer import Sequencer
 from gnnstore.features.tiers.static import warm_up
 
 _NODE_BYTES = 8
@@ -78,7 +78,7 @@ class PlannedCache:
             for path, rows in self._tables.items()
         }
         self._nodes = np.full(num_slots, -1, np.int64)
-        self._turns = Turns()
+        self._sequencer = Sequencer()
 
     @staticmethod
     def bytes_for(row_bytes: int, num_slots: int) -> int:
@@ -111,7 +111,7 @@ class PlannedCache:
     @property
     def is_free(self) -> bool:
         """Whether no lease is using the slots: none is current, or it rests."""
-        return self._turns.is_free
+        return self._sequencer.is_free
 
     def begin(self) -> Lease:
         """Take over the cache as the last batch left it, to follow a new plan.
@@ -126,7 +126,7 @@ class PlannedCache:
 
         An idle loader keeps its lease, and with it the cache, until it is iterated again.
         """
-        self._turns.retire()
+        self._sequencer.retire()
         self._rows = {}
         self._nodes.fill(-1)
 
@@ -173,22 +173,22 @@ class Lease:
 
     def __init__(self, cache: PlannedCache) -> None:
         self._cache = cache
-        self._series = cache._turns.begin()
+        self._ticket = cache._sequencer.begin()
 
     @property
     def is_current(self) -> bool:
         """Whether it has the cache still: no later lease, not closed, and no batch failed."""
-        return self._series.is_current
+        return self._ticket.is_current
 
     @property
     def is_overtaken(self) -> bool:
         """Whether a later lease has the cache, and nothing else has gone wrong."""
-        return self._series.is_overtaken
+        return self._ticket.is_overtaken
 
     @property
     def num_gathered(self) -> int:
         """How many batches, from the first on, have been through and filled the cache."""
-        return self._series.num_done
+        return self._ticket.num_done
 
     def gather(
         self, number: int, step: PlanStep, missed: Mapping[str, RowSource] | None = None
@@ -256,10 +256,10 @@ class Lease:
             As `gather`.
         """
         try:
-            if self._series.look(number) == "never":
+            if self._ticket.look(number) == "never":
                 return None
             counts = self._cache._fill(nodes)
-            self._series.done(number)
+            self._ticket.done(number)
         except BaseException as error:
             self.fail(number, error)
             raise
@@ -270,21 +270,21 @@ class Lease:
 
         For errors that keep a batch from being gathered at all; `gather` calls it for its own.
         """
-        self._series.fail(number, error)
+        self._ticket.fail(number, error)
 
     def rest(self, rests: bool = True) -> None:
         """Note that no more batches come for now, so that others may take the slots."""
-        self._series.is_resting = rests
+        self._ticket.is_resting = rests
 
     def close(self) -> None:
         """End the lease: threads that wait for their turn fail. May be called again."""
-        self._series.close()
+        self._ticket.close()
 
     def _gather(
         self, number: int, step: PlanStep, missed: Mapping[str, RowSource] | None
     ) -> dict[str, Rows]:
-        cache, series = self._cache, self._series
-        turn = series.look(number)
+        cache, ticket = self._cache, self._ticket
+        turn = ticket.look(number)
         if turn == "now":
             cache._check(step)
         # The slots are another lease's: tables are asked for every row, and packed rows for theirs.
@@ -298,7 +298,7 @@ class Lease:
             counts[path] = source.read_into(RowRequest(step.ids, slots, cached), out[path])
         has_turn = turn == "now"
         if turn == "later":
-            has_turn = series.wait(number)
+            has_turn = ticket.wait(number)
             if has_turn:
                 cache._check(step)
         if slots is not None and turn != "now":
@@ -306,7 +306,7 @@ class Lease:
                 counts[path] += self._read_others(path, step, rows, has_turn)
         if has_turn:
             cache._enter(step, out)
-            series.done(number)
+            ticket.done(number)
         return {path: Rows(rows, counts[path]) for path, rows in out.items()}
 
     def _read_others(
