@@ -58,7 +58,7 @@ class Stages:
             start = perf_counter()
             subgraph = self.sampler.sample(seeds, epoch=epoch, batch=batch)
             sampled = perf_counter()
-            rows = [table.gather(subgraph.n_id).rows for table in self.tables]
+            rows = [table.gather(subgraph.n_id).values for table in self.tables]
             gathering += perf_counter() - sampled
             sampling += sampled - start
             del subgraph, rows
@@ -135,9 +135,7 @@ def pyg_seconds(data: Any, seeds: NDArray[np.int64], num_workers: int) -> float:
 
 def table_tensor(table: RowSource) -> torch.Tensor:
     """Return a resident table as the tensor that PyG would hold; no copy."""
-    body: NDArray[np.uint8] = table.body  # type: ignore[attr-defined]
-    values = body.view(table.dtype).reshape(-1, *table.row_shape)  # type: ignore[attr-defined]
-    return torch.from_numpy(values)
+    return torch.from_numpy(table.table)  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack
+from gnnstore.features.source import files_of
 from gnnstore.formats import PagedArray
 from gnnstore.units import format_size
 
@@ -76,7 +77,7 @@ class Workload:
 
         def work() -> float:
             self.packed = pack(
-                {"x": self.rows},
+                files_of({"x": self.rows}),
                 self.trace,
                 self.slots,
                 self.directory,
@@ -117,7 +118,8 @@ class Workload:
 
         def one(i: int) -> None:
             out = empty((-(-len(batches[i]) * self.row_bytes // 4096) * 4096,), np.uint8)
-            self.rows.gather_into(batches[i], out[: len(batches[i]) * self.row_bytes])
+            rows = out[: len(batches[i]) * self.row_bytes].reshape(-1, self.row_bytes)
+            self.rows.read_rows(batches[i], rows)
             os.pwrite(descriptor, out.data, i << 32)
 
         def work() -> float:
@@ -136,7 +138,7 @@ class Workload:
         ids = self.trace.batch(0)
         found, expected = (np.zeros(len(ids) * self.row_bytes, np.uint8) for _ in range(2))
         self.packed.read(0, "x", found)
-        self.rows.gather_into(ids, expected)
+        self.rows.read_rows(ids, expected.reshape(-1, self.row_bytes))
         assert np.array_equal(found, expected), "a packed batch differs"
 
     def close(self) -> None:

@@ -89,7 +89,8 @@ class Table:
 
         def work() -> int:
             return sum(
-                rows.gather(np.arange(start, stop)).rows.nbytes for start, stop in pairwise(bounds)
+                rows.gather(np.arange(start, stop)).values.nbytes
+                for start, stop in pairwise(bounds)
             )
 
         return self._turn(work)

@@ -49,7 +49,7 @@ def pyg_loader(run: Run) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mapping cannot be written to
         x = torch.from_numpy(features.view("random"))
-        y = torch.from_numpy(labels.gather(np.arange(csc.num_nodes)).rows)
+        y = torch.from_numpy(labels.gather(np.arange(csc.num_nodes)).values)
         data = Data(x=x, y=y)
         data.edge_index = torch.from_numpy(edge_index)
         return NeighborLoader(

@@ -10,8 +10,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gnnstore.disk.buffers import empty
 from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.source import RowRequest
 from gnnstore.formats.packed.manifest import find_plans, is_plan
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.formats.store import verification
@@ -76,10 +76,9 @@ def check_batches(path: Path, num_threads: int, progress: Progress) -> list[Prob
     def check(number: int) -> Problem | None:
         try:
             record = plan.record(number)
-            for name, table in plan.tables.items():
-                spec = table.array.spec
-                out = empty((len(record.slots), *spec.shape[1:]), table.array.dtype)
-                plan.read_missed(number, record, name, out)
+            for rows in plan.rows(number, record).values():
+                out = rows.spec.empty(len(record.slots))
+                rows.read_into(RowRequest(record.subgraph.n_id, record.slots), out)
         except (ValueError, IndexError) as error:  # ours among them
             message = str(error)
             if not getattr(error, "path", None):

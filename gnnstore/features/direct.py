@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
-from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.engines import Engine, remedy_for
-from gnnstore.errors import StorageError, UsageError, storage_error
-from gnnstore.features.source import Gathered
+from gnnstore.errors import StorageError, storage_error
+from gnnstore.features.files import FileRows
+from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.arrays.paged_array import PagedArray
 
 
 @dataclass(frozen=True, eq=False)
-class DirectRows:
-    """A stored table whose rows are read when they are asked for. Thread-safe.
+class DirectRows(RowSource):
+    """A stored table whose rows are read when they are asked for. Thread-safe."""
 
-    The files stay open: a store that is removed or replaced meanwhile is read to the end.
-    """
-
-    array: PagedArray
-    engine: Engine
-    files: _core.FileSet
+    stored: FileRows
 
     @classmethod
     def open(cls, array: PagedArray, engine: Engine) -> Self:
@@ -38,31 +32,20 @@ class DirectRows:
         StorageError
             If a file cannot be opened, or is shorter than its part of the array.
         """
-        try:
-            files = _core.FileSet(
-                array.file_paths, array.body_bytes, direct=engine.choice.is_direct
-            )
-        except OSError as error:
-            raise _storage_error(array, error) from error
-        return cls(array, engine, files)
+        return cls(FileRows.open(array, engine))
+
+    @cached_property
+    def spec(self) -> RowSpec:
+        """The rows of the array."""
+        return RowSpec.of(self.stored.array.spec)
 
     @property
-    def num_rows(self) -> int:
-        """Rows in the table."""
-        return self.array.num_rows
+    def file_rows(self) -> FileRows:
+        """The files that the table lies in."""
+        return self.stored
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row's values."""
-        return self.array.geometry.row_bytes
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of memory that the table occupies: none."""
-        return 0
-
-    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
-        """Read the rows of `ids` (int32 or int64 [n]) into a new array [n, *row_shape].
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Read the rows of `ids` (int32 or int64 [n]) into `out`.
 
         Raises
         ------
@@ -71,104 +54,57 @@ class DirectRows:
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
         """
-        out = empty((ids.size, *self.array.row_shape), self.array.dtype)
-        return Gathered(out, self.gather_into(ids, out))
+        return self.read_into(RowRequest(ids), out)
 
-    def gather_into(
-        self,
-        ids: npt.NDArray[Any],
-        out: npt.NDArray[Any],
-        cache: npt.NDArray[np.uint8] | None = None,
-        slots: npt.NDArray[np.int32] | None = None,
-    ) -> ReadCounts:
-        """Fill `out` with the rows of `ids`, from a cache where they are in it.
-
-        Parameters
-        ----------
-        ids : ndarray of int32 or int64 [n]
-        out : ndarray [n, *row_shape], C-ordered
-        cache : ndarray of uint8 [num_slots * row_bytes], optional
-        slots : ndarray of int32 [n], optional
-            Where each row lies in the cache; negative: it is read. Without a cache, rows that
-            have a slot are left as they are.
-        """
-        if math.prod(out.shape) == 0:
-            return NO_READS
-        geometry = self.array.geometry
-        try:
-            counts = self.engine.reader.gather_rows(
-                self.files,
-                ids,
-                out.reshape(-1).view(np.uint8),
-                num_rows=self.num_rows,
-                row_bytes=geometry.row_bytes,
-                rows_per_page=geometry.rows_per_page,
-                page_stride_bytes=geometry.page_stride_bytes,
-                gap_bytes=self.engine.tuning.gap_bytes,
-                cache=cache,
-                slots=slots,
-            )
-        except OSError as error:
-            if not error.filename:
-                raise self._engine_error(error) from error
-            raise _storage_error(self.array, error) from error
-        return ReadCounts.of(counts)
-
-    def read_into(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with rows that follow one another, in large reads.
-
-        Reads go straight to `out` where both places are multiples of what direct reads ask for.
-
-        Parameters
-        ----------
-        first : int
-            The first of them.
-        out : ndarray [n, ...] of row_bytes a row, C-ordered
+    def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of a request; cached rows are copied while others are read.
 
         Raises
         ------
-        UsageError
-            If rows do not fill their pages, so that they do not lie one behind the other.
         IndexError, StorageError
-            As in `gather`.
+            As in `read_rows`; also if a slot is out of range.
         """
-        array, row_bytes = self.array, self.row_bytes
-        if not array.geometry.is_exact:
-            raise UsageError(f"rows of the array {array.spec.path!r} are read with `gather_into`")
-        last = first + len(out)
-        if not 0 <= first <= last <= self.num_rows:
-            raise IndexError(f"[{first}, {last}) is not within [0, {self.num_rows})")
-        if math.prod(out.shape) == 0:
+        if out.size == 0:
             return NO_READS
-        shard_rows = array.layout.shard_rows
-        shards = np.arange(first // shard_rows, (last - 1) // shard_rows + 1)
-        begins = np.maximum(shards * shard_rows, first)
-        ends = np.minimum((shards + 1) * shard_rows, last)
+        stored = self.stored
         try:
-            counts = self.engine.reader.read_ranges(
-                self.files,
-                shards,
-                (begins - shards * shard_rows) * row_bytes,
-                (ends - begins) * row_bytes,
-                (begins - first) * row_bytes,
+            counts = stored.engine.reader.gather_rows(
+                stored.files,
+                request.ids,
                 out.reshape(-1).view(np.uint8),
+                **stored.place,
+                cache=request.cache,
+                slots=request.slots,
             )
         except OSError as error:
-            if not error.filename:
-                raise self._engine_error(error) from error
-            raise _storage_error(array, error) from error
-        return replace(ReadCounts.of(counts), rows_read=len(out))
+            raise self._error(error) from error
+        return ReadCounts.of(counts)
 
-    def _engine_error(self, error: OSError) -> StorageError:
-        """Return that no engine could be made for another thread, though the first worked."""
-        name = self.engine.name
-        where = str(self.array.file_paths[0])
+    def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with rows that follow one another: in large reads, if they fill their pages.
+
+        Raises
+        ------
+        IndexError, StorageError
+            As in `read_rows`.
+        """
+        if not self.stored.array.geometry.is_exact:
+            return super().read_range(first, out)
+        try:
+            counts = self.stored.read_range(first, out)
+        except OSError as error:
+            raise self._error(error) from error
+        return replace(counts, rows_read=len(out))
+
+    def _error(self, error: OSError) -> StorageError:
+        array, engine = self.stored.array, self.stored.engine
+        doing = f"read rows of the array {array.spec.path!r}"
+        if error.filename:
+            return storage_error(error, doing, error.filename)
+        # No engine could be made for another thread, though the first worked.
+        where = str(array.file_paths[0])
         return StorageError(
-            f"cannot read rows of the array {self.array.spec.path!r}: {where}: the engine {name!r} "
-            f"failed: {error.strerror}. {remedy_for(name, error)}",
+            f"cannot {doing}: {where}: the engine {engine.name!r} failed: {error.strerror}. "
+            f"{remedy_for(engine.name, error)}",
             path=where,
         )
-
-
-def _storage_error(array: PagedArray, error: OSError) -> StorageError:
-    return storage_error(error, f"read rows of the array {array.spec.path!r}", error.filename)

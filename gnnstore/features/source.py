@@ -1,14 +1,19 @@
 """Rows by id: one question ("these rows, please") over every place that rows may lie.
 
-A loader asks a `RowSource` and does not know whether the table is in memory or mapped from
-disk, whether its pages are padded, or what its elements mean.
+A `RowSource` is one table. It may be in memory, mapped, read from disk or packed for a batch; a
+`Tier` is a source in front of another one, such as a cache. Tiers stack on any source, and whoever
+asks for rows does not know what answers. Calls are per batch or per table, never per row.
 """
 
 from __future__ import annotations
 
 import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,138 +21,228 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
-from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 
-# A page fault blocks the thread that takes it, so a mapping is read faster by more threads
-# than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,
-# on a disk of 100,000 reads a second: 3.9 s with 1 thread, 0.54 s with 4, 0.27 s with 16,
-# 0.21 s with 32. What they cost when every page is cached: half a millisecond.
-MAX_FAULT_THREADS = 32
-MIN_ROWS_PER_FAULT_THREAD = 512
+if TYPE_CHECKING:
+    from gnnstore.features.files import FileRows
+    from gnnstore.formats.store.schema import AttributeSpec
+
+# Two threads copy twice as fast as one; a few more are as fast as memory.
+_MAX_COPYING = 4
 
 
-class Gathered(NamedTuple):
-    """Rows as they were asked for, and what reading them took."""
+class Rows(NamedTuple):
+    """Rows as they were asked for, and the reads that they took."""
 
-    rows: npt.NDArray[Any]
+    values: npt.NDArray[Any]
     counts: ReadCounts
 
 
-class RowSource(Protocol):
-    """A table of N rows that can be gathered by id. Safe to use from many threads at once."""
+@dataclass(frozen=True)
+class RowSpec:
+    """The rows of a table.
+
+    Attributes
+    ----------
+    num_rows : int
+    shape : tuple of int
+        Of one row.
+    dtype : numpy.dtype
+        Of its elements; uint16 for bfloat16.
+    """
+
+    num_rows: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a row's values."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @classmethod
+    def of(cls, attribute: AttributeSpec) -> Self:
+        """Return the rows of a stored array."""
+        dtype = STORAGE_DTYPES[attribute.dtype]
+        return cls(attribute.num_rows, attribute.shape[1:], dtype)
+
+    def empty(self, num_rows: int) -> npt.NDArray[Any]:
+        """Return a buffer for so many rows, [num_rows, *shape], from the pool."""
+        return empty((num_rows, *self.shape), self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class RowRequest:
+    """The rows that are asked of a source.
+
+    Attributes
+    ----------
+    ids : ndarray of int32 or int64 [n]
+        In any order, repeated or not.
+    slots : ndarray of int32 [n], optional
+        Negative: the row is wanted of this source. The others come from `cache`, or stay as they
+        are where there is none. None: all are wanted.
+    cache : ndarray of uint8 [num_slots * row_bytes], optional
+        Rows that a tier above holds, by slot. It is handed down, so that they are copied while
+        reads of the others are in flight.
+    """
+
+    ids: npt.NDArray[Any]
+    slots: npt.NDArray[np.int32] | None = None
+    cache: npt.NDArray[np.uint8] | None = None
+
+    def copy_cached(self, out: npt.NDArray[Any]) -> ReadCounts:
+        """Copy the rows that `cache` holds to their places in `out`, with a few threads."""
+        if self.cache is None or self.slots is None or out.nbytes == 0:
+            return NO_READS
+        copied = _core.copy_from_slots(
+            self.cache,
+            self.slots,
+            out.reshape(-1).view(np.uint8),
+            row_bytes=out.nbytes // len(out),
+            num_threads=min(_MAX_COPYING, len(os.sched_getaffinity(0))),
+        )
+        return ReadCounts(rows_cached=copied)
+
+
+class RowSource(ABC):
+    """A table of N rows that can be read by id. Safe to use from many threads at once.
+
+    A source says what its rows are and how all rows of some ids are read; the rest follows from
+    that, and is overridden where a source can do better.
+    """
+
+    @property
+    @abstractmethod
+    def spec(self) -> RowSpec:
+        """The table's rows: how many, and of which shape and type."""
+
+    @abstractmethod
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of all of `ids` (int32 or int64 [n]).
+
+        Parameters
+        ----------
+        out : ndarray [n, ...] of row_bytes a row, C-ordered
+
+        Raises
+        ------
+        IndexError
+            If an id is out of range.
+        StorageError
+            If a row cannot be read.
+        """
+
+    def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of a request.
+
+        Parameters
+        ----------
+        out : ndarray [n, ...] of row_bytes a row, C-ordered
+
+        Raises
+        ------
+        IndexError, StorageError
+            As in `read_rows`; also if a slot is out of range.
+        """
+        if request.slots is None:
+            return self.read_rows(request.ids, out)
+        positions = np.flatnonzero(request.slots < 0)
+        counts = NO_READS
+        if len(positions):
+            rows = empty((len(positions), *out.shape[1:]), out.dtype)
+            counts = self.read_rows(request.ids[positions], rows)
+            out[positions] = rows
+        return counts + request.copy_cached(out)
+
+    def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with rows that follow one another from `first` on.
+
+        Parameters
+        ----------
+        out : ndarray [n, ...] of row_bytes a row, C-ordered
+
+        Raises
+        ------
+        IndexError, StorageError
+            As in `read_rows`.
+        """
+        return self.read_rows(np.arange(first, first + len(out)), out)
+
+    def gather(self, ids: npt.NDArray[Any]) -> Rows:
+        """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *shape].
+
+        Raises
+        ------
+        IndexError, StorageError
+            As in `read_rows`.
+        """
+        out = self.spec.empty(ids.size)
+        return Rows(out, self.read_rows(ids, out))
 
     @property
     def num_rows(self) -> int:
         """Rows in the table."""
+        return self.spec.num_rows
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row's values."""
+        return self.spec.row_bytes
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that the table itself occupies."""
-
-    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
-        """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *row_shape]."""
-
-
-@dataclass(frozen=True, eq=False)
-class _PagedRows:
-    """Rows laid out in a body of bytes; where each lies is the format's page arithmetic."""
-
-    body: npt.NDArray[np.uint8]
-    num_rows: int
-    row_shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    rows_per_page: int
-    page_stride_bytes: int
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row's values."""
-        return math.prod(self.row_shape) * self.dtype.itemsize
-
-    def _gather(self, ids: npt.NDArray[Any], num_threads: int) -> Gathered:
-        out = empty((ids.size, *self.row_shape), self.dtype)
-        if out.nbytes:
-            _core.gather_rows(
-                self.body,
-                ids,
-                out.reshape(-1).view(np.uint8),
-                num_rows=self.num_rows,
-                row_bytes=self.row_bytes,
-                rows_per_page=self.rows_per_page,
-                page_stride_bytes=self.page_stride_bytes,
-                num_threads=num_threads,
-            )
-        return Gathered(out, NO_READS)
-
-
-class MemoryRows(_PagedRows):
-    """A dense table in memory: a whole attribute, one row behind the other."""
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of memory that the table occupies: all of it."""
-        return self.body.nbytes
-
-    @classmethod
-    def from_array(cls, table: npt.NDArray[Any]) -> Self:
-        """View an array [N, ...]; a copy is made only where it is not C-contiguous."""
-        dense = np.ascontiguousarray(table)
-        row_bytes = math.prod(dense.shape[1:]) * dense.itemsize
-        body = dense.reshape(-1).view(np.uint8)
-        return cls(body, len(dense), dense.shape[1:], dense.dtype, 1, row_bytes)
-
-    @classmethod
-    def load(cls, array: PagedArray, num_threads: int) -> Self:
-        """Read a stored array into a huge-page buffer, dropping the padding of its pages."""
-        return cls.from_array(array.load(num_threads))
-
-    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
-        """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *row_shape].
-
-        One thread: a loader prepares several batches side by side instead.
-        """
-        return self._gather(ids, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class MappedRows(_PagedRows):
-    """A stored table, mapped: the operating system reads a page when a row of it is touched."""
-
-    array: PagedArray
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of memory that the table occupies: none that the system cannot take back."""
+        """Bytes of memory that rows occupy here; none that the system can take back."""
         return 0
 
-    @classmethod
-    def map(cls, array: PagedArray) -> Self:
-        """Map a stored array, telling the system not to read around what is touched."""
-        geometry = array.geometry
-        return cls(
-            array.map("random"),
-            array.num_rows,
-            array.row_shape,
-            array.dtype,
-            geometry.rows_per_page,
-            geometry.page_stride_bytes,
-            array,
-        )
+    @property
+    def file_rows(self) -> FileRows | None:
+        """The files that the table lies in, for packing; None: it is in none."""
+        return None
 
-    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
-        """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *row_shape].
 
-        Several threads share one call, so that their page faults overlap.
+def files_of(tables: Mapping[str, RowSource]) -> dict[str, FileRows]:
+    """Return the files that tables lie in, for packing.
 
-        Raises
-        ------
-        StorageError
-            If a file has been truncated since it was mapped.
-        """
-        self.array.check_mapped_files()
-        wanted = ids.size // MIN_ROWS_PER_FAULT_THREAD
-        return self._gather(ids, max(1, min(MAX_FAULT_THREADS, wanted)))
+    Raises
+    ------
+    UsageError
+        If a table is in none.
+    """
+    files = {path: table.file_rows for path, table in tables.items()}
+    missing = [path for path, found in files.items() if found is None]
+    if missing:
+        raise UsageError(f"only rows in files can be packed; those of {missing} are in none")
+    return {path: found for path, found in files.items() if found is not None}
+
+
+class Tier(RowSource):
+    """A source in front of another, for the same rows. What it does not answer, it asks `below`.
+
+    Parameters
+    ----------
+    below : RowSource
+    """
+
+    def __init__(self, below: RowSource) -> None:
+        self.below = below
+
+    @property
+    def spec(self) -> RowSpec:
+        """The rows of the table below."""
+        return self.below.spec
+
+    def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with rows that follow one another, read below."""
+        return self.below.read_range(first, out)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that rows occupy below."""
+        return self.below.resident_bytes
+
+    @property
+    def file_rows(self) -> FileRows | None:
+        """The files that the table below lies in."""
+        return self.below.file_rows

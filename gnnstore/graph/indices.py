@@ -13,7 +13,9 @@ from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError, storage_error
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
+from gnnstore.features.opening import open_rows
+from gnnstore.features.source import RowSource
 from gnnstore.formats.arrays.paged_array import PagedArray
 
 # A pass takes pieces of this many ids: 8 or 16 MB, read in pieces of 1 MB side by side. A
@@ -27,13 +29,15 @@ class IndexRows:
     `fetch` is what `gnnstore.sampling.DiskNeighborSampler` needs.
     """
 
-    def __init__(self, rows: DirectRows) -> None:
-        if not rows.array.geometry.is_exact or rows.array.row_shape != ():
+    def __init__(self, rows: RowSource, files: FileRows) -> None:
+        array = files.array
+        if not array.geometry.is_exact or array.row_shape != ():
             raise CorruptStoreError(
-                f"the array {rows.array.spec.path!r} is no vector of node ids: found rows of "
-                f"shape {list(rows.array.row_shape)}, {rows.row_bytes} bytes each, in pages of "
-                f"{rows.array.geometry.page_bytes}"
+                f"the array {array.spec.path!r} is no vector of node ids: found rows of "
+                f"shape {list(array.row_shape)}, {files.row_bytes} bytes each, in pages of "
+                f"{array.geometry.page_bytes}"
             )
+        self._files = files
         self._rows = rows
         self._counts = NO_READS
         self._lock = threading.Lock()
@@ -47,27 +51,29 @@ class IndexRows:
         StorageError
             If a file cannot be opened, or is shorter than its part of the array.
         """
-        return cls(DirectRows.open(array, engine))
+        rows = open_rows(array, engine)
+        assert rows.file_rows is not None  # noqa: S101 - an engine reads files
+        return cls(rows, rows.file_rows)
 
     @property
     def num_edges(self) -> int:
         """Ids in the array."""
-        return self._rows.num_rows
+        return self._files.num_rows
 
     @property
     def path(self) -> str:
         """The array's path in the store."""
-        return self._rows.array.spec.path
+        return self._files.array.spec.path
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Type of an id: int32 or int64."""
-        return self._rows.array.dtype
+        return self._files.array.dtype
 
     @property
     def staging_bytes(self) -> int:
         """Memory for each thread that fetches, besides what it reads to."""
-        return self._rows.engine.staging_bytes
+        return self._files.engine.staging_bytes
 
     @property
     def counts(self) -> ReadCounts:
@@ -88,7 +94,7 @@ class IndexRows:
         """
         gathered = self._rows.gather(positions)
         self._count(gathered.counts)
-        return gathered.rows
+        return gathered.values
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Read the ids at positions start ... stop - 1, in large reads: [stop - start].
@@ -102,27 +108,12 @@ class IndexRows:
         """
         if not 0 <= start <= stop <= self.num_edges:
             raise IndexError(f"[{start}, {stop}) is not within [0, {self.num_edges})")
-        array, engine = self._rows.array, self._rows.engine
         out = empty((stop - start,), self.dtype)
-        if start == stop:
-            return out
-        item_bytes, shard_ids = self.dtype.itemsize, array.layout.shard_rows
-        shards = np.arange(start // shard_ids, (stop - 1) // shard_ids + 1)
-        begins = np.maximum(shards * shard_ids, start)
-        ends = np.minimum((shards + 1) * shard_ids, stop)
         try:
-            counts = engine.reader.read_ranges(
-                self._rows.files,
-                shards,
-                (begins - shards * shard_ids) * item_bytes,
-                (ends - begins) * item_bytes,
-                (begins - start) * item_bytes,
-                out.view(np.uint8),
-            )
+            self._count(self._files.read_range(start, out))
         except OSError as error:
-            where = error.filename or array.file_paths[0]
-            raise storage_error(error, f"read the array {array.spec.path!r}", where) from error
-        self._count(ReadCounts.of(counts))
+            where = error.filename or self._files.array.file_paths[0]
+            raise storage_error(error, f"read the array {self.path!r}", where) from error
         return out
 
     def scan(self) -> Iterator[npt.NDArray[Any]]:

@@ -16,22 +16,21 @@ from weakref import WeakKeyDictionary
 
 from gnnstore.disk.buffers import trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.source import MappedRows, MemoryRows, RowSource
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.opening import Mode, open_rows
+from gnnstore.features.source import RowSource, Tier
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.store.schema import AttributeSpec
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
 
 if TYPE_CHECKING:
     from gnnstore.caching.scores import CacheSettings
-    from gnnstore.features.tiers.shared import SharedCache
+    from gnnstore.features.tiers.static import StaticCache
     from gnnstore.formats.arrays.csc import Csc, TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.graph.indices import IndexRows
     from gnnstore.graph.store import GraphStore
     from gnnstore.sampling.staged import CachedNeighbors
-
-Mode = Literal["memory", "mmap"]
 
 
 class Residents:
@@ -40,14 +39,26 @@ class Residents:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a cache is made of tables
         self._rows: dict[tuple[str, Mode], RowSource] = {}
-        self._direct: dict[tuple[str, str], DirectRows] = {}
+        self._direct: dict[tuple[str, str], RowSource] = {}
+        self._tiers: list[Callable[[RowSource], Tier]] = []
         self._engines: dict[tuple[str | None, str | None], Engine] = {}
-        self._caches: dict[Hashable, SharedCache] = {}
-        self._cache_users: WeakKeyDictionary[object, SharedCache] = WeakKeyDictionary()
+        self._caches: dict[Hashable, StaticCache] = {}
+        self._cache_users: WeakKeyDictionary[object, StaticCache] = WeakKeyDictionary()
         self._planned: dict[Hashable, PlannedCache] = {}
         self._promised: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._neighbors: CachedNeighbors | None = None
         self._topology_bytes = 0
+
+    def add_tier(self, tier: Callable[[RowSource], Tier]) -> None:
+        """Put a tier in front of every table that is opened from now on, above earlier ones.
+
+        Parameters
+        ----------
+        tier : callable
+            Makes the tier of a table.
+        """
+        with self._lock:
+            self._tiers.append(tier)
 
     def rows(
         self, store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int
@@ -59,7 +70,7 @@ class Residents:
         key = (spec.path, "memory" if spec.layout == "cold" else mode)
         with self._lock:
             if key not in self._rows:
-                self._rows[key] = _open_rows(store, spec, mode, num_threads)
+                self._rows[key] = self._behind_tiers(_open(store, spec, mode, num_threads))
             return self._rows[key]
 
     def engine(self, path: Path, forced: str | None) -> Engine:
@@ -76,20 +87,25 @@ class Residents:
                 self._engines[key] = open_engine(path, forced)
             return self._engines[key]
 
-    def direct_rows(self, store: GraphStore, spec: AttributeSpec, engine: Engine) -> DirectRows:
+    def rows_on_disk(self, store: GraphStore, spec: AttributeSpec, engine: Engine) -> RowSource:
         """Return a paged attribute's rows on disk, opening its files the first time."""
         key = (spec.path, engine.name)
         with self._lock:
             if key not in self._direct:
-                self._direct[key] = DirectRows.open(store.reader.paged(spec), engine)
+                self._direct[key] = self._behind_tiers(open_rows(store.reader.paged(spec), engine))
             return self._direct[key]
 
-    def find_cache(self, key: Hashable) -> SharedCache | None:
+    def _behind_tiers(self, rows: RowSource) -> RowSource:
+        for tier in self._tiers:
+            rows = tier(rows)
+        return rows
+
+    def find_cache(self, key: Hashable) -> StaticCache | None:
         """Return the cache that another loader has made with the same settings."""
         with self._lock:
             return self._caches.get(key)
 
-    def cache(self, key: Hashable, make: Callable[[], SharedCache]) -> SharedCache:
+    def cache(self, key: Hashable, make: Callable[[], StaticCache]) -> StaticCache:
         """Return a cache, making it the first time."""
         with self._lock:
             if key not in self._caches:
@@ -109,7 +125,7 @@ class Residents:
             known = self._planned.get(key)
             if known is not None and known.num_slots <= num_slots:
                 return known
-            tables = {spec.path: self.direct_rows(store, spec, engine) for spec in specs}
+            tables = {spec.path: self.rows_on_disk(store, spec, engine) for spec in specs}
             if known is not None:
                 del self._planned[key]
                 known.retire()  # whoever goes on with it reads every row
@@ -117,7 +133,7 @@ class Residents:
             self._planned[key] = PlannedCache(tables, num_slots)
             return self._planned[key]
 
-    def use(self, owner: object, cache: SharedCache) -> None:
+    def use(self, owner: object, cache: StaticCache) -> None:
         """Note that a cache is in use for as long as somebody lives."""
         with self._lock:
             self._cache_users[owner] = cache
@@ -164,7 +180,7 @@ class Residents:
 
     def _other_caches(
         self, shared: CacheSettings | Literal["planned"] | None
-    ) -> list[tuple[Hashable, SharedCache]]:
+    ) -> list[tuple[Hashable, StaticCache]]:
         # A cache's key begins with its settings.
         return [
             (key, cache)
@@ -246,8 +262,7 @@ def residents_of(store: GraphStore) -> Residents:
         return _residents.setdefault(store.reader, Residents())
 
 
-def _open_rows(store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int) -> RowSource:
+def _open(store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int) -> RowSource:
     if spec.layout == "cold":
         return MemoryRows.from_array(store.reader.cold(spec))
-    array = store.reader.paged(spec)
-    return MappedRows.map(array) if mode == "mmap" else MemoryRows.load(array, num_threads)
+    return open_rows(store.reader.paged(spec), mode, num_threads)

@@ -159,7 +159,7 @@ class GraphReader:
         positions = np.arange(begin, end, dtype=np.int64)
         gathered = self._readers.submit(self.edge_data[name].gather, positions).result()
         self._counts += gathered.counts
-        return gathered.rows
+        return gathered.values
 
     def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield the graph in order, in pieces: the first target, and where its edges begin ..."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gnnstore.caching.policies.belady import Trace
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import BudgetError, NoSpaceError
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import RUN_STAGING_BYTES, PackedSuperbatch, run_bytes
 from gnnstore.features.packed.pack import PackingStoppedError, pack
@@ -52,7 +52,7 @@ class BlockPacker:
 
     Parameters
     ----------
-    rows : DirectRows
+    rows : FileRows
         The layer's input.
     directory : Path
         Where packed rows lie for a while.
@@ -75,7 +75,7 @@ class BlockPacker:
 
     def __init__(
         self,
-        rows: DirectRows,
+        rows: FileRows,
         directory: Path,
         *,
         memory_bytes: int,

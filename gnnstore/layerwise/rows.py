@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gnnstore.disk.buffers import empty, trim
 from gnnstore.disk.counts import NO_READS, ReadCounts
-from gnnstore.features.direct import DirectRows
 from gnnstore.features.source import RowSource
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.schema import AttributeSpec
@@ -133,12 +132,10 @@ class RowReader:
         def one(begin: int) -> ReadCounts:
             if begin < in_order:
                 end = min(begin + table.part_rows, in_order)
-                assert isinstance(table.rows, DirectRows)  # noqa: S101 - as `_lies_in_order` says
-                return table.rows.read_into(int(nodes[begin]), bits[begin:end])
+                return table.rows.read_range(int(nodes[begin]), bits[begin:end])
             ids = nodes[begin : min(begin + table.part_rows, num_scattered)]
-            if table.is_as_wanted and isinstance(table.rows, DirectRows):
-                part = bits[begin : begin + len(ids)].view(table.rows.array.dtype)
-                return table.rows.gather_into(ids, part)
+            if table.is_as_wanted:
+                return table.rows.read_rows(ids, bits[begin : begin + len(ids)])
             rows, counts = table.rows.gather(ids)
             values = as_tensor(np.require(rows, requirements="W"), table.spec.dtype)
             x[begin : begin + len(ids)] = values.view(len(ids), table.width)
@@ -158,13 +155,7 @@ class RowReader:
 
     def _lies_in_order(self, num_targets: int) -> bool:
         """Whether rows that follow one another are worth being read as one range."""
-        rows = self._table.rows
-        return (
-            self._table.is_as_wanted
-            and isinstance(rows, DirectRows)
-            and rows.array.geometry.is_exact
-            and num_targets * self._table.row_bytes >= _PAGE_BYTES
-        )
+        return self._table.is_as_wanted and num_targets * self._table.row_bytes >= _PAGE_BYTES
 
     def _buffer(self, num_rows: int, num_targets: int) -> tuple[Tensor, npt.NDArray[Any]]:
         """Return room for rows, and the same as integers; what a run fills begins a page."""

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import NoSpaceError, UsageError
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.opening import open_rows
 from gnnstore.features.packed.chunks import RUN_STAGING_BYTES
-from gnnstore.features.source import MemoryRows, RowSource
+from gnnstore.features.source import RowSource
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container.files import directory_bytes, free_bytes
@@ -278,10 +279,11 @@ class InferenceRun:
     def _packer(self, writer: StoreWriter, number: int, table: Table) -> BlockPacker | None:
         """Return what packs rows of many blocks at once; None where there is no room for it."""
         limits = self.limits[number]
+        files = None if table.source is None else table.source.file_rows
         if (
             not has_room(self._request.memory_bytes)
             or not self.plans[number].call.needs_edges
-            or not isinstance(table.source, DirectRows)
+            or files is None
             or not limits.is_ahead
         ):
             return None
@@ -289,7 +291,7 @@ class InferenceRun:
         directory.mkdir(exist_ok=True)
         needed = self.plans[number].disk_bytes(self._num_nodes)
         return BlockPacker(
-            table.source,
+            files,
             directory,
             memory_bytes=int(limits.making_bytes),
             disk_bytes=lambda: max(0, free_bytes(directory) - 2 * needed),
@@ -310,7 +312,7 @@ class InferenceRun:
             return MemoryRows.from_array(store.reader.cold(spec))
         if spec.num_rows == 0:
             return MemoryRows.from_array(store.reader.read(spec))
-        return DirectRows.open(store.reader.paged(spec), self._engine)
+        return open_rows(store.reader.paged(spec), self._engine)
 
     def _spec(self, number: int) -> AttributeSpec:
         """Return what the rows that a layer gives are called, and where they lie."""
@@ -367,7 +369,7 @@ def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> R
     names = [shard_name(shard, 1) for shard in range(rows.layout.num_shards)]
     array = PagedArray(rows.spec, rows.layout, tuple(directory / name for name in names))
     # Their file system may be another one than the store's.
-    return DirectRows.open(array, open_engine(array.file_paths[0], io_engine))
+    return open_rows(array, open_engine(array.file_paths[0], io_engine))
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:

@@ -135,6 +135,6 @@ def _sample_rows(packer: PlanPacker) -> list[npt.NDArray[Any]]:
     with closing(sample):
         missed = np.unique(sample.trace.batch(0)[sample.plan.batch_slots(0) < 0])
     return [
-        table.gather(missed[: max(1, _SAMPLE_BYTES // table.row_bytes)]).rows
-        for table in packer.tables.values()
+        rows.gather(missed[: max(1, _SAMPLE_BYTES // rows.row_bytes)]).values
+        for rows in packer.sources.values()
     ]

@@ -28,6 +28,7 @@ from gnnstore.features.segments.packing import (
     divide_misses,
     segment_memory,
 )
+from gnnstore.features.source import files_of
 from gnnstore.formats.packed.manifest import PlanManifest, rows_array
 from gnnstore.formats.packed.writer import PlanWriter
 from gnnstore.graph.shared import residents_of
@@ -40,7 +41,7 @@ from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies.base import Planner
-    from gnnstore.features.direct import DirectRows
+    from gnnstore.features.source import RowSource
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.store import GraphStore
 
@@ -55,8 +56,10 @@ class PlanPacker:
 
     Attributes
     ----------
-    tables : dict of str to DirectRows
+    sources : dict of str to RowSource
         The attributes whose rows are cached and packed, by path.
+    tables : dict of str to FileRows
+        The files of these.
     batches_per_epoch : int
     num_slots, superbatch : int
         Rows that are cached, and batches that are planned at a time.
@@ -92,13 +95,13 @@ class PlanPacker:
         store, engine = self.store, self._sampler.tables.engine
         node, edge = store.schema.node, store.schema.edge
         self.num_slots, self.superbatch = num_slots, superbatch
-        self.tables: dict[str, DirectRows] = {}
+        self.sources: dict[str, RowSource] = {}
         if engine is not None:
-            self.tables = {
-                spec.path: residents_of(store).direct_rows(store, spec, engine)
-                for spec in node.attributes.values()
-                if spec.path in cached
+            specs = [spec for spec in node.attributes.values() if spec.path in cached]
+            self.sources = {
+                spec.path: residents_of(store).rows_on_disk(store, spec, engine) for spec in specs
             }
+        self.tables = files_of(self.sources)
         # Without rows on disk there are none to share.
         self.segment = min(segment, superbatch) if self.tables else 1
         plain_nodes = [spec for spec in node.attributes.values() if spec.path not in self.tables]

@@ -76,11 +76,11 @@ class RecordMaker:
             )
         changes = plan.batch_changes(i)
         tables = self.tables
-        rows = [tables.nodes[spec.name].gather(subgraph.n_id).rows for spec in self.plain_nodes]
-        rows += [tables.edges[spec.name].gather(subgraph.edge_pos).rows for spec in self.edges]
+        rows = [tables.nodes[spec.name].gather(subgraph.n_id).values for spec in self.plain_nodes]
+        rows += [tables.edges[spec.name].gather(subgraph.edge_pos).values for spec in self.edges]
         edge_ids: npt.NDArray[Any] | None = None
         if tables.edge_ids is not None:
-            edge_ids = tables.edge_ids.gather(subgraph.edge_pos).rows
+            edge_ids = tables.edge_ids.gather(subgraph.edge_pos).values
         return SavedRecord(
             input_id=input_id,
             slots=plan.batch_slots(i),

@@ -12,7 +12,7 @@ import torch
 from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.disk.counts import NO_READS, ReadCounts
-from gnnstore.features.source import Gathered
+from gnnstore.features.source import Rows
 from gnnstore.sampling.neighbor import SampledSubgraph
 
 
@@ -39,7 +39,7 @@ class PreparedBatch:
     seconds_gathering: float = 0.0
     bytes_gathered: int = 0
     counts: ReadCounts = NO_READS
-    rows_of: Callable[[SamplerOutput], Mapping[str, Gathered]] | None = None
+    rows_of: Callable[[SamplerOutput], Mapping[str, Rows]] | None = None
 
 
 def prepared(

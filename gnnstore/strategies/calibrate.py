@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from gnnstore.features.source import MemoryRows
+from gnnstore.features.memory import MemoryRows
 
 # Far more than caches hold, if there is room for it.
 _TABLE_BYTES = 64 << 20

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.disk.buffers import release
 from gnnstore.errors import BudgetError
-from gnnstore.features.source import MemoryRows, RowSource
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.pipeline.lookahead.producer import Superbatches
@@ -42,13 +43,13 @@ class Tables:
         The adjacency, and what reads it.
     num_threads : int
         Threads that may read at once, by the staging memory that there is for them.
-    edge_ids : MemoryRows or None
+    edge_ids : RowSource or None
         Ids of the edges in the input, by position.
     nodes, edges : dict of str to RowSource
         Rows by the attribute's name.
     engine : Engine or None
         What reads rows from disk, if anything does.
-    cache : SharedCache or None
+    cache : StaticCache or None
         Rows that need not be read.
     superbatches : Superbatches or None
         Samples and plans ahead, where rows are cached by plan.
@@ -87,7 +88,7 @@ class Tables:
             if mode == "direct" and self.engine is not None:
                 if self.cache is not None and self.cache.holds(spec.path):
                     return self.cache.rows(spec.path)
-                return shared.direct_rows(store, spec, self.engine)
+                return shared.rows_on_disk(store, spec, self.engine)
             return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
 
         def opened(specs: Mapping[str, AttributeSpec]) -> dict[str, RowSource]:

@@ -18,8 +18,8 @@ from gnnstore.caching.trace_builder import id_dtype
 from gnnstore.disk.buffers import release
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
-from gnnstore.features.source import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
-from gnnstore.features.tiers.shared import cache_cost
+from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import residents_of
 from gnnstore.planning.cost_model import CHOICES, Choice, Machine, Prediction, Resources, predict
 from gnnstore.planning.workload import Workload

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError
-from gnnstore.features.packed.saved import SavedPlan, not_packed
-from gnnstore.features.source import Gathered
+from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PlanReader, find_plan
 from gnnstore.sizing.placement import Placement
@@ -20,27 +18,8 @@ from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.saved_batches import SavedBatches
 from gnnstore.units import format_at_least, format_size
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from gnnstore.formats.store.schema import AttributeSpec
-
 # Of a budget, for staging: as of the strategies that read a store.
 _STAGING_SHARE = 4
-
-
-@dataclass(frozen=True)
-class _NotPacked:
-    """Rows of an attribute by id, which a plan does not have."""
-
-    spec: AttributeSpec
-    num_rows: int = 0
-    row_bytes: int = 0
-    resident_bytes: int = 0
-
-    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
-        """Refuse."""
-        raise not_packed(f"rows of {self.spec.name!r} by id ({ids.size} of them)")
 
 
 class _NothingToSample:
@@ -135,8 +114,8 @@ class PlanTables(Tables):
         self.cache = None
         self.superbatches = None
         schema = manifest.schema
-        self.nodes = {name: _NotPacked(spec) for name, spec in schema.node.attributes.items()}
-        self.edges = {name: _NotPacked(spec) for name, spec in schema.edge.attributes.items()}
+        self.nodes = {name: NotPacked(spec) for name, spec in schema.node.attributes.items()}
+        self.edges = {name: NotPacked(spec) for name, spec in schema.edge.attributes.items()}
 
     @property
     def cached_by(self) -> str:

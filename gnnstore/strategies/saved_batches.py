@@ -20,8 +20,8 @@ from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.record import SavedRecord
-from gnnstore.features.packed.saved import SavedPlan, SavedSource, not_packed
-from gnnstore.features.source import Gathered
+from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
+from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.lookahead.superbatch import reselected
@@ -127,7 +127,9 @@ class SavedBatches:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return PlannedCache(self.plan.tables, self.plan.reader.manifest.num_slots)
+        manifest = self.plan.reader.manifest
+        tables = {spec.path: NotPacked(spec) for spec in manifest.cached_specs}
+        return PlannedCache(tables, manifest.num_slots)
 
     def _hand_out(
         self,
@@ -208,21 +210,21 @@ class SavedBatch:
             self.lease.fail(self.batch - self.skipped, error)  # or later ones would wait
             raise
 
-    def _gather(self, record: SavedRecord) -> dict[str, Gathered]:
-        source = SavedSource(self.of.plan, self.number, record)
-        return self.lease.gather(self.batch - self.skipped, record.step, source)
+    def _gather(self, record: SavedRecord) -> dict[str, Rows]:
+        missed = self.of.plan.rows(self.number, record)
+        return self.lease.gather(self.batch - self.skipped, record.step, missed)
 
-    def _rows_of(self, record: SavedRecord, output: SamplerOutput) -> dict[str, Gathered]:
+    def _rows_of(self, record: SavedRecord, output: SamplerOutput) -> dict[str, Rows]:
         manifest = self.of.plan.reader.manifest
         of_nodes = self._gather(record)
-        of_edges: dict[str, Gathered] = {}
+        of_edges: dict[str, Rows] = {}
         node_paths = {spec.path for spec in manifest.schema.node.attributes.values()}
         for spec, rows in zip(manifest.plain_specs, record.plain, strict=True):
             found = of_nodes if spec.path in node_paths else of_edges
-            found[spec.path] = Gathered(_owned(rows), NO_READS)
+            found[spec.path] = Rows(_owned(rows), NO_READS)
         edge_id = manifest.schema.edge.edge_id
         if record.edge_ids is not None and edge_id is not None:
-            of_edges[edge_id.path] = Gathered(_owned(record.edge_ids), NO_READS)
+            of_edges[edge_id.path] = Rows(_owned(record.edge_ids), NO_READS)
         found = _as_wanted(of_nodes, record.subgraph.n_id, output.node.numpy(), "nodes")
         if output.edge is not None:
             wanted = output.edge.numpy()
@@ -231,8 +233,8 @@ class SavedBatch:
 
 
 def _as_wanted(
-    rows: dict[str, Gathered], ids: npt.NDArray[Any], wanted: npt.NDArray[Any], what: str
-) -> dict[str, Gathered]:
+    rows: dict[str, Rows], ids: npt.NDArray[Any], wanted: npt.NDArray[Any], what: str
+) -> dict[str, Rows]:
     """Return rows for what `transform_sampler_output` has left of a batch."""
     if not rows or np.array_equal(wanted, ids):
         return rows

@@ -17,7 +17,7 @@ from gnnstore.caching.scores import (
     select_nodes,
 )
 from gnnstore.disk.buffers import release
-from gnnstore.features.tiers.shared import SharedCache, cache_cost
+from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.graph.shared import residents_of
 from gnnstore.sizing.in_flight import cache_rows, check_two_batches, expected_bytes
 from gnnstore.units import format_size
@@ -60,11 +60,11 @@ class CacheMaker:
         """Memory for the scores of all nodes, until the cache is filled."""
         return self.store.num_nodes * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
 
-    def find(self) -> SharedCache | None:
+    def find(self) -> StaticCache | None:
         """Return the cache that a loader on the same store has made with the same settings."""
         return residents_of(self.store).find_cache(self._key)
 
-    def open(self, num_rows: int, counted: list[npt.NDArray[Any]] | None = None) -> SharedCache:
+    def open(self, num_rows: int, counted: list[npt.NDArray[Any]] | None = None) -> StaticCache:
         """Return the cache, filling it with the best `num_rows` nodes if there is none yet.
 
         Parameters
@@ -79,16 +79,16 @@ class CacheMaker:
             If a row cannot be read.
         """
 
-        def make() -> SharedCache:
+        def make() -> StaticCache:
             shared = residents_of(self.store)
             tables = {
-                spec.path: shared.direct_rows(self.store, spec, self.engine) for spec in self.specs
+                spec.path: shared.rows_on_disk(self.store, spec, self.engine) for spec in self.specs
             }
-            cache = SharedCache(tables, self.store.num_nodes)
+            cache = StaticCache(tables, self.store.num_nodes)
             scores = counted.pop() if counted else self.scores()
             nodes = select_nodes(scores, num_rows)
             scores = scores[nodes]
-            cache.fill(nodes, scores)
+            cache.warm_up(nodes, scores)
             return cache
 
         return residents_of(self.store).cache(self._key, make)
@@ -163,7 +163,7 @@ def divide_rest(
 
     num_rows = cache_rows(placement, maker.settings, maker.cost, batch_bytes, num_threads)
     if existing is not None:
-        cache: SharedCache | None = existing
+        cache: StaticCache | None = existing
         most = placement.left_bytes - 2 * batch_bytes
         if placement.budget_is_promise and existing.num_bytes > most:
             existing.shrink(num_rows)

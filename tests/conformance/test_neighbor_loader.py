@@ -716,7 +716,7 @@ def test_loaders_on_one_store_share_what_they_hold(path: Path) -> None:
     first = NeighborLoader(store, [2], strategy="memory")
     second = NeighborLoader(store, [2], strategy="memory")
     tables = [
-        loader._builder._node_attributes["x"].rows.body.ctypes.data  # type: ignore[attr-defined]
+        loader._builder._node_attributes["x"].rows.table.ctypes.data  # type: ignore[attr-defined]
         for loader in (first, second)
     ]
     assert tables[0] == tables[1]

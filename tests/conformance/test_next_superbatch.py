@@ -406,7 +406,7 @@ def test_the_cache_is_taken_from_nobody(
         if len(found) == BATCHES - 1:
             theirs: Any = iter(other)
             next(theirs)
-            turns = ahead_of(other).cache()._turns
+            turns = ahead_of(other).cache()._sequencer
             latest = turns.latest
             goes_on.set()
     assert same(found, expected[0])

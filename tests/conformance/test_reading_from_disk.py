@@ -19,8 +19,7 @@ from gnnstore import NeighborLoader, _core
 from gnnstore.converters import ConvertOptions
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.tiers.shared import cache_cost
+from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.testing.batches import same
@@ -222,11 +221,12 @@ def test_reads_of_known_batches(
     )
     tables = loader._builder.tables
     source = tables.nodes["x"]
-    assert isinstance(source, DirectRows)
-    assert (source.engine.tuning.gap_bytes, source.engine.tuning.max_read_bytes) == (4096, 65536)
+    files = source.file_rows
+    assert files is not None
+    assert (files.engine.tuning.gap_bytes, files.engine.tuning.max_read_bytes) == (4096, 65536)
     for batch in loader:
         assert batch.n_id.tolist() == seeds
-    alignment = source.files.alignment_bytes
+    alignment = files.files.alignment_bytes
     stats = loader.stats()
     assert stats.reads == len(extents)
     assert stats.bytes_read == sum(
@@ -244,14 +244,15 @@ def test_reads_of_known_batches(
 def test_reads_of_sampled_batches(only_x: gnnstore.GraphStore) -> None:
     loader = NeighborLoader(only_x, [5, 5], batch_size=30, strategy="direct", seed=1)
     source = loader._builder.tables.nodes["x"]
-    assert isinstance(source, DirectRows)
+    files = source.file_rows
+    assert files is not None
     plans = [
         plan_reads(
             batch.n_id.numpy(),
-            source.array.layout,
-            source.files.alignment_bytes,
-            source.engine.tuning.gap_bytes,
-            source.engine.tuning.max_read_bytes,
+            files.array.layout,
+            files.files.alignment_bytes,
+            files.engine.tuning.gap_bytes,
+            files.engine.tuning.max_read_bytes,
         )
         for batch in loader
     ]

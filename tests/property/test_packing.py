@@ -10,7 +10,6 @@ import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,10 +22,12 @@ from gnnstore import _core
 from gnnstore.caching.policies.belady import BeladyPlanner, SuperbatchPlan, Trace
 from gnnstore.disk.engines import ENGINES, open_engine
 from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
-from gnnstore.features.tiers.planned import BatchStep, PlannedCache
+from gnnstore.features.source import RowRequest
+from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.formats import PageGeometry, plan_shards
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.effort import examples
@@ -56,12 +57,12 @@ def open_rows(
     engine: str | None = None,
     gap_bytes: int | None = None,
     **options: Any,
-) -> DirectRows:
+) -> FileRows:
     array = write_array(directory, rows, **options)
     chosen = open_engine(array.file_paths[0], engine)
     if gap_bytes is not None:
         chosen = replace(chosen, tuning=replace(chosen.tuning, gap_bytes=gap_bytes))
-    return DirectRows.open(array, chosen)
+    return FileRows.open(array, chosen)
 
 
 def check(
@@ -83,8 +84,7 @@ def check(
         buffer = np.full((len(ids) + 2, *rows.shape[1:]), 7, rows.dtype)
         expected = buffer.copy()
         expected[1:-1][own < 0] = rows[ids[own < 0]]
-        step: Any = SimpleNamespace(ids=ids, slots=own)
-        counts = packed.source(i).read_missed(path, step, buffer[1:-1])
+        counts = packed.rows(i)[path].read_into(RowRequest(ids, own), buffer[1:-1])
         assert buffer.tobytes() == expected.tobytes()
         num_distinct = len(np.unique(ids[own < 0]))
         assert counts.rows_read == num_distinct
@@ -273,17 +273,18 @@ def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> N
         "scale": open_rows(tmp_path / "scale", scales, engine),
     }
     num_slots = 700
-    planner, cache = BeladyPlanner(num_slots), PlannedCache(tables, num_slots)
+    sources = {path: DirectRows(files) for path, files in tables.items()}
+    planner, cache = BeladyPlanner(num_slots), PlannedCache(sources, num_slots)
     lease, number = cache.begin(), 0
     for _ in range(3):
         trace = Trace.of([np.unique(rng.integers(0, 6000, 1000)) for _ in range(6)])
         plan = planner.plan(trace)
         with pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
             for i in range(trace.num_batches):
-                step = BatchStep.of(trace, plan, i)
-                found = lease.gather(number, step, packed.source(i))
-                np.testing.assert_array_equal(found["x"].rows, features[step.ids])
-                np.testing.assert_array_equal(found["scale"].rows, scales[step.ids])
+                step = PlanStep.of(trace, plan, i)
+                found = lease.gather(number, step, packed.rows(i))
+                np.testing.assert_array_equal(found["x"].values, features[step.ids])
+                np.testing.assert_array_equal(found["scale"].values, scales[step.ids])
                 assert found["x"].counts.rows_read == plan.misses[i]
                 number += 1
     lease.close()

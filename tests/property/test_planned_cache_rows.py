@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,9 @@ from gnnstore.caching.policies.belady import Trace
 from gnnstore.disk.counts import ReadCounts
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
-from gnnstore.features.source import Gathered
-from gnnstore.features.tiers.planned import BatchStep, Lease, MissSource, PlannedCache
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.source import Rows, RowSource
+from gnnstore.features.tiers.planned import Lease, PlannedCache, PlanStep
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.reads import write_array
 
@@ -34,7 +35,7 @@ WIDTHS = {"wide": 512, "odd": 33, "narrow": 1}
 @dataclass
 class Tables:
     rows: dict[str, NDArray[np.uint8]]
-    opened: dict[str, DirectRows]
+    opened: dict[str, RowSource]
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +46,18 @@ def tables() -> Iterator[Tables]:
         for path, width in WIDTHS.items()
     }
     with tempfile.TemporaryDirectory() as directory:
-        opened = {}
+        opened: dict[str, RowSource] = {}
         for path, values in rows.items():
             array = write_array(Path(directory) / path, values)
             opened[path] = DirectRows.open(array, open_engine(array.file_paths[0]))
         yield Tables(rows, opened)
 
 
-class ByMask:
+class InMemory(MemoryRows):
     """Missed rows taken from memory: a source of another kind."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._rows = tables.rows
-
-    def read_missed(self, path: str, step: BatchStep, out: NDArray[Any]) -> ReadCounts:
-        missed = step.slots < 0
-        out[missed] = self._rows[path][step.ids[missed]]
-        return ReadCounts(rows_read=len(np.unique(step.ids[missed])))
+    def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
+        return super().read_rows(ids, out) + ReadCounts(rows_read=len(np.unique(ids)))
 
 
 def random_trace(rng: np.random.Generator, num_batches: int, dtype: type) -> Trace:
@@ -71,13 +67,13 @@ def random_trace(rng: np.random.Generator, num_batches: int, dtype: type) -> Tra
 
 
 def gather_all(
-    lease: Lease, steps: list[BatchStep], num_threads: int, misses: MissSource | None
-) -> list[dict[str, Gathered]]:
+    lease: Lease, steps: list[PlanStep], num_threads: int, missed: Mapping[str, RowSource] | None
+) -> list[dict[str, Rows]]:
     """Gather the next batches under a lease, in order or in several threads."""
     first = lease.num_gathered
 
-    def gather(i: int) -> dict[str, Gathered]:
-        return lease.gather(first + i, steps[i], misses)
+    def gather(i: int) -> dict[str, Rows]:
+        return lease.gather(first + i, steps[i], missed)
 
     if num_threads == 1:
         return [gather(i) for i in range(len(steps))]
@@ -121,9 +117,9 @@ def test_rows_are_the_tables_rows(
             planner.restart(cache.nodes)
         trace = random_trace(rng, size, dtype)
         plan = planner.plan(trace)
-        source = ByMask(tables) if has_source else None
-        steps = [BatchStep.of(trace, plan, i) for i in range(size)]
-        gathered = gather_all(lease, steps, num_threads, source)
+        missed = {p: InMemory(rows) for p, rows in tables.rows.items()}
+        steps = [PlanStep.of(trace, plan, i) for i in range(size)]
+        gathered = gather_all(lease, steps, num_threads, missed if has_source else None)
         num_gathered += size
         for i, of_batch in enumerate(gathered):
             ids, slots = trace.batch(i), plan.batch_slots(i)
@@ -137,7 +133,7 @@ def test_rows_are_the_tables_rows(
         assert (cache.nodes[held >= 0] == held[held >= 0]).all()
     # What the slots hold is what the cache says.
     slots = np.arange(num_slots, dtype=np.int32)
-    last, nodes = BatchStep(cache.nodes, slots, slots[:0], slots[:0]), cache.nodes
+    last, nodes = PlanStep(cache.nodes, slots, slots[:0], slots[:0]), cache.nodes
     if (nodes >= 0).all():
         for path, (rows, _) in lease.gather(num_gathered, last).items():
             assert (rows == tables.rows[path][nodes]).all()

@@ -11,7 +11,7 @@ import pytest
 from gnnstore.caching.policies.belady import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, NoSpaceError, StorageError
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.pack import append_packed, packed_bytes
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file
@@ -28,7 +28,7 @@ class Case:
         rng = np.random.default_rng(0)
         self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
         array = write_array(directory / "x", self.rows)
-        self.tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0]))}
+        self.tables = {"x": FileRows.open(array, open_engine(array.file_paths[0]))}
         self.traces = [
             Trace.of([rng.permutation(NUM_ROWS)[:n] for n in sizes])
             for sizes in ([700, 300], [0], [1, 500, 20])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import UsageError
 from gnnstore.features.direct import DirectRows
-from gnnstore.features.source import MemoryRows
+from gnnstore.features.memory import MemoryRows
 from gnnstore.features.tiers import device as device_rows
 from gnnstore.features.tiers.device import DeviceRows, assemble
 from gnnstore.testing.twins.reads import write_array
@@ -116,7 +116,7 @@ def test_above_rows_on_disk(tmp_path: Path) -> None:
         nonlocal rows_read
         gathered = source.gather(ids)
         rows_read += gathered.counts.rows_read
-        return torch.from_numpy(gathered.rows)
+        return torch.from_numpy(gathered.values)
 
     found = assemble(np.arange(NUM_NODES), tier, lower)
     assert bits(found) == values.tobytes()

@@ -26,7 +26,8 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.pack import pack
-from gnnstore.features.tiers.planned import BatchStep, PlannedCache
+from gnnstore.features.source import RowSource, files_of
+from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 
@@ -52,7 +53,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
     rng = np.random.default_rng(0)
     features = rng.random((NUM_NODES, 25), dtype=np.float32)
     array = write_array(tmp_path / "x", features)
-    tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0]))}
+    tables: dict[str, RowSource] = {"x": DirectRows.open(array, open_engine(array.file_paths[0]))}
     nodes = np.full(800, -1, np.int64)
     nodes[:700] = np.sort(rng.permutation(NUM_NODES)[:700])
     cache, planner = PlannedCache(tables, 800), FixedPlanner(nodes, NUM_NODES)
@@ -67,16 +68,16 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
         if is_spilled:
             on_disk = spill(trace, tmp_path / "trace")
             plan = planner.plan_spilled(on_disk, tmp_path / "plan")
-            packed = pack(tables, on_disk, plan, tmp_path, memory_bytes=1 << 26)
+            packed = pack(files_of(tables), on_disk, plan, tmp_path, memory_bytes=1 << 26)
             on_disk.close()
         else:
             plan = planner.plan(trace)
-            packed = pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26)
+            packed = pack(files_of(tables), trace, plan, tmp_path, memory_bytes=1 << 26)
         with packed:
             for i in range(trace.num_batches):
-                step = BatchStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
-                found = lease.gather(number, step, packed.source(i))
-                np.testing.assert_array_equal(found["x"].rows, features[step.ids])
+                step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+                found = lease.gather(number, step, packed.rows(i))
+                np.testing.assert_array_equal(found["x"].values, features[step.ids])
                 assert found["x"].counts.rows_read == plan.misses[i]
                 if is_filled:
                     assert len(step.change_slots) == 0

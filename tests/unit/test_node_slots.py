@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.features.tiers.static import NodeSlots
+from gnnstore.features.tiers.static import SlotIndex
 
 
 @given(
@@ -25,10 +25,10 @@ def test_slots_equal_a_table(num_nodes: int, share: float, seed: int, dtype: typ
     cached = np.flatnonzero(rng.random(num_nodes) < share)
     table = np.full(num_nodes, -1, np.int32)
     table[cached] = np.arange(len(cached))
-    slots = NodeSlots.of(cached, num_nodes)
+    slots = SlotIndex.of(cached, num_nodes)
     ids: npt.NDArray[Any] = rng.integers(0, max(num_nodes, 1), 3 * num_nodes).astype(dtype)
     np.testing.assert_array_equal(slots.slots(ids), table[ids])
-    assert slots.num_bytes == NodeSlots.bytes_for(num_nodes, len(cached))
+    assert slots.num_bytes == SlotIndex.bytes_for(num_nodes, len(cached))
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_slots_equal_a_table(num_nodes: int, share: float, seed: int, dtype: typ
 )
 def test_bad_nodes(nodes: list[int], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        NodeSlots.of(np.array(nodes, np.int64), 5)
+        SlotIndex.of(np.array(nodes, np.int64), 5)
 
 
 def test_an_id_outside_the_graph() -> None:
-    slots = NodeSlots.of(np.array([1, 3]), 64)
+    slots = SlotIndex.of(np.array([1, 3]), 64)
     for bad in (-1, 64):
         with pytest.raises(IndexError, match=f"row id {bad}"):
             slots.slots(np.array([bad]))

@@ -31,11 +31,12 @@ from gnnstore.errors import (
     StorageError,
     UsageError,
 )
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed import worker as packing_thread
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import PackingStoppedError, least_memory, pack, packed_bytes
+from gnnstore.features.source import RowRequest
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
@@ -56,7 +57,7 @@ class Case:
         array = write_array(directory / "x", self.rows, shard_bytes=2**20)
         assert array.layout.num_shards >= 2
         self.path = array.file_paths[0]
-        self.table = DirectRows.open(array, open_engine(self.path, engine))
+        self.table = FileRows.open(array, open_engine(self.path, engine))
         self.trace = Trace.of([rng.permutation(NUM_ROWS)[:700] for _ in range(6)])
         self.slots: NDArray[np.int32] = np.full(self.trace.num_accesses, -1, np.int32)
         self.misses = np.full(6, 700)
@@ -119,7 +120,7 @@ def ring(tmp_path: Path) -> Case:
         _core.probe_engine("io_uring", case.path)
     except OSError as error:
         pytest.skip(f"io_uring: {error.strerror}")
-    case.table = DirectRows.open(case.table.array, open_engine(case.path, "io_uring"))
+    case.table = FileRows.open(case.table.array, open_engine(case.path, "io_uring"))
     return case
 
 
@@ -542,7 +543,7 @@ def test_a_batch_that_is_not_there(case: Case) -> None:
         assert packed.staging_bytes == 16 * (512 << 10)
         for i in (-1, 6):
             with pytest.raises(IndexError, match=rf"batch {i} is outside \[0, 6\)"):
-                packed.source(i)
+                packed.rows(i)
 
 
 def test_a_step_of_another_plan(case: Case) -> None:
@@ -551,13 +552,11 @@ def test_a_step_of_another_plan(case: Case) -> None:
     case.slots[700:800] = 0
     with case.pack() as packed:
         slots = case.slots[700:1400].copy()
-        good: Any = SimpleNamespace(ids=ids, slots=slots)
-        assert packed.source(1).read_missed("x", good, out).rows_read == 600
-        fewer: Any = SimpleNamespace(ids=ids, slots=np.append(slots[:-1], np.int32(0)))
-        others: Any = SimpleNamespace(ids=ids, slots=slots[::-1].copy())
-        for step, number in ((fewer, 599), (others, 600)):
+        assert packed.rows(1)["x"].read_into(RowRequest(ids, slots), out).rows_read == 600
+        fewer, others = np.append(slots[:-1], np.int32(0)), slots[::-1].copy()
+        for wanted, number in ((fewer, 599), (others, 600), (None, 700)):
             with pytest.raises(UsageError, match=f"batch 1 misses {number} rows by its plan"):
-                packed.source(1).read_missed("x", step, out)
+                packed.rows(1)["x"].read_into(RowRequest(ids, wanted), out)
 
 
 def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
@@ -567,7 +566,7 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
         trace: Trace,
         slots: SuperbatchPlan | NDArray[Any],
         message: str,
-        tables: dict[str, DirectRows] = tables,
+        tables: dict[str, FileRows] = tables,
     ) -> None:
         with pytest.raises(UsageError, match=message):
             pack(tables, trace, slots, case.directory, memory_bytes=MEMORY_BYTES)
@@ -582,7 +581,7 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
         trace,
         slots,
         r"got 2, with \[2999, 3000\] rows",
-        tables | {"y": DirectRows.open(other, case.table.engine)},
+        tables | {"y": FileRows.open(other, case.table.engine)},
     )
     refused(Trace(trace.ids + 1, trace.offsets), slots, r"row id 3000 .* outside \[0, 3000\)")
     refused(Trace(trace.ids[:-1], trace.offsets), slots[:-1], "offsets go from 0 to 4200")

@@ -20,14 +20,15 @@ from gnnstore.caching.spilled_plan import SpilledPlan
 from gnnstore.caching.trace_file import SpilledTrace, TraceFile
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed import job as packing_job
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed import missed_files
 from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
-from gnnstore.features.tiers.planned import BatchStep
+from gnnstore.features.source import RowRequest
+from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
@@ -45,7 +46,7 @@ class Case:
         rng = np.random.default_rng(0)
         self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
         array = write_array(directory / "x", self.rows)
-        self.tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0], "pread"))}
+        self.tables = {"x": FileRows.open(array, open_engine(array.file_paths[0], "pread"))}
         self.directory = directory / "run"
         self.directory.mkdir()
         self.known = Trace.of([rng.integers(0, NUM_ROWS, n, np.int32) for n in SIZES])
@@ -72,7 +73,7 @@ class Case:
     def check_batch(self, packed: PackedSuperbatch, i: int) -> None:
         ids, slots = self.known.batch(i), self.expected.batch_slots(i)
         out = np.full((len(ids), ROW_BYTES), 7, np.uint8)
-        packed.source(i).read_missed("x", step_of(slots), out)
+        packed.rows(i)["x"].read_into(RowRequest(ids, slots), out)
         np.testing.assert_array_equal(out[slots < 0], self.rows[ids[slots < 0]])
         assert np.all(out[slots >= 0] == 7)
 
@@ -87,9 +88,9 @@ def spoil(path: Path, place: int, bit: int = 0) -> None:
     path.write_bytes(content)
 
 
-def step_of(slots: NDArray[np.int32]) -> BatchStep:
+def step_of(slots: NDArray[np.int32]) -> PlanStep:
     none = np.empty(0, np.int32)
-    return BatchStep(none, slots, none, none)
+    return PlanStep(none, slots, none, none)
 
 
 @pytest.fixture
@@ -119,11 +120,11 @@ def test_any_ranges_write_the_same_file(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         array = write_array(directory / "x", rows, shard_bytes=2**17)
-        table = DirectRows.open(array, open_engine(array.file_paths[0], "pread"))
+        table = FileRows.open(array, open_engine(array.file_paths[0], "pread"))
         file = _core.SpillFile(directory / "ids")
         order = rng.permutation(len(batches))
         places = {int(i): file.append(batches[i], int(i)) for i in order}
-        place = packing_memory.place_of(table)
+        place = table.place
         piece_bytes = data.draw(st.sampled_from([1000, 4096, 10_000, 1 << 30]))
         num_pieces = int((-(-sizes * row_bytes // piece_bytes)).sum())
         crcs = np.full(num_pieces, 5, np.uint32)
@@ -321,7 +322,7 @@ def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: s
     table = case.tables["x"]
     file = _core.SpillFile(case.directory / "ids")
     begin, crc = file.append(np.array([1, 2], np.int32), 0)
-    place = packing_memory.place_of(table)
+    place = table.place
     given: dict[str, Any] = {
         "files": table.files,
         "ids": file,

@@ -18,7 +18,7 @@ from gnnstore.caching.spilled_plan import SpilledPlan
 from gnnstore.caching.trace_file import SpilledTrace, TraceFile
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.missed_rows import sort_out
 from gnnstore.features.packed.pack import PackingStoppedError, append_packed, least_memory, pack
@@ -57,7 +57,7 @@ class Case:
         rng = np.random.default_rng(0)
         self.rows = rng.integers(0, 256, (NUM_ROWS, ROW_BYTES), dtype=np.uint8)
         array = write_array(directory / "x", self.rows)
-        self.tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0]))}
+        self.tables = {"x": FileRows.open(array, open_engine(array.file_paths[0]))}
         self.directory = directory / "run"
         self.directory.mkdir()
         self.traces = [
@@ -124,7 +124,7 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
     num_rows, num_batches, batch_rows = 300_000, 40, 150_000
     rng = np.random.default_rng(1)
     array = write_array(tmp_path / "x", np.arange(num_rows, dtype=np.int64).reshape(-1, 1))
-    tables = {"x": DirectRows.open(array, open_engine(array.file_paths[0], "pread"))}
+    tables = {"x": FileRows.open(array, open_engine(array.file_paths[0], "pread"))}
     file = TraceFile(tmp_path / "trace", num_batches, num_rows)
     for i in range(num_batches):
         file.put(i, rng.permutation(num_rows)[:batch_rows].astype(np.int32))

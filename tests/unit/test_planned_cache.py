@@ -31,9 +31,10 @@ from gnnstore.disk.counts import ReadCounts
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features.direct import DirectRows
+from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.features.tiers import planned as planned_cache
 from gnnstore.features.tiers import sequencer as turns
-from gnnstore.features.tiers.planned import BatchStep, Lease, PlannedCache
+from gnnstore.features.tiers.planned import Lease, PlannedCache, PlanStep
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
 
@@ -60,7 +61,7 @@ def cache(table: DirectRows) -> PlannedCache:
 
 
 @pytest.fixture
-def steps() -> list[BatchStep]:
+def steps() -> list[PlanStep]:
     return planned_steps(BeladyPlanner(NUM_SLOTS))
 
 
@@ -68,21 +69,21 @@ def steps() -> list[BatchStep]:
 def pool(cache: PlannedCache) -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(8) as executor:
         yield executor
-        if cache._turns.latest is not None:
-            cache._turns.latest.close()  # a test that fails may leave threads that wait
+        if cache._sequencer.latest is not None:
+            cache._sequencer.latest.close()  # a test that fails may leave threads that wait
 
 
-def planned_steps(planner: BeladyPlanner, seed: int = 1) -> list[BatchStep]:
+def planned_steps(planner: BeladyPlanner, seed: int = 1) -> list[PlanStep]:
     """Batches every one of which has hits, misses and, but for the last, rows that enter."""
     rng = np.random.default_rng(seed)
     batches = [(NUM_ROWS * rng.random(60) ** 3).astype(np.int64) for _ in range(NUM_BATCHES)]
     trace = Trace.of(batches)
     plan = planner.plan(trace)
-    return [BatchStep.of(trace, plan, i) for i in range(NUM_BATCHES)]
+    return [PlanStep.of(trace, plan, i) for i in range(NUM_BATCHES)]
 
 
 @dataclass
-class Gate:
+class Gate(RowSource):
     """Rows from memory, once the gate is open; or an error."""
 
     rows: NDArray[np.uint8]
@@ -90,13 +91,16 @@ class Gate:
     reached: threading.Event = field(default_factory=threading.Event)
     opened: threading.Event = field(default_factory=threading.Event)
 
-    def read_missed(self, _path: str, step: BatchStep, out: NDArray[Any]) -> ReadCounts:
+    @property
+    def spec(self) -> RowSpec:
+        return RowSpec(len(self.rows), self.rows.shape[1:], self.rows.dtype)
+
+    def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
         self.reached.set()
         assert self.opened.wait(LIMIT_SECONDS)
         if self.error is not None:
             raise self.error
-        missed = step.slots < 0
-        out[missed] = self.rows[step.ids[missed]]
+        out[:] = self.rows[ids]
         return ReadCounts()
 
 
@@ -109,12 +113,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def wait_until_waiting(lease: Lease, *numbers: int) -> None:
     """Return when batches have read what they miss, and wait for their turns."""
-    wait_for(lambda: set(numbers) <= lease._series._waiting.keys())
+    wait_for(lambda: set(numbers) <= lease._ticket._waiting.keys())
 
 
-def assert_is(lease: Lease, number: int, step: BatchStep, rows: NDArray[np.uint8]) -> None:
+def assert_is(lease: Lease, number: int, step: PlanStep, rows: NDArray[np.uint8]) -> None:
     gathered = lease.gather(number, step)["x"]
-    assert (gathered.rows == rows[step.ids]).all()
+    assert (gathered.values == rows[step.ids]).all()
     assert gathered.counts.rows_cached == (step.slots >= 0).sum()
 
 
@@ -128,7 +132,7 @@ def failed(future: Future[Any]) -> BaseException:
 
 
 def test_batches_may_come_in_any_order(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     lease = cache.begin()
     last_first = {i: pool.submit(lease.gather, i, steps[i]) for i in (5, 4, 3, 2, 1)}
@@ -137,7 +141,7 @@ def test_batches_may_come_in_any_order(
     assert_is(lease, 0, steps[0], rows)
     for i, future in last_first.items():
         gathered = future.result(LIMIT_SECONDS)["x"]
-        assert (gathered.rows == rows[steps[i].ids]).all()
+        assert (gathered.values == rows[steps[i].ids]).all()
         missed = steps[i].ids[steps[i].slots < 0]
         assert gathered.counts.rows_read == len(np.unique(missed))
         assert gathered.counts.rows_cached == (steps[i].slots >= 0).sum()
@@ -145,22 +149,22 @@ def test_batches_may_come_in_any_order(
 
 
 def test_missed_rows_are_read_before_the_turn_comes(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     lease = cache.begin()
     gates = [Gate(rows), Gate(rows)]
-    futures = [pool.submit(lease.gather, i, steps[i], gates[i]) for i in (0, 1)]
+    futures = [pool.submit(lease.gather, i, steps[i], {"x": gates[i]}) for i in (0, 1)]
     for gate in gates:
         assert gate.reached.wait(LIMIT_SECONDS)
     gates[1].opened.set()
     wait_until_waiting(lease, 1)
     gates[0].opened.set()
     for i in (0, 1):
-        assert (futures[i].result(LIMIT_SECONDS)["x"].rows == rows[steps[i].ids]).all()
+        assert (futures[i].result(LIMIT_SECONDS)["x"].values == rows[steps[i].ids]).all()
 
 
 def test_each_number_comes_once(
-    cache: PlannedCache, steps: list[BatchStep], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], pool: ThreadPoolExecutor
 ) -> None:
     lease = cache.begin()
     lease.gather(0, steps[0])
@@ -192,7 +196,7 @@ def test_no_slots_at_all(table: DirectRows, rows: NDArray[np.uint8]) -> None:
 @pytest.mark.parametrize("kind", [StorageError, KeyboardInterrupt, MemoryError])
 def test_a_failure_ends_the_batches_that_wait(
     cache: PlannedCache,
-    steps: list[BatchStep],
+    steps: list[PlanStep],
     rows: NDArray[np.uint8],
     pool: ThreadPoolExecutor,
     kind: type[BaseException],
@@ -201,7 +205,7 @@ def test_a_failure_ends_the_batches_that_wait(
     error = kind("bad disk")
     lease = cache.begin()
     gates = [Gate(rows), Gate(rows, error)]
-    futures = [pool.submit(lease.gather, i, steps[i], gates[i]) for i in (0, 1)]
+    futures = [pool.submit(lease.gather, i, steps[i], {"x": gates[i]}) for i in (0, 1)]
     after = [pool.submit(lease.gather, i, steps[i]) for i in (2, 3, 4)]
     wait_until_waiting(lease, 2, 3, 4)
     gates[1].opened.set()
@@ -213,7 +217,7 @@ def test_a_failure_ends_the_batches_that_wait(
     assert not futures[0].done()
     assert not lease.is_current
     gates[0].opened.set()
-    assert (futures[0].result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+    assert (futures[0].result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
     assert lease.num_gathered == 1
     with pytest.raises(GnnstoreError, match="cannot assemble batch 7: an earlier batch failed, 1"):
         lease.gather(7, steps[7])
@@ -232,7 +236,7 @@ def test_a_failure_ends_the_batches_that_wait(
 @pytest.mark.parametrize("has_turn", [True, False])
 def test_a_disk_that_fails(
     cache: PlannedCache,
-    steps: list[BatchStep],
+    steps: list[PlanStep],
     rows: NDArray[np.uint8],
     pool: ThreadPoolExecutor,
     has_turn: bool,
@@ -294,11 +298,11 @@ def test_slots_that_may_be_half_written_are_unknown(
     for i, step in enumerate(planned_steps(planner, seed=4)):
         gathered = lease.gather(i, step)
         for path in "xy":
-            assert (gathered[path].rows == rows[step.ids]).all()
+            assert (gathered[path].values == rows[step.ids]).all()
 
 
 def test_a_batch_that_is_never_gathered_is_given_up(
-    cache: PlannedCache, steps: list[BatchStep], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], pool: ThreadPoolExecutor
 ) -> None:
     lease = cache.begin()
     waiting = pool.submit(lease.gather, 1, steps[1])
@@ -311,18 +315,18 @@ def test_a_batch_that_is_never_gathered_is_given_up(
 
 
 def test_a_failure_keeps_no_buffers(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8]
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8]
 ) -> None:
     lease = cache.begin()
     buffers = []
 
-    class Source:
-        def read_missed(self, _path: str, _step: BatchStep, out: NDArray[Any]) -> ReadCounts:
+    class Source(Gate):
+        def read_into(self, _request: RowRequest, out: NDArray[Any]) -> ReadCounts:
             buffers.append(weakref.ref(out))
             raise StorageError("bad disk")
 
     with pytest.raises(StorageError):
-        lease.gather(0, steps[0], Source())
+        lease.gather(0, steps[0], {"x": Source(rows)})
     gc.collect()
     assert [buffer() for buffer in buffers] == [None]
 
@@ -330,7 +334,7 @@ def test_a_failure_keeps_no_buffers(
 # --- a plan for another cache --------------------------------------------------------------------
 
 
-def test_a_plan_for_other_contents_is_refused(cache: PlannedCache, steps: list[BatchStep]) -> None:
+def test_a_plan_for_other_contents_is_refused(cache: PlannedCache, steps: list[PlanStep]) -> None:
     """Rows of other nodes would be silent errors."""
     lease = cache.begin()
     lease.gather(0, steps[0])
@@ -351,7 +355,7 @@ def test_a_plan_for_other_contents_is_refused(cache: PlannedCache, steps: list[B
     ],
 )
 def test_a_plan_that_is_out_of_range(
-    cache: PlannedCache, steps: list[BatchStep], name: str, value: int
+    cache: PlannedCache, steps: list[PlanStep], name: str, value: int
 ) -> None:
     """Nothing is written, and nothing is taken for what it is not."""
     lease = cache.begin()
@@ -366,13 +370,13 @@ def test_a_plan_that_is_out_of_range(
 
 
 def test_a_second_lease_takes_over(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     """In the middle, with batches in all states; all of them are assembled all the same."""
     lease = cache.begin()
     assert_is(lease, 0, steps[0], rows)
     gates = [Gate(rows) for _ in range(4)]
-    reading = [pool.submit(lease.gather, i, steps[i], gates[i - 2]) for i in (2, 3, 4)]
+    reading = [pool.submit(lease.gather, i, steps[i], {"x": gates[i - 2]}) for i in (2, 3, 4)]
     waiting = [pool.submit(lease.gather, i, steps[i]) for i in (5, 6)]
     for gate in gates[:3]:
         assert gate.reached.wait(LIMIT_SECONDS)
@@ -380,7 +384,7 @@ def test_a_second_lease_takes_over(
     second = cache.begin()
     for i, future in zip((5, 6), waiting, strict=True):
         gathered = future.result(LIMIT_SECONDS)["x"]
-        assert (gathered.rows == rows[steps[i].ids]).all()
+        assert (gathered.values == rows[steps[i].ids]).all()
         assert gathered.counts.rows_cached == 0
         assert gathered.counts.rows_read == len(np.unique(steps[i].ids))
     assert (lease.is_current, second.is_current) == (False, True)
@@ -394,58 +398,58 @@ def test_a_second_lease_takes_over(
             for gate in gates:
                 gate.opened.set()
     for i, future in zip((2, 3, 4), reading, strict=True):
-        assert (future.result(LIMIT_SECONDS)["x"].rows == rows[steps[i].ids]).all()
+        assert (future.result(LIMIT_SECONDS)["x"].values == rows[steps[i].ids]).all()
     # Those that begin only now, too, by either source; a number that was left out holds nobody up.
-    for i, source in ((7, None), (8, gates[3])):
+    for i, source in ((7, None), (8, {"x": gates[3]})):
         gathered = lease.gather(i, steps[i], source)["x"]
-        assert (gathered.rows == rows[steps[i].ids]).all()
+        assert (gathered.values == rows[steps[i].ids]).all()
         assert gathered.counts.rows_cached == 0
     assert lease.num_gathered == 1
 
 
 def test_a_retired_cache_has_no_slots_any_more(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     """Whoever holds a lease of it, or asks for one too late, has every row read."""
     lease = cache.begin()
     assert_is(lease, 0, steps[0], rows)
     gate = Gate(rows)
-    inside = pool.submit(lease.gather, 1, steps[1], gate)
+    inside = pool.submit(lease.gather, 1, steps[1], {"x": gate})
     waiting = pool.submit(lease.gather, 2, steps[2])
     assert gate.reached.wait(LIMIT_SECONDS)
     wait_until_waiting(lease, 2)
     retiring = pool.submit(cache.retire)
-    assert (waiting.result(LIMIT_SECONDS)["x"].rows == rows[steps[2].ids]).all()
+    assert (waiting.result(LIMIT_SECONDS)["x"].values == rows[steps[2].ids]).all()
     assert not retiring.done(), "a batch copies from the slots"
     gate.opened.set()
     retiring.result(LIMIT_SECONDS)
-    assert (inside.result(LIMIT_SECONDS)["x"].rows == rows[steps[1].ids]).all()
+    assert (inside.result(LIMIT_SECONDS)["x"].values == rows[steps[1].ids]).all()
     assert cache.num_bytes == 8 * NUM_SLOTS
     for late in (lease, cache.begin()):
         assert not late.is_current
         gathered = late.gather(3, steps[3])["x"]
-        assert (gathered.rows == rows[steps[3].ids]).all()
+        assert (gathered.values == rows[steps[3].ids]).all()
         assert gathered.counts.rows_cached == 0
     assert cache.begin().fill(0, np.arange(5)) is None
     assert (cache.nodes == -1).all()
 
 
 def test_a_lease_begins_when_the_slots_are_not_in_use(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     """So that what they hold is settled."""
     lease = cache.begin()
     gate = Gate(rows)
-    batch = pool.submit(lease.gather, 0, steps[0], gate)
+    batch = pool.submit(lease.gather, 0, steps[0], {"x": gate})
     assert gate.reached.wait(LIMIT_SECONDS)
     beginning = [pool.submit(cache.begin) for _ in range(2)]
-    wait_for(lambda: len(cache._turns._beginning) == 2)
+    wait_for(lambda: len(cache._sequencer._beginning) == 2)
     assert not any(future.done() for future in beginning)
     gate.opened.set()
     leases = [future.result(LIMIT_SECONDS) for future in beginning]
     nodes = cache.nodes
     assert (nodes[steps[0].change_slots] == steps[0].ids[steps[0].change_positions]).all()
-    assert (batch.result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+    assert (batch.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
     assert [lease.is_current, *sorted(new.is_current for new in leases)] == [False, False, True]
 
 
@@ -464,7 +468,7 @@ def test_leases_that_interleave(
             num_cached = 0
             for future, step in zip(futures, steps, strict=True):
                 gathered = future.result(LIMIT_SECONDS)["x"]
-                assert (gathered.rows == rows[step.ids]).all()
+                assert (gathered.values == rows[step.ids]).all()
                 num_cached += gathered.counts.rows_cached
         return num_cached
 
@@ -476,11 +480,11 @@ def test_leases_that_interleave(
 
 
 def test_closing_releases_those_that_wait(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     lease = cache.begin()
     gate = Gate(rows)
-    running = pool.submit(lease.gather, 0, steps[0], gate)
+    running = pool.submit(lease.gather, 0, steps[0], {"x": gate})
     assert gate.reached.wait(LIMIT_SECONDS)
     waiting = [pool.submit(lease.gather, i, steps[i]) for i in (1, 2, 5)]
     wait_until_waiting(lease, 1, 2, 5)
@@ -489,7 +493,7 @@ def test_closing_releases_those_that_wait(
         assert isinstance(failed(future), UsageError)
         assert "its iteration was ended" in str(failed(future))
     gate.opened.set()
-    assert (running.result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+    assert (running.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
     lease.close()
     assert not lease.is_current
     with pytest.raises(UsageError, match="batch 1: its iteration was ended"):
@@ -499,10 +503,10 @@ def test_closing_releases_those_that_wait(
     assert second.is_current
 
 
-def test_closing_from_within(cache: PlannedCache, steps: list[BatchStep]) -> None:
+def test_closing_from_within(cache: PlannedCache, steps: list[PlanStep]) -> None:
     """The garbage collector may do so at any point, with the lock in the same thread's hands."""
     lease = cache.begin()
-    with cache._turns.lock:
+    with cache._sequencer.lock:
         lease.close()
         lease.fail(3, KeyboardInterrupt())
     with pytest.raises(UsageError, match="was ended"):
@@ -510,7 +514,7 @@ def test_closing_from_within(cache: PlannedCache, steps: list[BatchStep]) -> Non
 
 
 def test_an_interrupted_wait_leaves_nothing_locked(
-    cache: PlannedCache, steps: list[BatchStep], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], pool: ThreadPoolExecutor
 ) -> None:
     """Ctrl-C in the main thread while it waits for its turn, and others for theirs after it."""
     lease = cache.begin()
@@ -527,7 +531,7 @@ def test_an_interrupted_wait_leaves_nothing_locked(
     interrupting.result(LIMIT_SECONDS)
     assert "an earlier batch failed, 1" in str(failed(later))
     assert cache.begin().is_current
-    assert not lease._series._waiting
+    assert not lease._ticket._waiting
 
 
 class InterruptAt:
@@ -576,7 +580,7 @@ def test_an_interrupt_at_any_line(
         planner.restart(cache.nodes)
         steps = planned_steps(planner, seed=k)
         gate = Gate(rows)
-        before = pool.submit(lease.gather, 0, steps[0], gate)
+        before = pool.submit(lease.gather, 0, steps[0], {"x": gate})
         assert gate.reached.wait(LIMIT_SECONDS)
         after = pool.submit(lease.gather, 2, steps[2])
         wait_until_waiting(lease, 2)
@@ -585,7 +589,7 @@ def test_an_interrupt_at_any_line(
         def open_gate(
             lease: Lease = lease, gate: Gate = gate, is_over: threading.Event = is_over
         ) -> None:
-            wait_for(lambda: not must_wait or 1 in lease._series._waiting or is_over.is_set())
+            wait_for(lambda: not must_wait or 1 in lease._ticket._waiting or is_over.is_set())
             gate.opened.set()
 
         opening = pool.submit(open_gate)
@@ -598,29 +602,29 @@ def test_an_interrupt_at_any_line(
                 gathered = None
         is_over.set()
         opening.result(LIMIT_SECONDS)
-        assert (before.result(LIMIT_SECONDS)["x"].rows == rows[steps[0].ids]).all()
+        assert (before.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
         if gathered is not None:
             assert not interrupt.has_happened
-            assert (gathered.rows == rows[steps[1].ids]).all()
-            assert (after.result(LIMIT_SECONDS)["x"].rows == rows[steps[2].ids]).all()
+            assert (gathered.values == rows[steps[1].ids]).all()
+            assert (after.result(LIMIT_SECONDS)["x"].values == rows[steps[2].ids]).all()
             break
         if (error := after.exception(LIMIT_SECONDS)) is not None:
             assert "an earlier batch failed, 1" in str(error)
-        assert not lease._series._waiting
+        assert not lease._ticket._waiting
     assert k > 30  # lines that were tried
 
 
 def test_an_interrupt_with_another_lease_waiting(
-    cache: PlannedCache, steps: list[BatchStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
+    cache: PlannedCache, steps: list[PlanStep], rows: NDArray[np.uint8], pool: ThreadPoolExecutor
 ) -> None:
     """It begins, wherever the batch that has the slots is interrupted."""
     beginning: list[Future[Lease]] = []
 
     class Source(Gate):
-        def read_missed(self, path: str, step: BatchStep, out: NDArray[Any]) -> ReadCounts:
+        def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
             beginning.append(pool.submit(cache.begin))
-            wait_for(lambda: len(cache._turns._beginning) == 1)
-            return super().read_missed(path, step, out)
+            wait_for(lambda: len(cache._sequencer._beginning) == 1)
+            return super().read_rows(ids, out)
 
     first = replace(steps[0], slots=np.full_like(steps[0].slots, -1))
     lease = cache.begin()
@@ -628,7 +632,7 @@ def test_an_interrupt_with_another_lease_waiting(
         source = Source(rows)
         source.opened.set()
         with InterruptAt(k) as interrupt, suppress(KeyboardInterrupt):
-            lease.gather(0, first, source)
+            lease.gather(0, first, {"x": source})
         has_begun = source.reached.is_set()
         lease = beginning[-1].result(LIMIT_SECONDS) if has_begun else cache.begin()
         assert lease.is_current
@@ -660,7 +664,7 @@ def test_rows_that_have_a_slot_are_left_alone(table: DirectRows, rows: NDArray[n
     slots[rng.random(100) < 0.5] = -1
     missed = slots < 0
     out = np.full((100, ROW_BYTES), 7, np.uint8)
-    counts = table.gather_into(ids, out, None, slots)
+    counts = table.read_into(RowRequest(ids, slots), out)
     assert (out[missed] == rows[ids[missed]]).all()
     assert (out[~missed] == 7).all()
     alone = table.gather(ids[missed]).counts
@@ -668,8 +672,8 @@ def test_rows_that_have_a_slot_are_left_alone(table: DirectRows, rows: NDArray[n
         alone, seconds_waiting=0, depth_sum=0, waits=0
     )
     with pytest.raises(ValueError, match="cache is given without slots"):
-        table.gather_into(ids, out, np.zeros(ROW_BYTES, np.uint8))
+        table.read_into(RowRequest(ids, None, np.zeros(ROW_BYTES, np.uint8)), out)
     with pytest.raises(
         IndexError, match=r"slot \d+ at position \d+ is outside the cache of 0 rows"
     ):
-        table.gather_into(ids, out, np.empty(0, np.uint8), slots)
+        table.read_into(RowRequest(ids, slots, np.empty(0, np.uint8)), out)

@@ -14,7 +14,8 @@ import pytest
 import gnnstore
 from gnnstore import _core
 from gnnstore.disk.buffers import MIN_POOLED_BYTES, empty
-from gnnstore.features.source import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows, RowSource
+from gnnstore.features.memory import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows
+from gnnstore.features.source import RowSource
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.graph.shared import residents_of
 from gnnstore.testing.stores import write_example_store
@@ -49,7 +50,7 @@ def test_every_source_equals_numpy(tmp_path: Path, row_bytes: int, shard_bytes: 
             ids[-1:] = 300
             for rows in sources:
                 assert (rows.num_rows, rows.row_bytes) == (301, row_bytes)
-                found = rows.gather(ids).rows
+                found = rows.gather(ids).values
                 assert found.dtype == expected.dtype
                 np.testing.assert_array_equal(found, expected[ids])
 
@@ -77,21 +78,21 @@ def test_an_array_in_memory_is_a_table(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     table: npt.NDArray[Any] = np.asarray(rng.integers(0, 9, (50, *shape)))
     ids = np.array([49, 0, 7, 7])
-    np.testing.assert_array_equal(MemoryRows.from_array(table).gather(ids).rows, table[ids])
+    np.testing.assert_array_equal(MemoryRows.from_array(table).gather(ids).values, table[ids])
     transposed = np.asfortranarray(table)
-    np.testing.assert_array_equal(MemoryRows.from_array(transposed).gather(ids).rows, table[ids])
+    np.testing.assert_array_equal(MemoryRows.from_array(transposed).gather(ids).values, table[ids])
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.float16, np.int8, np.float64, np.uint16])
 def test_element_types_are_kept(dtype: type) -> None:
     table: npt.NDArray[Any] = np.arange(20).astype(dtype)
-    found = MemoryRows.from_array(table).gather(np.array([3, 1])).rows
+    found = MemoryRows.from_array(table).gather(np.array([3, 1])).values
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, table[[3, 1]])
 
 
 def test_rows_without_elements() -> None:
-    found = MemoryRows.from_array(np.empty((5, 0), np.float32)).gather(np.array([1, 2, 3])).rows
+    found = MemoryRows.from_array(np.empty((5, 0), np.float32)).gather(np.array([1, 2, 3])).values
     assert found.shape == (3, 0)
 
 
@@ -101,7 +102,7 @@ def test_many_threads_may_gather_at_once(tmp_path: Path) -> None:
 
     def check(seed: int) -> bool:
         ids = np.random.default_rng(seed).integers(0, 1000, 2000)
-        return bool((rows.gather(ids).rows == table[ids]).all())
+        return bool((rows.gather(ids).values == table[ids]).all())
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(check, range(40)))

@@ -12,7 +12,7 @@ from gnnstore import _core
 from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.segments import SharedRows
 from gnnstore.disk.engines import open_engine
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import run_bytes
 from gnnstore.features.packed.missed_rows import sort_out
@@ -40,7 +40,7 @@ def test_what_is_written_and_where(
     rng = np.random.default_rng(row_bytes)
     rows = rng.integers(0, 256, (NUM_ROWS, row_bytes), dtype=np.uint8)
     array = write_array(tmp_path / "x", rows)
-    table = DirectRows.open(array, open_engine(array.file_paths[0]))
+    table = FileRows.open(array, open_engine(array.file_paths[0]))
     # With repeated rows, and some that are hits.
     trace = Trace.of([rng.integers(0, NUM_ROWS, size) for size in SIZES])
     slots = rng.integers(-2, 1, trace.num_accesses).astype(np.int32)
@@ -128,7 +128,7 @@ def test_without_segments_nothing_is_divided() -> None:
 @pytest.mark.parametrize("begin", [-1, 2**63 - 1])
 def test_beginnings_that_make_no_sense(tmp_path: Path, begin: int) -> None:
     array = write_array(tmp_path / "x", np.zeros((100, 8), np.uint8))
-    table = DirectRows.open(array, open_engine(array.file_paths[0]))
+    table = FileRows.open(array, open_engine(array.file_paths[0]))
     geometry: dict[str, Any] = {"row_bytes": 8, "rows_per_page": 512, "page_stride_bytes": 4096}
     with pytest.raises(ValueError, match="begin_bytes is out of range"):
         table.engine.reader.gather_rows(

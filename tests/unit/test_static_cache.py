@@ -24,7 +24,7 @@ from gnnstore.caching.scores import (
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.direct import DirectRows
-from gnnstore.features.tiers.shared import SharedCache, cache_cost
+from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.formats.arrays.csc import TopologyMode
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.testing.graphs import random_graph
@@ -160,10 +160,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> tuple[DirectRows, Any]:
 IDS = np.random.default_rng(1).integers(0, N, 500)
 
 
-def fill(table: DirectRows, scores: npt.NDArray[Any], num_rows: int) -> SharedCache:
-    cache = SharedCache({"x": table}, N)
+def fill(table: DirectRows, scores: npt.NDArray[Any], num_rows: int) -> StaticCache:
+    cache = StaticCache({"x": table}, N)
     nodes = select_nodes(scores, num_rows)
-    cache.fill(nodes, scores[nodes])
+    cache.warm_up(nodes, scores[nodes])
     return cache
 
 
@@ -177,7 +177,7 @@ def test_rows_are_the_same_and_fewer_are_read(
     scores = np.random.default_rng(0).integers(1, 200, N).astype(dtype)
     cache = fill(rows, scores, num_rows)
     found = cache.rows("x").gather(IDS)
-    np.testing.assert_array_equal(found.rows, expected[IDS])
+    np.testing.assert_array_equal(found.values, expected[IDS])
     cached = np.isin(IDS, select_nodes(scores, num_rows))
     assert found.counts.rows_cached == cached.sum()
     assert found.counts.rows_read == len(np.unique(IDS[~cached]))
@@ -198,7 +198,7 @@ def test_a_cache_shrinks_to_its_best(table: tuple[DirectRows, Any]) -> None:
         assert cache.num_rows == min(num_rows, 200)
         # The same object goes on, and knows the same rows.
         found = shared.gather(IDS)
-        np.testing.assert_array_equal(found.rows, expected[IDS])
+        np.testing.assert_array_equal(found.values, expected[IDS])
         best = np.argsort(scores)[N - min(num_rows, 200) :]
         assert found.counts.rows_cached == np.isin(IDS, best).sum()
     assert cache.num_bytes == 0

@@ -18,7 +18,7 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.spilled_plan import spilled_transient_bytes
 from gnnstore.caching.trace_builder import TraceBuilder, id_dtype
 from gnnstore.errors import BudgetError
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.memory import Shares, share_with_rows, sorting_bytes, spilled_bytes
 from gnnstore.sizing.superbatch_costs import SuperbatchCosts, with_measured_changes
 from gnnstore.sizing.superbatch_size import SuperbatchSize, choose_size, size_of
@@ -155,7 +155,7 @@ def test_packing_by_plans_on_disk_takes_nothing_for_each_row() -> None:
 
 def test_packing_has_what_was_promised() -> None:
     """With plans on disk: windows of 1 MiB, writes of 64 KiB, and reads of a batch's ids of 16."""
-    table = cast(DirectRows, None)
+    table = cast(FileRows, None)
     for nodes, missed, batches, id_bytes in (
         (136_000, 20_000, 1024, 4),
         (500_000, 250_000, 1024, 8),

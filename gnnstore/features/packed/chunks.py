@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -28,11 +29,11 @@ from gnnstore.features.packed.checksum_blocks import (
     RunPieces,
     packed_read_error,
 )
+from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.packed.manifest import MAX_PIECE_BYTES
 
 if TYPE_CHECKING:
     from gnnstore.features.packed.missed_files import SpilledIndex
-    from gnnstore.features.tiers.planned import BatchStep
 
 # Reads of a run: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
 # (8 MiB) as an engine takes that reads single rows. A read is of whole pieces.
@@ -131,7 +132,8 @@ class PackedTable:
         Where the run of each batch begins; the end of the last one.
     pieces : RunPieces
         Of the runs.
-    row_bytes : int
+    spec : RowSpec
+        Of the table.
     files : _core.FileSet
         The file, open: it is read to the end even if it has been removed.
     """
@@ -139,7 +141,7 @@ class PackedTable:
     file_path: Path
     run_offsets: npt.NDArray[np.int64]
     pieces: RunPieces
-    row_bytes: int
+    spec: RowSpec
     files: _core.FileSet
 
 
@@ -241,8 +243,8 @@ class PackedSuperbatch:
         """Bytes of memory for each thread that reads, besides what it reads to."""
         return self._reader.staging_bytes
 
-    def source(self, i: int) -> PackedSource:
-        """Return where the missed rows of batch `i` are read, a `MissSource`.
+    def rows(self, i: int) -> dict[str, RowSource]:
+        """Return the sources of the rows that batch `i` misses, by the table's path.
 
         Raises
         ------
@@ -251,7 +253,34 @@ class PackedSuperbatch:
         """
         if not 0 <= i < self.num_batches:
             raise IndexError(f"batch {i} is outside [0, {self.num_batches})")
-        return PackedSource(self, i)
+        return {
+            path: PackedRows(table.spec, partial(self._read_missed, i, path))
+            for path, table in self.tables.items()
+        }
+
+    def _read_missed(
+        self, i: int, path: str, slots: npt.NDArray[np.int32], out: npt.NDArray[Any]
+    ) -> ReadCounts:
+        """Write the rows of a batch whose slot is negative to their places; the others stay.
+
+        Raises
+        ------
+        UsageError
+            If other rows are missed than were packed.
+        StorageError, CorruptStoreError
+            As in `read`.
+        """
+        places = first, again, _ = self.index.batch(i)
+        num_packed = len(first) + len(again)
+        num_missed = int(np.count_nonzero(slots < 0))
+        if num_missed != num_packed or any(
+            len(where) and slots[where].max() >= 0 for where in (first, again)
+        ):
+            raise UsageError(
+                f"batch {i} misses {num_missed} rows by its plan, but {num_packed} were "
+                "packed, or others: pack the superbatch anew for this plan"
+            )
+        return self.read(i, path, out.reshape(-1).view(np.uint8), places)
 
     def read(
         self,
@@ -293,7 +322,7 @@ class PackedSuperbatch:
                 targets,
                 sources,
                 out,
-                row_bytes=table.row_bytes,
+                row_bytes=table.spec.row_bytes,
                 crcs=table.pieces.of_run(i),
                 piece_bytes=PIECE_BYTES,
             )
@@ -374,42 +403,46 @@ class PackedSuperbatch:
         self.close()
 
 
-@dataclass(frozen=True, eq=False)
-class PackedSource:
-    """Where one batch's missed rows are read: a `MissSource` of the planned cache."""
+class PackedRows(RowSource):
+    """The rows that one batch misses of a table, as they were packed for it, and no others.
 
-    superbatch: PackedSuperbatch
-    batch: int
+    Parameters
+    ----------
+    spec : RowSpec
+        Of the table.
+    read_missed : callable
+        Writes the rows whose slot is negative to their places in a buffer.
+    """
 
-    def read_missed(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
-        """Write the rows whose slot is -1 to their places in `out`; the others stay.
+    def __init__(
+        self,
+        spec: RowSpec,
+        read_missed: Callable[[npt.NDArray[np.int32], npt.NDArray[Any]], ReadCounts],
+    ) -> None:
+        self._spec = spec
+        self._read_missed = read_missed
 
-        Parameters
-        ----------
-        path : str
-            Of the table in the store.
-        step : BatchStep
-            Of the same batch, with the slots that were packed.
-        out : ndarray [n, *row_shape], C-ordered
+    @property
+    def spec(self) -> RowSpec:
+        """The rows of the table, packed or not."""
+        return self._spec
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of a batch that misses all of them."""
+        return self._read_missed(np.full(ids.size, -1, np.int32), out)
+
+    def read_into(self, request: RowRequest, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of the batch; cached ones are copied when others are read.
 
         Raises
         ------
         UsageError
             If other rows are missed than were packed.
         StorageError
-            As in `PackedSuperbatch.read`.
+            If they cannot be read.
         CorruptStoreError
-            Likewise.
+            If they are not what was packed.
         """
-        places = first, again, _ = self.superbatch.index.batch(self.batch)
-        num_packed = len(first) + len(again)
-        num_missed = int(np.count_nonzero(step.slots < 0))
-        if num_missed != num_packed or any(
-            len(where) and step.slots[where].max() >= 0 for where in (first, again)
-        ):
-            raise UsageError(
-                f"batch {self.batch} misses {num_missed} rows by its plan, but {num_packed} were "
-                "packed, or others: pack the superbatch anew for this plan"
-            )
-        content = out.reshape(-1).view(np.uint8)
-        return self.superbatch.read(self.batch, path, content, places)
+        if request.slots is None:
+            return self.read_rows(request.ids, out)
+        return self._read_missed(request.slots, out) + request.copy_cached(out)

@@ -26,7 +26,7 @@ from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_regular
 
 if TYPE_CHECKING:
-    from gnnstore.features.direct import DirectRows
+    from gnnstore.features.files import FileRows
     from gnnstore.features.packed.checksum_blocks import RunPieces
 
 Compression = Literal["lz4", "zstd"]
@@ -196,7 +196,7 @@ class FrameReader:
         self,
         number: int,
         column: int,
-        table: DirectRows,
+        table: FileRows,
         positions: npt.NDArray[np.int32],
         out: npt.NDArray[Any],
     ) -> ReadCounts:

@@ -14,13 +14,14 @@ import numpy as np
 from gnnstore import _core
 from gnnstore.caching.trace_file import translated
 from gnnstore.errors import storage_error
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES, RunPieces
 from gnnstore.features.packed.chunks import PackCounts, PackedRuns, PackedTable, run_bytes
-from gnnstore.features.packed.memory import place_of, share_out, share_with_rows
+from gnnstore.features.packed.memory import share_out, share_with_rows
 from gnnstore.features.packed.missed_files import SpilledMisses
 from gnnstore.features.packed.missed_rows import MissedRows
 from gnnstore.features.packed.worker import watched
+from gnnstore.features.source import RowSpec
 from gnnstore.units import format_size
 
 
@@ -32,7 +33,7 @@ class TableJob:
     ----------
     path : str
         Of the table in the store.
-    table : DirectRows
+    table : FileRows
     missed : MissedRows or SpilledMisses
     file_path : Path
         The file to make; or, if it `grows`, to make longer.
@@ -43,7 +44,7 @@ class TableJob:
     """
 
     path: str
-    table: DirectRows
+    table: FileRows
     missed: MissedRows | SpilledMisses
     file_path: Path
     begin: int = 0
@@ -82,7 +83,7 @@ class TableJob:
         )
         options: dict[str, Any] = {
             "engine": table.engine.name,
-            **place_of(table),
+            **table.place,
             "num_windows": shares.num_windows,
             "window_bytes": shares.window_bytes(table),
             "buffer_bytes": shares.buffer_bytes,
@@ -112,7 +113,8 @@ class TableJob:
             files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
         except OSError as error:
             raise self._error(error, file_bytes) from error
-        return PackedTable(self.file_path, runs.offsets, runs.pieces, self.table.row_bytes, files)
+        spec = RowSpec.of(self.table.array.spec)
+        return PackedTable(self.file_path, runs.offsets, runs.pieces, spec, files)
 
     def _error(self, error: OSError, file_bytes: int) -> Exception:
         where = error.filename or self.table.array.file_paths[0]

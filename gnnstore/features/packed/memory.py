@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import BudgetError
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import RUN_ALIGNMENT_BYTES
 from gnnstore.units import format_at_least, format_size
 
@@ -42,13 +42,13 @@ class Shares:
     buffer_bytes: int
     num_spare_buffers: int
 
-    def window_bytes(self, table: DirectRows) -> int:
+    def window_bytes(self, table: FileRows) -> int:
         """Return the size of a window of a table."""
-        least = _core.min_pack_window_bytes(table.files, **place_of(table))
+        least = _core.min_pack_window_bytes(table.files, **table.place)
         unit = RUN_ALIGNMENT_BYTES
         return -(-(least + self.extra_window_bytes) // unit) * unit
 
-    def num_bytes(self, table: DirectRows, num_batches: int) -> int:
+    def num_bytes(self, table: FileRows, num_batches: int) -> int:
         """Return the memory for windows and buffers."""
         windows = self.num_windows * self.window_bytes(table)
         return windows + (num_batches + self.num_spare_buffers) * self.buffer_bytes
@@ -80,18 +80,6 @@ STRIDE_ROWS = 1024
 _PREFERRED_STRIDES = 4
 # The pool rounds buffers up to whole ones, from half a one on.
 _POOLED_UNIT_BYTES = 2 << 20
-
-
-def place_of(table: DirectRows) -> dict[str, int]:
-    """Return the arguments that tell the kernels where a table's rows lie, and how to read."""
-    geometry = table.array.geometry
-    return {
-        "num_rows": table.num_rows,
-        "row_bytes": geometry.row_bytes,
-        "rows_per_page": geometry.rows_per_page,
-        "page_stride_bytes": geometry.page_stride_bytes,
-        "gap_bytes": table.engine.tuning.gap_bytes,
-    }
 
 
 def held_bytes(num_missed: int, num_batches: int, id_bytes: int) -> int:
@@ -137,7 +125,7 @@ def _pooled_bytes(num_bytes: int) -> int:
 
 
 def least_memory(
-    tables: Mapping[str, DirectRows],
+    tables: Mapping[str, FileRows],
     misses: npt.NDArray[np.int64],
     id_bytes: int,
     read_rows: int = 0,
@@ -148,7 +136,7 @@ def least_memory(
 
     Parameters
     ----------
-    tables : Mapping of str to DirectRows
+    tables : Mapping of str to FileRows
     misses : ndarray of int64 [S]
         Distinct missed rows of each batch. Another position of the same row takes 8 bytes more.
     id_bytes : int
@@ -170,7 +158,7 @@ def least_memory(
     return held + max(sorting_bytes(misses, 1, id_bytes, read_rows), *working)
 
 
-def share_out(table: DirectRows, num_batches: int, memory_bytes: int) -> Shares:
+def share_out(table: FileRows, num_batches: int, memory_bytes: int) -> Shares:
     """Decide how memory is used while a table is packed.
 
     Parameters
@@ -191,7 +179,7 @@ def share_out(table: DirectRows, num_batches: int, memory_bytes: int) -> Shares:
 
 
 def share_with_rows(
-    table: DirectRows, misses: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
+    table: FileRows, misses: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
 ) -> tuple[Shares, int]:
     """Decide how memory is used while a table is packed by rows that are in a file.
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from gnnstore.caching.policies.belady import Trace
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (
     MissIndex,
     PackCounts,
@@ -54,13 +54,13 @@ __all__ = [
 
 
 def packed_bytes(
-    tables: Mapping[str, DirectRows], misses: npt.NDArray[np.int64], spilled_id_bytes: int = 0
+    tables: Mapping[str, FileRows], misses: npt.NDArray[np.int64], spilled_id_bytes: int = 0
 ) -> int:
     """Return the bytes on disk that packing takes.
 
     Parameters
     ----------
-    tables : Mapping of str to DirectRows
+    tables : Mapping of str to FileRows
     misses : ndarray of int64 [S]
         Distinct missed rows of each batch, as in `SuperbatchPlan.misses`.
     spilled_id_bytes : int
@@ -74,7 +74,7 @@ def packed_bytes(
 
 
 def pack(
-    tables: Mapping[str, DirectRows],
+    tables: Mapping[str, FileRows],
     trace: BatchTrace,
     slots: BatchPlan | npt.NDArray[Any],
     directory: Path,
@@ -89,7 +89,7 @@ def pack(
 
     Parameters
     ----------
-    tables : Mapping of str to DirectRows
+    tables : Mapping of str to FileRows
         Tables of the same nodes, by path in the store.
     trace : Trace or SpilledTrace
         Must not be changed meanwhile.
@@ -180,7 +180,7 @@ def pack(
         raise
 
 
-def _must_spill(tables: Mapping[str, DirectRows], sorting: MissSorting, memory_bytes: int) -> bool:
+def _must_spill(tables: Mapping[str, FileRows], sorting: MissSorting, memory_bytes: int) -> bool:
     """Return whether sorted rows go to files; raise if there is too little memory even so."""
     misses, id_bytes = sorting.most, sorting.id_dtype.itemsize
     is_in_memory = isinstance(sorting.trace, Trace)
@@ -193,7 +193,7 @@ def _must_spill(tables: Mapping[str, DirectRows], sorting: MissSorting, memory_b
 
 
 def append_packed(
-    tables: Mapping[str, DirectRows],
+    tables: Mapping[str, FileRows],
     trace: BatchTrace,
     slots: BatchPlan | npt.NDArray[Any],
     files: Mapping[str, tuple[Path, int]],
@@ -243,7 +243,7 @@ def append_packed(
 
 
 def append_missed(
-    tables: Mapping[str, DirectRows],
+    tables: Mapping[str, FileRows],
     missed: MissedRows,
     files: Mapping[str, tuple[Path, int]],
     *,

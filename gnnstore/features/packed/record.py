@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.disk.ragged_file import crc_seed, encode_record
 from gnnstore.errors import CorruptStoreError
-from gnnstore.features.tiers.planned import BatchStep
+from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.sampling.compact import CompactSubgraph
 
 # Arrays of a record before those of the attributes: input_id, slots, changes (positions and
@@ -32,7 +32,7 @@ class SavedRecord:
     input_id : ndarray of int64 [B]
     slots : ndarray of int32 [n]
     change_positions, change_slots : ndarray of int32 [c]
-        As in `BatchStep`.
+        As in `PlanStep`.
     positions, repeat_targets, repeat_sources : ndarray of int32
         As `MissIndex.batch` returns them.
     shared : pair of ndarray of int32 [d], or None
@@ -65,10 +65,10 @@ class SavedRecord:
     shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
 
     @property
-    def step(self) -> BatchStep:
+    def step(self) -> PlanStep:
         """What the plan says of the batch."""
         changes = (self.change_positions, self.change_slots)
-        return BatchStep(self.subgraph.n_id, self.slots, *changes)
+        return PlanStep(self.subgraph.n_id, self.slots, *changes)
 
     def encode(self, number: int) -> tuple[list[memoryview], int, int]:
         """Return the bytes of the record in pieces, their number, and their crc32c."""

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,13 @@ from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.disk.ragged_file import crc_seed, decode_record
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import packed_read_error
-from gnnstore.features.packed.chunks import run_reader
+from gnnstore.features.packed.chunks import PackedRows, run_reader
 from gnnstore.features.packed.frames import FrameReader
 from gnnstore.features.packed.record import SavedRecord
 from gnnstore.features.segments.rows import SharedReader
-from gnnstore.features.source import Gathered
-from gnnstore.features.tiers.planned import BatchStep
+from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
@@ -41,42 +41,20 @@ from gnnstore.formats.store.schema import AttributeSpec
 _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
 
-class SavedRows(DirectRows):
-    """A table of which a plan holds the rows that its batches miss, and no others."""
+@dataclass(frozen=True)
+class NotPacked(RowSource):
+    """A table of the store that a plan was packed of: it has none of its rows by id."""
 
-    @classmethod
-    def describing(cls, spec: AttributeSpec, packed: PagedArray, engine: Engine) -> SavedRows:
-        """Return the table of an attribute of the store.
+    attribute: AttributeSpec
 
-        Parameters
-        ----------
-        spec : AttributeSpec
-            As the store has it.
-        packed : PagedArray
-            Bytes of the runs.
+    @property
+    def spec(self) -> RowSpec:
+        """The rows of the table."""
+        return RowSpec.of(self.attribute)
 
-        Raises
-        ------
-        StorageError
-            If the file cannot be opened.
-        """
-        geometry = PageGeometry(spec.num_bytes // max(1, spec.num_rows), DEFAULT_PAGE_BYTES)
-        array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
-        return cls(array, engine, open_values(packed, engine))
-
-    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
         """Refuse: rows by id are in the store."""
-        raise not_packed(f"rows of {self.array.spec.name!r} by id ({ids.size} of them)")
-
-    def gather_into(
-        self,
-        ids: npt.NDArray[Any],
-        out: npt.NDArray[Any],  # noqa: ARG002 - that of the base
-        cache: npt.NDArray[np.uint8] | None = None,  # noqa: ARG002
-        slots: npt.NDArray[np.int32] | None = None,  # noqa: ARG002
-    ) -> ReadCounts:
-        """Refuse, as `gather`."""
-        raise not_packed(f"rows of {self.array.spec.name!r} by id ({ids.size} of them)")
+        raise not_packed(f"rows of {self.attribute.name!r} by id ({ids.size} of them)")
 
 
 class SavedPlan:
@@ -90,8 +68,8 @@ class SavedPlan:
 
     Attributes
     ----------
-    tables : dict of str to SavedRows
-        Cached attributes by their path in the store.
+    tables : dict of str to FileRows
+        The files of packed rows, by the attribute's path in the store.
 
     Raises
     ------
@@ -104,7 +82,7 @@ class SavedPlan:
         self.engine = engine
         self._runs = run_reader(engine.name)
         self.tables = {
-            spec.path: SavedRows.describing(spec, reader.rows[spec.path], engine)
+            spec.path: _packed_rows(spec, reader.rows[spec.path], engine)
             for spec in reader.manifest.cached_specs
         }
         self._shared = None if reader.segments is None else SharedReader(reader, engine)
@@ -219,6 +197,15 @@ class SavedPlan:
         for crcs in record.shared_crcs:
             yield crcs, -(-num_shared // CHECKED_ROWS)
 
+    def rows(self, number: int, record: SavedRecord) -> dict[str, RowSource]:
+        """Return the sources of the rows that a batch misses, by the attribute's path."""
+
+        def read(path: str, _slots: npt.NDArray[np.int32], out: npt.NDArray[Any]) -> ReadCounts:
+            return self.read_missed(number, record, path, out)
+
+        specs = self.reader.manifest.cached_specs
+        return {a.path: PackedRows(RowSpec.of(a), partial(read, a.path)) for a in specs}
+
     def read_missed(
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
     ) -> ReadCounts:
@@ -305,22 +292,24 @@ class SavedPlan:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class SavedSource:
-    """Where one batch's missed rows are read: a `MissSource` of the planned cache."""
+def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> FileRows:
+    """Open the packed rows of an attribute of the store.
 
-    plan: SavedPlan
-    number: int
-    record: SavedRecord
+    Parameters
+    ----------
+    spec : AttributeSpec
+        As the store has it.
+    packed : PagedArray
+        Bytes of the runs.
 
-    def read_missed(
-        self,
-        path: str,
-        step: BatchStep,  # noqa: ARG002 - the record's own
-        out: npt.NDArray[Any],
-    ) -> ReadCounts:
-        """Write the rows whose slot is -1 to their places in `out`; the others stay."""
-        return self.plan.read_missed(self.number, self.record, path, out)
+    Raises
+    ------
+    StorageError
+        If the file cannot be opened.
+    """
+    geometry = PageGeometry(spec.num_bytes // max(1, spec.num_rows), DEFAULT_PAGE_BYTES)
+    array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
+    return FileRows(array, engine, open_values(packed, engine))
 
 
 def open_values(packed: PagedArray, engine: Engine) -> _core.FileSet:

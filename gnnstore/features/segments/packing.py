@@ -22,7 +22,7 @@ from gnnstore import _core
 from gnnstore.caching.segments import Order, SharedRows, segments_of
 from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.errors import CorruptStoreError, storage_error
-from gnnstore.features.direct import DirectRows
+from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import RunPieces, shared_crcs
 from gnnstore.features.packed.chunks import MissIndex, PackedRuns
 from gnnstore.features.packed.missed_rows import MissedRows
@@ -230,7 +230,7 @@ def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int
 
 
 def append_divided(
-    tables: Mapping[str, DirectRows],
+    tables: Mapping[str, FileRows],
     divided: DividedMisses,
     files: Mapping[str, tuple[Path, int]],
     *,

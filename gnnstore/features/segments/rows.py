@@ -16,7 +16,7 @@ from gnnstore.formats.packed.segments import segment_layout
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.features.direct import DirectRows
+    from gnnstore.features.files import FileRows
     from gnnstore.formats.packed.reader import PlanReader
 
 _IS_READ, _IS_LEFT = np.int32(-1), np.int32(0)
@@ -43,7 +43,7 @@ class SharedReader:
         self,
         number: int,
         column: int,
-        table: DirectRows,
+        table: FileRows,
         places: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
         out: npt.NDArray[Any],
         *,
@@ -57,7 +57,7 @@ class SharedReader:
             Of the batch, of all epochs counted together.
         column : int
             Of the attribute, among those that are cached.
-        table : DirectRows
+        table : FileRows
             Of the attribute.
         places : pair of ndarray of int32 [d]
             Where in the batch each row goes, and its rank: its place in the segment's order.

@@ -20,7 +20,7 @@ import torch
 
 from gnnstore.errors import UsageError
 from gnnstore.features.source import RowSource
-from gnnstore.features.tiers.static import FILL_BYTES, NodeSlots
+from gnnstore.features.tiers.static import WARM_UP_BYTES, SlotIndex
 
 # Rows are moved as whole words, whatever their elements are: half of the types that a store knows
 # cannot be indexed on a device, and wide words are copied faster.
@@ -52,7 +52,7 @@ class DeviceRows:
 
     Attributes
     ----------
-    slots : NodeSlots
+    slots : SlotIndex
         Which nodes they are; in main memory.
     words : Tensor [C, row_bytes / bytes of a word], on the device
     row_shape : tuple of int
@@ -60,7 +60,7 @@ class DeviceRows:
         Of a row's elements.
     """
 
-    slots: NodeSlots
+    slots: SlotIndex
     words: torch.Tensor
     row_shape: tuple[int, ...]
     dtype: torch.dtype
@@ -93,10 +93,10 @@ class DeviceRows:
             If a row cannot be read.
         """
         try:
-            slots = NodeSlots.of(nodes, source.num_rows)
+            slots = SlotIndex.of(nodes, source.num_rows)
         except (ValueError, IndexError) as error:
             raise UsageError(f"rows of these nodes cannot be held: {error}") from error
-        none = torch.from_numpy(source.gather(nodes[:0]).rows)
+        none = torch.from_numpy(source.gather(nodes[:0]).values)
         found = none.dtype if dtype is None else dtype
         if found.itemsize != none.dtype.itemsize:
             raise UsageError(
@@ -107,9 +107,9 @@ class DeviceRows:
         row_bytes = math.prod(row_shape) * none.itemsize
         size, word = next((size, word) for size, word in _WORDS if row_bytes % size == 0)
         words = torch.empty((len(nodes), row_bytes // size), dtype=word, device=device)
-        step = max(1, FILL_BYTES // max(1, row_bytes))
+        step = max(1, WARM_UP_BYTES // max(1, row_bytes))
         for first in range(0, len(nodes) if row_bytes else 0, step):
-            rows = torch.from_numpy(source.gather(nodes[first : first + step]).rows)
+            rows = torch.from_numpy(source.gather(nodes[first : first + step]).values)
             words[first : first + len(rows)] = _as_words(rows, word).to(device)
         return cls(slots, words, row_shape, found)
 

@@ -1,16 +1,15 @@
 """A cache that follows a plan: rows come from the slots that it names, or from disk (Ginex).
 
 Which row is in which slot, and which rows enter after a batch, was decided before (see
-`planning.belady`), so nothing is looked up by node id here. What is left is the order: missed
-rows of several batches may be read at once, but slots are read and written batch by batch.
+`caching.policies.belady`), so nothing is looked up by node id here. The order is left: missed rows
+of several batches may be read at once, but slots are read and written batch by batch.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +19,15 @@ from gnnstore.caching.policies.belady import SuperbatchPlan, Trace, check_num_sl
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import UsageError
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.source import Gathered
-from gnnstore.features.tiers.sequencer import Turns
-from gnnstore.features.tiers.static import fill_rows
+from gnnstore.features.source import RowRequest, Rows, RowSource
+from gnnstore.features.tiers.sequencer import Sequencer
+from gnnstore.features.tiers.static import warm_up
 
 _NODE_BYTES = 8
-# Two threads copy twice as fast as one; a few more are as fast as memory.
-_MAX_COPYING = 4
 
 
 @dataclass(frozen=True, eq=False)
-class BatchStep:
+class PlanStep:
     """What a plan says of one batch of n rows, of which c enter the cache.
 
     Attributes
@@ -55,16 +51,6 @@ class BatchStep:
         return cls(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
 
 
-class MissSource(Protocol):
-    """Where the missed rows of a batch are read from."""
-
-    def read_missed(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill the rows of `out` [n, *row_shape] whose slot is -1; leave the others alone.
-
-        Called from several threads at once, for batches in any order.
-        """
-
-
 class PlannedCache:
     """C slots, each with room for one row of every table, and a note of which rows they hold.
 
@@ -73,7 +59,7 @@ class PlannedCache:
 
     Parameters
     ----------
-    tables : Mapping of str to DirectRows
+    tables : Mapping of str to RowSource
         The tables by path.
     num_slots : int
         C; may be 0.
@@ -84,7 +70,7 @@ class PlannedCache:
         If the number of slots is out of range.
     """
 
-    def __init__(self, tables: Mapping[str, DirectRows], num_slots: int) -> None:
+    def __init__(self, tables: Mapping[str, RowSource], num_slots: int) -> None:
         check_num_slots(num_slots)
         self._tables = dict(tables)
         self._rows = {
@@ -92,7 +78,7 @@ class PlannedCache:
             for path, rows in self._tables.items()
         }
         self._nodes = np.full(num_slots, -1, np.int64)
-        self._turns = Turns()
+        self._sequencer = Sequencer()
 
     @staticmethod
     def bytes_for(row_bytes: int, num_slots: int) -> int:
@@ -100,7 +86,7 @@ class PlannedCache:
         return num_slots * (row_bytes + _NODE_BYTES)
 
     @property
-    def tables(self) -> Mapping[str, DirectRows]:
+    def tables(self) -> Mapping[str, RowSource]:
         """The tables by path."""
         return self._tables
 
@@ -125,7 +111,7 @@ class PlannedCache:
     @property
     def is_free(self) -> bool:
         """Whether no lease is using the slots: none is current, or it rests."""
-        return self._turns.is_free
+        return self._sequencer.is_free
 
     def begin(self) -> Lease:
         """Take over the cache as the last batch left it, to follow a new plan.
@@ -140,42 +126,26 @@ class PlannedCache:
 
         An idle loader keeps its lease, and with it the cache, until it is iterated again.
         """
-        self._turns.retire()
+        self._sequencer.retire()
         self._rows = {}
         self._nodes.fill(-1)
 
-    def _check(self, step: BatchStep) -> None:
+    def _check(self, step: PlanStep) -> None:
         """Refuse a plan that expects other rows: following it would give wrong ones."""
         try:
             _core.check_cached(self._nodes, step.slots, step.ids)
         except ValueError as error:
             raise UsageError(f"the plan is not for what the cache holds: {error}") from error
 
-    def _copy(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill the rows of `out` that have a slot."""
-        row_bytes = self._tables[path].row_bytes
-        if out.nbytes == 0:
-            return NO_READS
-        # In turns, one batch at a time: those after it wait, and so do their threads. Others help
-        # for the length of the call, which is milliseconds.
-        copied = _core.copy_from_slots(
-            self._rows[path],
-            step.slots,
-            out.reshape(-1).view(np.uint8),
-            row_bytes=row_bytes,
-            num_threads=min(_MAX_COPYING, len(os.sched_getaffinity(0))),
-        )
-        return ReadCounts(rows_cached=copied)
-
     def _fill(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
         self._nodes.fill(-1)
         counts = NO_READS
         for path, rows in self._tables.items():
-            counts += fill_rows(rows, nodes, self._rows[path])
+            counts += warm_up(rows, nodes, self._rows[path])
         self._nodes[: len(nodes)] = nodes
         return counts
 
-    def _enter(self, step: BatchStep, out: Mapping[str, npt.NDArray[Any]]) -> None:
+    def _enter(self, step: PlanStep, out: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write rows of an assembled batch to their slots."""
         if step.change_slots.size == 0:
             return
@@ -203,26 +173,26 @@ class Lease:
 
     def __init__(self, cache: PlannedCache) -> None:
         self._cache = cache
-        self._series = cache._turns.begin()
+        self._ticket = cache._sequencer.begin()
 
     @property
     def is_current(self) -> bool:
         """Whether it has the cache still: no later lease, not closed, and no batch failed."""
-        return self._series.is_current
+        return self._ticket.is_current
 
     @property
     def is_overtaken(self) -> bool:
         """Whether a later lease has the cache, and nothing else has gone wrong."""
-        return self._series.is_overtaken
+        return self._ticket.is_overtaken
 
     @property
     def num_gathered(self) -> int:
         """How many batches, from the first on, have been through and filled the cache."""
-        return self._series.num_done
+        return self._ticket.num_done
 
     def gather(
-        self, number: int, step: BatchStep, misses: MissSource | None = None
-    ) -> dict[str, Gathered]:
+        self, number: int, step: PlanStep, missed: Mapping[str, RowSource] | None = None
+    ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
         Missed rows are read at once. When the batches before are through, the others are copied
@@ -233,14 +203,15 @@ class Lease:
         ----------
         number : int
             Which batch of the iteration it is, from 0.
-        step : BatchStep
+        step : PlanStep
             By a plan for this cache, as the batches before leave it.
-        misses : MissSource, optional
-            Where missed rows are read; by default in the tables, by the tables' engine.
+        missed : Mapping of str to RowSource, optional
+            Sources of the batch's missed rows alone, by the table's path, such as
+            `PackedRows`; by default they are read from the tables.
 
         Returns
         -------
-        dict of str to Gathered
+        dict of str to Rows
             Rows and counts by the table's path.
 
         Raises
@@ -253,10 +224,10 @@ class Lease:
         IndexError
             If an id, a position or a slot is out of range.
         StorageError
-            As in `DirectRows.gather`.
+            If a row cannot be read.
         """
         try:
-            return self._gather(number, step, misses)
+            return self._gather(number, step, missed)
         except BaseException as error:
             self.fail(number, error)
             raise
@@ -285,10 +256,10 @@ class Lease:
             As `gather`.
         """
         try:
-            if self._series.look(number) == "never":
+            if self._ticket.look(number) == "never":
                 return None
             counts = self._cache._fill(nodes)
-            self._series.done(number)
+            self._ticket.done(number)
         except BaseException as error:
             self.fail(number, error)
             raise
@@ -299,50 +270,52 @@ class Lease:
 
         For errors that keep a batch from being gathered at all; `gather` calls it for its own.
         """
-        self._series.fail(number, error)
+        self._ticket.fail(number, error)
 
     def rest(self, rests: bool = True) -> None:
         """Note that no more batches come for now, so that others may take the slots."""
-        self._series.is_resting = rests
+        self._ticket.is_resting = rests
 
     def close(self) -> None:
         """End the lease: threads that wait for their turn fail. May be called again."""
-        self._series.close()
+        self._ticket.close()
 
     def _gather(
-        self, number: int, step: BatchStep, misses: MissSource | None
-    ) -> dict[str, Gathered]:
-        cache, series = self._cache, self._series
-        turn = series.look(number)
+        self, number: int, step: PlanStep, missed: Mapping[str, RowSource] | None
+    ) -> dict[str, Rows]:
+        cache, ticket = self._cache, self._ticket
+        turn = ticket.look(number)
         if turn == "now":
             cache._check(step)
+        # The slots are another lease's: tables are asked for every row, and packed rows for theirs.
+        slots = None if turn == "never" and missed is None else step.slots
         out: dict[str, npt.NDArray[Any]] = {}
         counts: dict[str, ReadCounts] = {}
-        for path, rows in cache._tables.items():
-            out[path] = empty((step.ids.size, *rows.array.row_shape), rows.array.dtype)
-            if misses is not None:
-                counts[path] = misses.read_missed(path, step, out[path])
-            elif turn == "now":
-                counts[path] = rows.gather_into(step.ids, out[path], cache._rows[path], step.slots)
-            else:
-                slots = step.slots if turn == "later" else None
-                counts[path] = rows.gather_into(step.ids, out[path], None, slots)
+        for path, table in cache._tables.items():
+            out[path] = table.spec.empty(step.ids.size)
+            cached = cache._rows[path] if turn == "now" else None
+            source = table if missed is None else missed[path]
+            counts[path] = source.read_into(RowRequest(step.ids, slots, cached), out[path])
+        has_turn = turn == "now"
         if turn == "later":
-            has_turn = series.wait(number)
+            has_turn = ticket.wait(number)
             if has_turn:
                 cache._check(step)
-        else:
-            has_turn = turn == "now"
-        if turn == "later" or misses is not None:
-            fill = cache._copy if has_turn else self._read_others
-            for path, rows_of in out.items():
-                counts[path] += fill(path, step, rows_of)
+        if slots is not None and turn != "now":
+            for path, rows in out.items():
+                counts[path] += self._read_others(path, step, rows, has_turn)
         if has_turn:
             cache._enter(step, out)
-            series.done(number)
-        return {path: Gathered(rows_of, counts[path]) for path, rows_of in out.items()}
+            ticket.done(number)
+        return {path: Rows(rows, counts[path]) for path, rows in out.items()}
 
-    def _read_others(self, path: str, step: BatchStep, out: npt.NDArray[Any]) -> ReadCounts:
-        """Read the rows that have a slot, but whose slot is another lease's now."""
+    def _read_others(
+        self, path: str, step: PlanStep, out: npt.NDArray[Any], has_turn: bool
+    ) -> ReadCounts:
+        """Fill the rows that have a slot: from it, or from the table if another lease has it."""
+        if has_turn:
+            # In turns, one batch at a time: those after it wait, and so do their threads. Others
+            # help for the length of the call, which is milliseconds.
+            return RowRequest(step.ids, step.slots, self._cache._rows[path]).copy_cached(out)
         missed = np.where(step.slots < 0, np.int32(0), np.int32(-1))
-        return self._cache._tables[path].gather_into(step.ids, out, None, missed)
+        return self._cache._tables[path].read_into(RowRequest(step.ids, missed), out)

@@ -16,14 +16,17 @@ from gnnstore.errors import GnnstoreError, UsageError
 Turn = Literal["now", "later", "never"]
 
 
-class Turns:
-    """One thing that several series of batches want to use, of which the latest may."""
+class Sequencer:
+    """Hands one shared thing to the batches of an iteration, in order.
+
+    Several iterations may hold a ticket for it; the one that began last gets the turns.
+    """
 
     def __init__(self) -> None:
-        # Reentrant: the garbage collector may close a series in the middle of anything.
+        # Reentrant: the garbage collector may close a ticket in the middle of anything.
         self.lock = threading.RLock()
-        self.latest: Series | None = None
-        self.in_use: tuple[Series, int] | None = None
+        self.latest: Ticket | None = None
+        self.in_use: tuple[Ticket, int] | None = None
         self._beginning: list[threading.Lock] = []
         self._is_retired = False
 
@@ -34,26 +37,26 @@ class Turns:
             is_wanted = self.latest is not None and self.latest.wants_turns
             return not is_wanted and not self._is_retired
 
-    def begin(self) -> Series:
-        """Start a series; the one before does not get another turn.
+    def begin(self) -> Ticket:
+        """Issue a ticket; the holder of the one before does not get another turn.
 
         Returns when its last turn is over.
         """
-        series = Series(self)
-        self._hand_over(series)
-        return series
+        ticket = Ticket(self)
+        self._hand_over(ticket)
+        return ticket
 
     def retire(self) -> None:
-        """Give no more turns, nor to series that are started later.
+        """Give no more turns, nor to tickets that are issued later.
 
         Returns when the last turn is over.
         """
         self._is_retired = True
         self._hand_over(None)
 
-    def _hand_over(self, series: Series | None) -> None:
+    def _hand_over(self, ticket: Ticket | None) -> None:
         with self.lock:
-            former, self.latest = self.latest, None if self._is_retired else series
+            former, self.latest = self.latest, None if self._is_retired else ticket
             if former is not None:
                 former.wake()
         waiter = None
@@ -67,24 +70,24 @@ class Turns:
                 self._beginning.append(waiter)
             waiter.acquire()
 
-    def release(self, series: Series, number: int) -> None:
+    def release(self, ticket: Ticket, number: int) -> None:
         """End the turn of a batch, if it has it."""
         with self.lock:
-            if self.in_use == (series, number):
+            if self.in_use == (ticket, number):
                 self.in_use = None
             if self.in_use is None:  # even if an interrupt came between these lines before
                 for waiter in list(self._beginning):
                     _open(waiter)
 
 
-class Series:
-    """Batches 0, 1, 2, ... of one iteration, each of which gets its turn after the one before.
+class Ticket:
+    """The turns of one iteration: its batches 0, 1, 2, ... get theirs one after the other.
 
     Every number must take its turn or fail, because later ones wait for it.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    def __init__(self, sequencer: Sequencer) -> None:
+        self._sequencer = sequencer
         self._next = 0
         self._waiting: dict[int, threading.Lock] = {}
         self._failure: tuple[int, str] | None = None
@@ -93,10 +96,10 @@ class Series:
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether another series has begun since, and nothing else has gone wrong."""
-        with self._turns.lock:
+        """Whether another ticket was issued since, and nothing else has gone wrong."""
+        with self._sequencer.lock:
             is_open = not self._is_closed and self._failure is None
-            return is_open and self._turns.latest is not self
+            return is_open and self._sequencer.latest is not self
 
     @property
     def wants_turns(self) -> bool:
@@ -105,10 +108,10 @@ class Series:
 
     @property
     def is_current(self) -> bool:
-        """Whether later batches can have a turn: no other series, not closed, none failed."""
-        with self._turns.lock:
+        """Whether later batches can have a turn: no other ticket, not closed, none failed."""
+        with self._sequencer.lock:
             is_open = not self._is_closed and self._failure is None
-            return is_open and self._turns.latest is self
+            return is_open and self._sequencer.latest is self
 
     @property
     def num_done(self) -> int:
@@ -123,19 +126,19 @@ class Series:
         GnnstoreError
             If an earlier batch failed.
         UsageError
-            If the series is closed, or the number has had its turn.
+            If the ticket is closed, or the number has had its turn.
         """
-        with self._turns.lock:
+        with self._sequencer.lock:
             self._check(number)
-            if self._turns.latest is not self:
+            if self._sequencer.latest is not self:
                 return "never"
             if number > self._next:
                 return "later"
-            self._turns.in_use = (self, number)
+            self._sequencer.in_use = (self, number)
             return "now"
 
     def wait(self, number: int) -> bool:
-        """Take the turn of a batch when it comes; return False if another series has begun.
+        """Take the turn of a batch when it comes; return False if another ticket was issued.
 
         Raises
         ------
@@ -144,7 +147,7 @@ class Series:
         """
         waiter = None
         while True:
-            with self._turns.lock:
+            with self._sequencer.lock:
                 if waiter is not None:
                     self._waiting.pop(number, None)
                 if (turn := self.look(number)) != "later":
@@ -154,32 +157,32 @@ class Series:
 
     def done(self, number: int) -> None:
         """End the turn of a batch; the next one's begins."""
-        with self._turns.lock:
+        with self._sequencer.lock:
             self._next = number + 1
-            self._turns.release(self, number)
+            self._sequencer.release(self, number)
             if number + 1 in self._waiting:
                 _open(self._waiting[number + 1])
 
     def fail(self, number: int, error: BaseException) -> None:
         """Give up a batch: those after it fail when they look, or now if they wait."""
-        with self._turns.lock:
+        with self._sequencer.lock:
             is_first = self._failure is None or number < self._failure[0]
             if is_first and not self._is_closed:
                 # Not the error itself, whose traceback would keep the buffers of the batch.
                 self._failure = (number, f"{type(error).__name__}: {error}")
-            self._turns.release(self, number)
+            self._sequencer.release(self, number)
             self.wake()
             self._waiting.pop(number, None)  # there still if its wait was interrupted
 
     def close(self) -> None:
-        """End the series; batches that wait fail. May be called again."""
-        with self._turns.lock:
+        """End the ticket; batches that wait fail. May be called again."""
+        with self._sequencer.lock:
             self._is_closed = True
             self.wake()
 
     def wake(self) -> None:
         """Let all that wait look again."""
-        with self._turns.lock:
+        with self._sequencer.lock:
             for waiter in list(self._waiting.values()):
                 _open(waiter)
 
@@ -192,7 +195,7 @@ class Series:
             )
         if self._is_closed:
             raise UsageError(f"cannot assemble batch {number}: its iteration was ended")
-        has_turn = self._turns.in_use == (self, number)
+        has_turn = self._sequencer.in_use == (self, number)
         has_failed = self._failure is not None and number == self._failure[0]
         if number < self._next or number in self._waiting or has_turn or has_failed:
             raise UsageError(f"batch {number} comes twice; batches take one turn each")

@@ -1,8 +1,14 @@
-"""A cache that is filled once: some rows in memory, the others read (PaGraph, section 3.3)."""
+"""A cache that is filled once: some rows in memory, the others read (PaGraph, section 3.3).
+
+Training, validation and test loaders read the same rows, so they share one cache under one
+budget. The loader that comes first sizes it; one that comes later with larger batches may
+need some of its memory, and then the rows that are wanted least leave it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -10,18 +16,28 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import ReadCounts
-from gnnstore.features.direct import DirectRows
-from gnnstore.features.source import Gathered
+from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
+from gnnstore.disk.buffers import empty, trim
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.features.source import RowRequest, RowSource, Tier
 
-# Rows are read in pieces of this size while the cache is filled: many reads in flight, and
-# little memory besides the cache for sorting the ids.
-FILL_BYTES = 64 << 20
+# A cache is warmed up by pieces of this size: many reads in flight, and little memory besides
+# the cache for sorting the ids.
+WARM_UP_BYTES = 64 << 20
+
+
+def cache_cost(num_nodes: int, row_bytes: int, score: Score) -> CacheCost:
+    """Return the memory of a cache that holds `row_bytes` for each of its nodes."""
+    index_bytes = SlotIndex.bytes_for(num_nodes, 0)
+    node_bytes = SlotIndex.bytes_for(num_nodes, 1) - index_bytes
+    score_bytes = np.dtype(SCORE_DTYPES[score]).itemsize
+    return CacheCost(
+        num_nodes, index_bytes, row_bytes + node_bytes + score_bytes if row_bytes else 0
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class NodeSlots:
+class SlotIndex:
     """Which nodes are cached, and in which slot: 1.5 bits per node of the graph.
 
     Attributes
@@ -54,108 +70,154 @@ class NodeSlots:
         return _core.find_slots(self._bits, self._ranks, ids)
 
 
-def fill_rows(
-    rows: DirectRows,
-    nodes: npt.NDArray[np.int64],
-    table: npt.NDArray[np.uint8],
-    advance: Callable[[int], None] | None = None,
+def warm_up(
+    rows: RowSource, nodes: npt.NDArray[np.int64], table: npt.NDArray[np.uint8]
 ) -> ReadCounts:
     """Read the rows of many nodes (int64 [C], ascending) into the beginning of a table.
 
     Parameters
     ----------
     table : ndarray of uint8 [at least C * row_bytes]
-    advance : callable, optional
-        Called with the number of bytes that have been read since the last call.
 
     Raises
     ------
     StorageError
-        As in `DirectRows.gather`.
+        If a row cannot be read.
     """
-    filling, row_bytes = ReadCounts(), rows.row_bytes
-    step = max(1, FILL_BYTES // max(1, row_bytes))
+    counts, row_bytes = NO_READS, rows.row_bytes
+    step = max(1, WARM_UP_BYTES // max(1, row_bytes))
     for first in range(0, len(nodes), step):
         some = nodes[first : first + step]
         part = table[first * row_bytes : (first + len(some)) * row_bytes]
-        filling += rows.gather_into(some, part)
-        if advance is not None:
-            advance(part.nbytes)
-    return filling
+        counts += rows.read_rows(some, part.reshape(len(some), row_bytes))
+    return counts
 
 
-class CachedRows:
-    """Some rows of a table in memory, the others on disk. Thread-safe.
+class StaticCache:
+    """Rows of the same nodes from some tables, in memory. Thread-safe.
 
-    Reads go out first; cached rows are copied while they are in flight.
+    Parameters
+    ----------
+    tables : Mapping of str to RowSource
+        The tables by path; rows that are not cached are read from them.
+    num_nodes : int
+        Rows of each.
     """
 
-    def __init__(
-        self, rows: DirectRows, slots: NodeSlots, table: npt.NDArray[np.uint8], filling: ReadCounts
-    ) -> None:
-        self._rows = rows
-        self._slots = slots
-        self._table = table
-        self.filling = filling
+    def __init__(self, tables: Mapping[str, RowSource], num_nodes: int) -> None:
+        self._tables = {path: StaticRows(table) for path, table in tables.items()}
+        self._num_nodes = num_nodes
+        self._lock = threading.Lock()
+        self._index: SlotIndex | None = None
+        self._scores: npt.NDArray[Any] = np.empty(0, np.uint8)
 
-    @classmethod
-    def fill(
-        cls,
-        rows: DirectRows,
-        slots: NodeSlots,
-        advance: Callable[[int], None] | None = None,
-    ) -> Self:
-        """Read the rows of the cached nodes, in the order in which they lie on disk.
+    def warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
+        """Read the rows of some nodes, in the order in which they lie on disk.
 
         Parameters
         ----------
-        rows : DirectRows
-            Where rows are read, now and later.
-        slots : NodeSlots
-            The nodes to cache; may be shared by several tables.
-        advance : callable, optional
-            Called with the number of bytes that have been cached since the last call.
+        nodes : ndarray of int64 [C]
+            Ascending; none empties the cache.
+        scores : ndarray of uint8 or uint32 [C]
+            What the nodes were chosen by; the lowest leave first.
 
         Raises
         ------
         StorageError
-            As in `DirectRows.gather`.
+            If a row cannot be read; the cache is empty then.
         """
-        table = empty((len(slots.nodes) * rows.row_bytes,), np.uint8)
-        filling = fill_rows(rows, slots.nodes, table, advance)
-        return cls(rows, slots, table, filling)
+        with self._lock:
+            self._warm_up(nodes, scores)
+
+    def shrink(self, num_rows: int) -> None:
+        """Keep the best `num_rows` nodes only.
+
+        Batches that are under way finish with the old cache; rows are read anew, because
+        old and new cache together might not fit in memory.
+        """
+        with self._lock:
+            if self._index is None or num_rows >= self.num_rows:
+                return
+            # Nodes of score 0 are in a cache only if all are; then they leave as those of 1 do.
+            kept = select_nodes(np.maximum(self._scores, 1), num_rows)
+            nodes, scores = self._index.nodes[kept], self._scores[kept]
+            self._warm_up(nodes, scores)
+
+    def _warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
+        for rows in self._tables.values():
+            rows.held = None
+        self._index, self._scores = None, np.empty(0, np.uint8)
+        if len(nodes) == 0:
+            return
+        trim(0)  # what an old cache has left in the pool
+        index = SlotIndex.of(nodes, self._num_nodes)
+        held = {path: rows.read_held(index) for path, rows in self._tables.items()}
+        self._index, self._scores = index, scores
+        for path, rows in self._tables.items():
+            rows.held = held[path]
 
     @property
     def num_rows(self) -> int:
-        """Rows in the table, cached or not."""
-        return self._rows.num_rows
+        """Nodes whose rows are cached."""
+        return 0 if self._index is None else len(self._index.nodes)
 
     @property
-    def num_cached(self) -> int:
-        """Rows in the cache."""
-        return len(self._slots.nodes)
+    def num_bytes(self) -> int:
+        """Bytes of memory that rows, scores and index occupy."""
+        index_bytes = 0 if self._index is None else self._index.num_bytes
+        rows_bytes = sum(rows.cached_bytes for rows in self._tables.values())
+        return index_bytes + self._scores.nbytes + rows_bytes
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row's values."""
-        return self._rows.row_bytes
+    def holds(self, path: str) -> bool:
+        """Whether rows of this table are cached."""
+        return path in self._tables
 
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of memory that the cache occupies; the index of its nodes is not counted."""
-        return self._table.nbytes
+    def rows(self, path: str) -> StaticRows:
+        """Return one of the tables."""
+        return self._tables[path]
 
-    def gather(self, ids: npt.NDArray[Any]) -> Gathered:
-        """Return the rows of `ids` (int32 or int64 [n]) as a new array [n, *row_shape].
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """The cached rows of one table: those of node `index.nodes[s]` lie in slot s."""
+
+    index: SlotIndex
+    table: npt.NDArray[np.uint8]
+
+
+class StaticRows(Tier):
+    """One table of a static cache, whatever the cache holds at the moment. Thread-safe.
+
+    Reads go out first; cached rows are copied while they are in flight, if the source below can.
+    """
+
+    held: _Held | None = None  # replaced as a whole: batches under way go on with the old one
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with the rows of `ids`, from the cache where they are in it."""
+        held = self.held
+        if held is None:
+            return self.below.read_rows(ids, out)
+        return self.below.read_into(RowRequest(ids, held.index.slots(ids), held.table), out)
+
+    def read_held(self, index: SlotIndex) -> _Held:
+        """Read the rows that an index says are cached.
 
         Raises
         ------
-        IndexError
-            If an id is out of range.
         StorageError
-            As in `DirectRows.gather`.
+            If a row cannot be read.
         """
-        array = self._rows.array
-        out = empty((ids.size, *array.row_shape), array.dtype)
-        slots = self._slots.slots(ids)
-        return Gathered(out, self._rows.gather_into(ids, out, self._table, slots))
+        table = empty((len(index.nodes) * self.row_bytes,), np.uint8)
+        warm_up(self.below, index.nodes, table)
+        return _Held(index, table)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of memory that the cached rows occupy; their index is not counted."""
+        return 0 if self.held is None else self.held.table.nbytes
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that rows occupy, here and below."""
+        return self.cached_bytes + self.below.resident_bytes

@@ -20,7 +20,7 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
-from gnnstore.features.source import Gathered, RowSource
+from gnnstore.features.source import Rows, RowSource
 from gnnstore.formats.store.schema import AttributeSpec, Schema
 from gnnstore.graph.store import as_tensor
 from gnnstore.pipeline.prepared import PreparedBatch, prepared
@@ -48,7 +48,7 @@ class _Attribute:
     spec: AttributeSpec
     rows: RowSource
 
-    def tensor(self, gathered: Gathered) -> tuple[Tensor, ReadCounts]:
+    def tensor(self, gathered: Rows) -> tuple[Tensor, ReadCounts]:
         """Return the rows of some ids, the row axis where the source data had it."""
         rows, counts = gathered
         values = as_tensor(rows, self.spec.dtype)
@@ -153,7 +153,7 @@ class BatchBuilder:
         )
 
     def assemble(
-        self, sampled: SamplerOutput, rows: Mapping[str, Gathered] | None = None
+        self, sampled: SamplerOutput, rows: Mapping[str, Rows] | None = None
     ) -> tuple[Data, int, ReadCounts]:
         """Gather the attributes of a subgraph.
 
@@ -162,7 +162,7 @@ class BatchBuilder:
         sampled : SamplerOutput
             `edge` holds positions in the store's CSC order, or is None; `metadata` holds
             (input_id, seed_time).
-        rows : mapping of str to Gathered, optional
+        rows : mapping of str to Rows, optional
             Rows of its nodes and edges that are there already, by the attribute's path.
 
         Returns
@@ -214,13 +214,13 @@ class BatchBuilder:
             data._orig_edge_index = torch.stack([sampled.orig_row, sampled.orig_col])
         return data, bytes_gathered, counts
 
-    def _original_edge_ids(self, positions: Tensor, rows: Mapping[str, Gathered]) -> Tensor:
+    def _original_edge_ids(self, positions: Tensor, rows: Mapping[str, Rows]) -> Tensor:
         known = None if self._edge_id is None else rows.get(self._edge_id.path)
         if known is None:
             if self.tables.edge_ids is None:
                 return positions.to(torch.int64)
             known = self.tables.edge_ids.gather(positions.numpy())
-        found = known.rows
+        found = known.values
         if found.dtype != np.int64:
             wide = empty(found.shape, np.int64)
             np.copyto(wide, found)

@@ -15,6 +15,7 @@ from gnnstore.caching.trace_file import SpilledTrace, TraceFile
 from gnnstore.disk.buffers import release, release_heap
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.errors import GnnstoreError
+from gnnstore.features.source import files_of
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.job import Item, SamplingJob, SuperbatchJob
 from gnnstore.pipeline.lookahead.packer import PackedBatches, Packer
@@ -201,7 +202,7 @@ class SuperbatchMaker:
             return None
         if self._packer is None:
             self._packer = Packer(
-                tables,
+                files_of(tables),
                 self._run_directory(),
                 room=job.room,
                 memory_bytes=job.size.packing_bytes,

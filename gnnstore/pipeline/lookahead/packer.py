@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.policies.base import Plan
     from gnnstore.caching.trace_file import SpilledTrace
-    from gnnstore.features.direct import DirectRows
-    from gnnstore.features.packed.chunks import PackedSource, PackedSuperbatch
+    from gnnstore.features.files import FileRows
+    from gnnstore.features.packed.chunks import PackedSuperbatch
+    from gnnstore.features.source import RowSource
 
 _POLL_SECONDS = 0.05
 # Of what is free where packed rows go, if nobody has said how much they may take.
@@ -47,7 +48,7 @@ class Packer:
 
     Parameters
     ----------
-    tables : Mapping of str to DirectRows
+    tables : Mapping of str to FileRows
         The tables whose missed rows are packed, by path.
     directory : Path
         Where files go; removed with what is in it by whoever made it.
@@ -69,7 +70,7 @@ class Packer:
 
     def __init__(
         self,
-        tables: Mapping[str, DirectRows],
+        tables: Mapping[str, FileRows],
         directory: Path,
         *,
         room: Room,
@@ -226,9 +227,9 @@ class PackedBatches:
         """Bytes on disk."""
         return self._packed.num_bytes
 
-    def source(self, i: int) -> PackedSource | None:
-        """Return where the missed rows of batch i are read; None: in their table."""
-        return self._packed.source(i) if i < self._packed.num_batches else None
+    def rows(self, i: int) -> dict[str, RowSource] | None:
+        """Return the sources of the rows that batch i misses; None: they are in their tables."""
+        return self._packed.rows(i) if i < self._packed.num_batches else None
 
     def done(self, num_batches: int = 1) -> None:
         """Note that a batch has its rows, or failed; after the last one the files are removed."""

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from gnnstore.caching.spilled_plan import SpilledPlan
 from gnnstore.disk.buffers import empty
-from gnnstore.features.source import Gathered
-from gnnstore.features.tiers.planned import BatchStep
+from gnnstore.features.source import Rows
+from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.pipeline.prepared import PreparedBatch, prepared
 
 if TYPE_CHECKING:
@@ -61,23 +61,23 @@ class PlannedPart:
     first: int
     packed: PackedBatches | None = None
 
-    def step(self, i: int, ids: npt.NDArray[Any]) -> BatchStep:
+    def step(self, i: int, ids: npt.NDArray[Any]) -> PlanStep:
         """Return what the plan says of batch i of the superbatch."""
         k, plan = i - self.begin, self.plan
         if plan is None:
             raise KeyError(f"batch {i} was taken before")
-        return BatchStep(ids, plan.batch_slots(k), *plan.batch_changes(k))
+        return PlanStep(ids, plan.batch_slots(k), *plan.batch_changes(k))
 
     def number(self, i: int) -> int:
         """Return the number of batch i under the lease."""
         return self.first + i - self.begin
 
-    def gather(self, i: int, step: BatchStep) -> dict[str, Gathered]:
+    def gather(self, i: int, step: PlanStep) -> dict[str, Rows]:
         """Return the rows of batch i of the superbatch, by the table's path."""
         if self.packed is None:
             return self.lease.gather(self.number(i), step)
         try:
-            return self.lease.gather(self.number(i), step, self.packed.source(i - self.begin))
+            return self.lease.gather(self.number(i), step, self.packed.rows(i - self.begin))
         finally:
             self.packed.done()
 
@@ -124,7 +124,7 @@ class Superbatch:
     def __len__(self) -> int:
         return len(self.notes)
 
-    def take(self, part: PlannedPart, i: int) -> tuple[CompactSubgraph, BatchStep]:
+    def take(self, part: PlannedPart, i: int) -> tuple[CompactSubgraph, PlanStep]:
         """Return a subgraph and what the plan says of it, and forget both.
 
         The last one closes what has kept them.
@@ -169,7 +169,7 @@ class PlannedBatch:
         note = of.notes[i]
         seconds = note.seconds_sampling + time.perf_counter() - start
 
-        def rows_of(output: SamplerOutput) -> Mapping[str, Gathered]:
+        def rows_of(output: SamplerOutput) -> Mapping[str, Rows]:
             gathered = part.gather(i, step)
             wanted = output.node.numpy()
             if np.array_equal(wanted, step.ids):
@@ -180,8 +180,8 @@ class PlannedBatch:
 
 
 def reselected(
-    gathered: Mapping[str, Gathered], ids: npt.NDArray[Any], wanted: npt.NDArray[Any]
-) -> dict[str, Gathered]:
+    gathered: Mapping[str, Rows], ids: npt.NDArray[Any], wanted: npt.NDArray[Any]
+) -> dict[str, Rows]:
     """Return the rows of other nodes, where `transform_sampler_output` has left or added some.
 
     Rows that are not among those gathered are left to whoever gathers by id.
@@ -191,4 +191,4 @@ def reselected(
     places = order[places] if len(ids) else places
     if len(ids) == 0 or not np.array_equal(ids[places], wanted):
         return {}
-    return {path: Gathered(rows[places], counts) for path, (rows, counts) in gathered.items()}
+    return {path: Rows(rows[places], counts) for path, (rows, counts) in gathered.items()}

@@ -160,7 +160,7 @@ class Run:
                         for table, is_of_nodes in tables
                     ]
                     rows += [
-                        self.held[path].gather(nodes if path in self._of_nodes else edges).rows
+                        self.held[path].gather(nodes if path in self._of_nodes else edges).values
                         for path in self.held
                     ]
                 yield len(nodes)

@@ -1,0 +1,105 @@
+"""The files of a stored table, open for an engine: what reads rows from disk, and packs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.disk.engines import Engine
+from gnnstore.errors import storage_error
+from gnnstore.formats.arrays.paged_array import PagedArray
+
+
+@dataclass(frozen=True, eq=False)
+class FileRows:
+    """Where the rows of a table lie on disk, and what reads them. Thread-safe.
+
+    The files stay open: a store that is removed or replaced meanwhile is read to the end.
+    """
+
+    array: PagedArray
+    engine: Engine
+    files: _core.FileSet
+
+    @classmethod
+    def open(cls, array: PagedArray, engine: Engine) -> Self:
+        """Open the files of a stored array for an engine.
+
+        Raises
+        ------
+        StorageError
+            If a file cannot be opened, or is shorter than its part of the array.
+        """
+        try:
+            files = _core.FileSet(
+                array.file_paths, array.body_bytes, direct=engine.choice.is_direct
+            )
+        except OSError as error:
+            doing = f"read rows of the array {array.spec.path!r}"
+            raise storage_error(error, doing, error.filename) from error
+        return cls(array, engine, files)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in the table."""
+        return self.array.num_rows
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's values."""
+        return self.array.geometry.row_bytes
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """The arguments that tell the kernels where rows lie, and how to read them."""
+        geometry = self.array.geometry
+        return {
+            "num_rows": self.num_rows,
+            "row_bytes": geometry.row_bytes,
+            "rows_per_page": geometry.rows_per_page,
+            "page_stride_bytes": geometry.page_stride_bytes,
+            "gap_bytes": self.engine.tuning.gap_bytes,
+        }
+
+    def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
+        """Fill `out` with rows that follow one another, in large reads.
+
+        Reads go straight to `out` where both places are multiples of what direct reads ask for.
+
+        Parameters
+        ----------
+        first : int
+            The first of them, in an array whose rows fill their pages.
+        out : ndarray [n, ...] of row_bytes a row, C-ordered
+
+        Raises
+        ------
+        IndexError
+            If the range is not within the table.
+        OSError
+            If a read failed, or met the end of its file.
+        """
+        last = first + len(out)
+        if not 0 <= first <= last <= self.num_rows:
+            raise IndexError(f"[{first}, {last}) is not within [0, {self.num_rows})")
+        if out.size == 0:
+            return NO_READS
+        shard_rows, row_bytes = self.array.layout.shard_rows, self.row_bytes
+        shards = np.arange(first // shard_rows, (last - 1) // shard_rows + 1)
+        begins = np.maximum(shards * shard_rows, first)
+        ends = np.minimum((shards + 1) * shard_rows, last)
+        counts = self.engine.reader.read_ranges(
+            self.files,
+            shards,
+            (begins - shards * shard_rows) * row_bytes,
+            (ends - begins) * row_bytes,
+            (begins - first) * row_bytes,
+            out.reshape(-1).view(np.uint8),
+        )
+        return ReadCounts.of(counts)

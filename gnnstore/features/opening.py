@@ -1,0 +1,37 @@
+"""Opens the rows of a stored array in the place where they are to be read from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.memory import MappedRows, MemoryRows
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.features.source import RowSource
+    from gnnstore.formats.arrays.paged_array import PagedArray
+
+Mode = Literal["memory", "mmap"]
+
+
+def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> RowSource:
+    """Open the rows of a stored array.
+
+    Parameters
+    ----------
+    place : "memory", "mmap" or Engine
+        Load them, map them, or read them with an engine when they are asked for.
+    num_threads : int
+        Threads that load.
+
+    Raises
+    ------
+    StorageError
+        If a file cannot be opened, or is shorter than its part of the array.
+    """
+    if place == "memory":
+        return MemoryRows.load(array, num_threads)
+    if place == "mmap":
+        return MappedRows.map(array)
+    return DirectRows.open(array, place)

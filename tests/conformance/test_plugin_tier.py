@@ -1,0 +1,163 @@
+"""A tier that only this file knows of: stacked on each source, and through each kind of loader."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import gnnstore
+from gnnstore import NeighborLoader
+from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.disk.counts import ReadCounts
+from gnnstore.disk.engines import open_engine
+from gnnstore.features.opening import open_rows
+from gnnstore.features.packed.pack import pack
+from gnnstore.features.source import RowRequest, RowSource, Tier, files_of
+from gnnstore.features.tiers.planned import PlannedCache, PlanStep
+from gnnstore.features.tiers.static import StaticCache
+from gnnstore.graph.shared import residents_of
+from gnnstore.sizing.placement import STRATEGIES
+from gnnstore.testing.batches import same
+from gnnstore.testing.graphs import random_graph
+
+N, E, WIDTH = 600, 6000, 30
+NUM_SLOTS = 100
+
+
+class RecentRows(Tier):
+    """Keeps the rows that were asked for last, in a dict: slow, but a tier."""
+
+    num_hits = 0
+
+    def __init__(self, below: RowSource) -> None:
+        super().__init__(below)
+        self._rows: OrderedDict[int, NDArray[np.uint8]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
+        values = out.reshape(-1).view(np.uint8).reshape(len(out), self.row_bytes)
+        with self._lock:
+            found = {k: self._rows[i] for k, i in enumerate(ids.tolist()) if i in self._rows}
+            RecentRows.num_hits += len(found)
+        missed = np.array([k not in found for k in range(len(ids))], np.bool_)
+        rows = np.empty((np.count_nonzero(missed), self.row_bytes), np.uint8)
+        counts = self.below.read_rows(ids[missed], rows)
+        values[missed] = rows
+        for k, row in found.items():
+            values[k] = row
+        with self._lock:
+            for i, row in zip(ids.tolist(), values, strict=True):
+                self._rows[i] = row.copy()
+                self._rows.move_to_end(i)
+            while len(self._rows) > NUM_SLOTS:
+                self._rows.popitem(last=False)
+        return counts + ReadCounts(rows_cached=len(found))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, E, seed=5, feature_dim=WIDTH, num_classes=7, skew=2.0)
+    graph.attributes["edge_attr"] = np.random.default_rng(0).random((E, 20), dtype=np.float32)
+    return graph.write(tmp_path_factory.mktemp("tier") / "s.gnn")
+
+
+def in_memory(store: gnnstore.GraphStore) -> RowSource:
+    return open_rows(store.reader.paged(store.schema.node.attributes["x"]), "memory")
+
+
+def mapped(store: gnnstore.GraphStore) -> RowSource:
+    return open_rows(store.reader.paged(store.schema.node.attributes["x"]), "mmap")
+
+
+def direct(store: gnnstore.GraphStore) -> RowSource:
+    array = store.reader.paged(store.schema.node.attributes["x"])
+    return open_rows(array, open_engine(array.file_paths[0]))
+
+
+def static(store: gnnstore.GraphStore) -> RowSource:
+    return behind_a_static_cache(direct(store))
+
+
+def behind_a_static_cache(rows: RowSource) -> RowSource:
+    cache = StaticCache({"x": rows}, N)
+    cache.warm_up(np.arange(0, N, 3), np.ones(N // 3, np.uint8))
+    return cache.rows("x")
+
+
+def plain(rows: RowSource) -> RowSource:
+    return rows
+
+
+@pytest.mark.parametrize("above", [plain, RecentRows, behind_a_static_cache])
+@pytest.mark.parametrize("source", [in_memory, mapped, direct, static])
+def test_stacked_on_each_source(
+    path: Path,
+    source: Callable[[gnnstore.GraphStore], RowSource],
+    above: Callable[[RowSource], RowSource],
+) -> None:
+    """Below another tier as well: all rows, those without a slot, and others copied meanwhile."""
+    store = gnnstore.open(path)
+    expected = in_memory(store).gather(np.arange(N)).values
+    below = source(store)
+    rows = above(RecentRows(below))
+    assert rows.spec == below.spec
+    assert rows.file_rows is below.file_rows
+    rng = np.random.default_rng(0)
+    held = rng.random((40, WIDTH), dtype=np.float32)
+    hits = RecentRows.num_hits
+    for count in (0, 1, 200, 200):
+        ids = rng.integers(0, N, count)
+        np.testing.assert_array_equal(rows.gather(ids).values, expected[ids])
+        slots = rng.integers(-1, 40, count).astype(np.int32)
+        slots[rng.random(count) < 0.5] = -1
+        out = np.full((count, WIDTH), 7, np.float32)
+        rows.read_into(RowRequest(ids, slots), out)
+        wanted = np.where(slots[:, None] < 0, expected[ids], np.float32(7))
+        np.testing.assert_array_equal(out, wanted)
+        counts = rows.read_into(RowRequest(ids, slots, held.reshape(-1).view(np.uint8)), out)
+        assert counts.rows_cached >= np.count_nonzero(slots >= 0)
+        np.testing.assert_array_equal(out, np.where(slots[:, None] < 0, expected[ids], held[slots]))
+    out = np.empty((50, WIDTH), np.float32)
+    rows.read_range(7, out)
+    np.testing.assert_array_equal(out, expected[7:57])
+    assert RecentRows.num_hits > hits
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_below_a_planned_cache_and_packed_rows(path: Path, tmp_path: Path, is_packed: bool) -> None:
+    store = gnnstore.open(path)
+    expected = in_memory(store).gather(np.arange(N)).values
+    rng = np.random.default_rng(1)
+    trace = Trace.of([np.unique(rng.integers(0, N, 150)) for _ in range(6)])
+    plan = BeladyPlanner(NUM_SLOTS).plan(trace)
+    tables: dict[str, RowSource] = {"x": RecentRows(direct(store))}
+    lease = PlannedCache(tables, NUM_SLOTS).begin()
+    with pack(files_of(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
+        for i in range(trace.num_batches):
+            step = PlanStep.of(trace, plan, i)
+            found = lease.gather(i, step, packed.rows(i) if is_packed else None)["x"]
+            np.testing.assert_array_equal(found.values, expected[step.ids])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_through_a_loader(path: Path, strategy: str) -> None:
+    def batches(store: gnnstore.GraphStore, strategy: str) -> list[dict[str, Any]]:
+        options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+        if strategy in {"static", "belady", "packed"}:
+            options["cache_bytes"] = "40kB"
+        loader = NeighborLoader(store, [4, 4], "train", strategy=strategy, num_threads=2, **options)
+        return [batch.to_dict() for _ in range(2) for batch in loader]
+
+    expected = batches(gnnstore.open(path), "memory")
+    store = gnnstore.open(path)
+    residents_of(store).add_tier(RecentRows)
+    hits = RecentRows.num_hits
+    assert same(batches(store, strategy), expected)
+    assert RecentRows.num_hits > hits
