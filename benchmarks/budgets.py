@@ -23,10 +23,12 @@ import numpy as np
 
 from benchmarks.harness import parser, report
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.units import format_size, parse_size
 
 BUDGETS = ("0.3GB", "1GB", "4GB")
-STRATEGIES = ("direct", "static", "belady", "packed")
+# Others hold everything in memory, or leave it to the system.
+READING = tuple(strategy.name for strategy in STRATEGIES if strategy.reads_disk)
 BESIDES_BYTES = 48 * 10**6
 
 LOAD = """
@@ -114,7 +116,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
     options.add_argument("--budgets", nargs="+", default=[*BUDGETS], help="(0.3GB 1GB 4GB)")
-    options.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=[*STRATEGIES])
+    options.add_argument("--strategies", nargs="+", choices=READING, default=[*READING])
     options.add_argument("--batches", type=int, default=40, help="(40)")
     options.add_argument("--cache", type=Path, help="directory that keeps the store")
     arguments = options.parse_args()

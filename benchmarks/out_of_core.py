@@ -31,7 +31,8 @@ from benchmarks.parts.strategies import STRATEGIES
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from benchmarks.reads import Table
 from gnnstore.disk.profile.cgroup import memory_group
-from gnnstore.tools.bench.task import ALLOWANCE_BYTES, NOT_LIMITED, Outcome, Task, run_task
+from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Outcome, Task, run_task
+from gnnstore.tools.bench.ways import ways
 from gnnstore.units import format_size, parse_size
 
 BAR = 4.0
@@ -41,7 +42,7 @@ BASELINE, HELD_TO_THE_BAR = "map", "static-frequency"
 SHARE = 0.1
 # They take their time, and every batch takes the same.
 PER_BATCH = {"map", "mmap", "pyg"}
-DEFAULT = ("map", "direct", "static-frequency", "static-degree", "memory")
+DEFAULT = tuple(name for name, way in ways().items() if way.is_compared and not way.is_made_ahead)
 WORKER = "benchmarks.parts.strategies"
 
 
@@ -52,7 +53,7 @@ def play(arguments: argparse.Namespace, tasks: dict[str, Task]) -> dict[str, lis
         for name, task in tasks.items():
             if any(isinstance(outcome, str) for outcome in outcomes[name]):
                 continue
-            limited = not (arguments.no_limit or name in NOT_LIMITED)
+            limited = not (arguments.no_limit or not ways()[name].is_limited)
             with memory_group() if limited else nullcontext() as group:
                 drop_from_cache([Path(task.store)])
                 own = replace(task, round=number)
@@ -237,7 +238,7 @@ def main() -> None:
     if arguments.quick:
         arguments.workload, arguments.repeats = arguments.workload.lower(), 1
         arguments.warm_up, arguments.batches = 2, 6
-        arguments.strategies = ["map", "direct", "static-frequency", "memory"]
+        arguments.strategies = [DEFAULT[0], *DEFAULT[-2:]]
     if arguments.pyg:
         arguments.strategies = [*arguments.strategies, "pyg"]
     note = ""

@@ -25,7 +25,6 @@ from torch_geometric.transforms import NormalizeFeatures
 import gnnstore
 from gnnstore.pipeline.stats import LoaderStats
 
-STRATEGIES = ("auto", "memory", "mmap", "direct", "static", "belady", "packed")
 SCORES = ("degree", "frequency")
 
 
@@ -204,7 +203,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.003)
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--normalize", action="store_true", help="scale each x to a sum of 1")
-    parser.add_argument("--strategy", choices=STRATEGIES, default="auto")
+    parser.add_argument("--strategy", default="auto", help="as of NeighborLoader (auto)")
     parser.add_argument("--memory", help="budget, such as 8GB; by default what is available")
     parser.add_argument("--io-engine", help="what reads rows from disk; by default the fastest")
     parser.add_argument("--cache", choices=SCORES, help="which rows to cache in memory")

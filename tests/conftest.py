@@ -18,6 +18,7 @@ import pytest
 
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.sizing import placement
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.forks import ForkServer, fork_server
 
 # Real graphs are not part of the project; they lie beside it where somebody put them there.
@@ -66,7 +67,7 @@ class WayOfReading:
     @property
     def reads_disk(self) -> bool:
         """Whether an engine reads rows."""
-        return self.strategy in placement.READ_BY_ENGINES
+        return STRATEGIES[self.strategy].reads_disk
 
 
 WAYS = {

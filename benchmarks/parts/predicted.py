@@ -13,18 +13,16 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
-from gnnstore.planning.cost_model import CHOICES, Choice
 from gnnstore.strategies import open as tables
+from gnnstore.strategies.base import Auto
 from gnnstore.strategies.choosing import Chosen, choices_for
-from gnnstore.strategies.optimizer import Situation, place_for, with_choice
+from gnnstore.strategies.optimizer import Situation, place_for, with_candidate
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import Task
 
-# Every batch takes the same once the page cache is full; the others plan superbatches.
-PLANNED = {"belady", "packed"}
 WARM_UP, SOME_BATCHES = 8, 24
 
 
@@ -39,7 +37,7 @@ class Cell:
     disk_bytes : int
         That may be taken beside the store.
     choice : str
-        One of `CHOICES`, or "" to predict all of them, or "auto".
+        Name of a candidate, or "" to predict all of them.
     """
 
     task: dict[str, Any]
@@ -48,17 +46,17 @@ class Cell:
 
 
 @contextmanager
-def answering(choices: Callable[[Any], Iterator[Chosen]]) -> Iterator[None]:
+def answering(choices: Callable[[Any, Auto], Iterator[Chosen]]) -> Iterator[None]:
     """Have "auto" take what a function of its request says."""
     with mock.patch.object(tables, "choices_for", choices):
         yield
 
 
-def only(choice: str) -> Callable[[Any], Iterator[Chosen]]:
+def only(choice: str) -> Callable[[Any, Auto], Iterator[Chosen]]:
     """Return what has "auto" take one choice."""
 
-    def choices(request: Any) -> Iterator[Chosen]:
-        yield Chosen(with_choice(request.options, cast(Choice, choice)), "it is measured")
+    def choices(request: Any, auto: Auto) -> Iterator[Chosen]:
+        yield Chosen(with_candidate(request.options, auto.candidate(choice)), "it is measured")
 
     return choices
 
@@ -68,12 +66,12 @@ def foretell(run: Run, cell: Cell) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     began, seconds = perf_counter(), 0.0
 
-    def choices(request: Any) -> Iterator[Chosen]:
+    def choices(request: Any, auto: Auto) -> Iterator[Chosen]:
         nonlocal seconds
         # Before a cache is filled: both would not fit.
-        found.extend(predictions_of(request))
+        found.extend(predictions_of(request, auto))
         start = perf_counter()
-        for chosen in choices_for(request):
+        for chosen in choices_for(request, auto):
             seconds = perf_counter() - start
             yield chosen
 
@@ -90,11 +88,11 @@ def foretell(run: Run, cell: Cell) -> dict[str, Any]:
     }
 
 
-def predictions_of(request: Any) -> list[dict[str, Any]]:
+def predictions_of(request: Any, auto: Auto) -> list[dict[str, Any]]:
     """Return what is predicted for each strategy; nothing where everything fits in memory."""
-    placement = place_for(request, "auto")
+    placement = place_for(request, auto)
     situation = Situation.of(request, placement) if placement.reads_disk else None
-    predictions = [] if situation is None else situation.with_degrees().predictions(CHOICES)
+    predictions = [] if situation is None else situation.with_degrees().predictions(auto.candidates)
     return [
         {
             "choice": predicted.choice,
@@ -121,7 +119,8 @@ def clock(run: Run, cell: Cell) -> dict[str, Any]:
         loader = run.loader(memory=run.memory_bytes, disk=cell.disk_bytes)
     prepared = perf_counter() - start
     num_batches = len(loader)
-    step = loader.stats().superbatch if cell.choice in PLANNED else 1
+    # Every batch takes the same once the page cache is full, unless superbatches are planned.
+    step = loader.stats().superbatch or 1
     warm_up, timed = (max(step, -(-least // step) * step) for least in (WARM_UP, SOME_BATCHES))
     if num_batches >= warm_up + timed + step:
         with closing(iter(loader)) as batches:  # type: ignore[type-var]

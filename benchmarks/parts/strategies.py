@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from gnnstore.tools.bench import task as load_task
 from gnnstore.tools.bench import worker as load_worker
 from gnnstore.tools.bench.setup import Run, loader_batches
-from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, PLANNED, Outcome, Task
-from gnnstore.tools.bench.worker import OPTIONS, disk_bytes
+from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Outcome, Task
+from gnnstore.tools.bench.ways import ways
+from gnnstore.tools.bench.worker import disk_bytes
 
 __all__ = [
     "ALLOWANCE_BYTES",
     "MAP_THREADS",
-    "OPTIONS",
-    "PLANNED",
     "STRATEGIES",
     "Outcome",
     "Run",
@@ -31,7 +29,7 @@ __all__ = [
     "perform",
 ]
 
-STRATEGIES = (*load_task.STRATEGIES, "pyg")
+STRATEGIES = (*ways(), "pyg")
 
 
 def pyg_loader(run: Run) -> Any:

@@ -108,7 +108,7 @@ class ReuseCurve:
         if holds == "best":
             first_uses = max(0.0, first_uses - num_slots)
         elif holds == "last":
-            before = int(self._batches_held(num_slots, 2 * num_batches))
+            before = int(self.batches_held(num_slots, 2 * num_batches))
             still = self.reaching(num_batches + before)[before:]
             first_uses = max(first_uses - num_slots, float(still.sum()))
         age = np.arange(1, num_batches)
@@ -143,7 +143,7 @@ class ReuseCurve:
             Batches of an epoch, the furthest that is looked back.
         """
         older = self.reaching(num_batches + 1)
-        held = self._batches_held(num_slots, num_batches)
+        held = self.batches_held(num_slots, num_batches)
         return float(np.interp(held, np.arange(num_batches + 1), older))
 
     def lru_first_misses(self, num_slots: int, num_batches: int) -> float:
@@ -152,7 +152,7 @@ class ReuseCurve:
         later = self.lru_misses(num_slots, num_batches)
         return float(np.maximum(older - later, 0.0).sum())
 
-    def _batches_held(self, num_slots: int, most: int) -> float:
+    def batches_held(self, num_slots: int, most: int) -> float:
         """Return of how many batches all that they needed has room."""
         needed = np.concatenate([[0.0], np.cumsum(self.reaching(most))])
         if num_slots >= needed[-1]:

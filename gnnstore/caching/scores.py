@@ -102,15 +102,16 @@ class CacheCost:
 
 
 def read_cache_settings(
-    strategy: str, cache: str | None, cache_bytes: int | str | None
-) -> tuple[str, CacheSettings | None]:
-    """Read the loader's options `cache` and `cache_bytes`.
+    strategy: str, cache: str | None, cache_bytes: int | str | None, *, reads_disk: bool = True
+) -> CacheSettings | None:
+    """Read the loader's options `cache` and `cache_bytes`; None where no cache is asked for.
 
-    Returns
-    -------
-    str, CacheSettings or None
-        The strategy, which is "static" where a cache was asked for beside "direct"; and the
-        cache's settings, None where none was asked for. "auto" stays as it is.
+    Parameters
+    ----------
+    strategy : str
+        Its name.
+    reads_disk : bool
+        Whether it reads rows from disk.
 
     Raises
     ------
@@ -121,15 +122,14 @@ def read_cache_settings(
         raise UsageError(f"cache={cache!r} is unknown; choose one of {', '.join(SCORES)}")
     num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
     if cache is None and num_bytes is None:
-        return strategy, CacheSettings() if strategy == "static" else None
-    if strategy in {"memory", "mmap"}:
+        return None
+    if not reads_disk:
         given = f"cache={cache!r}" if cache is not None else f"cache_bytes={cache_bytes!r}"
         raise UsageError(
             f"strategy={strategy!r} has no use for {given}: its rows are in memory or in the "
             "system's page cache; choose strategy='static', or leave the option out"
         )
-    settings = CacheSettings(cache or "frequency", num_bytes)
-    return "static" if strategy == "direct" else strategy, settings
+    return CacheSettings(cache or "frequency", num_bytes)
 
 
 def count_out_degrees(

@@ -82,12 +82,12 @@ class NeighborLoader(OnDemandLoader):
         PyG's `ZipLoader`.
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
-    strategy : "auto", "memory", "mmap", "direct", "static", "belady", "packed", "lru", "sieve"
+    strategy : "auto", "memory", "mmap", "direct", "static", "belady" or "packed"
         Whether attributes lie in memory, are mapped from disk, are read from disk row by
         row, or are read but for those that a cache holds: the same always ("static"), or
-        those needed again soonest, known by sampling ahead ("belady"); "lru" and "sieve" are
-        there to compare. "packed": as "belady", and what is missed is collected ahead in one
-        pass over the table. "auto" is "memory" where everything fits, else what is predicted
+        those needed again soonest, known by sampling ahead ("belady"). "packed": as "belady",
+        and what is missed is collected ahead in one pass over the table. "direct" is "static"
+        without a cache. "auto" is "memory" where everything fits, else what is predicted
         to be fastest within `memory` and `disk`; the disk is measured for it, once.
     memory : int or str, optional
         Budget for everything the loader holds, such as "8GB"; "auto": three quarters of what
@@ -301,7 +301,7 @@ class NeighborLoader(OnDemandLoader):
         self._builder = BatchBuilder(self.data, self._config, tables, custom_cls or Data)
         self._follow(tables.saved)
         self._stats = LoaderStats(
-            strategy=placement.strategy,
+            strategy=placement.strategy.name,
             topology=placement.topology,
             reason=placement.reason,
             num_threads=self.num_threads,

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.scores import read_cache_settings
+from gnnstore.caching.scores import CacheSettings, read_cache_settings
 from gnnstore.disk.engines import ENGINES
 from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.strategies.base import Auto
+from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 from gnnstore.strategies.request import ReadOptions
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
@@ -109,14 +111,15 @@ def read_options(
     """
     if io_engine is not None and io_engine not in ENGINES:
         raise UsageError(f"io_engine={io_engine!r} is unknown; choose one of {', '.join(ENGINES)}")
-    if io_engine is not None and strategy in {"memory", "mmap"}:
+    chosen = find_strategy(strategy)
+    if io_engine is not None and not (isinstance(chosen, Auto) or chosen.reads_disk):
         raise UsageError(
             f"strategy={strategy!r} has no use for io_engine={io_engine!r}: no engine reads its "
             "rows; choose strategy='direct' or 'static', or leave the option out"
         )
     if plan is not None:
         _refuse_beside_plan(
-            strategy=None if strategy in {"auto", "packed"} else strategy,
+            strategy=None if isinstance(chosen, Auto) or chosen.packs else strategy,
             topology=None if topology == "auto" else topology,
             cache=cache,
             cache_bytes=cache_bytes,
@@ -124,26 +127,32 @@ def read_options(
             tmpdir=tmpdir,
             disk=disk,
         )
-        return ReadOptions(memory=memory, io_engine=io_engine, plan=os.fspath(plan))
-    if strategy == "auto":
-        PlannedSettings.read(strategy, None, superbatch)
+        return ReadOptions(chosen, memory=memory, io_engine=io_engine, plan=os.fspath(plan))
+    if isinstance(chosen, Auto):
+        PlannedSettings.read(strategy, None, superbatch, plans=False)
         # For a strategy that samples ahead, if that is chosen.
-        planned = PlannedSettings.read("packed", None, None, tmpdir, disk)
-        _, settings = read_cache_settings(strategy, cache, cache_bytes)
-        return ReadOptions(strategy, topology, memory, io_engine, settings, planned)
-    planned = PlannedSettings.read(strategy, cache_bytes, superbatch, tmpdir, disk)
+        planned = PlannedSettings.read(strategy, None, None, tmpdir, disk)
+        settings = read_cache_settings(strategy, cache, cache_bytes)
+        return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
+    planned = PlannedSettings.read(
+        strategy, cache_bytes, superbatch, tmpdir, disk, plans=chosen.plans
+    )
     if planned is not None:
         if cache is None:
-            return ReadOptions(strategy, topology, memory, io_engine, None, planned)
-        if strategy != "packed":
+            return ReadOptions(chosen, topology, memory, io_engine, None, planned)
+        if not chosen.takes_cache:
             raise UsageError(
                 f"strategy={strategy!r} has no use for cache={cache!r}: it decides by itself "
                 "which rows to cache; choose strategy='static' or 'packed', or leave the option out"
             )
-        _, settings = read_cache_settings("static", cache, None)
-        return ReadOptions(strategy, topology, memory, io_engine, settings, planned)
-    strategy, settings = read_cache_settings(strategy, cache, cache_bytes)
-    return ReadOptions(strategy, topology, memory, io_engine, settings)
+        settings = read_cache_settings(strategy, cache, None)
+        return ReadOptions(chosen, topology, memory, io_engine, settings, planned)
+    settings = read_cache_settings(strategy, cache, cache_bytes, reads_disk=chosen.reads_disk)
+    if settings is None:
+        settings = CacheSettings() if chosen.caches else None
+    elif not chosen.caches:  # an alias without a cache, beside what asks for one
+        chosen = STRATEGIES[chosen.alias_of]
+    return ReadOptions(chosen, topology, memory, io_engine, settings)
 
 
 def _refuse_beside_plan(**options: Any) -> None:

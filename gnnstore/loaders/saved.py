@@ -178,7 +178,7 @@ class PlanLoader(ThreadedLoader):
         self._builder = BatchBuilder(plan, SamplingConfig(()), tables, custom_cls or Data)
         self._follow(tables.saved)
         self._stats = LoaderStats(
-            strategy=tables.placement.strategy,
+            strategy=tables.placement.strategy.name,
             topology=tables.placement.topology,
             reason=tables.placement.reason,
             num_threads=self.num_threads,

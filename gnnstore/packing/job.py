@@ -40,7 +40,7 @@ from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import Planner
+    from gnnstore.caching.policies.base import SpillingPlanner
     from gnnstore.features.source import RowSource
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.store import GraphStore
@@ -241,11 +241,11 @@ class PlanPacker:
                 if number >= writer.num_superbatches:
                     self._pack_superbatch(writer, superbatch, advance)
 
-    def make_planner(self) -> Planner:
+    def make_planner(self) -> SpillingPlanner:
         """Return what decides which rows are cached, for the empty cache of an epoch."""
         return self._sampler.make_planner(self.num_slots)
 
-    def first_batches(self, planner: Planner, most: int) -> SampledSuperbatch:
+    def first_batches(self, planner: SpillingPlanner, most: int) -> SampledSuperbatch:
         """Sample and plan the first batches; to be closed by the caller."""
         num_batches = min(most, self.superbatch)
         return next(self._sampler.superbatches(0, num_batches, planner, num_batches))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.base import make_planner
 from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.segment_search import merged_reads
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.features.packed.chunks import run_bytes
@@ -251,7 +251,7 @@ def rolling_layout(
     some = list(batches[:_ROLLING_BATCHES])
     size = max(1, min(superbatch, costs.batches_per_epoch))
     for _ in range(2):  # fewer at a time miss more rows, so once more for how many that are
-        planner = make_planner("packed", num_slots)
+        planner = BELADY.planner(num_slots)
         misses = np.concatenate(
             [np.empty(0, np.int64)]
             + [

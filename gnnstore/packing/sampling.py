@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.base import make_planner
 from gnnstore.caching.policies.fixed import FixedPlanner
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
 from gnnstore.caching.spilled_plan import SpilledPlan
 from gnnstore.caching.trace_builder import TraceBuilder
@@ -36,12 +36,13 @@ from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.compact import CompactSubgraph
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.plan_size import size_plan
+from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.open import open_tables
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import Plan, Planner
+    from gnnstore.caching.policies.base import Plan, SpillingPlanner
     from gnnstore.caching.policies.belady import Trace
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.store import GraphStore
@@ -52,7 +53,7 @@ _NO_DISK_LIMIT = 2**62
 
 
 # The first by default: nothing misses fewer rows.
-CACHED_BY = ("belady", *SCORES)
+CACHED_BY = (BELADY.name, *SCORES)
 COMPRESS = ("none", *COMPRESSIONS, "auto")
 
 
@@ -206,7 +207,7 @@ class PlanSampler:
             store, settings.config, self.seeds, settings.batch_size, not settings.shuffle
         )
         options = read_options(
-            strategy="packed",
+            strategy=PACKED.name,
             topology=settings.topology,
             memory=settings.memory,
             io_engine=None,
@@ -246,11 +247,11 @@ class PlanSampler:
         self._presampler, self._specs = presampler, tuple(specs)
         self._fixed: npt.NDArray[np.int64] | None = None
 
-    def make_planner(self, num_slots: int) -> Planner:
+    def make_planner(self, num_slots: int) -> SpillingPlanner:
         """Return what decides which rows are cached, for the empty cache of an epoch."""
         score, engine = self.settings.cached_by, self.tables.engine
         if score not in SCORES or engine is None or num_slots == 0:
-            return make_planner("packed", num_slots)
+            return BELADY.planner(num_slots)
         if self._fixed is None or len(self._fixed) != num_slots:
             maker = CacheMaker(
                 self.store,
@@ -269,7 +270,7 @@ class PlanSampler:
 
     def is_read(self, spec: AttributeSpec) -> bool:
         """Whether rows of an attribute are read from disk, so that they are cached and packed."""
-        return self.tables.placement.modes.get(spec.path) == "direct"
+        return self.tables.placement.modes.get(spec.path) == "disk"
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -284,7 +285,7 @@ class PlanSampler:
         }
 
     def superbatches(
-        self, epoch: int, superbatch: int, planner: Planner, most: int | None = None
+        self, epoch: int, superbatch: int, planner: SpillingPlanner, most: int | None = None
     ) -> Iterator[SampledSuperbatch]:
         """Sample and plan the batches of an epoch.
 
@@ -310,7 +311,7 @@ class PlanSampler:
             yield self._sample(epoch, first, wanted[first : first + superbatch], planner)
 
     def _sample(
-        self, epoch: int, first: int, batches: list[Any], planner: Planner
+        self, epoch: int, first: int, batches: list[Any], planner: SpillingPlanner
     ) -> SampledSuperbatch:
         csc = self.tables.structure.csc
         number = epoch * self.batches_per_epoch + first
@@ -355,7 +356,7 @@ class PlanSampler:
             raise
         return SampledSuperbatch(number, kept, built, plan, input_ids)
 
-    def _plan(self, trace: Trace | SpilledTrace, planner: Planner, number: int) -> Plan:
+    def _plan(self, trace: Trace | SpilledTrace, planner: SpillingPlanner, number: int) -> Plan:
         if not isinstance(trace, SpilledTrace):
             return planner.plan(trace)
         path = self._run_directory() / f"plan-{number}"

@@ -58,7 +58,7 @@ class LoaderStats:
     io_engine : str
         What reads rows from disk; empty if nothing does.
     cache : str
-        By what rows are cached: "degree", "frequency", "belady", "lru" or "sieve"; empty
+        By what rows are cached: the score of a static cache, or the strategy that plans one; empty
         without a cache.
     cache_rows : int
         Nodes whose rows are cached, or have room to be.

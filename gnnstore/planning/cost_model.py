@@ -12,20 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import PAGE_BYTES, Workload
+from gnnstore.sizing.traits import Candidate
 
-Choice = Literal[
-    "memory", "mmap", "direct", "static-degree", "static-frequency", "belady", "packed", "plan"
-]
-# "plan" is what `gnnstore pack` makes; a loader does not choose it by itself.
-CHOICES: tuple[Choice, ...] = (
-    *("memory", "mmap", "direct", "static-degree", "static-frequency"),
-    *("belady", "packed", "plan"),
-)
 # What is done once is worth waiting for if a run has a few epochs.
 _EPOCHS = 10
 
@@ -118,8 +111,8 @@ class Prediction:
 
     Attributes
     ----------
-    choice : str
-        One of `CHOICES`.
+    candidate : Candidate
+        The strategy, and how it is used.
     seconds, seconds_once : float
         Of an epoch, and before the first one or in it, once. NaN where it cannot be.
     stages : Mapping of str to float
@@ -135,7 +128,7 @@ class Prediction:
         Why it cannot be; empty if it can.
     """
 
-    choice: Choice
+    candidate: Candidate
     seconds: float
     seconds_once: float
     stages: Mapping[str, float]
@@ -147,10 +140,15 @@ class Prediction:
     problem: str = ""
 
     @classmethod
-    def impossible(cls, choice: Choice, problem: str) -> Prediction:
+    def impossible(cls, candidate: Candidate, problem: str) -> Prediction:
         """Return that a strategy cannot be, and why."""
         nothing = ReadTotals()
-        return cls(choice, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
+        return cls(candidate, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
+
+    @property
+    def choice(self) -> str:
+        """Name of the candidate."""
+        return self.candidate.name
 
     @property
     def is_feasible(self) -> bool:
@@ -164,29 +162,28 @@ class Prediction:
 
 
 def predict(
-    choice: Choice, workload: Workload, machine: Machine, resources: Resources
+    candidate: Candidate, workload: Workload, machine: Machine, resources: Resources
 ) -> Prediction:
     """Predict an epoch.
 
     Parameters
     ----------
-    choice : str
-        One of `CHOICES`, that is possible.
+    candidate : Candidate
+        One that is possible.
     resources : Resources
         What it would have; see `gnnstore.strategies.choosing`.
     """
     if resources.num_threads:
         machine = replace(machine, num_threads=resources.num_threads)
-    model = _Model(workload, machine, resources)
-    if choice in {"belady", "packed"}:
-        return model.planned(choice)
-    if choice == "plan":
+    model = _Model(candidate, workload, machine, resources)
+    if candidate.is_offline:
         return model.from_plan()
-    return model.unplanned(choice)
+    return model.planned() if candidate.strategy.plans else model.unplanned()
 
 
 @dataclass(frozen=True, eq=False)
 class _Model:
+    candidate: Candidate
     workload: Workload
     machine: Machine
     resources: Resources
@@ -201,12 +198,13 @@ class _Model:
         each = self.workload.batch_bytes / self.machine.gather_bytes_per_second + _BATCH_SECONDS
         return each * self.workload.epoch_batches / self.machine.workers
 
-    def unplanned(self, choice: Choice) -> Prediction:
+    def unplanned(self) -> Prediction:
         """Predict batches that are sampled and assembled one by one."""
         work, slots = self.workload, self.resources.num_slots
         reads, once, reading = ReadTotals(), 0.0, 0.0
         issuing = 0.0
-        if choice == "mmap":
+        mode, score = self.candidate.strategy.mode, self.candidate.score
+        if mode == "mmap":
             num_pages = self.resources.cached_bytes // PAGE_BYTES
             per_batch = work.pages.lru_misses(num_pages, work.epoch_batches)
             faults = round(per_batch * work.epoch_batches)
@@ -214,13 +212,13 @@ class _Model:
             reading = faults / self.machine.faults_per_second()
             first = work.pages.lru_first_misses(num_pages, work.epoch_batches)
             once = first / self.machine.faults_per_second()
-        elif choice == "memory":
+        elif mode == "memory":
             once = work.table_bytes / self.machine.disk.sequential_read_bytes_per_second
         else:
-            if choice == "direct":
+            if score is None:
                 reads = work.direct_reads()
             else:
-                reads = work.static_reads(slots, by_degree=choice == "static-degree")
+                reads = work.static_reads(slots, by_degree=score == "degree")
                 once = self._filling(slots)
             reading = self.machine.random_seconds(reads)
             issuing = reads.reads * _READ_SECONDS / self.machine.workers
@@ -230,13 +228,15 @@ class _Model:
             "reading rows": reading,
             "assembling": self.assembling + issuing,
         }
-        if once and choice not in {"memory", "mmap"}:
+        if once and mode == "disk":
             stages = {"filling": once, **stages}
-        return self._prediction(choice, max(reading, computing), once, stages, reads)
+        return self._prediction(max(reading, computing), once, stages, reads)
 
-    def planned(self, choice: Choice) -> Prediction:
+    def planned(self) -> Prediction:
         """Predict batches that are sampled and planned a superbatch at a time."""
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
+        strategy = self.candidate.strategy
+        policy = POLICIES[strategy.policy]
         size = max(1, min(self.resources.superbatch, work.epoch_batches))
         num = work.epoch_batches / size
         num_rows = work.batch_rows * work.epoch_batches
@@ -249,10 +249,10 @@ class _Model:
         stages = {"sampling": self.sampling, "planning": planning}
         reads, in_order, written = ReadTotals(), kept, kept
         making_disk, making_computing = writing, self.sampling + planning
-        if choice == "packed":
-            misses = work.belady_misses(slots, size)
+        if strategy.packs:
+            misses = work.misses(policy, slots, size)
             packed = int(misses * work.row_bytes)
-            scanned = math.ceil(num) * work.scan_bytes(slots, size)
+            scanned = math.ceil(num) * work.scan_bytes(policy, slots, size)
             packing = scanned / machine.disk.sequential_read_bytes_per_second
             packing += packed / machine.disk.sequential_write_bytes_per_second
             reading = packed / machine.disk.sequential_read_bytes_per_second
@@ -261,7 +261,7 @@ class _Model:
             making_disk += packing
             issuing = 0.0
         else:
-            reads = work.belady_reads(slots, size)
+            reads = work.planned_reads(policy, slots, size)
             reading = machine.random_seconds(reads)
             issuing = reads.reads * _READ_SECONDS / machine.workers
             stages |= {"reading rows": reading}
@@ -274,7 +274,8 @@ class _Model:
             making_computing + self.assembling + issuing,
         )
         # Where rows are packed, those that a cache holds first come with the others.
-        once = 0.0 if choice == "packed" else self._filling(slots)
+        fills = policy.looks_ahead and not strategy.packs
+        once = self._filling(slots) if fills else 0.0
         if once:
             stages = {"filling": once, **stages}
         if self.resources.overlaps:
@@ -282,17 +283,18 @@ class _Model:
             once += making / math.ceil(num)
         else:
             seconds = self._overlapped(num, making, following, busiest)
-        return self._prediction(choice, seconds, once, stages, reads, in_order, written)
+        return self._prediction(seconds, once, stages, reads, in_order, written)
 
     def from_plan(self) -> Prediction:
         """Predict batches that were sampled and packed before training."""
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
+        policy = POLICIES[self.candidate.strategy.policy]
         size = max(1, min(self.resources.superbatch, work.epoch_batches))
         rolling = replace(self.resources, keeps_in_memory=True)
-        packed = _Model(work, machine, rolling).planned("packed")
+        packed = replace(self, resources=rolling).planned()
         recorded = int(work.ids_bytes * work.epoch_batches)
         # Each epoch of a plan begins with an empty cache, to be followed from any.
-        rows = int(work.belady_misses(slots, size, holds="nothing") * work.row_bytes)
+        rows = int(work.misses(policy, slots, size, holds="nothing") * work.row_bytes)
         in_order = recorded + rows
         reading = in_order / machine.disk.sequential_read_bytes_per_second
         stages = {
@@ -304,7 +306,7 @@ class _Model:
         seconds = max(reading, self.assembling)
         # Packing is done for each epoch, but before training.
         once = stages["packing"] * _EPOCHS
-        return self._prediction("plan", seconds, once, stages, ReadTotals(), in_order, 0)
+        return self._prediction(seconds, once, stages, ReadTotals(), in_order, 0)
 
     def _filling(self, num_slots: int) -> float:
         return self.machine.random_seconds(self.workload.fill_reads(num_slots))
@@ -330,7 +332,6 @@ class _Model:
 
     def _prediction(  # noqa: PLR0917 - in the order of the fields
         self,
-        choice: Choice,
         seconds: float,
         once: float,
         stages: dict[str, float],
@@ -338,8 +339,18 @@ class _Model:
         in_order: int = 0,
         written: int = 0,
     ) -> Prediction:
-        of_epoch = {n: s for n, s in stages.items() if (choice, n) != ("plan", "packing")}
+        of_epoch = {
+            n: s for n, s in stages.items() if not (n == "packing" and self.candidate.is_offline)
+        }
         bottleneck = max(of_epoch, key=lambda name: of_epoch[name])
         return Prediction(
-            choice, seconds, once, stages, bottleneck, reads, in_order, written, self.resources
+            self.candidate,
+            seconds,
+            once,
+            stages,
+            bottleneck,
+            reads,
+            in_order,
+            written,
+            self.resources,
         )

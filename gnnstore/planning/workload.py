@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.reuse import Held, ReuseCurve, ScoreCurve, ages_of
 from gnnstore.caching.trace_builder import TraceBuilder
@@ -261,8 +262,10 @@ class Workload:
 
         return self._reads(curve.misses(num_slots), missed)
 
-    def belady_misses(self, num_slots: int, superbatch: int, *, holds: Held = "last") -> float:
-        """Return the rows that Belady's cache misses in an epoch, planned by superbatches.
+    def misses(
+        self, policy: CachePolicy, num_slots: int, superbatch: int, *, holds: Held = "last"
+    ) -> float:
+        """Return the rows that a planned cache misses in an epoch, planned by superbatches.
 
         Parameters
         ----------
@@ -272,12 +275,14 @@ class Workload:
         """
         if num_slots >= self.num_rows and holds != "nothing":
             return 0.0
+        if not policy.looks_ahead:  # how many batches are planned together does not matter
+            return policy.misses(self.rows, num_slots, self.epoch_batches, holds=holds)
         size = max(1, min(superbatch, self.epoch_batches))
         num_more, rest = divmod(self.epoch_batches - size, size)
-        misses = self.rows.belady_misses(num_slots, size, holds=holds)
-        misses += num_more * self.rows.belady_misses(num_slots, size, holds="last")
+        misses = policy.misses(self.rows, num_slots, size, holds=holds)
+        misses += num_more * policy.misses(self.rows, num_slots, size, holds="last")
         if rest:
-            misses += self.rows.belady_misses(num_slots, rest, holds="last")
+            misses += policy.misses(self.rows, num_slots, rest, holds="last")
         if holds == "nothing":
             return misses
         # A cache that sees a few batches ahead is left with rows that most batches have needed,
@@ -285,10 +290,10 @@ class Workload:
         # by 24 batches, 1.1 million, where that misses 1.6 and what is said above is 3.
         return min(misses, self.epoch_batches * self.frequency.misses(num_slots))
 
-    def belady_reads(self, num_slots: int, superbatch: int) -> ReadTotals:
-        """Return the reads of an epoch beside Belady's cache."""
-        misses = self.belady_misses(num_slots, superbatch) / self.epoch_batches
-        longest = self.rows.longest_kept(num_slots, superbatch)
+    def planned_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
+        """Return the reads of an epoch beside a planned cache."""
+        misses = self.misses(policy, num_slots, superbatch) / self.epoch_batches
+        longest = policy.longest_kept(self.rows, num_slots, superbatch)
         return self._reads(misses, lambda s: (s.ages == 0) | (s.ages > longest))
 
     def fill_reads(self, num_slots: int) -> ReadTotals:
@@ -301,13 +306,13 @@ class Workload:
         num_filled = min(num_slots, self.num_rows)
         return _scaled(totals, num_filled / max(1, len(chosen)))
 
-    def scan_bytes(self, num_slots: int, superbatch: int) -> int:
+    def scan_bytes(self, policy: CachePolicy, num_slots: int, superbatch: int) -> int:
         """Return what one pass over the tables reads for what a superbatch misses."""
         sample = self._sample
-        misses = self.belady_misses(num_slots, superbatch) * superbatch / self.epoch_batches
+        misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
         expected = min(misses, self.rows.distinct_rows(superbatch))
         if superbatch <= sample.trace.num_batches:
-            longest = self.rows.longest_kept(num_slots, superbatch)
+            longest = policy.longest_kept(self.rows, num_slots, superbatch)
             filled = sample.others + 1 >= self.frequency.lowest_score(num_slots)
             missed = (sample.ages > longest) | ((sample.ages == 0) & ~filled)
             end = int(sample.trace.offsets[superbatch])

@@ -69,10 +69,11 @@ def check_two_batches(placement: Placement, batch_bytes: int) -> None:
         missing = placement.memory_for(2 * batch_bytes - left)
         needed = placement.budget_bytes + missing
         raise BudgetError(
-            f"strategy {placement.strategy!r} needs {needed} bytes: {needed - 2 * batch_bytes} "
-            f"that it holds{_besides(placement)}, and 2 batches of up to {batch_bytes} bytes; "
-            f"memory={placement.budget_bytes} is {missing} bytes too few; raise memory= by at "
-            f"least {format_at_least(missing)}, or choose a smaller batch_size or fan-out"
+            f"strategy {placement.strategy.name!r} needs {needed} bytes: "
+            f"{needed - 2 * batch_bytes} that it holds{_besides(placement)}, and 2 batches of up "
+            f"to {batch_bytes} bytes; memory={placement.budget_bytes} is {missing} bytes too few; "
+            f"raise memory= by at least {format_at_least(missing)}, or choose a smaller batch_size "
+            "or fan-out"
         )
 
 

@@ -11,20 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.caching.policies.settings import PLANNED
 from gnnstore.caching.scores import CachePlan
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.sizing.sizes import StoreSizes, TableSize
 from gnnstore.sizing.superbatch_size import SuperbatchSize
+from gnnstore.sizing.traits import Mode, StrategyTraits
 from gnnstore.units import format_at_least, format_size
 
-Strategy = Literal["memory", "mmap", "direct", "static", "belady", "lru", "sieve", "packed"]
 Topology = Literal["memory", "mmap", "disk"]
 TOPOLOGIES = ("auto", "memory", "mmap", "disk")
-Mode = Literal["memory", "mmap", "direct"]
-
-READ_BY_ENGINES = ("direct", "static", *PLANNED)
-STRATEGIES = ("auto", "memory", "mmap", *READ_BY_ENGINES)
 
 ASKED_FOR = "it was asked for"
 # "auto" leaves an eighth of the budget to the batches that are being prepared.
@@ -42,9 +37,9 @@ _ALTERNATIVES = {
     ("memory", "memory"): " or choose strategy='mmap'",
     ("mmap", "memory"): " or choose topology='mmap'",
     ("mmap", "mmap"): "",
-    ("direct", "memory"): ", lower num_threads=, or choose topology='mmap' or strategy='mmap'",
-    ("direct", "mmap"): ", lower num_threads=, or choose strategy='mmap'",
-    ("direct", "disk"): ", lower num_threads=, or choose topology='mmap'",
+    ("disk", "memory"): ", lower num_threads=, or choose topology='mmap' or strategy='mmap'",
+    ("disk", "mmap"): ", lower num_threads=, or choose strategy='mmap'",
+    ("disk", "disk"): ", lower num_threads=, or choose topology='mmap'",
 }
 
 
@@ -54,11 +49,11 @@ class Placement:
 
     Attributes
     ----------
-    strategy : "memory", "mmap", "direct", "static", "belady", "lru", "sieve" or "packed"
+    strategy : StrategyTraits
         How the rows of paged attributes are reached.
     topology : "memory", "mmap" or "disk"
         Where the graph's structure lies. On disk, in-neighbours are read by an engine.
-    modes : Mapping of str to "memory", "mmap" or "direct"
+    modes : Mapping of str to "memory", "mmap" or "disk"
         Where the rows of each paged attribute lie, by its path. Under strategies that read
         them, narrow ones are in memory as far as the budget allows.
     resident_bytes : int
@@ -83,7 +78,7 @@ class Placement:
         Of an epoch; None where nothing was predicted.
     """
 
-    strategy: Strategy
+    strategy: StrategyTraits
     topology: Topology
     modes: Mapping[str, Mode]
     resident_bytes: int
@@ -100,7 +95,7 @@ class Placement:
     @property
     def reads_disk(self) -> bool:
         """Whether rows are read by an engine, so that threads wait for the disk."""
-        return self.strategy in READ_BY_ENGINES
+        return self.strategy.reads_disk
 
     @property
     def left_bytes(self) -> int:
@@ -127,7 +122,7 @@ class Placement:
     def with_superbatch(self, size: SuperbatchSize) -> Self:
         """Return the decision with the size of superbatches that was found for it."""
         return replace(
-            self, superbatch=size, reason=f"{self.reason}; {size.describe(self.strategy)}"
+            self, superbatch=size, reason=f"{self.reason}; {size.describe(self.strategy.name)}"
         )
 
     def because(self, more: str) -> Self:
@@ -138,7 +133,7 @@ class Placement:
 def place(
     sizes: StoreSizes,
     *,
-    strategy: str = "auto",
+    strategy: StrategyTraits | Mapping[Mode, StrategyTraits],
     topology: str = "auto",
     memory: int | str | None = None,
     seeds_bytes: int = 0,
@@ -156,8 +151,9 @@ def place(
     ----------
     sizes : StoreSizes
         What there is to place.
-    strategy : str
-        One of `STRATEGIES`. "auto": "memory" where everything fits the budget, else "static".
+    strategy : StrategyTraits or mapping of str to StrategyTraits
+        The strategy; or, for "auto", those to take by where rows lie: in memory where everything
+        fits the budget, else on disk.
     topology : "auto", "memory", "mmap" or "disk"
         "auto": in memory where it fits the budget beside the rest; else on disk where rows are
         read from disk too, and mapped where they are mapped.
@@ -193,8 +189,7 @@ def place(
     BudgetError
         If what must lie in memory does not fit.
     """
-    _check_choice("strategy", strategy, STRATEGIES)
-    _check_topology(strategy, topology)
+    _check_topology(None if isinstance(strategy, Mapping) else strategy, topology)
     given = MemoryBudget.of(memory, shared_bytes)
     budget, source = given.num_bytes, given.source
     if memory not in {None, "auto"}:
@@ -204,24 +199,25 @@ def place(
     have = f"{format_size(budget)} {source}"
     usable = budget - budget // _BATCH_SHARE
 
-    if strategy == "auto":
+    if isinstance(strategy, Mapping):
         total = format_size(sizes.total_bytes)
-        strategy = "mmap" if instead_of_static else "static"
+        mode: Mode = "mmap" if instead_of_static else "disk"
         if seeds_bytes + sizes.total_bytes > usable:
             why = f"the {total} of the store do not fit {have}"
         elif topology in {"mmap", "disk"}:
             why = f"the topology is to stay {_WHERE[topology]}"
         else:
-            strategy, why = "memory", f"all {total} of the store fit {have}"
-        if strategy == "mmap":
+            mode, why = "memory", f"all {total} of the store fit {have}"
+        if mode == "mmap":
             why += f", and {instead_of_static}"
             topology = "mmap" if topology == "disk" else topology
+        strategy = strategy[mode]
 
-    mode: Mode = "direct" if strategy in READ_BY_ENGINES else cast(Mode, strategy)
-    if mode == "direct":
+    mode = strategy.mode
+    if mode == "disk":
         budget += cached_bytes
         usable = budget - budget // _BATCH_SHARE
-    staging = staging_bytes(budget) if mode == "direct" else 0
+    staging = staging_bytes(budget) if mode == "disk" else 0
     base = seeds_bytes + sizes.cold_bytes + (sizes.rows_bytes if mode == "memory" else 0)
     where = _place_topology(topology, mode, sizes, usable - base - staging)
     held_topology = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
@@ -231,7 +227,7 @@ def place(
     if mode != "memory":
         narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
         held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
-        if mode == "direct":
+        if mode == "disk":
             held = _held_tables(sizes, narrow, held, budget - resident - staging)
         modes |= dict.fromkeys(held, "memory")
         resident += sum(held.values())
@@ -246,13 +242,13 @@ def place(
         missing = resident + staging - budget + 1
         parts = _parts(sizes, mode, where, seeds_bytes, staging)
         raise BudgetError(
-            f"strategy {strategy!r} with the topology {_WHERE[where]} needs "
+            f"strategy {strategy.name!r} with the topology {_WHERE[where]} needs "
             f"{resident + staging} bytes ({parts}) and room for batches, but has "
             f"{budget} bytes {source}: {missing} bytes too few; raise memory= by at least "
             f"{format_at_least(missing)}{_ALTERNATIVES[mode, where]}"
         )
     return Placement(
-        strategy=cast(Strategy, strategy),
+        strategy=strategy,
         topology=where,
         modes=modes,
         resident_bytes=resident,
@@ -260,7 +256,7 @@ def place(
         budget_bytes=budget,
         budget_is_promise=given.is_promise,
         reason=(
-            f"strategy {strategy!r} because {why}; topology {_WHERE[where]} "
+            f"strategy {strategy.name!r} because {why}; topology {_WHERE[where]} "
             f"({format_size(sizes.topology_bytes)}); {format_size(resident)} held in memory"
         ),
         neighbors_bytes=neighbors,
@@ -273,23 +269,26 @@ def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: 
         if mode == "memory" or sizes.topology_bytes <= usable_bytes:
             topology = "memory"
         else:
-            on_disk = mode == "direct" and sizes.indptr_bytes <= usable_bytes
+            on_disk = mode == "disk" and sizes.indptr_bytes <= usable_bytes
             topology = "disk" if on_disk else "mmap"
     if topology == "disk" and sizes.indices_bytes == 0:
         topology = "memory"  # a graph without edges has no file that could be read
     return cast(Topology, topology)
 
 
-def _check_topology(strategy: str, topology: str) -> None:
-    _check_choice("topology", topology, TOPOLOGIES)
-    if strategy == "memory" and topology in {"mmap", "disk"}:
+def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:
+    if topology not in TOPOLOGIES:
+        raise UsageError(f"topology={topology!r} is unknown; choose one of {', '.join(TOPOLOGIES)}")
+    if strategy is None:
+        return
+    if strategy.mode == "memory" and topology in {"mmap", "disk"}:
         raise UsageError(
-            "strategy='memory' holds everything in memory, the topology included; "
+            f"strategy={strategy.name!r} holds everything in memory, the topology included; "
             f"leave out topology={topology!r}, or choose strategy='mmap'"
         )
-    if strategy == "mmap" and topology == "disk":
+    if strategy.mode == "mmap" and topology == "disk":
         raise UsageError(
-            "strategy='mmap' reads nothing by itself, the topology included; choose "
+            f"strategy={strategy.name!r} reads nothing by itself, the topology included; choose "
             "topology='mmap', or strategy='direct'"
         )
 
@@ -306,11 +305,6 @@ def _held_tables(
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.
     return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
 
 
 def _parts(sizes: StoreSizes, mode: Mode, topology: str, seeds_bytes: int, staging: int) -> str:

@@ -6,13 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gnnstore.caching.policies.base import (
-    slot_bytes,
-    spilled_bytes,
-    spilled_slot_bytes,
-    transient_bytes,
-)
-from gnnstore.caching.policies.settings import PlannedPolicy
+from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.spilled_plan import WAITING_BYTES
 
 # The slot of each row, in the plan that is followed and in the one that is made.
@@ -70,8 +65,10 @@ class SuperbatchCosts:
     mean_packed_rows : int
         Of the batches of a superbatch; 0: as many as at most. With a cache that is empty, the
         first batches miss all of their rows.
-    policy : "belady", "lru", "sieve" or "packed"
+    policy : CachePolicy
         Whose planner it is.
+    strategy : str
+        Name of the loader's strategy, for messages.
     epoch_batches : int
         Batches of an iteration; with a superbatch of so many, there is one at a time.
     sampling_bytes : int
@@ -86,7 +83,8 @@ class SuperbatchCosts:
     changes_share: float = 1.0
     packed_rows: int = 0
     mean_packed_rows: int = 0
-    policy: PlannedPolicy = "belady"
+    policy: CachePolicy = BELADY
+    strategy: str = BELADY.name
     epoch_batches: int = 0
     sampling_bytes: int = 0
 
@@ -96,7 +94,7 @@ class SuperbatchCosts:
         access_bytes += int(np.ceil(_CHANGE_BYTES * self.changes_share))
         num_accesses = num_batches * self.batch_nodes
         planning = num_accesses * access_bytes
-        planning += transient_bytes(self.policy, num_accesses, self.num_rows)
+        planning += self.policy.planning_bytes(num_accesses)
         if not self.packed_rows:
             return planning
         per_batch = _PACKING_BATCH_BYTES + _PACKED_ROW_BYTES * self._packed_each
@@ -115,8 +113,7 @@ class SuperbatchCosts:
             For slots; by default what is left.
         """
         table = self.table_bytes(left_bytes)
-        planning = spilled_bytes(
-            self.policy,
+        planning = self._spilling.spilled_bytes(
             num_nodes=self.num_rows,
             largest_batch=self.batch_nodes,
             num_batches=num_batches,
@@ -204,8 +201,18 @@ class SuperbatchCosts:
         return num_slots * self._slot_bytes(spills)
 
     def _slot_bytes(self, spills: bool) -> int:
-        planner = spilled_slot_bytes if spills else slot_bytes
-        return self.row_bytes + _NODE_BYTES + planner(self.policy)
+        planner = self._spilling.spilled_slot_bytes if spills else self.policy.slot_bytes
+        return self.row_bytes + _NODE_BYTES + planner
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether traces and plans may be on disk."""
+        return isinstance(self.policy, SpillingPolicy)
+
+    @property
+    def _spilling(self) -> SpillingPolicy:
+        assert isinstance(self.policy, SpillingPolicy)  # noqa: S101 - `may_spill` was asked
+        return self.policy
 
 
 def with_measured_changes(costs: SuperbatchCosts, changes: int, accesses: int) -> SuperbatchCosts:

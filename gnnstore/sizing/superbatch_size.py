@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
-from gnnstore.caching.policies.settings import LOOKING_AHEAD, PlannedSettings
+from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError
 from gnnstore.sizing.superbatch_costs import KEPT_SHARE, SuperbatchCosts
 from gnnstore.units import format_at_least, format_size
@@ -127,8 +127,7 @@ def size_of(
         If traces and plans do not fit, or a cache of a given size does not beside them.
     """
     planning, spills = costs.planning_bytes(num_batches), False
-    may_spill = settings.policy in LOOKING_AHEAD
-    if may_spill and planning - costs.planning_bytes(0) > left_bytes // KEPT_SHARE:
+    if costs.may_spill and planning - costs.planning_bytes(0) > left_bytes // KEPT_SHARE:
         spilled = costs.spilled_planning_bytes(num_batches, left_bytes, settings.cache_bytes)
         spills = spilled < planning and costs.spilled_disk_bytes(num_batches) <= disk_bytes
         planning = spilled if spills else planning
@@ -144,7 +143,7 @@ def size_of(
     if missing > 0:
         what = "" if settings.cache_bytes is None else f"cache_bytes={settings.cache_bytes} and "
         raise BudgetError(
-            f"strategy {settings.policy!r}: {what}the plans of {num_batches} batches at a time "
+            f"strategy {costs.strategy!r}: {what}the plans of {num_batches} batches at a time "
             f"take {left_bytes + missing} bytes, but memory= leaves {max(0, left_bytes)} beside "
             f"the batches in flight: {memory_for(missing)} bytes too few; raise memory= by "
             f"at least {format_at_least(memory_for(missing))}, or lower superbatch="

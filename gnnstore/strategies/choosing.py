@@ -19,11 +19,11 @@ from gnnstore.strategies.optimizer import (
     Situation,
     is_worth_it,
     place_for,
-    strategy_of,
-    with_choice,
+    with_candidate,
 )
 
 if TYPE_CHECKING:
+    from gnnstore.strategies.base import Auto
     from gnnstore.strategies.request import ReadOptions, ReadRequest
 
 _RUNNERS_UP = 2
@@ -49,7 +49,7 @@ class Chosen:
     seconds: float | None = None
 
 
-def choices_for(request: ReadRequest) -> Iterator[Chosen]:
+def choices_for(request: ReadRequest, auto: Auto) -> Iterator[Chosen]:
     """Yield what "auto" takes, and what it takes where that proves not to fit, best first.
 
     Raises
@@ -62,9 +62,9 @@ def choices_for(request: ReadRequest) -> Iterator[Chosen]:
     mapped = replace(simple, instead_of_static="strategy 'static' would need more")
     try:
         # Before an engine is opened, which reads as the disk's measurements say.
-        if is_worth_it(request, place_for(request, "auto", staging=False)):
+        if is_worth_it(request, place_for(request, auto, staging=False)):
             disk_profile(request.store.path)
-        placement = place_for(request, "auto")
+        placement = place_for(request, auto)
     except BudgetError:
         if options.cache is not None:
             raise
@@ -79,12 +79,12 @@ def choices_for(request: ReadRequest) -> Iterator[Chosen]:
         if options.cache is None:
             yield mapped
         return
-    predicted = situation.ranked()
+    predicted = situation.ranked(auto.loadable)
     del situation  # a sample of 100 MB, before a cache is filled
     for i, prediction in enumerate(predicted):
         others = _others(prediction, predicted[i + 1 :])
         why = f"it is predicted to take {describe_seconds(prediction.seconds)} an epoch{others}"
-        chosen = with_choice(options, prediction.choice)
+        chosen = with_candidate(options, prediction.candidate)
         yield Chosen(chosen, why, seconds=prediction.seconds)
     yield mapped
 
@@ -93,8 +93,8 @@ def _others(chosen: Prediction, slower: list[Prediction]) -> str:
     """Return what those of other strategies would take that come next."""
     named: dict[str, float] = {}
     for prediction in slower:
-        name = strategy_of(prediction.choice)
-        if name != strategy_of(chosen.choice):
+        name = prediction.candidate.strategy.name
+        if name != chosen.candidate.strategy.name:
             named.setdefault(name, prediction.seconds)
     words = [f"{name} {describe_seconds(s)}" for name, s in list(named.items())[:_RUNNERS_UP]]
     return f" ({', '.join(words)})" if words else ""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnstore.caching.policies.base import Planner, make_planner
-from gnnstore.caching.policies.settings import PlannedPolicy, PlannedSettings
+from gnnstore.caching.policies.base import CachePolicy, Planner
+from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace_builder import TraceBuilder, id_dtype
 from gnnstore.disk.buffers import release
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
     from gnnstore.sizing.placement import Placement
+    from gnnstore.sizing.traits import StrategyTraits
 
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
 # of an epoch that they make faster. Small ones are done at once.
@@ -47,6 +49,7 @@ def size_superbatches(
     structure: Structure,
     presampler: Presampler,
     *,
+    strategy: StrategyTraits,
     settings: PlannedSettings,
     specs: Sequence[AttributeSpec],
     num_threads: int,
@@ -82,7 +85,7 @@ def size_superbatches(
     """
     if staging_bytes:
         num_threads = max(1, min(num_threads, placement.staging_bytes // staging_bytes))
-    packs = settings.policy == "packed" and bool(specs)
+    packs = strategy.packs and bool(specs)
     seen = presampler.run(structure, num_threads, spare_bytes=placement.spare_bytes)
     release()  # the samples' buffers: nothing gives them back before the first batch
 
@@ -91,6 +94,7 @@ def size_superbatches(
             division,
             structure,
             presampler,
+            strategy=strategy,
             settings=settings,
             specs=specs,
             staging_bytes=staging_bytes,
@@ -119,6 +123,7 @@ def _sized(
     structure: Structure,
     presampler: Presampler,
     *,
+    strategy: StrategyTraits,
     settings: PlannedSettings,
     specs: Sequence[AttributeSpec],
     staging_bytes: int,
@@ -127,9 +132,9 @@ def _sized(
 ) -> Placement:
     """Divide what a division leaves between rows and plans."""
     csc, placement, seen = structure.csc, division.placement, division.seen
-    packs = settings.policy == "packed" and bool(specs)
+    packs = strategy.packs and bool(specs)
     # Where rows of runs are all that is read, their reader takes the place of the other.
-    read = {path for path, mode in placement.modes.items() if mode == "direct"}
+    read = {path for path, mode in placement.modes.items() if mode == "disk"}
     memory = superbatch_memory(
         division,
         structure_staging_bytes=staging_bytes if structure.is_read else None,
@@ -148,7 +153,8 @@ def _sized(
         # Kept with four bytes where the sampler gives eight, but for graphs of 2^31 edges.
         kept_bytes=division.expected(seen.largest_ids_bytes),
         packed_rows=batch_nodes if packs else 0,
-        policy=settings.policy,
+        policy=POLICIES[strategy.policy],
+        strategy=strategy.name,
         epoch_batches=num_batches,
         sampling_bytes=memory.lent_bytes,
     )
@@ -160,7 +166,8 @@ def _sized(
     profile = _Profile(
         structure,
         presampler,
-        policy=settings.policy,
+        policy=costs.policy,
+        packs=strategy.packs,
         num_batches=max(1, min(_PROFILE_BATCHES, num_batches, affordable)),
         num_threads=division.num_threads,
         spare_bytes=placement.spare_bytes,
@@ -207,8 +214,8 @@ def _sized(
     needed = costs.disk_bytes(size.num_batches) + _spilled(costs, size)
     if packs and (missing := needed - disk_bytes) > 0:
         raise DiskBudgetError(
-            f"strategy 'packed': the packed rows of superbatches of {size.num_batches} batches "
-            f"take up to {disk_bytes + missing} bytes on disk, and {disk_bytes} may be "
+            f"strategy {strategy.name!r}: the packed rows of superbatches of {size.num_batches} "
+            f"batches take up to {disk_bytes + missing} bytes on disk, and {disk_bytes} may be "
             f"used: {missing} bytes too few; raise disk= by at least {format_at_least(missing)}, "
             "name a roomier tmpdir=, or choose strategy='belady'"
         )
@@ -250,7 +257,8 @@ class _Profile:
         structure: Structure,
         presampler: Presampler,
         *,
-        policy: PlannedPolicy,
+        policy: CachePolicy,
+        packs: bool,
         num_batches: int,
         num_threads: int,
         spare_bytes: int | None,
@@ -258,7 +266,7 @@ class _Profile:
     ) -> None:
         self._structure = structure
         self._presampler = presampler
-        self._policy: PlannedPolicy = policy
+        self._policy, self._packs = policy, packs
         self.num_batches = num_batches
         self._num_threads = num_threads
         self._spare_bytes = spare_bytes
@@ -291,8 +299,8 @@ class _Profile:
             planner: Planner = self._fixed.planner(num_slots)
             planner.restart(in_slots(self._fixed.of(num_slots), num_slots))
             return planner
-        planner = make_planner(self._policy, num_slots)
-        if fills(self._policy, size, num_nodes):
+        planner = self._policy.planner(num_slots)
+        if fills(self._policy, size, num_nodes, packs=self._packs):
             first = _part(self._sampled(), 0, num_filled_for)
             planner.restart(in_slots(most_needed(first, num_nodes, num_slots), num_slots))
         return planner

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.buffers import release
 from gnnstore.errors import BudgetError
 from gnnstore.features.memory import MemoryRows
@@ -16,6 +17,7 @@ from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.pipeline.lookahead.producer import Superbatches
 from gnnstore.sizing.in_flight import check_two_batches
 from gnnstore.sizing.placement import ASKED_FOR, Placement
+from gnnstore.strategies.base import Auto
 from gnnstore.strategies.choosing import choices_for
 from gnnstore.strategies.lookahead import size_superbatches
 from gnnstore.strategies.optimizer import place_for
@@ -85,7 +87,7 @@ class Tables:
 
         def open_rows(spec: AttributeSpec) -> RowSource:
             mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
-            if mode == "direct" and self.engine is not None:
+            if mode == "disk" and self.engine is not None:
                 if self.cache is not None and self.cache.holds(spec.path):
                     return self.cache.rows(spec.path)
                 return shared.rows_on_disk(store, spec, self.engine)
@@ -101,7 +103,7 @@ class Tables:
     def cached_by(self) -> str:
         """By what rows are cached; empty without a cache."""
         if self.superbatches is not None:
-            return self.superbatches.policy
+            return self.placement.strategy.name
         return (
             "" if self.cache is None or self.placement.cache is None else self.placement.cache.score
         )
@@ -122,8 +124,9 @@ class Tables:
         tmpdir = request.tmpdir(settings)
         return Superbatches(
             lambda: shared.planned_cache(store, specs, engine, size.num_slots),
-            settings.policy,
+            POLICIES[self.placement.strategy.policy],
             size,
+            packs=self.placement.strategy.packs,
             tmpdir=tmpdir,
             disk_bytes=disk_budget(tmpdir, settings.disk_bytes),
             num_nodes=self.structure.csc.num_nodes,
@@ -151,10 +154,11 @@ def open_tables(request: ReadRequest) -> Tables:
     StorageError, CorruptStoreError
         If the store cannot be read.
     """
-    if request.options.strategy != "auto":
+    strategy = request.options.strategy
+    if not isinstance(strategy, Auto):
         return Tables(request, _placed(request))
     missing: BudgetError | None = None
-    for chosen in choices_for(request):
+    for chosen in choices_for(request, strategy):
         own = replace(request, options=chosen.options)
         try:
             placement = _placed(own, chosen.why, chosen.instead_of_static)
@@ -207,6 +211,7 @@ def _divided(request: ReadRequest, placement: Placement) -> Placement:
             placement,
             structure,
             request.presampler,
+            strategy=placement.strategy,
             settings=options.planned,
             specs=specs,
             num_threads=request.num_threads,

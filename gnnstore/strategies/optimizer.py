@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gnnstore.caching.policies.settings import PlannedPolicy, PlannedSettings
-from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings, Score
+from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.policies.settings import PlannedSettings
+from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings
 from gnnstore.caching.trace_builder import id_dtype
 from gnnstore.disk.buffers import release
 from gnnstore.disk.profile.first_use import disk_profile
@@ -21,7 +22,8 @@ from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import residents_of
-from gnnstore.planning.cost_model import CHOICES, Choice, Machine, Prediction, Resources, predict
+from gnnstore.planning.calibrate import gather_rate
+from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict
 from gnnstore.planning.workload import Workload
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sizing.in_flight import (
@@ -34,12 +36,15 @@ from gnnstore.sizing.placement import ASKED_FOR, Placement, place
 from gnnstore.sizing.sizes import StoreSizes
 from gnnstore.sizing.superbatch_costs import SuperbatchCosts, with_measured_changes
 from gnnstore.sizing.superbatch_size import SuperbatchSize, choose_size, takes_from_rows
-from gnnstore.strategies.calibrate import gather_rate
+from gnnstore.sizing.traits import Candidate, StrategyTraits
+from gnnstore.strategies.base import Auto
 from gnnstore.strategies.sampling_run import out_degrees, reads_of, sample_workload
 from gnnstore.strategies.superbatch_memory import Division, superbatch_memory
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.topology import Structure
@@ -49,14 +54,12 @@ if TYPE_CHECKING:
 # Rows of so many bytes in all are read in less time than measuring and sampling takes.
 SMALLEST_BYTES = 32 << 20
 _LEAST_SPARE_BYTES = 1 << 20
-# In memory, if everything fits, is decided without predictions; plans are packed on demand.
-LOADERS_CHOICES = tuple(choice for choice in CHOICES if choice not in {"memory", "plan"})
 _WORTH_COUNTING = 2
 
 
 def place_for(
     request: ReadRequest,
-    strategy: str,
+    strategy: StrategyTraits | Auto,
     memory: int | str | None = None,
     *,
     staging: bool = True,
@@ -82,7 +85,7 @@ def place_for(
     options, shared = request.options, residents_of(request.store)
     return place(
         StoreSizes.of(request.store.schema),
-        strategy=strategy,
+        strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,
         topology=options.topology,
         memory=options.memory if memory is None else memory,
         seeds_bytes=request.seeds_bytes,
@@ -140,7 +143,7 @@ class Situation:
         Parameters
         ----------
         placement : Placement
-            By strategy "static".
+            By a strategy that reads from disk.
         """
         engine, specs = request.open_engine(), request.node_specs(placement)
         if engine is None or not specs or not request.presampler.seeds.num_seeds:
@@ -181,13 +184,13 @@ class Situation:
         """What the store takes in memory."""
         return StoreSizes.of(self.request.store.schema).total_bytes
 
-    def ranked(self) -> list[Prediction]:
+    def ranked(self, candidates: Sequence[Candidate]) -> list[Prediction]:
         """Return what a loader may choose, the fastest first."""
-        found = fastest_first(self.predictions(LOADERS_CHOICES))
-        by_frequency = [p.cost for p in found if p.choice == "static-frequency"]
+        found = fastest_first(self.predictions(candidates))
+        by_frequency = [p.cost for p in found if p.candidate.score == "frequency"]
         # Another score has never halved the misses; counting degrees takes seconds.
         if by_frequency and by_frequency[0] < _WORTH_COUNTING * found[0].cost:
-            return fastest_first(self.with_degrees().predictions(LOADERS_CHOICES))
+            return fastest_first(self.with_degrees().predictions(candidates))
         return found
 
     def _see_many(self) -> Presampled:
@@ -202,18 +205,16 @@ class Situation:
             self.many_seen.append(found)
         return self.many_seen[0]
 
-    def choice(self, predictions: list[Prediction]) -> Choice:
+    def choice(self, auto: Auto, predictions: list[Prediction]) -> Candidate:
         """Return which of all predictions "auto" goes by."""
         try:
-            placement = place_for(self.request, "auto")
+            placement = place_for(self.request, auto)
         except BudgetError:
-            return "mmap"
-        if not placement.reads_disk:
-            return "memory"
-        if not is_worth_it(self.request, placement):
-            return "static-frequency"
-        own = [p for p in predictions if p.choice in LOADERS_CHOICES]
-        return next((p.choice for p in fastest_first(own)), "mmap")
+            return auto.fallback("mmap")
+        if not placement.reads_disk or not is_worth_it(self.request, placement):
+            return auto.fallback(placement.strategy.mode)
+        own = [p for p in predictions if p.candidate in auto.loadable]
+        return next((p.candidate for p in fastest_first(own)), auto.fallback("mmap"))
 
     def with_degrees(self) -> Situation:
         """Return the situation with a cache by out-degree among what can be predicted."""
@@ -225,7 +226,7 @@ class Situation:
 
     def predictions(
         self,
-        choices: tuple[Choice, ...] = CHOICES,
+        candidates: Sequence[Candidate],
         *,
         memory: int | str | None = None,
         disk_bytes: int | None = None,
@@ -234,25 +235,28 @@ class Situation:
 
         Parameters
         ----------
+        candidates : sequence of Candidate
         memory, disk_bytes : int, optional
             Budgets; by default the request's.
         """
         disk = self.disk_bytes if disk_bytes is None else disk_bytes
         found = []
-        for choice in choices:
-            if choice == "static-degree" and self.workload.degree is None:
+        for candidate in candidates:
+            if candidate.score == "degree" and self.workload.degree is None:
                 problem = "out-degrees were not counted: the graph is large, or not in memory"
-                found.append(Prediction.impossible(choice, problem))
+                found.append(Prediction.impossible(candidate, problem))
                 continue
             try:
-                resources = self._resources(choice, memory, disk)
+                resources = self._resources(candidate, memory, disk)
             except (BudgetError, UsageError) as error:
-                found.append(Prediction.impossible(choice, str(error)))
+                found.append(Prediction.impossible(candidate, str(error)))
             else:
-                found.append(predict(choice, self.workload, self.machine, resources))
+                found.append(predict(candidate, self.workload, self.machine, resources))
         return found
 
-    def _resources(self, choice: Choice, memory: int | str | None, disk_bytes: int) -> Resources:
+    def _resources(
+        self, candidate: Candidate, memory: int | str | None, disk_bytes: int
+    ) -> Resources:
         """Return what a strategy would have.
 
         Raises
@@ -260,29 +264,29 @@ class Situation:
         BudgetError
             If that is too little.
         """
-        planned = choice in {"belady", "packed", "plan"}
-        options = with_choice(self.request.options, "packed" if choice == "plan" else choice)
+        strategy = candidate.strategy
+        options = with_candidate(self.request.options, candidate)
         if memory is not None:
             options = replace(options, memory=memory)
         # Beside another kind of cache there is none; all cost what they take of the budget.
         request = replace(self.request, options=options).without_second_cache()
         placement = place_for(request, options.strategy)
-        if choice in {"memory", "mmap"} and placement.budget_is_promise:
+        if not strategy.reads_disk and placement.budget_is_promise:
             check_two_batches(placement, self.seen.largest_bytes)
-        if choice == "memory":
+        if strategy.mode == "memory":
             return Resources(placement.resident_bytes)
-        if choice == "mmap":
+        if strategy.mode == "mmap":
             # A mapping has what the budget leaves for pages, although they are not counted.
             page_cache = max(0, placement.left_bytes - 2 * self.seen.largest_bytes)
             return Resources(placement.resident_bytes, cached_bytes=page_cache)
         batch_bytes = 0
-        if placement.budget_is_promise and not planned:
+        if placement.budget_is_promise and not strategy.plans:
             batch_bytes = expected_bytes(self.seen.largest_bytes)
             check_two_batches(placement, batch_bytes)
         held = placement.resident_bytes + placement.staging_bytes
-        if choice == "direct":
-            return Resources(held)
-        if not planned:
+        if not strategy.plans:
+            if candidate.score is None:
+                return Resources(held)
             settings = request.options.cache or CacheSettings()
             cost = cache_cost(self.workload.num_rows, self.workload.row_bytes, settings.score)
             scores = self.workload.num_rows * SCORE_DTYPES[settings.score]().itemsize
@@ -293,11 +297,11 @@ class Situation:
                 )
             taken = cost.bytes_of(num_rows)
             return Resources(held + taken, num_rows, num_rows * self.workload.row_bytes)
-        settings_of = request.options.planned or PlannedSettings("packed")
+        settings_of = request.options.planned or PlannedSettings()
         division = Division(placement, self.seen, self.machine.num_threads)
         size, disk, division = division.first_that_fits(
-            lambda way: (*self._superbatch(choice, settings_of, way, disk_bytes), way),
-            packs=choice != "belady",
+            lambda way: (*self._superbatch(candidate, settings_of, way, disk_bytes), way),
+            packs=strategy.packs,
             staging_bytes=self.engine.staging_bytes,
             may_use_fewer=request.may_use_fewer,
             look_again=self._see_many,
@@ -317,13 +321,14 @@ class Situation:
 
     def _superbatch(
         self,
-        choice: Choice,
+        candidate: Candidate,
         settings: PlannedSettings,
         division: Division,
         disk_bytes: int,
     ) -> tuple[SuperbatchSize, int]:
         """Return how a budget is divided, by the rules of `planned_sizing`, and the disk space."""
-        work, packs = self.workload, choice != "belady"
+        work, packs = self.workload, candidate.strategy.packs
+        policy = POLICIES[candidate.strategy.policy]
         memory = superbatch_memory(
             division,
             structure_staging_bytes=self.engine.staging_bytes if self.structure.is_read else None,
@@ -339,7 +344,8 @@ class Situation:
             id_bytes=id_dtype(work.num_rows).itemsize,
             kept_bytes=division.expected(self.seen.largest_ids_bytes),
             packed_rows=batch_nodes if packs else 0,
-            policy=settings.policy,
+            policy=policy,
+            strategy=candidate.strategy.name,
             epoch_batches=work.epoch_batches,
             sampling_bytes=memory.lent_bytes,
         )
@@ -352,7 +358,7 @@ class Situation:
             memory_for=memory.memory_for,
         )
         size = choose(costs)
-        misses = work.belady_misses(size.num_slots, size.num_batches)
+        misses = work.misses(policy, size.num_slots, size.num_batches)
         trades_rows = misses > 0 and takes_from_rows(size, costs, settings, left)
         accesses = work.batch_rows * work.epoch_batches
         costs = with_measured_changes(costs, int(misses), int(accesses))
@@ -365,7 +371,7 @@ class Situation:
             return spilled + (costs.disk_bytes(size.num_batches) if packs else 0)
 
         def misses_of(size: SuperbatchSize) -> float:
-            return work.belady_misses(size.num_slots, size.num_batches)
+            return work.misses(policy, size.num_slots, size.num_batches)
 
         def packing_cost(size: SuperbatchSize) -> float:
             if disk_of(size) > disk_bytes:
@@ -376,13 +382,13 @@ class Situation:
         cost = packing_cost if packs else misses_of if trades_rows else None
         size = choose(costs, cost=cost)
         taken = disk_of(size)
-        if choice == "plan":
+        if candidate.is_offline:
             # An epoch's records, and its packed rows, whatever a superbatch has.
-            misses = work.belady_misses(size.num_slots, size.num_batches, holds="nothing")
+            misses = work.misses(policy, size.num_slots, size.num_batches, holds="nothing")
             taken = int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
         if packs and taken > disk_bytes:
             raise DiskBudgetError(
-                f"strategy {choice!r} would take {format_size(taken)} on disk, and "
+                f"strategy {candidate.name!r} would take {format_size(taken)} on disk, and "
                 f"{format_size(disk_bytes)} may be used"
             )
         return size, taken
@@ -393,7 +399,7 @@ def is_worth_it(request: ReadRequest, placement: Placement) -> bool:
     if not placement.reads_disk or request.options.cache is not None:
         return False
     tables = StoreSizes.of(request.store.schema).tables
-    read = [t for t in tables if t.of_nodes and placement.modes[t.path] == "direct"]
+    read = [t for t in tables if t.of_nodes and placement.modes[t.path] == "disk"]
     return sum(table.num_bytes for table in read) >= SMALLEST_BYTES
 
 
@@ -402,19 +408,11 @@ def fastest_first(predictions: list[Prediction]) -> list[Prediction]:
     return sorted((p for p in predictions if p.is_feasible), key=lambda p: p.cost)
 
 
-def strategy_of(choice: Choice) -> str:
-    """Return the loader's strategy behind a choice."""
-    return "static" if choice.startswith("static") else choice
-
-
-def with_choice(options: ReadOptions, choice: Choice) -> ReadOptions:
+def with_candidate(options: ReadOptions, candidate: Candidate) -> ReadOptions:
     """Return the options that a user who wants this very thing would have given."""
-    score: Score = "degree" if choice == "static-degree" else "frequency"
-    if strategy_of(choice) == "static":
-        return replace(options, strategy="static", cache=CacheSettings(score), planned=None)
-    if choice in {"belady", "packed"}:
-        policy: PlannedPolicy = "belady" if choice == "belady" else "packed"
-        planned = options.planned or PlannedSettings("packed")
-        return replace(options, strategy=choice, planned=replace(planned, policy=policy))
-    engine = None if choice in {"memory", "mmap"} else options.io_engine
-    return replace(options, strategy=choice, cache=None, planned=None, io_engine=engine)
+    strategy = candidate.strategy
+    if strategy.plans:
+        return replace(options, strategy=strategy, planned=options.planned or PlannedSettings())
+    cache = None if candidate.score is None else CacheSettings(candidate.score)
+    engine = options.io_engine if strategy.reads_disk else None
+    return replace(options, strategy=strategy, cache=cache, planned=None, io_engine=engine)

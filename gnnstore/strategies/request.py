@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from gnnstore.caching.policies.settings import PLANNED, PlannedSettings
+from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import CacheSettings
 from gnnstore.disk.scratch import default_parent
 from gnnstore.graph.indices import IndexRows
@@ -16,6 +16,8 @@ from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.pipeline.lookahead.session import FixedNodes
 from gnnstore.sizing.placement import Placement
 from gnnstore.sizing.sizes import StoreSizes
+from gnnstore.sizing.traits import StrategyTraits
+from gnnstore.strategies.base import Auto
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ _STAGING_SHARE = 4
 class ReadOptions:
     """How the user wants a store to be read; see `NeighborLoader`."""
 
-    strategy: str = "auto"
+    strategy: StrategyTraits | Auto
     topology: str = "auto"
     memory: int | str | None = None
     io_engine: str | None = None
@@ -106,18 +108,18 @@ class ReadRequest:
 
     def disk_bytes(self) -> int:
         """Return what may be taken on disk beside the store, for a while."""
-        settings = self.options.planned or PlannedSettings("packed")
+        settings = self.options.planned or PlannedSettings()
         return disk_budget(self.tmpdir(settings), settings.disk_bytes)
 
-    def taken_bytes(self, strategy: str) -> int:
+    def taken_bytes(self, strategy: StrategyTraits | Auto) -> int:
         """Return what other loaders' caches take of the budget, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
         shared = residents_of(self.store)
-        if strategy in PLANNED:
+        if strategy.plans:
             return shared.taken_bytes("planned")
         return shared.taken_bytes(
-            (self.options.cache or CacheSettings()) if strategy in {"auto", "static"} else None
+            (self.options.cache or CacheSettings()) if strategy.caches else None
         )
 
     def shared_cache_bytes(self) -> int:
@@ -140,7 +142,7 @@ class ReadRequest:
             return replace(
                 self, options=replace(options, planned=replace(options.planned, cache_bytes=0))
             )
-        cache = options.cache or (CacheSettings() if options.strategy == "static" else None)
+        cache = options.cache or (CacheSettings() if options.strategy.caches else None)
         if cache is not None and cache.num_bytes is None:
             return replace(self, options=replace(options, cache=replace(cache, num_bytes=0)))
         return self
@@ -148,14 +150,14 @@ class ReadRequest:
     def node_specs(self, placement: Placement) -> tuple[AttributeSpec, ...]:
         """Return the node attributes that are read from disk."""
         attributes = self.store.schema.node.attributes.values()
-        return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "direct")
+        return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "disk")
 
     def cache_maker(
         self, placement: Placement, structure: Structure, engine: Engine | None
     ) -> CacheMaker | None:
         """Return what makes a cache; None if none is wanted."""
         settings = self.options.cache
-        if settings is None and placement.strategy == "static":
+        if settings is None and placement.strategy.caches:
             settings = CacheSettings()
         if settings is None or engine is None:
             return None

@@ -13,6 +13,7 @@ from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PlanReader, find_plan
 from gnnstore.sizing.placement import Placement
+from gnnstore.sizing.traits import StrategyTraits
 from gnnstore.strategies.open import Tables
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.saved_batches import SavedBatches
@@ -20,6 +21,8 @@ from gnnstore.units import format_at_least, format_size
 
 # Of a budget, for staging: as of the strategies that read a store.
 _STAGING_SHARE = 4
+# Rows that were packed, by whatever planned cache.
+_PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
 class _NothingToSample:
@@ -94,7 +97,7 @@ class PlanTables(Tables):
         row_bytes = sum(table.row_bytes for table in self.saved.plan.tables.values())
         cache_bytes = PlannedCache.bytes_for(row_bytes, manifest.num_slots)
         self.placement = Placement(
-            strategy="packed",
+            strategy=_PACKED,
             topology="disk",
             modes={},
             resident_bytes=cache_bytes + reader.index.nbytes + seeds_bytes,

@@ -23,6 +23,7 @@ import pytest
 
 import gnnstore
 from gnnstore import _core
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.disk.profile.measure import BLOCK_BYTES, QUEUE_DEPTHS
@@ -202,7 +203,11 @@ def test_learning_takes_what_it_is_given(num_rows: int) -> None:
     thinning = Thinning.fit(64 * batch_rows, num_rows, 512, memory_bytes)
     num_batches = min(64, thinning.batches_in(memory_bytes, batch_rows))
     work = learn(num_batches, thinning, num_rows, batch_rows)
-    for reads in (work.direct_reads(), work.belady_reads(1000, num_batches), work.fill_reads(1000)):
+    for reads in (
+        work.direct_reads(),
+        work.planned_reads(BELADY, 1000, num_batches),
+        work.fill_reads(1000),
+    ):
         assert reads.reads > 0
     assert memory_bytes / 8 < peak_bytes() <= memory_bytes
 

@@ -235,7 +235,6 @@ def test_reads_from_disk(store: Path, limited: tuple[Path, Path], options: dict[
         # Many reads a batch, so a few superbatches of few batches will do.
         {"strategy": "belady", "memory": 100 * 10**6, "most_batches": 30},
         {"strategy": "belady", "memory": 300 * 10**6},
-        {"strategy": "lru", "memory": 300 * 10**6, "most_batches": 60},
         {"strategy": "packed", "memory": 150 * 10**6, "most_batches": 60},
         {"strategy": "packed", "memory": 300 * 10**6, "num_threads": 4},
     ],

@@ -17,6 +17,7 @@ from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
 from gnnstore.strategies import optimizer as situation
+from gnnstore.strategies.builtin import auto
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.caches import minimum_misses, run_lru, run_sieve
@@ -195,12 +196,6 @@ def test_other_seeds_and_all_nodes(run: Any, store: Path) -> None:
 # --- strategies ---------------------------------------------------------------------------------
 
 
-STRATEGIES = [
-    *("memory", "mmap", "direct", "static-degree", "static-frequency"),
-    *("belady", "packed", "plan"),
-]
-
-
 def test_strategies_are_predicted(run: Any, store: Path) -> None:
     save_profile(profile_of(store))
     words = (*QUICK, "--batches", "3", "--cache", "10%")
@@ -209,7 +204,7 @@ def test_strategies_are_predicted(run: Any, store: Path) -> None:
     assert not predicted["disk_is_assumed"]
     assert predicted["curve"] == []
     found = {one["strategy"]: one for one in predicted["strategies"]}
-    assert list(found) == STRATEGIES
+    assert list(found) == [candidate.name for candidate in auto().candidates]
     for one in found.values():
         assert one["problem"] is None
         assert one["seconds_per_epoch"] > 0

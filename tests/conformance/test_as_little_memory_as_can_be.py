@@ -17,6 +17,7 @@ from gnnstore.errors import BudgetError
 from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.sizing.in_flight import MANY_BATCHES, expected_bytes, margin_of
 from gnnstore.strategies import sampling_run as workload_sampling
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.disks import keep_usual_profile
 
@@ -59,7 +60,7 @@ def least_memory(store: Path, strategy: str, **options: Any) -> int:
 
 
 @pytest.mark.parametrize("topology", ["memory", "disk"])
-@pytest.mark.parametrize("strategy", ["belady", "packed", "lru"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: str) -> None:
     expected = as_dicts(islice(loader_of(store, "memory", num_threads=0), BATCHES))
     options: dict[str, Any] = {"topology": topology}

@@ -24,11 +24,13 @@ from gnnstore.disk.profile.device_profile import (
     save_profile,
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
-from gnnstore.planning.cost_model import Choice, Prediction
+from gnnstore.planning.cost_model import Prediction
 from gnnstore.strategies import choosing
 from gnnstore.strategies import lookahead as planned_sizing
 from gnnstore.strategies import open as tables
 from gnnstore.strategies import optimizer as situation
+from gnnstore.strategies.base import Auto
+from gnnstore.strategies.builtin import STATIC, auto
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.stores import write_example_store
 
@@ -169,10 +171,10 @@ def test_what_proves_not_to_fit_is_not_taken(path: Path, monkeypatch: pytest.Mon
     save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
     real = planned_sizing.size_superbatches
 
-    def refuse(*arguments: Any, settings: Any, **options: Any) -> Any:
-        if settings.policy == "packed":
+    def refuse(*arguments: Any, strategy: Any, **options: Any) -> Any:
+        if strategy.packs:
             raise BudgetError("too little")
-        return real(*arguments, settings=settings, **options)
+        return real(*arguments, strategy=strategy, **options)
 
     monkeypatch.setattr(tables, "size_superbatches", refuse)
     stats = loader_of(path, memory=MEMORY, disk="4GB").stats()
@@ -320,19 +322,20 @@ def test_less_than_the_least(path: Path) -> None:
 # --- what is predicted is what would run --------------------------------------------------------
 
 
-@pytest.mark.parametrize("choice", ["static-frequency", "static-degree", "belady", "packed"])
+@pytest.mark.parametrize("choice", [c.name for c in auto().loadable if c.score or c.strategy.plans])
 @pytest.mark.parametrize("memory", [MEMORY, 90_000_000])
 def test_a_strategy_gets_what_was_predicted_for_it(
-    path: Path, choice: Choice, memory: int, monkeypatch: pytest.MonkeyPatch
+    path: Path, choice: str, memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_profile(profile_of(path))
     predictions: list[Prediction] = []
 
-    def only(request: Any) -> Iterator[choosing.Chosen]:
-        found = situation.Situation.of(request, situation.place_for(request, "static"))
+    def only(request: Any, auto: Auto) -> Iterator[choosing.Chosen]:
+        candidate = auto.candidate(choice)
+        found = situation.Situation.of(request, situation.place_for(request, STATIC))
         assert found is not None
-        predictions.extend(found.with_degrees().predictions((choice,)))
-        yield choosing.Chosen(situation.with_choice(request.options, choice))
+        predictions.extend(found.with_degrees().predictions((candidate,)))
+        yield choosing.Chosen(situation.with_candidate(request.options, candidate))
 
     monkeypatch.setattr(tables, "choices_for", only)
     stats = loader_of(path, memory=memory, disk="4GB").stats()

@@ -30,6 +30,7 @@ from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
 from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Superbatches
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.graphs import random_graph
 
@@ -107,7 +108,7 @@ class Counted:
 # --- it is the one that is wanted ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["packed", "belady", "lru"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 @pytest.mark.parametrize("superbatch", [3, 4, BATCHES])
 def test_epoch_after_epoch(
     path: Path,

@@ -26,11 +26,11 @@ import numpy as np
 import pytest
 
 from gnnstore import NeighborLoader
-from gnnstore.caching.policies.settings import PLANNED
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.worker import watched
 from gnnstore.pipeline.lookahead.packer import Room
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
@@ -333,7 +333,7 @@ def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
     timer.join()
 
 
-@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 @pytest.mark.parametrize("num_threads", [0, 3])
 def test_interrupts_at_any_time(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], strategy: str, num_threads: int

@@ -1,4 +1,4 @@
-"""The strategies "belady", "lru" and "sieve": the same batches, whatever is planned ahead."""
+"""The strategies that plan: the same batches, whatever is planned ahead."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ import torch
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.caching.policies.settings import LOOKING_AHEAD, PLANNED
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import same
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 
+PLANNED = [strategy.name for strategy in STRATEGIES if strategy.plans]
 N, E, WIDTH = 1000, 12_000, 100
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
 BATCHES = 12  # of an epoch
@@ -68,26 +70,24 @@ def expected(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 2, 4])
-@pytest.mark.parametrize("policy", PLANNED)
+@pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("on_disk", ["", "subgraphs", "plans"])
 def test_batches_are_the_same(
-    tmp_path: Path, request: pytest.FixtureRequest, num_threads: int, policy: str, on_disk: str
+    tmp_path: Path, request: pytest.FixtureRequest, num_threads: int, strategy: str, on_disk: str
 ) -> None:
     path, expected = request.getfixturevalue("path"), request.getfixturevalue("expected")
-    if on_disk == "plans" and policy not in LOOKING_AHEAD:
-        pytest.skip("planned in memory always")
-    loader = loader_of(path, strategy=policy, num_threads=num_threads, tmpdir=tmp_path)
+    loader = loader_of(path, strategy=strategy, num_threads=num_threads, tmpdir=tmp_path)
     _keep_subgraphs(loader, in_memory=on_disk != "subgraphs")
     if on_disk == "plans":
         planned_on_disk(loader)
     assert same(batches(loader, 2), expected)
     stats = loader.stats()
-    assert (stats.strategy, stats.cache, stats.superbatch) == (policy, policy, 5)
+    assert (stats.strategy, stats.cache, stats.superbatch) == (strategy, strategy, 5)
     assert stats.rows_read > 0
     assert stats.rows_cached > 0
     assert stats.bytes_useful > 0
     assert stats.seconds_planning > 0
-    assert (stats.bytes_spilled > 0) == (policy == "packed" or on_disk != "")
+    assert (stats.bytes_spilled > 0) == (STRATEGIES[strategy].packs or on_disk != "")
     del loader
     assert not list(tmp_path.iterdir()), "spilled subgraphs go with the loader at the latest"
 
@@ -118,12 +118,12 @@ def test_packed_beside_a_cache_that_stays(
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
-@pytest.mark.parametrize("strategy", ["direct", "static", *PLANNED])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
 def test_topology_on_disk(
     path: Path, expected: list[dict[str, Any]], strategy: str, num_threads: int
 ) -> None:
-    options: dict[str, Any] = {"superbatch": None} if strategy in {"direct", "static"} else {}
-    options |= {"cache_bytes": None} if strategy == "direct" else {}
+    options: dict[str, Any] = {} if STRATEGIES[strategy].plans else {"superbatch": None}
+    options |= {"cache_bytes": None} if STRATEGIES[strategy].alias_of else {}
     loader = loader_of(
         path, strategy=strategy, topology="disk", memory="80MB", num_threads=num_threads, **options
     )
@@ -190,16 +190,15 @@ def test_no_cache_misses_less(path: Path) -> None:
         return node_rows(loader)
 
     all_rows = rows_read(strategy="direct", superbatch=None, cache_bytes=None)
-    few = {policy: rows_read(strategy=policy, superbatch=BATCHES) for policy in PLANNED}
+    few = rows_read(superbatch=BATCHES)
     assert rows_read(superbatch=BATCHES, cache_bytes=0) == all_rows
-    assert 0 < few["belady"] < min(few["lru"], few["sieve"])
-    assert max(few.values()) < all_rows
+    assert 0 < few < all_rows
     # Not even one that is filled beforehand with the best rows, which are read too.
     static = NeighborLoader(
         path, [4, 4], "train", strategy="static", cache_bytes="100kB", **OPTIONS
     )
     batches(static)
-    assert few["belady"] < node_rows(static) + 2 * static.stats().cache_rows
+    assert few < node_rows(static) + 2 * static.stats().cache_rows
 
 
 # --- iterations that are left, resumed, or run side by side --------------------------------
@@ -348,7 +347,7 @@ def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]
     for _ in islice(loader, 7):
         pass
     state = loader.state_dict()
-    for options in ({"strategy": "lru", "superbatch": 2}, {"strategy": "belady"}):
+    for options in ({"strategy": "packed", "superbatch": 2}, {"strategy": "belady"}):
         other = loader_of(path, **options)
         other.load_state_dict(state)
         assert same(batches(other, 2), expected[7:])
@@ -496,6 +495,11 @@ def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
         ({"strategy": "direct", "superbatch": 4}, "plans no superbatches"),
         ({"strategy": "static", "superbatch": None, "tmpdir": "/x"}, "has no use for tmpdir"),
         ({"cache_bytes": -1}, "cache_bytes"),
+        *(
+            ({"strategy": policy.name}, "'gnnstore plan' simulates")
+            for policy in POLICIES
+            if policy.is_simulated_only
+        ),
     ],
 )
 def test_options_that_make_no_sense(path: Path, options: dict[str, Any], message: str) -> None:

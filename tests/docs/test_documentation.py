@@ -14,6 +14,8 @@ from typing import Any
 import click
 import pytest
 
+import gnnstore
+from gnnstore.strategies.builtin import STRATEGIES, auto
 from gnnstore.tools import cli
 
 pytest.importorskip("torch_geometric")
@@ -194,6 +196,23 @@ def test_defaults_in_the_manual_are_those_of_the_options() -> None:
             shown = " ".join(map(str, values))
             row = rf"\| `{parameter.opts[0]}[^|]*(?:\\\|[^|]*)*\| `?{re.escape(shown)}`? \|"
             assert re.search(row, text), f"gnnstore {name} {parameter.opts[0]}: {shown}"
+
+
+def test_every_strategy_stands_in_the_docs() -> None:
+    """Where users look for them: the guide says what each does, in the words of its summary."""
+    guide, readme, manual, loader = (
+        *(
+            (ROOT / name).read_text()
+            for name in ("docs/howto-train.md", "README.md", "docs/cli.md")
+        ),
+        gnnstore.NeighborLoader.__doc__ or "",
+    )
+    for strategy in STRATEGIES:
+        assert f'| `strategy="{strategy.name}"` | {strategy.summary} |\n' in guide
+        assert f"`{strategy.name}`: " in readme
+        assert f'"{strategy.name}"' in loader
+    for candidate in auto().candidates:
+        assert f"`{candidate.name}`" in manual
 
 
 def test_exit_statuses_in_the_manual_are_those_of_the_code() -> None:

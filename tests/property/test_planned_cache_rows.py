@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.policies.base import make_planner
 from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.counts import ReadCounts
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
@@ -81,7 +81,7 @@ def gather_all(
         return list(executor.map(gather, range(len(steps))))
 
 
-@pytest.mark.parametrize("policy", ["belady", "lru", "sieve"])
+@pytest.mark.parametrize("policy", POLICIES.names)
 @pytest.mark.parametrize("has_source", [False, True])
 @given(
     seed=st.integers(0, 2**32),
@@ -95,7 +95,7 @@ def gather_all(
 @settings(max_examples=examples(40), deadline=None)
 def test_rows_are_the_tables_rows(
     tables: Tables,
-    policy: Any,
+    policy: str,
     has_source: bool,
     *,
     seed: int,
@@ -109,7 +109,7 @@ def test_rows_are_the_tables_rows(
     rng = np.random.default_rng(seed)
     cache = PlannedCache(tables.opened, num_slots)
     assert cache.num_bytes == PlannedCache.bytes_for(sum(WIDTHS.values()), num_slots)
-    planner = make_planner(policy, num_slots)
+    planner = POLICIES[policy].planner(num_slots)
     lease, num_gathered = cache.begin(), 0
     for size, is_taken_over in zip(sizes, takeovers, strict=False):
         if is_taken_over:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gnnstore.caching.policies.base import Plan, Planner
+from gnnstore.caching.policies.base import Plan, SpillingPlanner
 from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.policies.online import LruPlanner, SievePlanner
 from gnnstore.caching.trace_file import TraceFile
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
@@ -31,7 +28,9 @@ def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
     return Trace.of(batches) if batches else Trace(np.empty(0, dtype), np.zeros(1, np.int64))
 
 
-def spilled(planner: Planner, trace: Trace, num_nodes: int, directory: Path) -> SuperbatchPlan:
+def spilled(
+    planner: SpillingPlanner, trace: Trace, num_nodes: int, directory: Path
+) -> SuperbatchPlan:
     """Plan in files, and read all of it."""
     file = TraceFile(directory / "trace", trace.num_batches, num_nodes)
     for i in reversed(range(trace.num_batches)):
@@ -98,18 +97,3 @@ def test_a_fixed_cache_is_planned_as_its_twin_says(data: st.DataObject) -> None:
             assert as_lists(plan) == as_lists(twin)
             assert planner.nodes.tolist() == twin.nodes
             held = {slot for slot, node in enumerate(twin.nodes) if node >= 0}
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(data=st.data())
-@pytest.mark.parametrize("kind", [LruPlanner, SievePlanner])
-def test_online_caches_are_planned_alike_in_files(kind: Any, data: st.DataObject) -> None:
-    num_nodes = data.draw(st.integers(1, 300))
-    num_slots = data.draw(st.sampled_from([0, 1, 10, 150, 2000]))
-    one, other = kind(num_slots), kind(num_slots)
-    with tempfile.TemporaryDirectory() as name:
-        for _ in range(3):
-            trace = data.draw(traces(num_nodes))
-            expected = one.plan(trace)
-            assert as_lists(spilled(other, trace, num_nodes, Path(name))) == as_lists(expected)
-            assert other.nodes.tolist() == one.nodes.tolist()

@@ -13,18 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.reuse import ReuseCurve, ages_of
 from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.planning.cost_model import CHOICES, Machine, Prediction, Resources, predict
+from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict
 from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
+from gnnstore.strategies.builtin import auto
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import run_lru
 
 NUM_ROWS, ROW_BYTES = 20_000, 512
+ALL = auto()
 
 
 def skewed_batches(num_batches: int, num_rows: int = NUM_ROWS, size: int = 600) -> list[Any]:
@@ -93,24 +96,24 @@ def planned_misses(
 
 @pytest.mark.parametrize("num_slots", [200, 1000, 4000])
 def test_beladys_misses_are_those_of_its_planner(batches: list[Any], num_slots: int) -> None:
-    found = workload_of(batches).belady_misses(num_slots, len(batches), holds="best")
+    found = workload_of(batches).misses(BELADY, num_slots, len(batches), holds="best")
     assert found == pytest.approx(planned_misses(batches, num_slots, len(batches)), rel=0.05)
 
 
 def test_a_cache_of_all_that_is_needed_misses_nothing(batches: list[Any]) -> None:
     work = workload_of(batches)
-    assert work.belady_misses(NUM_ROWS, len(batches)) == 0
+    assert work.misses(BELADY, NUM_ROWS, len(batches)) == 0
     curve = work.rows
     distinct = len(np.unique(np.concatenate(batches)))
     assert curve.distinct_rows(len(batches)) == pytest.approx(distinct, rel=0.02)
     empty = curve.belady_misses(NUM_ROWS, len(batches), holds="nothing")
     assert empty == pytest.approx(distinct, rel=0.02)
-    assert work.belady_misses(0, len(batches)) == pytest.approx(600 * len(batches))
+    assert work.misses(BELADY, 0, len(batches)) == pytest.approx(600 * len(batches))
 
 
 def test_superbatches_cost_what_is_not_known_ahead(batches: list[Any]) -> None:
     work = workload_of(batches)
-    whole, parts = (work.belady_misses(1000, size, holds="best") for size in (120, 30))
+    whole, parts = (work.misses(BELADY, 1000, size, holds="best") for size in (120, 30))
     assert whole < parts
     assert parts == pytest.approx(planned_misses(batches, 1000, 30), rel=0.15)
 
@@ -119,7 +122,7 @@ def test_superbatches_cost_what_is_not_known_ahead(batches: list[Any]) -> None:
 def test_epochs_longer_than_the_sample(batches: list[Any], num_slots: int) -> None:
     work = workload_of(batches[:40], epoch_batches=120)
     true = planned_misses(batches, num_slots, 120)
-    assert work.belady_misses(num_slots, 120, holds="best") == pytest.approx(true, rel=0.15)
+    assert work.misses(BELADY, num_slots, 120, holds="best") == pytest.approx(true, rel=0.15)
 
 
 @pytest.mark.parametrize("num_slots", [200, 1000, 4000])
@@ -128,7 +131,7 @@ def test_later_epochs_need_other_rows(batches: list[Any], num_slots: int) -> Non
     work = workload_of(batches[:60])
     true = planned_misses(batches, num_slots, 60, first_epoch=60)
     assert true > planned_misses(batches[:60], num_slots, 60)
-    assert work.belady_misses(num_slots, 60) == pytest.approx(true, rel=0.12)
+    assert work.misses(BELADY, num_slots, 60) == pytest.approx(true, rel=0.12)
 
 
 @pytest.mark.parametrize("superbatch", [2, 4])
@@ -136,7 +139,7 @@ def test_superbatches_of_few_batches(batches: list[Any], superbatch: int) -> Non
     """A large cache keeps what most batches need, as one of these rows alone does."""
     work = workload_of(batches[:60])
     true = planned_misses(batches, 4000, superbatch, first_epoch=60)
-    found = work.belady_misses(4000, superbatch)
+    found = work.misses(BELADY, 4000, superbatch)
     assert found == pytest.approx(true, rel=0.2)
 
 
@@ -162,7 +165,7 @@ def test_a_cache_by_degree(batches: list[Any]) -> None:
     misses = sum(int((~cached[batch]).sum()) for batch in batches) / len(batches)
     assert work.degree.misses(1000) == pytest.approx(misses, rel=0.05)
     assert work.degree.misses(NUM_ROWS) == 0
-    least = work.belady_misses(1000, len(batches))
+    least = work.misses(BELADY, 1000, len(batches))
     assert work.static_reads(1000, by_degree=True).reads > least * 0.5
 
 
@@ -182,8 +185,8 @@ def test_some_blocks_tell_what_all_tell(batches: list[Any], share_bits: int) -> 
     thinned = workload_of(batches, Thinning(3, share_bits))
     assert thinned.batch_rows == pytest.approx(work.batch_rows, rel=0.15)
     for num_slots in (1000, 4000):
-        found = thinned.belady_misses(num_slots, 120)
-        assert found == pytest.approx(work.belady_misses(num_slots, 120), rel=0.2)
+        found = thinned.misses(BELADY, num_slots, 120)
+        assert found == pytest.approx(work.misses(BELADY, num_slots, 120), rel=0.2)
 
 
 def test_thinning_is_as_fine_as_it_may_be() -> None:
@@ -242,11 +245,11 @@ def test_reads_that_fill_a_cache(batches: list[Any]) -> None:
 
 def test_what_packing_scans(batches: list[Any]) -> None:
     work = workload_of(batches)
-    assert work.scan_bytes(NUM_ROWS, 120) == 0
-    few, many = work.scan_bytes(8000, 120), work.scan_bytes(100, 120)
+    assert work.scan_bytes(BELADY, NUM_ROWS, 120) == 0
+    few, many = work.scan_bytes(BELADY, 8000, 120), work.scan_bytes(BELADY, 100, 120)
     assert 0 < few < many <= NUM_ROWS * ROW_BYTES
     longer = workload_of(batches[:30], epoch_batches=1000)
-    assert longer.scan_bytes(100, 1000) == pytest.approx(NUM_ROWS * ROW_BYTES, rel=0.05)
+    assert longer.scan_bytes(BELADY, 100, 1000) == pytest.approx(NUM_ROWS * ROW_BYTES, rel=0.05)
 
 
 # --- times --------------------------------------------------------------------------------------
@@ -268,13 +271,17 @@ def machine(
     return Machine(profile, 1e10, **{"num_threads": 2, "num_cores": 2, **fields})
 
 
+def forecast(name: str, *of: Any) -> Prediction:
+    return predict(ALL.candidate(name), *of)
+
+
 def test_stages_at_the_same_time_take_as_long_as_the_longest(batches: list[Any]) -> None:
     work = workload_of(batches)
-    slow = predict("direct", work, machine(reads_a_second=1000), Resources(0))
+    slow = forecast("direct", work, machine(reads_a_second=1000), Resources(0))
     assert slow.seconds == slow.stages["reading rows"]
     assert slow.bottleneck == "reading rows"
     assert slow.seconds == slow.reads.seconds_on(machine(reads_a_second=1000).disk)
-    fast = predict("direct", work, machine(reads_a_second=10**8), Resources(0))
+    fast = forecast("direct", work, machine(reads_a_second=10**8), Resources(0))
     assert fast.seconds == pytest.approx(fast.stages["sampling"] + fast.stages["assembling"])
     assert fast.stages["sampling"] == pytest.approx(0.01 * 120)
     assert fast.bottleneck == "sampling"
@@ -282,14 +289,19 @@ def test_stages_at_the_same_time_take_as_long_as_the_longest(batches: list[Any])
 
 def test_one_superbatch_is_followed_while_the_next_is_made(batches: list[Any]) -> None:
     work = workload_of(batches)
-    whole = predict("belady", work, machine(), Resources(0, 1000, superbatch=120))
+    whole = forecast("belady", work, machine(), Resources(0, 1000, superbatch=120))
     stages = whole.stages
     making = stages["sampling"] + stages["planning"]
     assert whole.seconds == pytest.approx(making + stages["assembling"])  # by the processors
     assert whole.seconds_once == pytest.approx(making + stages["filling"])
-    slow = predict("belady", work, machine(reads_a_second=1000), Resources(0, 1000, superbatch=120))
+    slow = predict(
+        ALL.candidate("belady"),
+        work,
+        machine(reads_a_second=1000),
+        Resources(0, 1000, superbatch=120),
+    )
     assert slow.seconds == pytest.approx(slow.stages["reading rows"])  # by the disk
-    parts = predict("belady", work, machine(), Resources(0, 1000, superbatch=12))
+    parts = forecast("belady", work, machine(), Resources(0, 1000, superbatch=12))
     assert parts.reads.reads > whole.reads.reads
     assert parts.seconds_once < whole.seconds_once
 
@@ -298,12 +310,16 @@ def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
     """Where disk has no room for two."""
     work = workload_of(batches)
     alone = {"overlaps": False}
-    whole = predict("belady", work, machine(), Resources(0, 1000, superbatch=120, **alone))
+    whole = predict(
+        ALL.candidate("belady"), work, machine(), Resources(0, 1000, superbatch=120, **alone)
+    )
     stages = whole.stages
     following = max(stages["reading rows"], stages["assembling"])
     assert whole.seconds == pytest.approx(stages["sampling"] + stages["planning"] + following)
     # With several, the next is sampled meanwhile.
-    parts = predict("belady", work, machine(), Resources(0, 1000, superbatch=12, **alone))
+    parts = predict(
+        ALL.candidate("belady"), work, machine(), Resources(0, 1000, superbatch=12, **alone)
+    )
     assert parts.seconds < parts.stages["sampling"] + parts.stages["reading rows"]
     assert parts.reads.reads > whole.reads.reads
 
@@ -311,23 +327,28 @@ def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
 def test_packing_trades_reads_for_bytes(batches: list[Any]) -> None:
     work, has = workload_of(batches), Resources(0, 500, superbatch=120)
     slow_reads = machine(reads_a_second=2000)
-    packed, belady = (predict(c, work, slow_reads, has) for c in ("packed", "belady"))
+    packed, belady = (forecast(c, work, slow_reads, has) for c in ("packed", "belady"))
     assert packed.cost < belady.cost
-    misses = work.belady_misses(500, 120)
+    misses = work.misses(BELADY, 500, 120)
     assert packed.written_bytes == pytest.approx(misses * ROW_BYTES, rel=0.01)
-    scanned = work.scan_bytes(500, 120)
+    scanned = work.scan_bytes(BELADY, 500, 120)
     assert packed.sequential_bytes == pytest.approx(scanned + misses * ROW_BYTES, rel=0.01)
     assert packed.reads == ReadTotals()
     assert packed.stages["packing"] == pytest.approx((scanned + misses * ROW_BYTES) / 1e9)
     slow_bytes = machine(bytes_a_second=1e6)
-    packed, belady = (predict(c, work, slow_bytes, has) for c in ("packed", "belady"))
+    packed, belady = (forecast(c, work, slow_bytes, has) for c in ("packed", "belady"))
     assert belady.cost < packed.cost
 
 
 def test_what_waits_on_disk_is_written_and_read(batches: list[Any]) -> None:
     work = workload_of(batches)
     held, spilled = (
-        predict("belady", work, machine(), Resources(0, 500, superbatch=120, keeps_in_memory=kept))
+        predict(
+            ALL.candidate("belady"),
+            work,
+            machine(),
+            Resources(0, 500, superbatch=120, keeps_in_memory=kept),
+        )
         for kept in (True, False)
     )
     assert held.written_bytes == 0
@@ -338,21 +359,23 @@ def test_what_waits_on_disk_is_written_and_read(batches: list[Any]) -> None:
 def test_a_mapping_lives_off_the_page_cache(batches: list[Any]) -> None:
     work = workload_of(batches)
     times = [
-        predict("mmap", work, machine(), Resources(0, cached_bytes=num_bytes)).seconds
+        predict(
+            ALL.candidate("mmap"), work, machine(), Resources(0, cached_bytes=num_bytes)
+        ).seconds
         for num_bytes in (0, NUM_ROWS * ROW_BYTES // 2, NUM_ROWS * ROW_BYTES)
     ]
     assert times[0] > times[1] > times[2]
-    none = predict("mmap", work, machine(), Resources(0))
+    none = forecast("mmap", work, machine(), Resources(0))
     assert none.reads.reads == pytest.approx(work.pages.batch_rows * 120, rel=0.01)
     assert none.reads.num_bytes == 4096 * none.reads.reads
     # More threads wait for more pages at once.
-    many = predict("mmap", work, machine(num_faulting=128), Resources(0))
+    many = forecast("mmap", work, machine(num_faulting=128), Resources(0))
     assert many.seconds < none.seconds
 
 
 def test_a_plan_is_read_in_order(batches: list[Any]) -> None:
     work, has = workload_of(batches), Resources(0, 500, superbatch=120)
-    plan, packed = (predict(c, work, machine(), has) for c in ("plan", "packed"))
+    plan, packed = (forecast(c, work, machine(), has) for c in ("plan", "packed"))
     assert plan.seconds < packed.seconds
     assert plan.seconds_once > packed.seconds_once, "packing comes before training"
     assert plan.bottleneck in {"reading packed", "assembling"}
@@ -360,19 +383,19 @@ def test_a_plan_is_read_in_order(batches: list[Any]) -> None:
 
 def test_more_slots_never_take_longer(batches: list[Any]) -> None:
     work = workload_of(batches).with_degrees(np.ones(NUM_ROWS, np.uint32))
-    for choice in CHOICES:
+    for candidate in ALL.candidates:
         times = [
             predict(
-                choice, work, machine(), Resources(0, slots, slots * ROW_BYTES, superbatch=120)
+                candidate, work, machine(), Resources(0, slots, slots * ROW_BYTES, superbatch=120)
             ).seconds
             for slots in (0, 500, 5000, NUM_ROWS)
         ]
-        assert times == sorted(times, reverse=True), choice
+        assert times == sorted(times, reverse=True), candidate
         assert all(seconds > 0 for seconds in times)
 
 
 def test_what_cannot_be_costs_without_end() -> None:
-    impossible = Prediction.impossible("packed", "there is no disk")
+    impossible = Prediction.impossible(ALL.candidate("packed"), "there is no disk")
     assert not impossible.is_feasible
     assert impossible.cost == math.inf
     assert math.isnan(impossible.seconds)
@@ -381,10 +404,10 @@ def test_what_cannot_be_costs_without_end() -> None:
 def test_sampling_counts_in_every_strategy(batches: list[Any]) -> None:
     work = workload_of(batches)
     slower = replace(work, seconds_sampling=1.0)
-    for choice in ("memory", "direct", "belady", "packed"):
+    for candidate in (found for found in ALL.candidates if not found.is_offline):
         has = Resources(0, 500, superbatch=120)
-        more = predict(choice, slower, machine(), has).seconds
-        assert more > predict(choice, work, machine(), has).seconds + 100
+        more = predict(candidate, slower, machine(), has).seconds
+        assert more > predict(candidate, work, machine(), has).seconds + 100
 
 
 def test_arrays_are_left_alone(batches: list[npt.NDArray[Any]]) -> None:

@@ -10,16 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore.caching.policies import fixed
-from gnnstore.caching.policies.base import (
-    Plan,
-    make_planner,
-    slot_bytes,
-    spilled_bytes,
-    spilled_slot_bytes,
-)
+from gnnstore.caching.policies.base import Plan
 from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.policies.settings import PLANNED
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.spilled_plan import SpilledPlan, spilled_transient_bytes
 from gnnstore.caching.trace_file import SpilledTrace, TraceFile
 from gnnstore.disk.engines import open_engine
@@ -168,11 +162,6 @@ def test_what_it_takes() -> None:
     assert held <= fixed.index_bytes(num_nodes) + fixed.SLOT_BYTES * 10_000
 
 
-def test_all_planners_can_be_made() -> None:
-    for policy in PLANNED:
-        assert make_planner(policy, 7).num_slots == 7
-
-
 @pytest.mark.parametrize("num_slots", [0, 10**5, 10**7])
 @pytest.mark.parametrize("table_bytes", [4, 1 << 20, 1 << 26])
 def test_what_plans_in_files_take_has_two_parts(num_slots: int, table_bytes: int) -> None:
@@ -180,10 +169,8 @@ def test_what_plans_in_files_take_has_two_parts(num_slots: int, table_bytes: int
     of = (10**7, 10**5, 300)
     whole = spilled_transient_bytes(*of, num_slots, table_bytes) + 12 * num_slots
     sizes = dict(zip(("num_nodes", "largest_batch", "num_batches"), of, strict=True))
-    beside = spilled_bytes("belady", **sizes, table_bytes=table_bytes)
-    assert beside + num_slots * spilled_slot_bytes("belady") >= whole
-    assert spilled_bytes("belady", **sizes, table_bytes=table_bytes) == (
+    beside = BELADY.spilled_bytes(**sizes, table_bytes=table_bytes)
+    assert beside + num_slots * BELADY.spilled_slot_bytes >= whole
+    assert BELADY.spilled_bytes(**sizes, table_bytes=table_bytes) == (
         spilled_transient_bytes(*of, 0, table_bytes)
     )
-    assert spilled_slot_bytes("lru") > slot_bytes("lru")
-    assert spilled_bytes("lru", **sizes, table_bytes=0) >= 10**5 * 46

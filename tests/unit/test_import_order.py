@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[2] / "gnnstore"
 LAYERS = (
     ("_version", "errors"),
     ("units",),
-    ("progress", "timeline", "parallel"),
+    ("progress", "timeline", "parallel", "registry"),
     ("budget", "_core"),
     ("formats",),
     ("disk",),
@@ -44,7 +44,17 @@ ALLOWED["testing"] = {*set().union(*LAYERS), "converters"}
 ALLOWED["tools"] = {*ALLOWED["testing"], ""}  # "": `import gnnstore`, the public API
 
 # Rooms that work without torch: converting and checking a store must not cost its import.
-TORCH_FREE = ("errors", "units", "progress", "budget", "_core", "formats", "disk", "converters")
+TORCH_FREE = (
+    "errors",
+    "units",
+    "progress",
+    "registry",
+    "budget",
+    "_core",
+    "formats",
+    "disk",
+    "converters",
+)
 
 MODULES = sorted(
     path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE) != Path("__init__.py")

@@ -18,7 +18,8 @@ from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.bench.device import measure_device
 from gnnstore.tools.bench.setup import Run, split_tables
 from gnnstore.tools.bench.stages import stages_of
-from gnnstore.tools.bench.task import STRATEGIES, Outcome, Task, run_task
+from gnnstore.tools.bench.task import Outcome, Task, run_task
+from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.bench.worker import perform
 
 
@@ -43,7 +44,7 @@ def task(tmp_path: Path) -> Task:
     )
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ways())
 def test_every_way_loads_the_same_batches(
     task: Task, strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,12 @@ from gnnstore.budget import limits
 from gnnstore.caching.scores import CacheCost, CachePlan, CacheSettings
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.sizing import placement
 from gnnstore.sizing.in_flight import cache_rows, check_two_batches, expected_bytes
-from gnnstore.sizing.placement import HELD_ROW_BYTES, place
+from gnnstore.sizing.placement import HELD_ROW_BYTES, Placement
 from gnnstore.sizing.sizes import StoreSizes, TableSize
+from gnnstore.strategies.base import Auto
+from gnnstore.strategies.builtin import STRATEGIES, find_strategy
 
 GB = 10**9
 X = TableSize("x", num_rows=10**7, row_bytes=800)
@@ -23,6 +27,12 @@ SIZES = StoreSizes(
     indptr_bytes=GB // 5,
     indices_bytes=18 * GB // 10,
 )
+
+
+def place(sizes: StoreSizes, strategy: str = "auto", **options: Any) -> Placement:
+    chosen = find_strategy(strategy)
+    given = chosen.by_mode if isinstance(chosen, Auto) else chosen
+    return placement.place(sizes, strategy=given, **options)
 
 
 def spec(name: str, dtype: str, *shape: int, layout: str = "paged") -> AttributeSpec:
@@ -74,7 +84,7 @@ def test_sizes_come_from_the_schema() -> None:
 )
 def test_auto_takes_what_fits(memory: str, strategy: str, topology: str, resident: int) -> None:
     chosen = place(SIZES, memory=memory)
-    assert (chosen.strategy, chosen.topology) == (strategy, topology)
+    assert (chosen.strategy.name, chosen.topology) == (strategy, topology)
     assert chosen.resident_bytes == resident
     assert chosen.budget_is_promise
     assert chosen.spare_bytes == chosen.budget_bytes - resident > 0
@@ -100,24 +110,24 @@ def test_the_reason_is_a_sentence() -> None:
 
 def test_forced_choices_are_kept() -> None:
     chosen = place(SIZES, strategy="mmap", topology="mmap", memory="90GB")
-    assert (chosen.strategy, chosen.topology) == ("mmap", "mmap")
+    assert (chosen.strategy.name, chosen.topology) == ("mmap", "mmap")
     chosen = place(SIZES, strategy="mmap", topology="memory", memory="2.2GB")
-    assert (chosen.strategy, chosen.topology) == ("mmap", "memory")
+    assert (chosen.strategy.name, chosen.topology) == ("mmap", "memory")
     chosen = place(SIZES, strategy="memory", memory="10.2GB")
-    assert (chosen.strategy, chosen.topology) == ("memory", "memory")
+    assert (chosen.strategy.name, chosen.topology) == ("memory", "memory")
 
 
 def test_without_a_budget_the_machine_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "available_bytes", lambda: 5 * GB)
     chosen = place(SIZES)
-    assert (chosen.strategy, chosen.topology) == ("static", "memory")
+    assert (chosen.strategy.name, chosen.topology) == ("static", "memory")
     assert "5 GB of available memory" in chosen.reason
     assert chosen.spare_bytes is None, "only memory= is a promise"
     # What another loader on the same store holds already costs nothing.
-    assert place(SIZES, shared_bytes=8 * GB).strategy == "memory"
+    assert place(SIZES, shared_bytes=8 * GB).strategy.name == "memory"
     # Its cache is in the way of everything but a loader that shares it.
     chosen = place(SIZES, cached_bytes=8 * GB)
-    assert (chosen.strategy, chosen.budget_bytes) == ("static", 13 * GB)
+    assert (chosen.strategy.name, chosen.budget_bytes) == ("static", 13 * GB)
     with pytest.raises(BudgetError, match="has 5000000000 bytes of available memory"):
         place(SIZES, strategy="memory", cached_bytes=8 * GB)
     assert place(SIZES, memory=5 * GB, cached_bytes=8 * GB).budget_bytes == 5 * GB
@@ -157,7 +167,7 @@ def test_a_budget_too_small_says_need_have_and_missing() -> None:
 )
 def test_nonsense_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        place(SIZES, **options)  # type: ignore[arg-type]
+        place(SIZES, **options)
     assert message in str(caught.value)
 
 
@@ -166,13 +176,13 @@ def test_nonsense_is_refused(options: dict[str, str], message: str) -> None:
 
 def test_the_default_is_to_read_with_a_cache() -> None:
     chosen = place(SIZES, memory="5GB")
-    assert chosen.modes == {"x": "direct"}
+    assert chosen.modes == {"x": "disk"}
     assert chosen.reads_disk
     assert place(SIZES, memory="20GB").modes == {"x": "memory"}
     assert not place(SIZES, memory="5GB", strategy="mmap").reads_disk
 
 
-@pytest.mark.parametrize("strategy", ["direct", "static"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.reads_disk])
 def test_staging_is_part_of_the_budget(strategy: str) -> None:
     chosen = place(SIZES, strategy=strategy, memory="3GB", staging_bytes=lambda _: 300_000_000)
     assert (chosen.staging_bytes, chosen.resident_bytes) == (300_000_000, 2_100_000_000)
@@ -229,7 +239,7 @@ def test_narrow_rows_are_held_the_narrowest_first() -> None:
 COST = CacheCost(num_nodes=10**7, index_bytes=2_000_000, node_bytes=1000)
 
 
-@pytest.mark.parametrize("strategy", ["direct", "static", "belady", "mmap"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.mode != "memory"])
 def test_narrow_rows_that_others_hold_are_taken_from_there(strategy: str) -> None:
     """They stay in memory whatever is decided, so they count; wide ones are another's affair."""
     y = TableSize("y", num_rows=10**7, row_bytes=64)

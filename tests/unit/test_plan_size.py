@@ -7,13 +7,14 @@ import pytest
 from gnnstore.sizing.placement import Placement
 from gnnstore.sizing.plan_size import PlanSize, size_plan
 from gnnstore.sizing.superbatch_size import SuperbatchSize
+from gnnstore.strategies.builtin import PACKED
 
 MIB = 1 << 20
 
 
 def placement_of(num_slots: int, num_batches: int, num_bytes: int, resident: int) -> Placement:
     return Placement(
-        strategy="packed",
+        strategy=PACKED,
         topology="memory",
         modes={},
         resident_bytes=resident,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.caching.policies.belady import Trace
-from gnnstore.caching.policies.simulate import POLICIES, Policy, distinct_rows, run_policy
+from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
 from gnnstore.caching.scores import Score
 
 NUM_NODES = 300
@@ -30,10 +30,10 @@ def scores(trace: Trace) -> Scores:
     return {"degree": counts.astype(np.uint32), "frequency": counts.astype(np.uint8)}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", policies())
 @pytest.mark.parametrize("num_slots", [0, 1, 50, NUM_NODES, 2 * NUM_NODES])
 def test_misses_are_the_rows_without_hits(
-    trace: Trace, scores: Scores, policy: Policy, num_slots: int
+    trace: Trace, scores: Scores, policy: str, num_slots: int
 ) -> None:
     run = run_policy(policy, trace, num_slots, scores)
     assert run.is_hit.dtype == np.bool_
@@ -61,7 +61,7 @@ def test_belady_reads_least(trace: Trace, scores: Scores) -> None:
     """Its initial fill is among its misses; a static cache's comes on top."""
     for num_slots in (5, 50, 200):
         reads = {}
-        for policy in POLICIES:
+        for policy in policies():
             run = run_policy(policy, trace, num_slots, scores)
             reads[policy] = run.num_misses + len(run.filled)
         assert min(reads, key=lambda name: reads[name]) == "belady"

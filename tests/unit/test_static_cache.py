@@ -18,7 +18,6 @@ from gnnstore.caching.scores import (
     CacheSettings,
     Score,
     count_out_degrees,
-    read_cache_settings,
     select_nodes,
 )
 from gnnstore.disk.engines import open_engine
@@ -27,6 +26,8 @@ from gnnstore.features.direct import DirectRows
 from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.formats.arrays.csc import TopologyMode
 from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.loaders.options import read_options
+from gnnstore.strategies.request import ReadOptions
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
 
@@ -110,6 +111,11 @@ def test_a_damaged_topology_is_an_error_not_a_crash() -> None:
 # --- settings ------------------------------------------------------------------------------
 
 
+def read(strategy: str, cache: str | None, cache_bytes: Any) -> ReadOptions:
+    nothing: dict[str, Any] = {"topology": "auto", "memory": None, "io_engine": None}
+    return read_options(strategy=strategy, cache=cache, cache_bytes=cache_bytes, **nothing)
+
+
 @pytest.mark.parametrize(
     ("given", "strategy", "settings"),
     [
@@ -124,7 +130,8 @@ def test_a_damaged_topology_is_an_error_not_a_crash() -> None:
     ],
 )
 def test_settings(given: tuple[Any, Any, Any], strategy: str, settings: Any) -> None:
-    assert read_cache_settings(*given) == (strategy, settings)
+    options = read(*given)
+    assert (options.strategy.name, options.cache) == (strategy, settings)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ def test_settings(given: tuple[Any, Any, Any], strategy: str, settings: Any) -> 
 )
 def test_settings_that_make_no_sense(given: tuple[Any, Any, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_cache_settings(*given)
+        read(*given)
     assert message in str(caught.value)
 
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnstore.caching.policies.base import slot_bytes
 from gnnstore.caching.policies.belady import transient_bytes
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.spilled_plan import spilled_transient_bytes
@@ -27,7 +26,7 @@ MB = 10**6
 COSTS = SuperbatchCosts(
     num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000
 )
-BELADY = PlannedSettings("belady")
+BELADY = PlannedSettings()
 FIXED = transient_bytes(0, 0)  # tables that any plan takes
 SLOT = 512 + 8 + 12 + transient_bytes(0, 1) - FIXED
 
@@ -40,15 +39,6 @@ def test_what_plans_take() -> None:
     assert few.planning_bytes(7) == 7 * 10_000 * (4 + 8 + 6 + 2) + FIXED
     assert with_measured_changes(COSTS, 10_000, 10_000).changes_share == 1.0
     assert with_measured_changes(COSTS, 0, 0).changes_share == 1.0
-
-
-def test_what_other_planners_take() -> None:
-    lru = replace(COSTS, policy="lru")
-    # Numbers and a table instead of next uses; 20 bytes for each row touched, of 10^6 at most.
-    assert lru.planning_bytes(1) == 10_000 * (4 + 8 + 6 + 16 + 20) + FIXED
-    assert lru.planning_bytes(200) == 200 * 10_000 * (4 + 8 + 6 + 16) + 20 * 10**6 + FIXED
-    assert lru.slots_bytes(1) == 512 + 8 + slot_bytes("lru")
-    assert COSTS.slots_bytes(3) == 3 * SLOT
 
 
 def test_what_is_left_is_for_rows() -> None:
@@ -124,14 +114,6 @@ def test_plans_that_are_large_go_to_the_disk() -> None:
     with_half = choose_size(COSTS, BELADY, 100 * MB, 500, disk_bytes=50 * MB)
     assert with_half.plans_in_memory, "there is no room on the disk for so many"
     assert with_half.num_batches < 500
-    online = choose_size(
-        replace(COSTS, policy="lru"),
-        replace(BELADY, policy="lru"),
-        100 * MB,
-        500,
-        disk_bytes=10**9,
-    )
-    assert online.plans_in_memory
 
 
 def test_one_superbatch_at_a_time_where_there_is_no_other() -> None:
@@ -142,7 +124,7 @@ def test_one_superbatch_at_a_time_where_there_is_no_other() -> None:
 
 
 def test_packing_by_plans_on_disk_takes_nothing_for_each_row() -> None:
-    few = replace(COSTS, policy="packed", packed_rows=10_000, batch_nodes=500_000)
+    few = replace(COSTS, packed_rows=10_000, batch_nodes=500_000)
     many = replace(few, packed_rows=250_000)
     for batches in (100, 1000):
         grows = many.packing_bytes(batches, spills=True) - few.packing_bytes(batches, spills=True)
@@ -162,9 +144,7 @@ def test_packing_has_what_was_promised() -> None:
         (5_000_000, 5_000_000, 2, 4),
         (100, 3, 1024, 4),
     ):
-        costs = replace(
-            COSTS, policy="packed", batch_nodes=nodes, packed_rows=missed, id_bytes=id_bytes
-        )
+        costs = replace(COSTS, batch_nodes=nodes, packed_rows=missed, id_bytes=id_bytes)
         memory_bytes = costs.packing_bytes(batches, spills=True)
         misses = np.full(batches, missed)
         held = spilled_bytes(misses, id_bytes)
@@ -232,7 +212,6 @@ def test_what_planning_on_disk_takes_is_counted(
     ),
     settings=st.builds(
         PlannedSettings,
-        policy=st.just("belady"),
         cache_bytes=st.none() | st.integers(0, 10**10),
         num_batches=st.none() | st.integers(1, 5000),
     ),

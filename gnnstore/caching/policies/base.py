@@ -1,14 +1,10 @@
-"""One way to plan, whatever decides which rows stay in a cache."""
+"""A cache policy as a value, and the planners by which it says which rows stay in a cache."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Union
-
-from gnnstore.caching.policies import belady
-from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.policies.online import SPILLED_SHARE, LruPlanner, SievePlanner
-from gnnstore.caching.policies.settings import LOOKING_AHEAD
-from gnnstore.caching.spilled_plan import SLOT_BYTES, spilled_transient_bytes
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,21 +13,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
-    from gnnstore.caching.policies.settings import PlannedPolicy
+    from gnnstore.caching.reuse import Held, ReuseCurve
     from gnnstore.caching.spilled_plan import SpilledPlan
     from gnnstore.caching.trace_file import SpilledTrace
-
-# What a planner knows of a slot: the row, and how often it was needed; or, before a plan and
-# again after it, the row, its place in the order, and whether it was visited.
-_BELADY_STATE_BYTES = 8 + 4
-_ONLINE_STATE_BYTES = 8 + 4 + 1
-# What the kernel of the others takes: for each access the number of its row, and of the table
-# that numbers them; for each row touched or cached where it stands in the list.
-_ONLINE_ACCESS_BYTES = 6
-_ONLINE_ROW_BYTES = 20
-# And for each access of batches that are planned together from a trace on disk: its id, before
-# and after they are joined, its slot, and the changes that it may bring.
-_ONLINE_SPILLED_BYTES = _ONLINE_ACCESS_BYTES + _ONLINE_ROW_BYTES + 2 * 8 + 4 + 2 * 8
 
 Plan = Union["SuperbatchPlan", "SpilledPlan"]
 
@@ -50,9 +34,6 @@ class Planner(Protocol):
     def plan(self, trace: Trace) -> SuperbatchPlan:
         """Plan the next superbatch."""
 
-    def plan_spilled(self, trace: SpilledTrace, path: Path, *, table_bytes: int) -> SpilledPlan:
-        """Plan the next superbatch in files: `path` with suffixes."""
-
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows (int64 [C], -1: none), nothing else known."""
 
@@ -60,65 +41,130 @@ class Planner(Protocol):
         """Forget the cache."""
 
 
-def make_planner(policy: PlannedPolicy, num_slots: int) -> Planner:
-    """Return the planner of a policy, for a cache that is empty."""
-    if policy in LOOKING_AHEAD:
-        return BeladyPlanner(num_slots)
-    return LruPlanner(num_slots) if policy == "lru" else SievePlanner(num_slots)
+class SpillingPlanner(Planner, Protocol):
+    """Plans from traces on disk, too."""
+
+    def plan_spilled(self, trace: SpilledTrace, path: Path, *, table_bytes: int) -> SpilledPlan:
+        """Plan the next superbatch in files: `path` with suffixes."""
 
 
-def transient_bytes(policy: PlannedPolicy, num_accesses: int, num_rows: int) -> int:
-    """Return what making a plan takes beside the trace, the plan and what slots take.
+@dataclass(frozen=True)
+class PlanningBytes:
+    """The memory that a planner takes beside the trace and the plan.
 
-    Parameters
+    Attributes
     ----------
-    num_accesses : int
-        Rows of all batches.
-    num_rows : int
-        Of the tables.
+    fixed : int
+        Of any plan.
+    per_access : int
+        For each row of all batches that are planned together.
+    per_slot : int
+        For each row that the cache holds, its own state included.
     """
-    taken = belady.transient_bytes(num_accesses, 0)
-    if policy in LOOKING_AHEAD:
-        return taken
-    taken = belady.transient_bytes(0, 0) + _ONLINE_ACCESS_BYTES * num_accesses
-    return taken + _ONLINE_ROW_BYTES * min(num_accesses, num_rows)
+
+    fixed: int
+    per_access: int
+    per_slot: int
 
 
-def slot_bytes(policy: PlannedPolicy) -> int:
-    """Return what a planner takes for each slot, while it makes a plan."""
-    if policy in LOOKING_AHEAD:
-        return _BELADY_STATE_BYTES + belady.transient_bytes(0, 1) - belady.transient_bytes(0, 0)
-    return 2 * _ONLINE_STATE_BYTES + _ONLINE_ROW_BYTES
+class CachePolicy(ABC):
+    """Decides which rows stay in a cache.
 
+    A policy that is registered in `gnnstore.caching.policies.registry` is compared with the others
+    by `gnnstore plan`; a strategy that names it loads by its plans.
 
-def spilled_bytes(
-    policy: PlannedPolicy,
-    *,
-    num_nodes: int,
-    largest_batch: int,
-    num_batches: int,
-    table_bytes: int,
-) -> int:
-    """Return what making a plan in files takes, beside what slots take.
-
-    Parameters
+    Attributes
     ----------
-    num_nodes : int
-        Of the graph.
-    largest_batch : int
-        Rows of the largest batch.
-    num_batches : int
-        S.
-    table_bytes : int
-        For next uses; see `BeladyPlanner.plan_spilled`.
+    name, title : str
+        As commands write it, and in a picture.
+    looks_ahead : bool
+        Whether it goes by the rows that batches will need, so that the further it sees the less it
+        misses, and a cache is worth filling beforehand.
+    planning : PlanningBytes or None
+        Memory for planning; None if it is only simulated.
     """
-    if policy in LOOKING_AHEAD:
-        return spilled_transient_bytes(num_nodes, largest_batch, num_batches, 0, table_bytes)
-    return belady.transient_bytes(0, 0) + _ONLINE_SPILLED_BYTES * largest_batch
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    looks_ahead: ClassVar[bool] = False
+    planning: ClassVar[PlanningBytes | None] = None
+
+    @property
+    def is_simulated_only(self) -> bool:
+        """Whether no loader can follow its plans."""
+        return self.planning is None
+
+    @abstractmethod
+    def planner(self, num_slots: int) -> Planner:
+        """Return a planner for a cache that is empty."""
+
+    def misses(
+        self,
+        reuse: ReuseCurve,
+        num_slots: int,
+        num_batches: int,
+        *,
+        holds: Held,  # noqa: ARG002 - what a cache that looks back holds comes from the past
+    ) -> float:
+        """Return the rows that some batches miss, planned together; as LRU by default.
+
+        Parameters
+        ----------
+        holds : "best", "last" or "nothing"
+            What the cache holds before them; see `Workload.misses`.
+        """
+        return num_batches * reuse.lru_misses(num_slots, num_batches)
+
+    def longest_kept(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
+        """Return for how many batches rows are kept until they are needed again, at most."""
+        return int(reuse.batches_held(num_slots, num_batches))
+
+    def planning_bytes(self, num_accesses: int) -> int:
+        """Return what making a plan takes beside the trace, the plan and what slots take.
+
+        Parameters
+        ----------
+        num_accesses : int
+            Rows of all batches.
+        """
+        assert self.planning is not None  # noqa: S101 - asked of those that loaders follow
+        return self.planning.fixed + self.planning.per_access * num_accesses
+
+    @property
+    def slot_bytes(self) -> int:
+        """What a planner takes for each slot, while it makes a plan."""
+        return 0 if self.planning is None else self.planning.per_slot
 
 
-def spilled_slot_bytes(policy: PlannedPolicy) -> int:
-    """Return what a planner takes for each slot, while it makes a plan in files."""
-    if policy in LOOKING_AHEAD:
-        return _BELADY_STATE_BYTES + SLOT_BYTES
-    return slot_bytes(policy) + -(-_ONLINE_SPILLED_BYTES // SPILLED_SHARE)
+class SpillingPolicy(CachePolicy):
+    """Decides from traces on disk as well, so that planning takes no memory for each row.
+
+    Attributes
+    ----------
+    spilled_slot_bytes : int
+        What a planner takes for each slot, while it makes a plan in files.
+    """
+
+    spilled_slot_bytes: ClassVar[int]
+
+    @abstractmethod
+    def planner(self, num_slots: int) -> SpillingPlanner:
+        """Return a planner for a cache that is empty."""
+
+    @abstractmethod
+    def spilled_bytes(
+        self, *, num_nodes: int, largest_batch: int, num_batches: int, table_bytes: int
+    ) -> int:
+        """Return what making a plan in files takes, beside what slots take.
+
+        Parameters
+        ----------
+        num_nodes : int
+            Of the graph.
+        largest_batch : int
+            Rows of the largest batch.
+        num_batches : int
+            S.
+        table_bytes : int
+            For next uses; see `BeladyPlanner.plan_spilled`.
+        """

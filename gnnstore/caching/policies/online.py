@@ -1,14 +1,13 @@
 """Plans of caches that do not know the future: LRU, and SIEVE, which GraphBolt uses.
 
-They are made from the same trace as Belady's plan, and followed in the same way, so that a
-comparison compares the choice of rows and nothing else. But what is decided after a batch
-depends on that batch and those before it only, as if the cache had met them one by one.
+They are made from the same trace as Belady's plan, so that a comparison compares the choice of rows
+and nothing else. But what is decided after a batch depends on that batch and those before it only,
+as if the cache had met them one by one. Loaders do not follow them: Belady's misses less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,20 +19,9 @@ from gnnstore.caching.policies.belady import (
     check_num_slots,
     distinct_nodes,
 )
-from gnnstore.caching.stepped_plan import PlannedStep, SteppedPlan
 from gnnstore.errors import UsageError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gnnstore.caching.spilled_plan import SpilledPlan
-    from gnnstore.caching.trace_file import SpilledTrace
-
-__all__ = ["SPILLED_SHARE", "LruPlanner", "SievePlanner"]
-
-# The kernel looks at every slot before it plans, so that a trace on disk is planned so many
-# batches at a time as have a quarter as many rows as there are slots.
-SPILLED_SHARE = 4
+__all__ = ["LruPlanner", "SievePlanner"]
 
 # The row of each slot; slots in the order of their rows; whether a row was visited; the hand.
 _State = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8], int]
@@ -87,58 +75,12 @@ class _OnlinePlanner:
         UsageError
             If the trace is not well-formed, or has 2^31 rows or more.
         """
-        plan, self._state = self._planned(trace, self._state)
-        return plan
-
-    def plan_spilled(
-        self,
-        trace: SpilledTrace,
-        path: Path,
-        *,
-        table_bytes: int = 0,  # noqa: ARG002 - that of planners that look ahead
-    ) -> SpilledPlan:
-        """Plan the next superbatch in files, in the same way.
-
-        Parameters
-        ----------
-        trace : SpilledTrace
-            Must not be closed meanwhile.
-        path : Path
-            Without a suffix: `path.slots` and `path.changes` are made, and removed by the plan's
-            `close`, or if planning fails.
-        table_bytes : int
-            Not needed.
-
-        Raises
-        ------
-        CorruptStoreError
-            If the trace's file no longer holds what was written.
-        NoSpaceError, StorageError
-            If the files cannot be made, read or written.
-        UsageError
-            If the trace is not well-formed.
-        """
-        state = self._state
-
-        def steps() -> Iterator[PlannedStep]:
-            nonlocal state
-            for batches in _chunks(trace, self.num_slots // SPILLED_SHARE):
-                plan, state = self._planned(Trace.of(batches), state)
-                for i in range(plan.num_batches):
-                    changes = plan.batch_changes(i)
-                    yield PlannedStep(plan.batch_slots(i), int(plan.misses[i]), *changes)
-
-        spilled = SteppedPlan(trace, path, steps())
-        self._state = state
-        return spilled
-
-    def _planned(self, trace: Trace, state: _State) -> tuple[SuperbatchPlan, _State]:
-        """Return the plan, and what is known of the cache after it."""
         try:
-            planned = _core.plan_online(self._policy, trace.ids, trace.offsets, *state)
+            planned = _core.plan_online(self._policy, trace.ids, trace.offsets, *self._state)
         except (ValueError, IndexError) as error:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
-        return SuperbatchPlan(trace.offsets, *planned[:5]), planned[5:]
+        self._state = planned[5:]
+        return SuperbatchPlan(trace.offsets, *planned[:5])
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows, in any order: their past is not known.
@@ -162,21 +104,6 @@ class _OnlinePlanner:
     def clear(self) -> None:
         """Forget the cache, so that the next superbatch finds it empty."""
         self.restart(np.full(self.num_slots, -1, np.int64))
-
-
-def _chunks(trace: SpilledTrace, num_rows: int) -> Iterator[list[npt.NDArray[Any]]]:
-    """Read the batches of a trace, as many at a time as have so many rows, or one."""
-    chunk: list[npt.NDArray[Any]] = []
-    sizes = np.diff(trace.offsets)
-    taken = 0
-    for i in range(trace.num_batches):
-        if chunk and taken + sizes[i] > num_rows:
-            yield chunk
-            chunk, taken = [], 0
-        chunk.append(trace.batch(i))
-        taken += int(sizes[i])
-    if chunk:
-        yield chunk
 
 
 class LruPlanner(_OnlinePlanner):

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Self
 
 from gnnstore.errors import UsageError
 from gnnstore.units import parse_size
-
-PlannedPolicy = Literal["belady", "lru", "sieve", "packed"]
-PLANNED: tuple[PlannedPolicy, ...] = get_args(PlannedPolicy)
-# To these it matters how far a plan looks ahead; the others are online caches, to compare.
-LOOKING_AHEAD: tuple[PlannedPolicy, ...] = ("belady", "packed")
 
 
 @dataclass(frozen=True)
@@ -20,8 +15,6 @@ class PlannedSettings:
 
     Attributes
     ----------
-    policy : "belady", "lru", "sieve" or "packed"
-        By what rows stay in the cache. "packed" is as "belady", and what is missed is packed.
     cache_bytes : int or None
         Memory for the cached rows; None: what the budget leaves.
     num_batches : int or None
@@ -34,7 +27,6 @@ class PlannedSettings:
         free there.
     """
 
-    policy: PlannedPolicy
     cache_bytes: int | None = None
     num_batches: int | None = None
     tmpdir: str | None = None
@@ -48,20 +40,29 @@ class PlannedSettings:
         superbatch: int | str | None,
         tmpdir: object = None,
         disk: int | str | None = None,
+        *,
+        plans: bool = True,
     ) -> Self | None:
         """Read the loader's options; None where the strategy plans nothing.
+
+        Parameters
+        ----------
+        strategy : str
+            Its name.
+        plans : bool
+            Whether it samples and plans ahead.
 
         Raises
         ------
         UsageError
             If an option makes no sense, or the strategy has no use for it.
         """
-        if disk is not None and strategy not in LOOKING_AHEAD:
+        if disk is not None and not plans:
             raise UsageError(
                 f"strategy={strategy!r} has no use for disk={disk!r}: it keeps nothing there; "
                 "choose strategy='packed' or 'belady', or leave the option out"
             )
-        if strategy not in PLANNED:
+        if not plans:
             if superbatch is not None or tmpdir is not None:
                 name = "superbatch" if superbatch is not None else "tmpdir"
                 value = superbatch if superbatch is not None else tmpdir
@@ -80,7 +81,6 @@ class PlannedSettings:
             )
         num_bytes = None if cache_bytes is None else parse_size(cache_bytes, name="cache_bytes")
         return cls(
-            strategy,
             num_bytes,
             superbatch,
             None if tmpdir is None else str(tmpdir),

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, Trace
-from gnnstore.caching.policies.online import LruPlanner, SievePlanner
+from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES, Score, select_nodes
 
-Policy = Literal["degree", "frequency", "lru", "sieve", "belady"]
-_PLANNERS: dict[str, type[BeladyPlanner | LruPlanner | SievePlanner]] = {
-    "lru": LruPlanner,
-    "sieve": SievePlanner,
-    "belady": BeladyPlanner,
-}
-POLICIES: tuple[Policy, ...] = (*SCORES, "lru", "sieve", "belady")
+
+def policies() -> tuple[str, ...]:
+    """Return the names of the caches that can be compared."""
+    return (*SCORES, *POLICIES.names)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class PolicyRun:
     Attributes
     ----------
     policy : str
-        One of `POLICIES`.
+        One of `policies`.
     is_hit : ndarray of bool [n]
         Whether the row was in the cache before its batch, beside the trace's ids.
     misses : ndarray of int64 [S]
@@ -46,7 +43,7 @@ class PolicyRun:
         starts empty.
     """
 
-    policy: Policy
+    policy: str
     is_hit: npt.NDArray[np.bool_]
     misses: npt.NDArray[np.int64]
     filled: npt.NDArray[np.int64]
@@ -63,23 +60,22 @@ class PolicyRun:
 
 
 def run_policy(
-    policy: Policy, trace: Trace, num_slots: int, scores: Mapping[Score, npt.NDArray[Any]]
+    policy: str, trace: Trace, num_slots: int, scores: Mapping[Score, npt.NDArray[Any]]
 ) -> PolicyRun:
     """Run a cache of some policy over a trace.
 
     Parameters
     ----------
     policy : str
-        One of `POLICIES`.
+        One of `policies`.
     trace : Trace
     num_slots : int
         Rows that the cache holds.
     scores : mapping of str to ndarray of uint8 or uint32 [N]
         What "degree" and "frequency" go by.
     """
-    planner = _PLANNERS.get(policy)
-    if planner is not None:
-        plan = planner(num_slots).plan(trace)
+    if policy in POLICIES:
+        plan = POLICIES[policy].planner(num_slots).plan(trace)
         return PolicyRun(policy, plan.slots >= 0, plan.misses, np.empty(0, np.int64))
     values = scores[cast(Score, policy)]
     nodes = select_nodes(values, num_slots)

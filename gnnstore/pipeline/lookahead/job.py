@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gnnstore.caching.policies.settings import PlannedPolicy
+    from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.features.tiers.planned import PlannedCache
     from gnnstore.sampling.disk import BatchRequest
     from gnnstore.sampling.neighbor import IndexDtype, NeighborSampler
@@ -50,7 +50,8 @@ class SuperbatchJob:
     """How superbatches are made; the parameters of `Superbatches` say more."""
 
     cache: Callable[[], PlannedCache]
-    policy: PlannedPolicy
+    policy: CachePolicy
+    packs: bool
     size: SuperbatchSize
     tmpdir: Path
     room: Room
@@ -68,7 +69,9 @@ class SuperbatchJob:
     @property
     def fills(self) -> bool:
         """Whether a cache that is empty is filled before the first batch."""
-        return self.fixed is not None or fills(self.policy, self.size, self.num_nodes)
+        return self.fixed is not None or fills(
+            self.policy, self.size, self.num_nodes, packs=self.packs
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gnnstore.caching.spilled_plan import SpilledPlan
 from gnnstore.caching.trace_builder import TraceBuilder
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gnnstore.caching.policies.base import Plan
+    from gnnstore.caching.policies.base import Plan, SpillingPlanner
     from gnnstore.caching.policies.belady import Trace
     from gnnstore.sampling.disk import BatchRequest
     from gnnstore.sampling.neighbor import SampledSubgraph
@@ -171,7 +171,8 @@ class SuperbatchMaker:
                 if isinstance(trace, SpilledTrace):
                     path = self._run_directory() / f"plan-{name}"
                     table = job.size.table_bytes
-                    plan: Plan = course.planner.plan_spilled(trace, path, table_bytes=table)
+                    planner = cast("SpillingPlanner", course.planner)
+                    plan: Plan = planner.plan_spilled(trace, path, table_bytes=table)
                 else:
                     plan = course.planner.plan(trace)
                 args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
@@ -198,7 +199,7 @@ class SuperbatchMaker:
     ) -> PackedBatches | None:
         job, sampling, plan = self.job, self.sampling, part.plan
         tables = job.cache().tables
-        if job.policy != "packed" or plan is None or plan.num_batches == 0 or not tables:
+        if not job.packs or plan is None or plan.num_batches == 0 or not tables:
             return None
         if self._packer is None:
             self._packer = Packer(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gnnstore.caching.policies.settings import PlannedPolicy
+    from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.features.tiers.planned import PlannedCache
     from gnnstore.sampling.neighbor import IndexDtype
     from gnnstore.sizing.superbatch_size import SuperbatchSize
@@ -61,9 +61,11 @@ class Superbatches:
     ----------
     cache : callable
         Returns the slots. They may be shared with other loaders, which take turns.
-    policy : "belady", "lru", "sieve" or "packed"
+    policy : CachePolicy
     size : SuperbatchSize
         As it was decided.
+    packs : bool
+        Whether missed rows are packed.
     tmpdir : Path
         Where subgraphs wait that do not fit in memory, and packed rows.
     disk_bytes : int
@@ -79,7 +81,7 @@ class Superbatches:
 
     Attributes
     ----------
-    cache, policy, size, tmpdir, num_nodes, num_edges, index_dtype, fixed, degrees
+    cache, policy, size, packs, tmpdir, num_nodes, num_edges, index_dtype, fixed, degrees
         As given.
     room : Room
         For packed rows.
@@ -90,9 +92,10 @@ class Superbatches:
     def __init__(
         self,
         cache: Callable[[], PlannedCache],
-        policy: PlannedPolicy,
+        policy: CachePolicy,
         size: SuperbatchSize,
         *,
+        packs: bool = False,
         tmpdir: Path,
         disk_bytes: int,
         num_nodes: int,
@@ -102,7 +105,8 @@ class Superbatches:
         degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
     ) -> None:
         self.cache = cache
-        self.policy: PlannedPolicy = policy
+        self.policy = policy
+        self.packs = packs
         self.size = size
         self.tmpdir = tmpdir
         self.num_nodes = num_nodes
@@ -231,6 +235,7 @@ class Superbatches:
         return SuperbatchJob(
             self.cache,
             self.policy,
+            self.packs,
             self.size,
             self.tmpdir,
             self.room,

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.base import Planner, make_planner
+from gnnstore.caching.policies.base import CachePolicy, Planner
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.policies.settings import LOOKING_AHEAD
 from gnnstore.caching.scores import most_needed
 from gnnstore.disk.counts import NO_READS, ReadCounts
 
 if TYPE_CHECKING:
     from gnnstore.caching.policies.belady import Trace
-    from gnnstore.caching.policies.settings import PlannedPolicy
     from gnnstore.caching.trace_file import SpilledTrace
     from gnnstore.features.tiers.planned import Lease, PlannedCache
     from gnnstore.sizing.superbatch_size import SuperbatchSize
@@ -58,19 +56,18 @@ class Course:
     lease is that of batches planned so far.
     """
 
-    policy: PlannedPolicy
     lease: Lease
     planner: Planner
     fixed: FixedNodes | None = None
     num_planned: int = 0
 
     @classmethod
-    def begin(cls, cache: PlannedCache, policy: PlannedPolicy, fixed: FixedNodes | None) -> Self:
+    def begin(cls, cache: PlannedCache, policy: CachePolicy, fixed: FixedNodes | None) -> Self:
         """Take the cache over, with the rows that are in it."""
         lease, num_slots = cache.begin(), cache.num_slots
-        planner = make_planner(policy, num_slots) if fixed is None else fixed.planner(num_slots)
+        planner = policy.planner(num_slots) if fixed is None else fixed.planner(num_slots)
         planner.restart(cache.nodes)
-        return cls(policy, lease, planner, fixed)
+        return cls(lease, planner, fixed)
 
     def fill(
         self,
@@ -121,13 +118,13 @@ class Course:
         return bool((self.planner.nodes >= 0).any())
 
 
-def fills(policy: PlannedPolicy, size: SuperbatchSize, num_nodes: int) -> bool:
+def fills(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: bool) -> bool:
     """Whether a cache that decides by itself is filled before the first batch.
 
-    Caches that do not know what is needed stay empty, to compare; and rows that are packed come
-    with the pass that packs the others, so that filling would be one more.
+    One that does not know what is needed begins empty; and rows that are packed come with the pass
+    that packs the others, so that filling would be one more.
     """
-    return policy in LOOKING_AHEAD and policy != "packed" and size.fills(num_nodes)
+    return policy.looks_ahead and not packs and size.fills(num_nodes)
 
 
 def in_slots(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:

@@ -24,7 +24,8 @@ from gnnstore.tools.bench.device import DeviceLimits, measure_device
 from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.setup import split_tables
 from gnnstore.tools.bench.stages import STAGES, stages_of
-from gnnstore.tools.bench.task import NOT_LIMITED, PLANNED, Outcome, Task, run_task
+from gnnstore.tools.bench.task import Outcome, Task, run_task
+from gnnstore.tools.bench.ways import BASELINE, ways
 from gnnstore.tools.plots.load import draw_load
 from gnnstore.tools.plots.pictures import check_picture
 from gnnstore.tools.ui import exits
@@ -34,13 +35,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
 
-BASELINE = "map"
-# Each of their batches takes the same, and they take their time: some batches stand for all.
-_PER_BATCH = ("map", "mmap", "direct")
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
-# What an epoch needs is sampled, planned and packed during the one before it, but for the first.
-_MADE_AHEAD = (*PLANNED, "auto")
-_BY_FAULTS = ("map", "mmap")
 _ALL_NODES = "all"
 _NO_LIMIT = "without a limit: the page cache serves whoever reads through it"
 
@@ -223,9 +218,10 @@ def _write_seeds(
 
 
 def _task_of(task: Task, strategy: str, whole_epochs: bool) -> Task:
-    if strategy in _MADE_AHEAD:
+    way = ways()[strategy]
+    if way.is_made_ahead:
         return replace(task, strategy=strategy, warm_up=task.batches)
-    if strategy not in _PER_BATCH or whole_epochs:
+    if not way.is_even or whole_epochs:
         return replace(task, strategy=strategy)
     batches = min(task.batches, _SAMPLE_BATCHES)
     warm_up = min(task.batches - batches, _WARM_UP)
@@ -244,7 +240,7 @@ def _play(
                 continue
             devices.append(measure_device(features))
             name = run.strategy if repeats == 1 else f"{run.strategy}, round {number + 1}"
-            limited = is_limited and run.strategy not in NOT_LIMITED
+            limited = is_limited and ways()[run.strategy].is_limited
             with (
                 progress.phase(name, run.task.warm_up + run.task.batches, "batches") as phase,
                 memory_group() if limited else nullcontext() as group,
@@ -266,9 +262,9 @@ def _run_once(task: Task, group: MemoryGroup | None, on_batch: Any) -> Timed | s
     if isinstance(outcome, str):
         return outcome
     seconds = outcome.seconds * task.batches
-    stages = stages_of(
-        Path(task.trace), seconds, faults_are_reads=(outcome.chosen or task.strategy) in _BY_FAULTS
-    )
+    way = ways().get(outcome.chosen or task.strategy)
+    faults_are_reads = way is not None and way.reads_by_faults
+    stages = stages_of(Path(task.trace), seconds, faults_are_reads=faults_are_reads)
     return Timed(outcome, {name: stages[name] / task.batches for name in STAGES})
 
 
@@ -312,7 +308,7 @@ def _describe(run: Runs, baseline: list[Timed], epoch_batches: int) -> dict[str,
 def _once(outcome: Outcome, task: Task) -> float:
     """Return the seconds that come once: before the first epoch, and more in it than in others."""
     more = 0.0
-    if task.strategy in _MADE_AHEAD:
+    if ways()[task.strategy].is_made_ahead:
         more = max(0.0, outcome.seconds_warming_up - outcome.seconds * task.warm_up)
     return outcome.seconds_to_prepare + more
 

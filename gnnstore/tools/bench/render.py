@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from gnnstore.tools.bench.stages import STAGES
-from gnnstore.tools.bench.task import NOT_LIMITED
+from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
 from gnnstore.units import format_duration, format_size
 
@@ -79,7 +79,7 @@ def _render_times(
                 format_size(mid["disk_bytes"]),
                 f"{mid['reads']:,.0f}" if mid["reads"] else "-",
                 f"{mid['hit_rate']:.1%}" if mid["hit_rate"] else "-",
-                format_size(held) + (" *" if item["strategy"] in NOT_LIMITED else ""),
+                format_size(held) + ("" if ways()[item["strategy"]].is_limited else " *"),
                 _time(item["seconds_to_prepare"]),
             ]
         )

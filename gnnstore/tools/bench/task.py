@@ -18,12 +18,6 @@ from typing import IO
 
 from gnnstore.disk.profile.cgroup import MemoryGroup
 
-PLANNED = ("belady", "lru", "sieve", "packed")
-STRATEGIES = (
-    *("map", "mmap", "direct", "static-frequency", "static-degree"),
-    *(*PLANNED, "auto", "memory"),
-)
-NOT_LIMITED = ("memory",)
 MAP_THREADS = 32
 # Of the slack: what Python, the allocator and the kernel take besides what a loader counts.
 ALLOWANCE_BYTES = 64 * 10**6
@@ -43,7 +37,7 @@ class Task:
     Attributes
     ----------
     strategy : str
-        One of `STRATEGIES`.
+        One of `gnnstore.tools.bench.ways`.
     group, group_version : str, int
         The memory group that the process is in; "" for none, and no limit then.
     share, slack_bytes : float, int

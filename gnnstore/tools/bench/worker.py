@@ -21,20 +21,11 @@ from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.errors import BudgetError, GnnstoreError
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.tools.bench.setup import Run, loader_batches
-from gnnstore.tools.bench.task import BATCH_MARK, PLANNED, Outcome, Task
+from gnnstore.tools.bench.task import BATCH_MARK, Outcome, Task
+from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.exits import INTERRUPTED
 from gnnstore.units import format_size
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "mmap": {"strategy": "mmap"},
-    "direct": {"strategy": "direct"},
-    "static-frequency": {"strategy": "static", "cache": "frequency"},
-    "static-degree": {"strategy": "static", "cache": "degree"},
-    **{name: {"strategy": name} for name in PLANNED},
-    "auto": {"strategy": "auto"},
-    "memory": {"strategy": "memory"},
-}
-_MAY_SPILL = ("packed", "auto")
 # What is recorded counts as memory of the process: 7 MB, enough for 2000 batches.
 _MAX_EVENTS = 2**14
 
@@ -44,23 +35,21 @@ Prepared = tuple[Iterator[int], Any]
 
 def prepare(run: Run) -> Prepared:
     """Return the batches of a strategy, under the limit."""
-    strategy = run.task.strategy
-    if strategy == "memory":
+    way = ways()[run.task.strategy]
+    if not way.is_limited:
         needed = sum(array.spec.num_bytes for array in run.features)
         if needed > (free := available_bytes()):
             raise BudgetError(
                 f"{format_size(needed)} of features do not fit the {format_size(free)} that this "
                 "machine has free"
             )
-        loader = run.loader(**OPTIONS[strategy])
+        loader = run.loader(**way.options)
         return loader_batches(loader), loader
     run.limit()
-    if strategy == "map":
+    if not way.options:
         return run.map_batches(), None
-    options = OPTIONS[strategy]
-    if run.task.disk_bytes and strategy in _MAY_SPILL:
-        options = {**options, "disk": run.task.disk_bytes}
-    loader = run.loader(**options, memory=run.memory_bytes)
+    disk = {"disk": run.task.disk_bytes} if run.task.disk_bytes and way.packs else {}
+    loader = run.loader(**way.options, **disk, memory=run.memory_bytes)
     return loader_batches(loader), loader
 
 

@@ -9,6 +9,7 @@ import click
 
 from gnnstore.budget.limits import parse_memory
 from gnnstore.errors import BudgetError, UsageError
+from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.batch_options import batch_options
 from gnnstore.tools.ui.options import SIZE, session_options
 from gnnstore.tools.ui.session import Session
@@ -20,13 +21,6 @@ Examples:
   gnnstore bench disk /data
   gnnstore bench load papers100M.gnn
 """
-
-# Those of `load_task.STRATEGIES`, which is not imported here: --help would wait for it.
-_STRATEGIES = (
-    *("map", "mmap", "direct", "static-frequency", "static-degree"),
-    *("belady", "lru", "sieve", "packed", "auto", "memory"),
-)
-_COMPARED = "map,direct,static-frequency,static-degree,belady,packed,memory"
 
 
 @click.group(name="bench", help=_HELP)
@@ -103,8 +97,8 @@ class StrategiesType(click.ParamType):  # type: ignore[type-arg]  # generic sinc
         """Return the names, or fail as click does for a bad option."""
         names = tuple(name.strip() for name in value.split(","))
         for name in names:
-            if name not in _STRATEGIES:
-                self.fail(f"{name!r} is none of {', '.join(_STRATEGIES)}", param, ctx)
+            if name not in ways():
+                self.fail(f"{name!r} is none of {', '.join(ways())}", param, ctx)
         return names
 
 
@@ -164,9 +158,9 @@ Examples:
     "--strategies",
     type=StrategiesType(),
     metavar="NAME,NAME,...",
-    default=_COMPARED,
+    default=",".join(name for name, way in ways().items() if way.is_compared),
     show_default=True,
-    help=f"What to time, in this order: any of {', '.join(_STRATEGIES)}.",
+    help=f"What to time, in this order: any of {', '.join(ways())}.",
 )
 @click.option(
     "--memory",

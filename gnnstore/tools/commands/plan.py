@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from gnnstore.errors import UsageError
+from gnnstore.strategies.builtin import auto
 from gnnstore.tools.ui.batch_options import batch_options
 from gnnstore.tools.ui.options import MEMORY, SIZE, session_options
 from gnnstore.tools.ui.session import Session
@@ -31,35 +32,30 @@ Examples:
 """
 
 
-_STRATEGIES = (
-    *("memory", "mmap", "direct", "static-degree", "static-frequency"),
-    *("belady", "packed", "plan"),
-)
-
-
 class StrategiesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Strategies as in "belady,packed"; "static" stands for both of its scores."""
+    """Candidates as in "belady,packed"; the name of a strategy stands for all of its scores."""
 
     name = "strategies"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, ...]:
-        """Return the choices, in their usual order, or fail as click does."""
+        """Return the names of candidates, in their usual order, or fail as click does."""
         if isinstance(value, tuple):
             return value
         named = {text.strip() for text in value.split(",")}
-        if "static" in named:
-            named = (named - {"static"}) | {"static-degree", "static-frequency"}
-        if not named <= set(_STRATEGIES):
-            unknown = ", ".join(sorted(named - set(_STRATEGIES)))
+        candidates = auto().candidates
+        scored = {found.name: found.strategy.name for found in candidates if found.score}
+        named |= {name for name, strategy in scored.items() if strategy in named}
+        names = [found.name for found in candidates]
+        if unknown := ", ".join(sorted(named - {*names, *scored.values()})):
             self.fail(
-                f"{unknown!r} is no strategy that is predicted; choose some of static, "
-                f"{', '.join(_STRATEGIES)}",
+                f"{unknown!r} is no strategy that is predicted; choose some of "
+                f"{', '.join(dict.fromkeys((*scored.values(), *names)))}",
                 param,
                 ctx,
             )
-        return tuple(name for name in _STRATEGIES if name in named)
+        return tuple(name for name in names if name in named)
 
 
 class CachesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
@@ -109,10 +105,10 @@ def _cache_size(text: str) -> float | int:
 )
 @click.option(
     "--strategies",
-    "choices",
+    "strategies",
     type=StrategiesType(),
     metavar="NAME,NAME,...",
-    default=",".join(_STRATEGIES),
+    default=lambda: ",".join(found.name for found in auto().candidates),
     help='What to predict; "plan" is what gnnstore pack makes. Default: everything.',
 )
 @click.option(

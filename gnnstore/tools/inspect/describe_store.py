@@ -18,6 +18,7 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import AttributeSpec
 from gnnstore.sizing.placement import place
 from gnnstore.sizing.sizes import StoreSizes
+from gnnstore.strategies.builtin import auto
 from gnnstore.tools.inspect.describe_plan import describe_plans
 
 
@@ -149,14 +150,14 @@ def _reading(reader: StoreReader) -> dict[str, Any]:
     """Return how a loader with default arguments would read this store on this machine."""
     try:
         sizes = StoreSizes.of(reader.schema)
-        placement = place(sizes)
+        placement = place(sizes, strategy=auto().by_mode)
         engine = _engine(reader, sizes) if placement.reads_disk else None
     except GnnstoreError as error:  # heterogeneous, too large in any way, no such engine
         return {"strategy": None, "reason": str(error)}
     if engine is not None:
         placement = placement.because(f"read by {engine.reason}")
     return {
-        "strategy": placement.strategy,
+        "strategy": placement.strategy.name,
         "topology": placement.topology,
         "io_engine": None if engine is None else engine.name,
         "resident_bytes": placement.resident_bytes,

@@ -9,21 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore import _core
-from gnnstore.caching.policies.simulate import (
-    POLICIES,
-    Policy,
-    PolicyRun,
-    distinct_rows,
-    run_policy,
-)
+from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policies, run_policy
 from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
 from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error
 from gnnstore.graph.store import open as open_store
-from gnnstore.planning.cost_model import CHOICES, Choice
 from gnnstore.planning.reads import ReadTotals, count_reads
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.placement import HELD_ROW_BYTES
+from gnnstore.strategies.builtin import auto
 from gnnstore.tools.plan.render import render_plan
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
 from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch, seeds_to_plan
@@ -115,7 +109,7 @@ def plan_caches(
     threads: int | None,
     memory_bytes: int | None = None,
     disk_bytes: int | None = None,
-    choices: tuple[Choice, ...] = CHOICES,
+    strategies: tuple[str, ...],
 ) -> int:
     """Sample, compare, draw, print, and return the exit status.
 
@@ -125,8 +119,8 @@ def plan_caches(
         Sizes of caches: shares of the rows (float) or bytes (int).
     memory_bytes, disk_bytes : int, optional
         Budgets that strategies are predicted within.
-    choices : tuple of str
-        Strategies to be predicted.
+    strategies : tuple of str
+        Names of candidates to be predicted.
 
     Raises
     ------
@@ -155,7 +149,7 @@ def plan_caches(
             threads or num_cores + 1,  # as a loader that waits for a disk
             memory_bytes,
             disk_bytes,
-            choices,
+            tuple(found for found in auto().candidates if found.name in strategies),
             draws_curve=plot_file is not None,
         )
         predicted = predict_strategies(asked, progress)
@@ -224,26 +218,26 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """Return for each size what each policy reads, as JSON values."""
     compared = []
-    with progress.phase("compare", len(sizes) * len(POLICIES), "caches") as phase:
+    with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
         for size in sizes:
             rows = round(size * num_nodes) if isinstance(size, float) else size // disk.row_bytes
             num_rows = min(rows, num_nodes)
-            policies = []
-            for policy in POLICIES:
-                policies.append(_run(policy, num_rows, disk, epoch))
+            outcomes = []
+            for policy in policies():
+                outcomes.append(_run(policy, num_rows, disk, epoch))
                 phase.advance()
             compared.append(
                 {
                     "num_rows": num_rows,
                     "num_bytes": num_rows * disk.row_bytes,
                     "share": num_rows / num_nodes,
-                    "policies": policies,
+                    "policies": outcomes,
                 }
             )
     return compared
 
 
-def _run(policy: Policy, num_rows: int, disk: _Disk, epoch: SampledEpoch) -> dict[str, Any]:
+def _run(policy: str, num_rows: int, disk: _Disk, epoch: SampledEpoch) -> dict[str, Any]:
     trace = epoch.trace
     began = time.perf_counter()
     run = run_policy(policy, trace, num_rows, epoch.scores)

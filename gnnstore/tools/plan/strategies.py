@@ -11,9 +11,11 @@ from gnnstore.errors import BudgetError
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.seeds.nodes import InputNodes
-from gnnstore.planning.cost_model import Choice, Prediction
+from gnnstore.planning.cost_model import Prediction
 from gnnstore.progress import Progress
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.sizing.traits import Candidate
+from gnnstore.strategies.builtin import STATIC, auto
 from gnnstore.strategies.optimizer import Situation, place_for
 from gnnstore.strategies.request import ReadOptions, ReadRequest
 
@@ -37,7 +39,7 @@ class Asked:
         That would prepare batches.
     memory_bytes, disk_bytes : int or None
         Budgets; None: as a loader takes by itself.
-    choices : tuple of str
+    candidates : tuple of Candidate
         What is to be predicted.
     draws_curve : bool
         Whether other budgets are wanted too.
@@ -50,15 +52,15 @@ class Asked:
     num_threads: int
     memory_bytes: int | None
     disk_bytes: int | None
-    choices: tuple[Choice, ...]
+    candidates: tuple[Candidate, ...]
     draws_curve: bool
 
     def request(self, memory_bytes: int | None) -> ReadRequest:
         """Return what a loader with `strategy="auto"` would ask of the store."""
-        planned = PlannedSettings("packed", disk_bytes=self.disk_bytes)
+        planned = PlannedSettings(disk_bytes=self.disk_bytes)
         return ReadRequest(
             self.store,
-            ReadOptions(memory=memory_bytes, planned=planned),
+            ReadOptions(auto(), memory=memory_bytes, planned=planned),
             Presampler.of(self.store, self.config, self.seeds, self.batch_size, False),
             seeds_bytes=32 * self.seeds.num_seeds,  # as of a loader that shuffles
             num_threads=self.num_threads,
@@ -76,24 +78,24 @@ def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
     """
     request = asked.request(asked.memory_bytes)
     try:
-        placement = place_for(request, "static")
+        placement = place_for(request, STATIC)
     except BudgetError:
         # What an epoch needs can be learnt with more memory than it is predicted for.
-        placement = place_for(asked.request(None), "static")
+        placement = place_for(asked.request(None), STATIC)
     situation = Situation.of(request, placement, progress)
     if situation is None:
         return {"memory_bytes": asked.memory_bytes, "disk_bytes": 0, "strategies": [], "curve": []}
-    if "static-degree" in asked.choices:
+    if any(candidate.score == "degree" for candidate in asked.candidates):
         with progress.phase("count degrees"):
             situation = situation.with_degrees()
-    predictions = situation.predictions(asked.choices)
-    chosen = situation.choice(predictions)
+    predictions = situation.predictions(asked.candidates)
+    chosen = situation.choice(auto(), predictions)
     return {
         "memory_bytes": asked.memory_bytes or placement.budget_bytes,
         "disk_bytes": situation.disk_bytes,
         "sampled_batches": situation.workload.sampled_batches,
         "disk_is_assumed": situation.machine.disk.engine == "assumed",
-        "strategies": [_describe(p, is_chosen=p.choice == chosen) for p in predictions],
+        "strategies": [_describe(p, is_chosen=p.candidate == chosen) for p in predictions],
         "curve": _curve(asked, situation, progress) if asked.draws_curve else [],
     }
 
@@ -131,7 +133,7 @@ def _curve(asked: Asked, situation: Situation, progress: Progress) -> list[dict[
         for i in range(_CURVE_POINTS):
             step = i / (_CURVE_POINTS - 1)
             memory = round(total * _LEAST_SHARE * (_MOST_SHARE / _LEAST_SHARE) ** step)
-            predictions = situation.predictions(asked.choices, memory=memory)
+            predictions = situation.predictions(asked.candidates, memory=memory)
             seconds = {p.choice: _number(p.seconds) for p in predictions}
             points.append({"memory_bytes": memory, "seconds_per_epoch": seconds})
             phase.advance()

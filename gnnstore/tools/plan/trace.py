@@ -23,6 +23,7 @@ from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.sizing.placement import place
 from gnnstore.sizing.sizes import StoreSizes
+from gnnstore.strategies.builtin import MMAP
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -100,7 +101,7 @@ def sample_epoch(
     epoch_batches = -(-seeds.num_seeds // batch_size)
     num_batches = min(num_batches, epoch_batches)
     with progress.phase("read the topology"):
-        csc = store.topology(place(StoreSizes.of(store.schema), strategy="mmap").topology)
+        csc = store.topology(place(StoreSizes.of(store.schema), strategy=MMAP).topology)
     began = time.perf_counter()
     batches: list[npt.NDArray[Any]] = []
     with progress.phase("sample", num_batches, "batches") as phase:

@@ -6,10 +6,13 @@ Draws with matplotlib, an optional extra.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.caching.policies.simulate import POLICIES
+from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.policies.simulate import policies
+from gnnstore.strategies.builtin import auto
 from gnnstore.tools.plan.render import miss_rate
 from gnnstore.tools.plots.pictures import make_plain, new_figure, save_png
 
@@ -23,24 +26,10 @@ _LINES = (
     ("#e69f00", "^"),
     ("#cc79a7", "D"),
     ("#000000", "v"),
+    ("#009e73", "*"),
+    ("#999999", "x"),
+    ("#d55e00", "P"),
 )
-_TIMES = {
-    "memory": ("#009e73", "*", "memory"),
-    "mmap": ("#999999", "x", "mmap"),
-    "direct": ("#d55e00", "P", "direct"),
-    "static-degree": ("#0072b2", "o", "static (degree)"),
-    "static-frequency": ("#56b4e9", "s", "static (frequency)"),
-    "belady": ("#000000", "v", "belady"),
-    "packed": ("#cc79a7", "D", "packed"),
-    "plan": ("#e69f00", "^", "a plan of gnnstore pack"),
-}
-_NAMES = {
-    "degree": "degree (static)",
-    "frequency": "frequency (static)",
-    "lru": "LRU",
-    "sieve": "SIEVE",
-    "belady": "Belady",
-}
 
 
 def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
@@ -74,14 +63,15 @@ def _draw_misses(axes: Axes, document: Mapping[str, Any]) -> None:
     """Draw the share of missing rows over the size of the cache."""
     caches = sorted(document["caches"], key=lambda cache: cache["num_rows"])
     shares = [100 * cache["share"] for cache in caches]
-    for policy, (colour, marker) in zip(POLICIES, _LINES, strict=True):
+    for policy, (colour, marker) in zip(policies(), cycle(_LINES), strict=False):
+        title = POLICIES[policy].title if policy in POLICIES else f"{policy} (static)"
         rates = [
             100 * miss_rate(document, outcome)
             for cache in caches
             for outcome in cache["policies"]
             if outcome["policy"] == policy
         ]
-        axes.plot(shares, rates, color=colour, marker=marker, markersize=4.5, label=_NAMES[policy])
+        axes.plot(shares, rates, color=colour, marker=marker, markersize=4.5, label=title)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows in the cache (% of all nodes)")
@@ -93,15 +83,16 @@ def _draw_misses(axes: Axes, document: Mapping[str, Any]) -> None:
 def _draw_times(axes: Axes, predictions: Mapping[str, Any]) -> None:
     """Draw the predicted seconds of an epoch over memory, of each strategy that can be."""
     curve = predictions["curve"]
-    for choice, (colour, marker, name) in _TIMES.items():
+    for candidate, (colour, marker) in zip(auto().candidates, cycle(_LINES), strict=False):
         points = [
-            (point["memory_bytes"] / 1e9, point["seconds_per_epoch"].get(choice))
+            (point["memory_bytes"] / 1e9, point["seconds_per_epoch"].get(candidate.name))
             for point in curve
-            if point["seconds_per_epoch"].get(choice) is not None
+            if point["seconds_per_epoch"].get(candidate.name) is not None
         ]
         if points:
             memory, seconds = zip(*points, strict=True)
-            axes.plot(memory, seconds, color=colour, marker=marker, markersize=4.5, label=name)
+            style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
+            axes.plot(memory, seconds, label=candidate.title, **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("memory (GB)")

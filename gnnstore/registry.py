@@ -1,0 +1,74 @@
+"""Values by name, in the order in which they were registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
+
+
+class Named(Protocol):
+    """What can be registered."""
+
+    @property
+    def name(self) -> str:
+        """By which it is found."""
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Registry(Generic[T]):
+    """Values of one kind; iterates over them.
+
+    Parameters
+    ----------
+    values : iterable
+        The first ones, in the order in which lists show them.
+    """
+
+    def __init__(self, values: Iterable[T] = ()) -> None:
+        self._values: dict[str, T] = {}
+        for value in values:
+            self.register(value)
+
+    def register(self, value: T) -> T:
+        """Add a value, and return it.
+
+        Raises
+        ------
+        ValueError
+            If its name is taken.
+        """
+        if value.name in self._values:
+            raise ValueError(f"{value.name!r} is registered already: {self._values[value.name]}")
+        self._values[value.name] = value
+        return value
+
+    @contextmanager
+    def having(self, *values: T) -> Iterator[None]:
+        """Have some values registered for a while."""
+        for value in values:
+            self.register(value)
+        try:
+            yield
+        finally:
+            for value in values:
+                del self._values[value.name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all values."""
+        return tuple(self._values)
+
+    def __iter__(self) -> Iterator[T]:
+        """Return an iterator over the values."""
+        return iter(self._values.values())
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a value of that name."""
+        return name in self._values
+
+    def __getitem__(self, name: str) -> T:
+        """Return the value of that name."""
+        return self._values[name]

@@ -1,0 +1,71 @@
+"""The facts about a strategy that sizes, predictions and pipelines go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["memory", "mmap", "disk"]
+
+
+@dataclass(frozen=True)
+class StrategyTraits:
+    """What a strategy does, apart from what users see of it.
+
+    Attributes
+    ----------
+    name : str
+        As users write it.
+    mode : "memory", "mmap" or "disk"
+        Where rows lie; on disk, an engine reads them.
+    caches : bool
+        Whether some rows are held that are chosen once, when the loader is made.
+    policy : str
+        Name of the cache policy whose plans are followed; empty where nothing is planned.
+    packs : bool
+        Whether rows that the planned cache misses are packed ahead.
+    """
+
+    name: str
+    mode: Mode
+    caches: bool = False
+    policy: str = ""
+    packs: bool = False
+
+    @property
+    def reads_disk(self) -> bool:
+        """Whether an engine reads rows, so that threads wait for the disk."""
+        return self.mode == "disk"
+
+    @property
+    def plans(self) -> bool:
+        """Whether batches are sampled and planned ahead."""
+        return bool(self.policy)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to use a strategy, of which an epoch can be predicted.
+
+    Attributes
+    ----------
+    name : str
+        As `gnnstore plan` shows it.
+    strategy : StrategyTraits
+    score : "degree", "frequency" or None
+        By what the rows of a static cache are chosen; None without one.
+    is_offline : bool
+        Whether epochs are packed before training, by `gnnstore pack`.
+    """
+
+    name: str
+    strategy: StrategyTraits
+    score: Literal["degree", "frequency"] | None = None
+    is_offline: bool = False
+
+    @property
+    def title(self) -> str:
+        """Name in a picture."""
+        if self.is_offline:
+            return f"a {self.name} of gnnstore pack"
+        return f"{self.strategy.name} ({self.score})" if self.score else self.name

@@ -1,0 +1,97 @@
+"""A strategy as a value: what the loader, the planner, the command line and the docs go by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnnstore.sizing.traits import Candidate, Mode, StrategyTraits
+
+
+@dataclass(frozen=True)
+class Strategy(StrategyTraits):
+    """A way to reach the rows of attributes.
+
+    Attributes
+    ----------
+    summary : str
+        What it does, in a line: for --help and the docs.
+    alias_of : str
+        The strategy that it is, but for some options; empty if it stands for itself.
+    takes_cache : bool
+        Whether `cache=` may say by what score rows are chosen that stay in memory.
+    scores : tuple of "degree" and "frequency"
+        Those scores, where predictions differ by them.
+    packed_before : str
+        Name of the candidate whose epochs `gnnstore pack` packs before training; empty if it
+        cannot.
+    """
+
+    summary: str = ""
+    alias_of: str = ""
+    takes_cache: bool = False
+    scores: tuple[Literal["degree", "frequency"], ...] = ()
+    packed_before: str = ""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The ways to use it that are predicted apart."""
+        found = [Candidate(f"{self.name}-{score}", self, score) for score in self.scores]
+        found = found or [Candidate(self.name, self)]
+        if self.packed_before:
+            found.append(Candidate(self.packed_before, self, is_offline=True))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Auto:
+    """The choice among strategies that `strategy="auto"` leaves to predictions.
+
+    Attributes
+    ----------
+    strategies : tuple of Strategy
+        In the order in which they are predicted.
+    caches, plans : bool
+        As of a strategy: a cache of other loaders is shared until something else is chosen.
+    """
+
+    strategies: tuple[Strategy, ...]
+    name: str = "auto"
+    caches: bool = True
+    plans: bool = False
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The ways that there are, those of `gnnstore pack` included."""
+        return tuple(found for strategy in self.strategies for found in strategy.candidates)
+
+    @property
+    def loadable(self) -> tuple[Candidate, ...]:
+        """Those among which a loader chooses by predictions.
+
+        Whether everything fits in memory is decided without, and nothing is packed beforehand on
+        demand.
+        """
+        return tuple(
+            found
+            for found in self.candidates
+            if found.strategy.mode != "memory" and not found.is_offline
+        )
+
+    def candidate(self, name: str) -> Candidate:
+        """Return the candidate of that name."""
+        return next(found for found in self.candidates if found.name == name)
+
+    @property
+    def by_mode(self) -> dict[Mode, Strategy]:
+        """What is taken without predictions, by where rows are to lie."""
+        found: dict[Mode, Strategy] = {}
+        for strategy in self.strategies:
+            if not strategy.alias_of and not strategy.plans:
+                found.setdefault(strategy.mode, strategy)
+        return found
+
+    def fallback(self, mode: Mode) -> Candidate:
+        """Return the candidate that is taken without predictions."""
+        # Of scores the last, by which a cache is filled unless `cache=` says otherwise.
+        return self.by_mode[mode].candidates[-1]

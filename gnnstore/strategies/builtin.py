@@ -1,0 +1,95 @@
+"""The strategies that there are. A new one is made and registered here, or in a module of its own.
+
+Importing them is cheap: the command line lists them in its --help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gnnstore.errors import UsageError
+from gnnstore.registry import Registry
+from gnnstore.strategies.base import Auto, Strategy
+
+MEMORY = Strategy(
+    "memory", "memory", summary="all attributes and the graph's structure are read into memory once"
+)
+MMAP = Strategy(
+    "mmap",
+    "mmap",
+    summary=(
+        "attributes are mapped; the operating system reads a page when a row on it is touched"
+    ),
+)
+STATIC = Strategy(
+    "static",
+    "disk",
+    caches=True,
+    takes_cache=True,
+    scores=("degree", "frequency"),
+    summary=(
+        "attributes stay on disk; the rows that batches need most often are held in a cache, the "
+        "others are read by an engine, row by row and around the page cache"
+    ),
+)
+DIRECT = replace(
+    STATIC,
+    name="direct",
+    alias_of="static",
+    caches=False,
+    scores=(),
+    summary='`"static"` without a cache: rows are read one by one',
+)
+BELADY = Strategy(
+    "belady",
+    "disk",
+    policy="belady",
+    summary=(
+        "batches are sampled ahead, hundreds at a time; the cache holds the rows that are needed "
+        "again soonest, and no other cache of its size reads less"
+    ),
+)
+PACKED = Strategy(
+    "packed",
+    "disk",
+    policy="belady",
+    packs=True,
+    takes_cache=True,
+    packed_before="plan",
+    summary=(
+        'as `"belady"`, and the rows that it misses are collected ahead, in one pass over the '
+        "table, so that nothing is read row by row; takes disk space for a while"
+    ),
+)
+
+STRATEGIES: Registry[Strategy] = Registry((MEMORY, MMAP, DIRECT, STATIC, BELADY, PACKED))
+
+
+def auto() -> Auto:
+    """Return the choice among all strategies that are registered."""
+    return Auto(tuple(STRATEGIES))
+
+
+def find_strategy(name: str) -> Strategy | Auto:
+    """Return the strategy, or the choice, that a user names.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name.
+    """
+    choice = auto()
+    if name == choice.name:
+        return choice
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    names = f"choose one of {', '.join((choice.name, *STRATEGIES.names))}"
+    # On demand: its kernels take longer to load than --help may.
+    from gnnstore.caching.policies.registry import POLICIES  # noqa: PLC0415
+
+    if name in POLICIES and POLICIES[name].is_simulated_only:
+        raise UsageError(
+            f"strategy={name!r} is none that loads: {name!r} is a cache to compare with, which "
+            f"'gnnstore plan' simulates on the batches of a store; {names}"
+        )
+    raise UsageError(f"strategy={name!r} is unknown; {names}")

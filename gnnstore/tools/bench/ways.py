@@ -1,0 +1,62 @@
+"""The ways to load that `gnnstore bench load` can time: NumPy over a mapping, and each strategy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gnnstore.strategies.builtin import auto
+
+BASELINE = "map"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of them.
+
+    Attributes
+    ----------
+    options : dict
+        Of `NeighborLoader`; empty for the mapping.
+    is_compared : bool
+        Whether it is timed unless told otherwise.
+    is_limited : bool
+        Whether its memory is.
+    is_made_ahead : bool
+        Whether an epoch is sampled, planned and packed during the one before it.
+    is_even : bool
+        Whether each of its batches takes the same, and its time: some stand for all.
+    reads_by_faults : bool
+        Whether the system reads a page when it is touched.
+    packs : bool
+        Whether packed rows may be written to disk.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    is_compared: bool = True
+    is_limited: bool = True
+    is_made_ahead: bool = False
+    is_even: bool = False
+    reads_by_faults: bool = False
+    packs: bool = False
+
+
+def ways() -> dict[str, Way]:
+    """Return them by name, those without a memory limit at the end."""
+    choice = auto()
+    found = {BASELINE: Way(is_even=True, reads_by_faults=True)}
+    for candidate in choice.loadable:
+        strategy, score = candidate.strategy, candidate.score
+        is_mapped = strategy.mode == "mmap"
+        found[candidate.name] = Way(
+            {"strategy": strategy.name, **({"cache": score} if score else {})},
+            is_compared=not is_mapped,
+            is_made_ahead=strategy.plans,
+            is_even=not strategy.plans and score is None,
+            reads_by_faults=is_mapped,
+            packs=strategy.packs,
+        )
+    options = {"strategy": choice.name}
+    found[choice.name] = Way(options, is_compared=False, is_made_ahead=True, packs=True)
+    in_memory = choice.by_mode["memory"].name
+    return {**found, in_memory: Way({"strategy": in_memory}, is_limited=False)}
