@@ -1,0 +1,148 @@
+"""A cache policy and a strategy that stand in this file alone: they load, and are predicted.
+
+Registering them is all that it takes. Were a list of names anywhere else, something here would not
+know them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gnnstore import NeighborLoader
+from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
+from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
+from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.strategies.base import Strategy
+from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.testing.batches import same
+from gnnstore.testing.graphs import random_graph
+from gnnstore.tools.bench.ways import ways
+from gnnstore.tools.cli import main
+
+OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
+CACHE = {"strategy": "hashed", "cache_bytes": "100kB"}
+
+
+class DirectMappedPlanner:
+    """Gives each row the one slot that its id is hashed to, and evicts the row that is there."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._nodes = np.full(num_slots, -1, np.int64)
+
+    @property
+    def nodes(self) -> npt.NDArray[np.int64]:
+        return self._nodes.copy()
+
+    def _slot_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        return (ids.astype(np.int64) * 2654435761 >> 7) % self.num_slots
+
+    def plan(self, trace: Trace) -> SuperbatchPlan:
+        none: npt.NDArray[Any] = np.empty(0, np.int64)
+        slots, positions, targets, misses = [none], [none], [none], []
+        for i in range(trace.num_batches):
+            ids = trace.batch(i)
+            own = self._slot_of(ids) if self.num_slots else np.zeros(len(ids), np.int64)
+            hit = self._nodes[own] == ids if self.num_slots else np.zeros(len(ids), np.bool_)
+            missed = np.flatnonzero(~hit)
+            entered, first = np.unique(own[missed], return_index=True)
+            if self.num_slots:
+                self._nodes[entered] = ids[missed[first]]
+            slots.append(np.where(hit, own, -1))
+            misses.append(len(np.unique(ids[missed])))
+            positions.append(missed[first] if self.num_slots else none)
+            targets.append(entered if self.num_slots else none)
+        return SuperbatchPlan(
+            trace.offsets,
+            np.concatenate(slots).astype(np.int32),
+            np.array(misses, np.int64),
+            np.cumsum([0, *map(len, targets[1:])]),
+            np.concatenate(positions).astype(np.int32),
+            np.concatenate(targets).astype(np.int32),
+        )
+
+    def restart(self, nodes: npt.NDArray[Any]) -> None:
+        held = np.flatnonzero(nodes >= 0)
+        own = held[self._slot_of(nodes[held]) == held]
+        self._nodes[:] = -1
+        self._nodes[own] = nodes[own]
+
+    def clear(self) -> None:
+        self._nodes[:] = -1
+
+
+class DirectMapped(CachePolicy):
+    name, title = "direct-mapped", "direct-mapped"
+    planning = PlanningBytes(fixed=1 << 20, per_access=80, per_slot=24)
+
+    def planner(self, num_slots: int) -> DirectMappedPlanner:
+        return DirectMappedPlanner(num_slots)
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    strategy = Strategy("hashed", "disk", policy="direct-mapped", summary="a cache as processors'")
+    with POLICIES.having(DirectMapped()), STRATEGIES.having(strategy):
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(1000, 12_000, seed=5, feature_dim=100, num_classes=7, skew=2.0)
+    return graph.write(tmp_path_factory.mktemp("plug-in") / "s.gnn")
+
+
+def loader_of(path: Path, **options: Any) -> NeighborLoader:
+    return NeighborLoader(path, [4, 4], "train", **(OPTIONS | options))
+
+
+def batches(loader: NeighborLoader) -> list[dict[str, Any]]:
+    return [batch.to_dict() for _ in range(2) for batch in loader]
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("superbatch", [1, 5, None])
+def test_it_loads_the_same_batches(path: Path, num_threads: int, superbatch: int | None) -> None:
+    loader = loader_of(path, **CACHE, num_threads=num_threads, superbatch=superbatch)
+    assert same(batches(loader), batches(loader_of(path, strategy="memory")))
+    stats = loader.stats()
+    assert (stats.strategy, stats.cache) == ("hashed", "hashed")
+    assert stats.rows_cached > 0
+    assert stats.cache_rows > 100
+
+
+def test_it_goes_on_where_another_stopped(path: Path) -> None:
+    expected = batches(loader_of(path, strategy="memory"))
+    first = loader_of(path, strategy="static")
+    running = iter(first)
+    for _ in range(3):
+        next(running)
+    loader = loader_of(path, **CACHE)
+    loader.load_state_dict(first.state_dict())
+    assert same(batches(loader)[: len(expected) - 3], expected[3:])
+
+
+def test_it_is_predicted_and_compared(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def plan(*more: str) -> str:
+        words = ["--num-neighbors", "4,4", "--batch-size", "50", "--batches", "5", "--threads", "1"]
+        assert main(["plan", str(path), *words, "--cache", "10%", *more]) == 0
+        return capsys.readouterr().out
+
+    document = json.loads(plan("--json"))
+    found = {one["strategy"]: one for one in document["predictions"]["strategies"]}
+    hashed, belady = found["hashed"], found["belady"]
+    assert hashed["problem"] is None
+    assert hashed["seconds_per_epoch"] > 0
+    assert hashed["superbatch"] == belady["superbatch"]
+    (cache,) = document["caches"]
+    misses = {policy["policy"]: policy["misses"] for policy in cache["policies"]}
+    assert misses["belady"] < misses["direct-mapped"] < document["rows_needed"]
+    assert "hashed" in plan("--strategies", "hashed,belady")
+    assert ways()["hashed"].options == {"strategy": "hashed"}
