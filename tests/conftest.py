@@ -71,10 +71,7 @@ class WayOfReading:
 
 
 WAYS = {
-    "memory": WayOfReading("memory"),
-    "mmap": WayOfReading("mmap"),
-    "static": WayOfReading("static"),
-    "belady": WayOfReading("belady"),
+    **{s.name: WayOfReading(s.name) for s in STRATEGIES if not (s.alias_of or s.packs)},
     **{f"direct-{engine}": WayOfReading("direct", engine) for engine in ENGINES},
 }
 

@@ -318,7 +318,7 @@ def test_a_disk_that_is_full_when_nobody_asked(
     assert same(as_dicts(loader), expected[1])
 
 
-@pytest.mark.parametrize("strategy", ["memory", "direct", "belady", "packed"])
+@pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.caches])
 def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -> None:
     """At once: not when the garbage collector finds it, which may be never."""
     options: dict[str, Any] = {"tmpdir": tmp_path} if strategy in {"belady", "packed"} else {}

@@ -6,12 +6,13 @@ from typing import Any
 
 import click
 
+from gnnstore.strategies.builtin import PACKED, STATIC
 from gnnstore.tools.ui.batch_options import batch_options
 from gnnstore.tools.ui.options import MEMORY, SIZE, session_options
 from gnnstore.tools.ui.session import Session
 
+_CACHED_BY = (PACKED.policy, *STATIC.scores)
 # As of a loader; not imported, since that costs more than --help may.
-_CACHED_BY = ("belady", "degree", "frequency")
 _COMPRESS = ("none", "lz4", "zstd", "auto")
 _TOPOLOGIES = ("auto", "memory", "mmap", "disk")
 
