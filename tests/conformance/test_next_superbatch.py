@@ -321,8 +321,9 @@ def test_a_disk_that_is_full_when_nobody_asked(
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.caches])
 def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -> None:
     """At once: not when the garbage collector finds it, which may be never."""
-    options: dict[str, Any] = {"tmpdir": tmp_path} if strategy in {"belady", "packed"} else {}
-    sized: dict[str, Any] = {} if strategy in {"memory", "direct"} else {"cache_bytes": "20kB"}
+    options: dict[str, Any] = {}
+    if STRATEGIES[strategy].plans:
+        options = {"tmpdir": tmp_path, "cache_bytes": "20kB"}
     gc.collect()
     gc.disable()
     try:
@@ -334,7 +335,6 @@ def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -
             num_threads=2,
             **OPTIONS,
             **options,
-            **sized,
         )
         list(loader)
         itself = weakref.ref(loader)

@@ -23,7 +23,7 @@ from gnnstore.features.source import RowRequest, RowSource, Tier, files_of
 from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.features.tiers.static import StaticCache
 from gnnstore.graph.shared import residents_of
-from gnnstore.sizing.placement import STRATEGIES
+from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import same
 from gnnstore.testing.graphs import random_graph
 
@@ -146,7 +146,7 @@ def test_below_a_planned_cache_and_packed_rows(path: Path, tmp_path: Path, is_pa
             np.testing.assert_array_equal(found.values, expected[step.ids])
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["auto", *STRATEGIES.names])
 def test_through_a_loader(path: Path, strategy: str) -> None:
     def batches(store: gnnstore.GraphStore, strategy: str) -> list[dict[str, Any]]:
         options: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}
