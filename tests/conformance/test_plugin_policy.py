@@ -107,6 +107,11 @@ def batches(loader: NeighborLoader) -> list[dict[str, Any]]:
     return [batch.to_dict() for _ in range(2) for batch in loader]
 
 
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(ValueError, match="'direct-mapped' is registered already"):
+        POLICIES.register(DirectMapped())
+
+
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("superbatch", [1, 5, None])
 def test_it_loads_the_same_batches(path: Path, num_threads: int, superbatch: int | None) -> None:

@@ -109,7 +109,10 @@ def _cache_size(text: str) -> float | int:
     type=StrategiesType(),
     metavar="NAME,NAME,...",
     default=lambda: ",".join(found.name for found in auto().candidates),
-    help='What to predict; "plan" is what gnnstore pack makes. Default: everything.',
+    help=(
+        f"What to predict: some of {', '.join(found.name for found in auto().candidates)}; plan is "
+        "what gnnstore pack makes. Default: everything."
+    ),
 )
 @click.option(
     "--batches",
