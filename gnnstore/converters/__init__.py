@@ -1,4 +1,13 @@
-"""Into the format: one converter per kind of input, all writing through one streaming writer.
+"""Converters into the format: one for each kind of input, all writing through `GraphWriter`.
+
+Every converter takes, besides its own parameters,
+
+- `output` : path-like, the store to write;
+- `options` : ConvertOptions, optional;
+- `progress` : Progress, optional, which is told how far the work is,
+
+and returns the path of the store. Besides its own errors it raises `StoreExistsError`,
+`UsageError`, `BudgetError` and `StorageError` as `GraphWriter` does, most of them before any work.
 
 >>> from gnnstore.converters import from_numpy
 >>> path = from_numpy("graph.npz", "graph.gnn")  # doctest: +SKIP

@@ -12,13 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.converters.arrays.files import (
-    ArraySource,
-    MemoryArray,
-    open_npy,
-    open_npy_directory,
-    open_npz,
-)
+from gnnstore.converters.arrays.npy import open_npy, open_npy_directory
+from gnnstore.converters.arrays.npz import open_npz
+from gnnstore.converters.arrays.source import ArraySource, MemoryArray
 from gnnstore.errors import BudgetError, InputError, NotFoundError
 
 Opener = Callable[[Path, npt.NDArray[Any]], ArraySource]

@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, GraphWriter, from_numpy, from_rmat, from_snap
-from gnnstore.converters.arrays.files import MemoryArray, open_npy, open_npz
 from gnnstore.converters.arrays.joined import JoinedArrays
+from gnnstore.converters.arrays.npy import open_npy
+from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.raw import RawLayout
 from gnnstore.converters.arrays.row_taker import RowTaker
 from gnnstore.converters.arrays.scattered import ScatteredRows
-from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.arrays.source import ArraySource, MemoryArray
 from gnnstore.converters.arrays.text.arrays import TextArray
-from gnnstore.converters.features.files import open_features, open_labels
-from gnnstore.converters.features.float_labels import WholeNumbers
-from gnnstore.converters.features.scaling import column_scales
+from gnnstore.converters.features.casting import column_scales
+from gnnstore.converters.features.external import open_features, open_labels
+from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
@@ -164,7 +165,7 @@ def test_labels_that_were_saved_as_floats_become_integers() -> None:
         ([1.0, np.inf], np.float32),
         ([1.0, 2.5], np.float32),
     ):
-        source = WholeNumbers(MemoryArray("y", np.array(values)))
+        source = FloatLabels(MemoryArray("y", np.array(values)))
         assert source.dtype == dtype
         np.testing.assert_array_equal(source.read(), np.array(values).astype(dtype))
 

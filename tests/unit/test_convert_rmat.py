@@ -12,7 +12,7 @@ import pytest
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.converters.synthetic import rmat
 from gnnstore.converters.synthetic.rmat import GRAPH500, level_probabilities
-from gnnstore.converters.synthetic.synthetic_nodes import PlantedNodes
+from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer import opening
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError
 from gnnstore.testing.graphs import StoredGraph, read_store
@@ -97,12 +97,12 @@ def test_splits_are_disjoint_and_have_in_neighbours(tmp_path: Path) -> None:
 
 
 def test_class_means_are_orthonormal() -> None:
-    means = PlantedNodes(10, 8, 64, 0.7, 0).class_means().astype(np.float64)
+    means = SyntheticNodes(10, 8, 64, 0.7, 0).class_means().astype(np.float64)
     np.testing.assert_allclose(means @ means.T, np.eye(8), atol=1e-6)
 
 
 def test_noise_is_normal_and_independent() -> None:
-    nodes = PlantedNodes(16, 2, 30, 1.0, 5)
+    nodes = SyntheticNodes(16, 2, 30, 1.0, 5)
     labels = np.zeros(4000, np.int64)
     noise = (nodes.features(0, 4000, labels) - nodes.class_means()[0]).astype(np.float64)
     count = noise.size
@@ -119,7 +119,7 @@ def test_noise_is_normal_and_independent() -> None:
 def test_features_tell_the_community_only_roughly(tmp_path: Path) -> None:
     stored = make(tmp_path, scale=13)
     features, labels = stored.attributes["x"], stored.attributes["y"]
-    means = PlantedNodes(13, 8, 64, 0.7, 0).class_means()
+    means = SyntheticNodes(13, 8, 64, 0.7, 0).class_means()
 
     def accuracy(values: Any, nodes: Any) -> float:
         return float(np.mean(np.argmax(values[nodes] @ means.T, axis=1) == labels[nodes]))

@@ -1,4 +1,4 @@
-"""Several arrays one behind the other, as data sets that were written by many processes come."""
+"""Joins arrays end to end: data sets that many processes wrote come in parts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import ArraySource, collect_rows
+from gnnstore.converters.arrays.source import ArraySource, SequentialArray
 from gnnstore.errors import InputError
 
 
-class JoinedArrays:
-    """Arrays of equal rows, joined along their first axis, as an `ArraySource`.
+class JoinedArrays(SequentialArray):
+    """Arrays of like rows, joined along their first axis.
 
     Raises
     ------
@@ -39,16 +39,6 @@ class JoinedArrays:
             if start < part.shape[0]:
                 yield from part.rows(step, start)
             start = max(0, start - part.shape[0])
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        whole = self.read()
-        for first in range(0, self.shape[1], step):
-            yield whole[:, first : first + step]
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole array."""
-        return collect_rows(self)
 
 
 def _describe(part: ArraySource) -> str:

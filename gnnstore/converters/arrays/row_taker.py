@@ -1,4 +1,4 @@
-"""Rows of one input in the pieces that another one comes in: attributes beside their edges."""
+"""Reads the rows of one input in the pieces that another one comes in: edges with attributes."""
 
 from __future__ import annotations
 
@@ -54,6 +54,12 @@ class RowTaker:
         self._num_held -= num_rows
         self._num_taken += num_rows
         return rows[:num_rows]
+
+    def finish(self, num_edges: int) -> None:
+        """Raise unless that was all, and read on to the end, where sources are checked."""
+        self.check(num_edges)
+        for _ in self._pieces:
+            raise AssertionError("the source goes on after its shape ends")
 
     def check(self, num_edges: int, least: str = "") -> None:
         """Raise unless there is a row for each of so many edges."""

@@ -1,4 +1,4 @@
-"""Rows that come in any order, put into that of their nodes by two sequential passes.
+"""Sorts rows that come in any order by their nodes, in two sequential passes.
 
 Fetching each row from where it lies would be a random read a row. Instead rows go to files
 by ranges of nodes, each small enough for memory, and are put in order as a range is read
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.row_taker import RowTaker
-from gnnstore.converters.arrays.source import ArraySource, collect_rows, row_bytes
+from gnnstore.converters.arrays.source import ArraySource, SequentialArray, row_bytes
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import (
@@ -38,8 +38,8 @@ _MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
 _STEP_BYTES = 2**23
 
 
-class ScatteredRows:
-    """An array in the order of its nodes, made of one in any order, as an `ArraySource`.
+class ScatteredRows(SequentialArray):
+    """An array sorted by node, made of rows in any order.
 
     Parameters
     ----------
@@ -96,16 +96,6 @@ class ScatteredRows:
             skipped = max(0, start - number * self._range_rows)
             for first in range(skipped, len(ordered), step):
                 yield ordered[first : first + step]
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        whole = self.read()
-        for first in range(0, self.shape[1], step):
-            yield whole[:, first : first + step]
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole array."""
-        return collect_rows(self)
 
     @property
     def _num_ranges(self) -> int:

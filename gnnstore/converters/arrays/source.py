@@ -1,4 +1,4 @@
-"""What an array is to a converter: a shape, a type, and rows or columns in pieces.
+"""Arrays as converters see them: a shape, an element type, and rows or columns in pieces.
 
 The arrays of a large graph do not fit in memory, so nothing here is an `ndarray` by rule:
 a source may be a file, a member of an archive, a table of text, or several of them.
@@ -7,6 +7,7 @@ a source may be a file, a member of an archive, a table of text, or several of t
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -75,6 +76,38 @@ class MemoryArray:
         return self._array.astype(self.dtype, copy=False)
 
 
+class SequentialArray(ABC):
+    """Base of an `ArraySource` that only yields rows: its columns are those of the whole."""
+
+    label: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @abstractmethod
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the array along its first axis from row `start` on, at most `step` at a time."""
+
+    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
+        return MemoryArray(self.label, self.read()).columns(step)
+
+    def read(self) -> npt.NDArray[Any]:
+        """Return the whole array.
+
+        Raises
+        ------
+        BudgetError
+            If it takes more memory than there is.
+        """
+        check_fits(self)
+        whole = np.empty(self.shape, self.dtype)
+        filled = 0
+        for piece in self.rows(2**20):
+            whole[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return whole
+
+
 def row_bytes(source: ArraySource) -> int:
     """Return the bytes of one row of a source."""
     return source.dtype.itemsize * math.prod(source.shape[1:])
@@ -83,7 +116,7 @@ def row_bytes(source: ArraySource) -> int:
 def check_fits(source: ArraySource) -> None:
     """Raise if a source is too large to be read whole.
 
-    What a header says may be anything, and compressed zeros cost nothing to make.
+    A header may state any shape, and compressed zeros cost nothing to make.
 
     Raises
     ------
@@ -98,17 +131,6 @@ def check_fits(source: ArraySource) -> None:
             "it is meant to be small (labels, splits), or in an order (Fortran) that cannot be "
             "read in pieces"
         )
-
-
-def collect_rows(source: ArraySource, step: int = 2**20) -> npt.NDArray[Any]:
-    """Return the whole of a source that only yields rows."""
-    check_fits(source)
-    whole = np.empty(source.shape, source.dtype)
-    filled = 0
-    for piece in source.rows(step):
-        whole[filled : filled + len(piece)] = piece
-        filled += len(piece)
-    return whole
 
 
 def read_one_number(source: ArraySource, what: str) -> int:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.files import open_npy
-from gnnstore.converters.arrays.row_taker import RowTaker
+from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource, row_bytes
 from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
@@ -44,19 +43,10 @@ def from_graphbolt(
     ----------
     input : path-like
         The directory with `metadata.yaml` in it (not GraphBolt's `preprocessed/` below).
-    output : path-like
-        The store to be.
     task : str, optional
         Name of the task to take; may be left out where there is only one.
-    options : ConvertOptions, optional
-        The common options.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
@@ -64,8 +54,6 @@ def from_graphbolt(
         If a file is not there.
     InputError
         If metadata or data are wrong, in torch's pickled form, or of several types.
-    StoreExistsError, UsageError, BudgetError, StorageError
-        See `GraphWriter`.
     """
     metadata = read_metadata(existing_directory(input, "the GraphBolt data set"))
     chosen = _choose(metadata, task)
@@ -224,27 +212,16 @@ def _read_edges(
     if writer.has_edges:
         return
     file = metadata.edges
-    takers = {name: RowTaker(source) for name, source in attributes.items()}
+    num_edges: int | None = None
     if file.format == "csv":
         table = _edge_table(file, metadata.num_nodes, writer.options.memory_bytes)
         writer.reserve_memory(table.memory_bytes)
-        num_edges, edges = None, _pairs_in_text(table)
+        edges = _pairs_in_text(table)
     else:
         source = _open(file)
         check_edge_index(source)
         num_edges, edges = source.shape[1], edge_pairs(source)
-        writer.expect_edges(num_edges)
-        for taker in takers.values():
-            taker.check(num_edges)
-    edges_read = 0
-    with writer.progress.phase("read edges", num_edges, "edges") as phase:
-        for sources, targets in edges:
-            rows = {name: taker.take(len(sources)) for name, taker in takers.items()}
-            writer.add_edges(sources, targets, rows, where=str(file.path))
-            edges_read += len(sources)
-            phase.advance(len(sources))
-    for taker in takers.values():
-        taker.check(edges_read)
+    writer.read_edges(edges, num_edges, attributes, where=str(file.path))
 
 
 def _edge_table(file: DataFile, num_nodes: int, memory_bytes: int | None) -> TextTable:

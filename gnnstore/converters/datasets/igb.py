@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from gnnstore.converters.arrays.files import open_npy
+from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.raw import RawLayout, open_raw
 from gnnstore.converters.arrays.source import ArraySource
-from gnnstore.converters.datasets.node_ranges import split_ranges
 from gnnstore.converters.edges.pairs import check_integers, edge_pairs
-from gnnstore.converters.features.float_labels import WholeNumbers
+from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, open_input
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.converters.writer.workload import Workload, node_workload
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
@@ -55,19 +55,10 @@ def from_igb(
     ----------
     input : path-like
         The directory with `paper/` and `paper__cites__paper/` in it, or one with `processed/`.
-    output : path-like
-        The store to be.
     classes : "19" or "2K"
         Which labels to take.
-    options : ConvertOptions, optional
-        The common options.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
@@ -75,8 +66,6 @@ def from_igb(
         If the directory or a file that must be there is not.
     InputError
         If an array is damaged or disagrees with another.
-    StoreExistsError, UsageError, BudgetError, StorageError
-        See `GraphWriter`.
     """
     if classes not in get_args(Classes):
         raise UsageError(f"classes={classes!r} is not one of '19', '2K'")
@@ -97,18 +86,8 @@ def from_igb(
         workload=sum(map(node_workload, arrays.values()), workload),
     ) as writer:
         _set_nodes(writer, arrays, classes)
-        if not writer.has_edges:
-            _read_edges(writer, edges, by_row)
+        writer.read_edges(edge_pairs(edges, by_row=by_row), num_edges, where=edges.label)
         return writer.commit()
-
-
-def _read_edges(writer: GraphWriter, edges: ArraySource, by_row: bool) -> None:
-    num_edges = edges.shape[0 if by_row else 1]
-    writer.expect_edges(num_edges)
-    with writer.progress.phase("read edges", num_edges, "edges") as phase:
-        for sources, targets in edge_pairs(edges, by_row=by_row):
-            writer.add_edges(sources, targets, where=edges.label)
-            phase.advance(len(sources))
 
 
 def _find(directory: Path) -> Path:
@@ -157,7 +136,7 @@ def _set_nodes(writer: GraphWriter, arrays: Mapping[str, ArraySource], classes: 
         for name, ids in split_ranges(labelled, (0.6, 0.2)).items():
             writer.set_split(name, ids)
     for name, array in arrays.items():
-        writer.set_node_attribute(name, WholeNumbers(array) if name == "y" else array)
+        writer.set_node_attribute(name, FloatLabels(array) if name == "y" else array)
 
 
 def _open(path: Path, row_shape: tuple[int, ...]) -> ArraySource:

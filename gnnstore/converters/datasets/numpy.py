@@ -9,13 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.files import ArraySource, open_npy_directory, open_npz
+from gnnstore.converters.arrays.npy import open_npy_directory
+from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.raw import RawLayout
-from gnnstore.converters.arrays.row_taker import RowTaker
-from gnnstore.converters.arrays.source import read_one_number
+from gnnstore.converters.arrays.source import ArraySource, read_one_number
 from gnnstore.converters.edges.pairs import check_edge_index, check_integers, edge_pairs
-from gnnstore.converters.features.external import BesideFeatures, open_beside
-from gnnstore.converters.features.files import Paths
+from gnnstore.converters.features.external import ExternalFeatures, Paths, open_external
 from gnnstore.converters.inputs import PathLike, describe_files, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -56,8 +55,6 @@ def from_numpy(
     ----------
     input : path-like
         `.npz`, or a directory of `.npy`, which are mapped rather than read.
-    output : path-like
-        The store to be.
     layout : "csc" or "csr"
         What `indptr` counts: "csc" the in-neighbours of each target, whose ids are in
         `indices`; "csr" the out-neighbours of each source (as in `scipy.sparse.csr_array`,
@@ -69,15 +66,8 @@ def from_numpy(
     features_ids : path-like, optional
         `.npy` or CSV of integers [N]: the node of each row of the features, if they are not in
         order. Rows are then sorted on disk.
-    options : ConvertOptions, optional
-        The common options.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
@@ -85,8 +75,6 @@ def from_numpy(
         If the input is not there.
     InputError
         If an array is damaged, pickled, missing, or disagrees with another.
-    StoreExistsError, UsageError, BudgetError, StorageError
-        See `GraphWriter`.
     """
     if layout not in ("csc", "csr"):
         raise UsageError(f"layout={layout!r} is not one of 'csc', 'csr'")
@@ -94,7 +82,7 @@ def from_numpy(
     files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
     if not files:
         raise NotFoundError(f"{path}: there is no .npy file in this directory", path=path)
-    x = open_beside(features, features_raw, features_ids)
+    x = open_external(features, features_raw, features_ids)
     source: dict[str, Any] = {
         "inputs": describe_files([*files, *(() if x is None else x.files)]),
         "layout": layout,
@@ -112,7 +100,7 @@ def from_numpy(
 
 
 def _copy(
-    writer: GraphWriter, arrays: Sources, path: Path, layout: str, x: BesideFeatures | None
+    writer: GraphWriter, arrays: Sources, path: Path, layout: str, x: ExternalFeatures | None
 ) -> None:
     edges, num_nodes = _structure(arrays, path, layout)
     num_edges = edges.num_edges
@@ -139,26 +127,7 @@ def _copy(
     if x is not None:
         _check_length(x.source, num_nodes, "nodes")
         x.write(writer, x.row_ids)
-    _read_edges(writer, edges, edge_attributes)
-
-
-def _read_edges(
-    writer: GraphWriter, edges: _EdgeIndex | _Compressed, edge_attributes: Sources
-) -> None:
-    if writer.has_edges:
-        return
-    num_edges = edges.num_edges
-    writer.expect_edges(num_edges)
-    if num_edges == 0:  # the attributes' types still have to be said
-        none = np.empty(0, np.int64)
-        rows = {name: source.read() for name, source in edge_attributes.items()}
-        writer.add_edges(none, none, rows, where=edges.label)
-    takers = {name: RowTaker(source) for name, source in edge_attributes.items()}
-    with writer.progress.phase("read edges", num_edges, "edges") as phase:
-        for sources, targets in edges.pairs():
-            rows = {name: taker.take(len(sources)) for name, taker in takers.items()}
-            writer.add_edges(sources, targets, rows, where=edges.label)
-            phase.advance(len(sources))
+    writer.read_edges(edges.pairs(), edges.num_edges, edge_attributes, where=edges.label)
 
 
 class _EdgeIndex:

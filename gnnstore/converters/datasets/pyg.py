@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.arrays.source import MemoryArray
+from gnnstore.converters.edges.pairs import edge_pairs
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
@@ -24,8 +26,6 @@ from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
-
-_CHUNK_EDGES = 2**20
 
 
 def from_pyg(
@@ -47,17 +47,8 @@ def from_pyg(
     ----------
     data : torch_geometric.data.Data
         On any device.
-    output : path-like
-        The store to be.
-    options : ConvertOptions, optional
-        The common options.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
@@ -65,8 +56,6 @@ def from_pyg(
         If an attribute cannot be stored (the message has its name), or ids are out of range.
     UsageError
         If `data` is something else, `HeteroData` for one.
-    StoreExistsError, BudgetError, StorageError
-        See `GraphWriter`.
     """
     _check_type(data)
     edge_index = _edge_index(data)
@@ -82,16 +71,20 @@ def from_pyg(
         progress=progress,
     ) as writer:
         writer.explicit_num_nodes = "num_nodes" in data
-        writer.expect_edges(edge_index.shape[1])
         edge_attributes = {}
         for name in sorted(set(data.keys()) - {"edge_index", "num_nodes"}):
             if _is_array(data[name]) and data.is_edge_attr(name):
                 rows, dtype, cat_dim = _rows(data, name)
                 writer.describe_edge_attribute(name, dtype=dtype, cat_dim=cat_dim)
-                edge_attributes[name] = rows
+                edge_attributes[name] = MemoryArray(name, rows)
             else:
                 _copy_attribute(writer, data, name)
-        _copy_edges(writer, edge_index, edge_attributes)
+        writer.read_edges(
+            edge_pairs(MemoryArray("data.edge_index", edge_index)),
+            edge_index.shape[1],
+            edge_attributes,
+            where="data.edge_index",
+        )
         return writer.commit()
 
 
@@ -201,16 +194,3 @@ def _json_value(value: Any, name: str) -> Any:
     raise InputError(
         f"data.{name}: a {type(value).__name__} like this cannot be stored: {problem}, or remove it"
     )
-
-
-def _copy_edges(
-    writer: GraphWriter, edge_index: npt.NDArray[Any], attributes: dict[str, npt.NDArray[Any]]
-) -> None:
-    num_edges = edge_index.shape[1]
-    with writer.progress.phase("read edges", num_edges, "edges") as phase:
-        for begin in range(0, max(1, num_edges), _CHUNK_EDGES):
-            part = slice(begin, min(begin + _CHUNK_EDGES, num_edges))
-            rows = {name: values[part] for name, values in attributes.items()}
-            sources, targets = edge_index[:, part]
-            writer.add_edges(sources, targets, rows, where="data.edge_index")
-            phase.advance(len(sources))

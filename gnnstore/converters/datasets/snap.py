@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.files import ArraySource, open_npy_directory, open_npz
+from gnnstore.converters.arrays.npy import open_npy_directory
+from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.raw import RawLayout
-from gnnstore.converters.arrays.source import collect_rows
+from gnnstore.converters.arrays.source import ArraySource, SequentialArray
 from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
-from gnnstore.converters.features.external import open_beside
-from gnnstore.converters.features.files import Paths, open_labels
+from gnnstore.converters.features.external import Paths, open_external, open_labels
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -55,8 +55,6 @@ def from_snap(
     ----------
     input : path-like
         The edge list; read twice, unless `num_nodes` is given.
-    output : path-like
-        The store to be.
     features : path-like, or sequence of path-like, optional
         The node attribute `x` [N, ...]: see `open_features` for the forms it may have.
     features_raw : RawLayout, optional
@@ -73,15 +71,8 @@ def from_snap(
         N, where ids are the node numbers already.
     extra_columns : "refuse" or "ignore"
         What to do with columns after the first two (weights, times): an error, or nothing.
-    options : ConvertOptions, optional
-        The common options.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
@@ -90,13 +81,11 @@ def from_snap(
     InputError
         If a line is no edge (the message has its number), the gzip stream is damaged, or
         counts disagree.
-    StoreExistsError, UsageError, BudgetError, StorageError
-        See `GraphWriter`.
     """
     if num_nodes is not None and num_nodes < 0:
         raise UsageError(f"num_nodes={num_nodes} is negative")
     path = existing_file(input, "the edge list")
-    x = open_beside(features, features_raw, features_ids)
+    x = open_external(features, features_raw, features_ids)
     y = None if labels is None else open_labels(labels)
     split_arrays = {} if splits is None else _open_splits(splits)
     beside = [file for array in (x, y) if array is not None for file in array.files]
@@ -166,8 +155,8 @@ class _EdgeList:
         return TextTable(self.path, self._format, memory_bytes=self._memory_bytes)
 
 
-class _NumberedIds:
-    """Ids of an edge list as node numbers: an `ArraySource` over another."""
+class _NumberedIds(SequentialArray):
+    """Ids of an edge list as node numbers."""
 
     def __init__(self, source: ArraySource, ids: IdMap) -> None:
         self.label = source.label
@@ -184,12 +173,6 @@ class _NumberedIds:
                 unknown = piece[int(np.argmax(found != piece))]
                 raise InputError(f"{self.label}: the id {unknown} occurs in no edge")
             yield numbers
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        raise NotImplementedError("ids have one dimension")
-
-    def read(self) -> npt.NDArray[Any]:
-        return collect_rows(self)
 
 
 def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:

@@ -1,4 +1,4 @@
-"""Labels that were saved as floats: whole numbers if all of them are, read in pieces.
+"""Reads labels that were saved as floats as whole numbers, if all of them are.
 
 Public data sets keep class numbers as float32 to have NaN for nodes without one. Where every
 node has one they are integers, which is what a loss expects.
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import ArraySource, collect_rows
+from gnnstore.converters.arrays.source import ArraySource, SequentialArray
 
 _STEP = 2**20
 
 
-class WholeNumbers:
-    """An `ArraySource` as int64, or as float32 if it has fractions or NaN."""
+class FloatLabels(SequentialArray):
+    """Labels as int64, or as float32 if some are fractions or NaN."""
 
     def __init__(self, source: ArraySource) -> None:
         self.label = source.label
@@ -32,14 +32,9 @@ class WholeNumbers:
         for piece in self._source.rows(step, start):
             yield piece.astype(self.dtype, copy=False)
 
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        for piece in self._source.columns(step):
-            yield piece.astype(self.dtype, copy=False)
-
     def read(self) -> npt.NDArray[Any]:
         """Return the whole array."""
-        return collect_rows(self) if self.shape else self._source.read().astype(self.dtype)
+        return self._source.read().astype(self.dtype, copy=False)
 
 
 def _is_whole(values: npt.NDArray[Any]) -> bool:

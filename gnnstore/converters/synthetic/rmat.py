@@ -16,7 +16,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.edges.builder import num_build_threads
 from gnnstore.converters.inputs import PathLike
-from gnnstore.converters.synthetic.synthetic_nodes import PlantedNodes
+from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload
@@ -52,8 +52,6 @@ def from_rmat(
 
     Parameters
     ----------
-    output : path-like
-        The store to be.
     scale : int
         Logarithm of the number of nodes to the base 2, up to 40.
     edge_factor : int
@@ -73,22 +71,13 @@ def from_rmat(
         R-MAT's a, b, c, d of the levels that do not choose communities.
     seed : int
         In [0, 2**64).
-    options : ConvertOptions, optional
-        The common options. Edges keep ids only if `edge_ids=True`.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
     UsageError
         If a parameter is out of range.
-    StoreExistsError, BudgetError, StorageError
-        See `GraphWriter`.
 
     References
     ----------
@@ -97,7 +86,7 @@ def from_rmat(
     _check_size(scale, edge_factor, feature_dim, seed)
     _check_communities(num_communities, 1 << scale, homophily, feature_noise)
     _check_shares(split_fractions, probabilities)
-    nodes = PlantedNodes(scale, num_communities, feature_dim, feature_noise, seed)
+    nodes = SyntheticNodes(scale, num_communities, feature_dim, feature_noise, seed)
     parameters = {
         "scale": scale,
         "edge_factor": edge_factor,
@@ -174,7 +163,7 @@ def _add_edges(
             phase.advance(count)
 
 
-def _write_nodes(writer: GraphWriter, nodes: PlantedNodes) -> None:
+def _write_nodes(writer: GraphWriter, nodes: SyntheticNodes) -> None:
     num_nodes = 1 << nodes.scale
     labels = np.empty(num_nodes, np.int64)
     step = max(1, _CHUNK_FEATURE_BYTES // (4 * max(1, nodes.feature_dim)))

@@ -21,7 +21,7 @@ _SPLIT = 0x73706C6974  # "split"
 
 
 @dataclass(frozen=True)
-class PlantedNodes:
+class SyntheticNodes:
     """Communities, features and splits of the 2**scale nodes of a synthetic graph.
 
     Attributes

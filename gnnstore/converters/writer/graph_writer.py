@@ -6,8 +6,8 @@ in range, splits that name nodes) and checks it in one place, whatever the input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,18 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.arrays.files import ArraySource
+from gnnstore.converters.arrays.row_taker import RowTaker
+from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.spill.builder import make_edge_builder
 from gnnstore.converters.inputs import PathLike
-from gnnstore.converters.writer.adjacency import write_adjacency
-from gnnstore.converters.writer.finished_edges import record_edges, take_up_edges
-from gnnstore.converters.writer.node_arrays import NodeArrays, check_rows
-from gnnstore.converters.writer.opening import announce, open_store, place_spill
+from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
+from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, check_rows
+from gnnstore.converters.writer.opening import announce, open_store, place_spill, provenance
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.converters.writer.provenance import provenance
-from gnnstore.converters.writer.row_sink import RowSink
 from gnnstore.converters.writer.splits import split_ids, split_name
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
@@ -189,6 +187,63 @@ class GraphWriter:
         if not self.has_edges:
             self._builder.add(sources, targets, attributes or {}, where)
 
+    def read_edges(
+        self,
+        pairs: Iterable[tuple[npt.NDArray[Any], npt.NDArray[Any]]],
+        num_edges: int | None,
+        attributes: Mapping[str, ArraySource] | None = None,
+        *,
+        where: str,
+        add_inverse_edge: bool = False,
+    ) -> None:
+        """Add all edges of an input with their attributes; nothing is read if `has_edges`.
+
+        Parameters
+        ----------
+        pairs : iterable of (ndarray of integers [k], ndarray of integers [k])
+            Sources and targets, chunk by chunk.
+        num_edges : int, optional
+            How many edges will come, if that is known.
+        attributes : Mapping of str to ArraySource [E, ...], optional
+            A row for each edge.
+        where : str
+            The input's name, for messages.
+        add_inverse_edge : bool
+            Follow every edge by its reverse, with the same attributes.
+
+        Raises
+        ------
+        InputError
+            If the attributes have not as many rows as there are edges.
+        InputError, NoSpaceError, StorageError, BudgetError
+            See `add_edges`.
+        """
+        if self.has_edges:
+            return
+        takers = {name: RowTaker(source) for name, source in (attributes or {}).items()}
+        if num_edges is not None:
+            self.expect_edges(num_edges * (2 if add_inverse_edge else 1))
+            for taker in takers.values():
+                taker.check(num_edges)
+        edges_read = 0
+        with self.progress.phase("read edges", num_edges, "edges") as phase:
+            for ends in pairs:
+                num_new = len(ends[0])
+                edges_read += num_new
+                rows = {name: taker.take(num_new) for name, taker in takers.items()}
+                if add_inverse_edge:
+                    rows = {name: np.repeat(values, 2, axis=0) for name, values in rows.items()}
+                self.add_edges(
+                    *(_with_inverse(*ends) if add_inverse_edge else ends), rows, where=where
+                )
+                phase.advance(num_new)
+        if not edges_read:  # the attributes' types still have to be known
+            none = np.empty(0, np.int64)
+            rows = {name: taker.take(0) for name, taker in takers.items()}
+            self.add_edges(none, none, rows, where=where)
+        for taker in takers.values():
+            taker.finish(edges_read)
+
     def finish_edges(
         self, on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None
     ) -> None:
@@ -218,17 +273,9 @@ class GraphWriter:
 
     # ---- nodes
 
-    @contextmanager
     def node_rows(
-        self,
-        name: str,
-        *,
-        num_rows: int,
-        row_shape: tuple[int, ...],
-        dtype: str,
-        cat_dim: int = 0,
-        where: str | None = None,
-    ) -> Iterator[RowSink]:
+        self, name: str, *, num_rows: int, row_shape: tuple[int, ...], dtype: str
+    ) -> AbstractContextManager[RowSink]:
         """Write a node attribute row by row: the way in for features of any size.
 
         Parameters
@@ -242,22 +289,8 @@ class GraphWriter:
             Shape of a row.
         dtype : str
             Element type of the rows that will come.
-        where : str, optional
-            The input's name, for messages.
-
-        Yields
-        ------
-        RowSink
         """
-        with self._nodes.rows(
-            name,
-            num_rows=num_rows,
-            row_shape=row_shape,
-            dtype=dtype,
-            cat_dim=cat_dim,
-            where=where,
-        ) as sink:
-            yield sink
+        return self._nodes.rows(name, num_rows=num_rows, row_shape=row_shape, dtype=dtype)
 
     def set_node_attribute(
         self,
@@ -382,3 +415,11 @@ class GraphWriter:
         self._store.__exit__(kind, error, traceback)
         # The columns came from the kernels' pool, which would keep up to a gigabyte of them.
         _core.pool_trim()
+
+
+def _with_inverse(
+    sources: npt.NDArray[Any], targets: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return edges, each followed by its reverse."""
+    both = np.stack((sources, targets, targets, sources), axis=1).reshape(-1, 2)
+    return both[:, 0], both[:, 1]

@@ -14,18 +14,67 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.files import ArraySource, MemoryArray
-from gnnstore.converters.features.casting import Caster
-from gnnstore.converters.features.scaling import ScalingCaster, column_scales
+from gnnstore.converters.arrays.source import ArraySource, MemoryArray
+from gnnstore.converters.features.casting import Caster, ScalingCaster, column_scales
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.converters.writer.row_sink import RowSink
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import dtype_name
+from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.container import names
 from gnnstore.formats.store.schema import NODE_TYPE, AttributeSpec
 from gnnstore.formats.store.writer import StoreWriter
-from gnnstore.progress import Progress
+from gnnstore.progress import Phase, Progress
+
+
+class RowSink:
+    """Takes the rows of one paged attribute, in any pieces, cast on their way."""
+
+    def __init__(
+        self, array: PagedArrayWriter, caster: Caster | ScalingCaster, phase: Phase
+    ) -> None:
+        self._array = array
+        self._caster = caster
+        self._phase = phase
+
+    @property
+    def num_committed_rows(self) -> int:
+        """Rows, from the first, that an interrupted conversion has written already."""
+        return self._array.num_committed_rows
+
+    def skip(self, num_rows: int) -> int:
+        """Pass over rows that are written already, instead of reading and appending them.
+
+        Parameters
+        ----------
+        num_rows : int
+            How many rows come next.
+
+        Returns
+        -------
+        int
+            How many of them count as appended now; the others are still to come.
+        """
+        known = self._array.skip(num_rows)
+        self._caster.skip(known)
+        self._phase.advance(known)
+        return known
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Append rows [k, *row_shape] in the type they were announced with.
+
+        Those that are written already are neither cast nor written.
+
+        Raises
+        ------
+        InputError
+            If there are more than announced, their shape differs, or a value cannot be cast.
+        """
+        rows = rows[self.skip(len(rows)) :]
+        if len(rows):
+            self._array.append(self._caster(rows))
+            self._phase.advance(len(rows))
+
 
 # Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
 # and read whole; wider ones are read by row, so they are laid out in pages.

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gnnstore.converters.arrays.files import ArraySource, open_npy, open_npz
+from gnnstore.converters.arrays.npy import open_npy
+from gnnstore.converters.arrays.npz import open_npz
+from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.inputs import open_input
 from gnnstore.errors import GnnstoreError
 

@@ -1,4 +1,4 @@
-"""A table of numbers in text as an array: features and labels in CSV, plain or gzipped."""
+"""Reads tables of numbers in text as arrays: features and labels in CSV, plain or gzipped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import collect_rows
+from gnnstore.converters.arrays.source import SequentialArray
 from gnnstore.converters.arrays.text.blocks import read_blocks
 from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
 from gnnstore.errors import InputError
@@ -17,8 +17,8 @@ from gnnstore.errors import InputError
 _EXACT_IN_FLOAT64 = 2**53
 
 
-class TextArray:
-    """The lines of a text file as rows [N, F], as an `ArraySource`.
+class TextArray(SequentialArray):
+    """The lines of a text file as rows [N, F].
 
     Parameters
     ----------
@@ -30,6 +30,15 @@ class TextArray:
         What a value is, for messages.
     num_rows : int, optional
         How many lines there are, if that is known; else they are counted first.
+    unit : str
+        What the graph has one row for each of, for messages.
+    memory_bytes : int, optional
+        The most memory that the conversion may use.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        The most memory that reading takes at a time.
     """
 
     def __init__(
@@ -39,46 +48,39 @@ class TextArray:
         *,
         what: str = "feature",
         num_rows: int | None = None,
-        allow_nan: bool = True,
+        unit: str = "nodes",
+        memory_bytes: int | None = None,
     ) -> None:
         self.path = path
         self.label = str(path)
         self.dtype = np.dtype(dtype)
-        self._format = TableFormat(dtype, delimiter=None, what=what, allow_nan=allow_nan)
-        num_columns, lines = _measure(path, self._format, count=num_rows is None)
+        self._unit = unit
+        table_format = TableFormat(dtype, delimiter=None, what=what)
+        self._table = TextTable(path, table_format, memory_bytes=memory_bytes)
+        self.memory_bytes = self._table.memory_bytes
+        num_columns, lines = _measure(self._table, count=num_rows is None)
         self.shape: tuple[int, ...] = (lines if num_rows is None else num_rows, num_columns)
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the rows from `start` on, at most `step` at a time."""
         num_rows, rows_read = self.shape[0], 0
-        for block in TextTable(self.path, self._format).blocks():
+        for block in self._table.blocks():
             wanted = block[max(0, start - rows_read) : max(0, num_rows - rows_read)]
             rows_read += len(block)
             for first in range(0, len(wanted), step):
                 yield wanted[first : first + step]
         if rows_read != num_rows:
             raise InputError(
-                f"{self.path}: has {rows_read} rows, but the graph has {num_rows} nodes",
+                f"{self.path}: has {rows_read} rows, but the graph has {num_rows} {self._unit}",
                 path=self.path,
             )
 
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the table along its second axis, `step` columns at a time."""
-        whole = self.read()
-        for first in range(0, self.shape[1], step):
-            yield whole[:, first : first + step]
 
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole table."""
-        return collect_rows(self)
-
-
-def _measure(path: Path, table_format: TableFormat, *, count: bool) -> tuple[int, int]:
+def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:
     """Return the number of columns, and of lines if they are to be counted."""
     num_columns = lines = 0
-    for block in read_blocks(path):
+    for block in read_blocks(table.path):
         if not num_columns:
-            table = TextTable(path, table_format)
             num_columns = table.columns_of(block)
         if not count:
             break

@@ -6,13 +6,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from gnnstore.converters.arrays.files import ArraySource, open_npz
-from gnnstore.converters.arrays.row_taker import RowTaker
-from gnnstore.converters.arrays.source import read_one_number
-from gnnstore.converters.datasets.ogb.csv import add_pairs
-from gnnstore.converters.edges.pairs import CHUNK_EDGES
-from gnnstore.converters.features.float_labels import WholeNumbers
-from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.arrays.npz import open_npz
+from gnnstore.converters.arrays.source import ArraySource, read_one_number
+from gnnstore.converters.edges.pairs import edge_pairs
+from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 
@@ -57,8 +54,13 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
                 path=path,
             )
     _read_labels(writer, raw / "node-label.npz", num_nodes)
-    if not writer.has_edges:
-        _read_edges(writer, edge_index, attributes, add_inverse_edge)
+    writer.read_edges(
+        edge_pairs(edge_index),
+        num_edges,
+        attributes,
+        where=edge_index.label,
+        add_inverse_edge=add_inverse_edge,
+    )
 
 
 def _member(members: Mapping[str, ArraySource], path: Path, name: str) -> ArraySource:
@@ -94,20 +96,4 @@ def _read_labels(writer: GraphWriter, path: Path, num_nodes: int) -> None:
         return
     source = _member(open_npz(path), path, "node_label")
     _check_rows(source, num_nodes, "nodes", path)
-    writer.set_node_attribute("y", WholeNumbers(source))
-
-
-def _read_edges(
-    writer: GraphWriter,
-    edge_index: ArraySource,
-    attributes: Mapping[str, ArraySource],
-    add_inverse_edge: bool,
-) -> None:
-    takers = {name: RowTaker(source) for name, source in attributes.items()}
-    with writer.progress.phase("read edges", edge_index.shape[1], "edges") as phase:
-        for pairs in read_ahead(edge_index.columns(CHUNK_EDGES)):
-            chunk = {name: taker.take(pairs.shape[1]) for name, taker in takers.items()}
-            add_pairs(
-                writer, pairs, chunk, add_inverse_edge=add_inverse_edge, where=edge_index.label
-            )
-            phase.advance(pairs.shape[1])
+    writer.set_node_attribute("y", FloatLabels(source))

@@ -62,23 +62,14 @@ def from_ogb(
     ----------
     input : path-like
         The data set's directory, which has `raw/` in it, and `split/`.
-    output : path-like
-        The store to be.
     add_inverse_edge : bool
         Follow every edge by its reverse, as OGB's loader does for data sets that say so:
         edge e of the input becomes edges 2e and 2e + 1, both with e's attributes.
         Duplicates stay.
     split : str, optional
         Which directory of `split/` to take; may be left out where there is only one.
-    options : ConvertOptions, optional
-        The common options.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
@@ -87,8 +78,6 @@ def from_ogb(
     InputError
         If the data are damaged, disagree, or have several types or graphs; the message
         names the file and, in text, the line.
-    StoreExistsError, UsageError, BudgetError, StorageError
-        See `GraphWriter`.
     """
     options = options or ConvertOptions()
     if add_inverse_edge and options.undirected:

@@ -16,6 +16,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 
 _ENDING = ".csv.gz"
+Ids = npt.NDArray[Any]
 
 
 def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> None:
@@ -88,82 +89,42 @@ def _read_edges(
     budget = writer.options.memory_bytes
     lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
     edges = TextTable(path, lines, memory_bytes=budget)
-    attributes = {name: _Lockstep(file, budget) for name, file in _edge_attribute_files(raw)}
-    readers = (edges, *(source.table for source in attributes.values()))
-    writer.reserve_memory(sum(table.memory_bytes for table in readers))
+    attributes = {
+        name: TextArray(
+            file, what="edge feature", num_rows=num_edges, unit="edges", memory_bytes=budget
+        )
+        for name, file in _edge_attribute_files(raw)
+    }
+    writer.reserve_memory(
+        edges.memory_bytes + sum(table.memory_bytes for table in attributes.values())
+    )
+    writer.read_edges(
+        _pairs(edges, num_edges),
+        num_edges,
+        attributes,
+        where=str(path),
+        add_inverse_edge=add_inverse_edge,
+    )
+
+
+def _pairs(edges: TextTable, num_edges: int) -> Iterator[tuple[Ids, Ids]]:
+    """Yield sources and targets, as many as the data set says."""
     edges_read = 0
-    with writer.progress.phase("read edges", path.stat().st_size, "bytes") as phase:
-        for pairs in edges.blocks(phase):
-            rows = {name: source.take(len(pairs)) for name, source in attributes.items()}
-            edges_read += len(pairs)
-            add_pairs(writer, pairs.T, rows, add_inverse_edge=add_inverse_edge, where=str(path))
+    for pairs in edges.blocks():
+        edges_read += len(pairs)
+        if edges_read <= num_edges:
+            yield pairs[:, 0], pairs[:, 1]
     if edges_read != num_edges:
         raise InputError(
-            f"{path}: has {edges_read} edges, but num-edge-list.csv.gz says {num_edges}", path=path
+            f"{edges.path}: has {edges_read} edges, but num-edge-list.csv.gz says {num_edges}",
+            path=edges.path,
         )
-    for source in attributes.values():
-        source.finish(num_edges)
 
 
 def _edge_attribute_files(raw: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(raw.glob(f"edge[-_]*{_ENDING}")):
         stem = path.name.removesuffix(_ENDING)
         yield ("edge_attr" if stem == "edge-feat" else stem.replace("-", "_")), path
-
-
-class _Lockstep:
-    """Reads a table in the pieces that another one came in."""
-
-    def __init__(self, path: Path, memory_bytes: int | None) -> None:
-        self._path = path
-        lines = TableFormat("float32", what="edge feature")
-        self.table = TextTable(path, lines, memory_bytes=memory_bytes)
-        self._blocks = self.table.blocks()
-        self._held: list[npt.NDArray[Any]] = []
-        self._num_held = 0
-        self._rows_read = 0
-
-    def take(self, num_rows: int) -> npt.NDArray[np.float32]:
-        """Return the next rows [num_rows, F]."""
-        while self._num_held < num_rows:
-            block = next(self._blocks, None)
-            if block is None:
-                raise InputError(
-                    f"{self._path}: has {self._rows_read} rows, but edge.csv.gz has more edges; "
-                    "every edge needs exactly one row",
-                    path=self._path,
-                )
-            self._held.append(block)
-            self._num_held += len(block)
-            self._rows_read += len(block)
-        rows = np.concatenate(self._held) if len(self._held) != 1 else self._held[0]
-        self._held = [rows[num_rows:]]
-        self._num_held -= num_rows
-        return rows[:num_rows]
-
-    def finish(self, num_edges: int) -> None:
-        """Check that nothing is left."""
-        rows_read = self._rows_read + sum(map(len, self._blocks))
-        _check_rows(self._path, rows_read, num_edges, "edges")
-
-
-def add_pairs(
-    writer: GraphWriter,
-    pairs: npt.NDArray[np.integer[Any]],
-    attributes: dict[str, npt.NDArray[Any]],
-    *,
-    add_inverse_edge: bool,
-    where: str,
-) -> None:
-    """Add edges [2, k], each followed by its reverse if OGB's loader would do that."""
-    sources, targets = pairs
-    if add_inverse_edge:
-        sources, targets = (
-            np.stack((sources, targets), axis=1).reshape(-1),
-            np.stack((targets, sources), axis=1).reshape(-1),
-        )
-        attributes = {name: np.repeat(rows, 2, axis=0) for name, rows in attributes.items()}
-    writer.add_edges(sources, targets, attributes, where=where)
 
 
 def _check_rows(path: Path, found: int, expected: int, what: str) -> None:

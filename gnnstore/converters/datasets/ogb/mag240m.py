@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gnnstore.converters.arrays.files import open_npy
+from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
 from gnnstore.converters.edges.pairs import check_edge_index, edge_pairs
-from gnnstore.converters.features.float_labels import WholeNumbers
+from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError
 
@@ -71,14 +71,7 @@ def convert_mag240m(writer: GraphWriter, root: Path) -> None:
         set_splits(writer, splits)
     for name, array in arrays.items():
         writer.set_node_attribute(name, _checked(name, array))
-    if writer.has_edges:
-        return
-    num_edges = edges.shape[1]
-    writer.expect_edges(num_edges)
-    with writer.progress.phase("read edges", num_edges, "edges") as phase:
-        for sources, targets in edge_pairs(edges):
-            writer.add_edges(sources, targets, where=edges.label)
-            phase.advance(len(sources))
+    writer.read_edges(edge_pairs(edges), edges.shape[1], where=edges.label)
 
 
 def _checked(name: str, array: ArraySource) -> ArraySource:
@@ -88,4 +81,4 @@ def _checked(name: str, array: ArraySource) -> ArraySource:
             f"{array.label}: has shape {list(array.shape)}, expected "
             f"{'[N, 768]' if name == 'x' else '[N]'}"
         )
-    return WholeNumbers(array) if name == "y" else array
+    return FloatLabels(array) if name == "y" else array

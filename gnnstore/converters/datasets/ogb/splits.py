@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.files import open_npz
+from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.pickled import read_split_dict
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.splits import SPLIT_KEYS

@@ -67,8 +67,6 @@ def from_kronecker(
     ----------
     seed_store : path-like
         The store to expand.
-    output : path-like
-        The store to be.
     factor : int
         K, copies of each node, from 1 to 256.
     edge_factor : float, optional
@@ -82,15 +80,8 @@ def from_kronecker(
         Whether to carry `x`.
     seed : int
         In [0, 2**64).
-    options : ConvertOptions, optional
-        The common options. Edges keep ids only if `edge_ids=True`.
-    progress : Progress, optional
-        Is told how far the work is.
-
-    Returns
-    -------
-    Path
-        The store.
+    output, options, progress
+        See `gnnstore.converters`.
 
     Raises
     ------
@@ -98,8 +89,6 @@ def from_kronecker(
         If a parameter is out of range, or the graph is heterogeneous.
     NotFoundError, CorruptStoreError, StorageError
         If the seed store cannot be read.
-    StoreExistsError, BudgetError, StorageError
-        See `GraphWriter`.
 
     References
     ----------
