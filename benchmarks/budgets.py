@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import parser, report
+from benchmarks.harness import directory_of, parser, report
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.tools.bench.process import ask_process
 from gnnstore.units import format_size, parse_size
 
 BUDGETS = ("0.3GB", "1GB", "4GB")
@@ -70,13 +69,8 @@ def measure(
 ) -> dict[str, Any]:
     """Return what a process says, or why it says nothing."""
     task = json.dumps([str(store), str(seeds), FANOUTS, batch_size, batches, options])
-    finished = subprocess.run(
-        [sys.executable, "-c", LOAD, task], capture_output=True, text=True, check=False
-    )
-    if finished.returncode:
-        return {"error": finished.stderr.strip().rpartition("\n")[2]}
-    outcome: dict[str, Any] = json.loads(finished.stdout)
-    return outcome
+    answer = ask_process(["-c", LOAD, task])
+    return {"error": answer} if isinstance(answer, str) else answer
 
 
 def describe(outcome: dict[str, Any], budget_bytes: int) -> str:
@@ -120,11 +114,8 @@ def main() -> None:
     options.add_argument("--batches", type=int, default=40, help="(40)")
     options.add_argument("--cache", type=Path, help="directory that keeps the store")
     arguments = options.parse_args()
-    if arguments.cache is not None:
-        compare(arguments, arguments.cache)
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        compare(arguments, Path(directory))
+    with directory_of(arguments) as directory:
+        compare(arguments, directory)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.harness import drop_from_cache, parser, report, spread
+from benchmarks.harness import parser, report, spread
 from benchmarks.parts.conversion import (
     Conversion,
     convert,
@@ -39,6 +39,7 @@ from benchmarks.parts.conversion import (
 from gnnstore.converters.edges.builder import estimate_peak_bytes, num_build_threads
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.disk.profile.cgroup import memory_group
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.units import format_size
 
 BAR_MEMORY = 15e6

@@ -16,65 +16,62 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import drop_from_cache, parser, report, spread
-from benchmarks.out_of_core import device_rates, device_rows
-from benchmarks.parts.topology import WAYS, Outcome, Task
+import gnnstore
+from benchmarks.harness import (
+    add_limit_options,
+    device_numbers,
+    device_row,
+    directory_of,
+    limit_version,
+    parser,
+    report,
+    spread,
+)
+from benchmarks.parts.topology import WAYS, Outcome
 from benchmarks.parts.workloads import WORKLOADS
-from gnnstore.disk.profile.cgroup import MemoryGroup, memory_group
-from gnnstore.tools.bench.task import ENTER
-from gnnstore.units import format_size, parse_size
+from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.tools.bench.process import ask_process, group_if
+from gnnstore.tools.bench.rounds import NO_LIMIT, measure_disk_of
+from gnnstore.tools.bench.task import Task
+from gnnstore.units import format_size
 
 BAR = 5.0
 BASELINE, HELD_TO_THE_BAR = "map", ("disk", "bulk")
 # Bulk sampling is for superbatches; the mapped sampler takes seconds for a batch.
 BATCHES = {"map": 6, "map-8": 16, "disk": 24, "bulk": 96, "memory": 48}
+QUICK = "the slack alone holds this topology: this shows that all runs, not how fast"
 WARM_UP = {"map": 4, "map-8": 8, "disk": 4, "bulk": 8, "memory": 4}
 
 
-def perform(task: Task, group: MemoryGroup | None) -> Outcome | str:
-    """Run a task in a process of its own; return why it has no outcome if it has none."""
-    command = [sys.executable, "-m", "benchmarks.parts.topology", json.dumps(asdict(task))]
-    if group is not None:
-        command = ["sh", "-c", ENTER, str(group.processes), *command]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    if finished.returncode == -9:
-        return "killed by the kernel: it took more than the limit"
-    if finished.returncode != 0:
-        return finished.stderr.strip().rpartition("\n")[2] or f"status {finished.returncode}"
-    return Outcome(**json.loads(finished.stdout))
-
-
-def play(arguments: argparse.Namespace, task: Task) -> dict[str, list[Outcome]]:
+def play(arguments: argparse.Namespace, task: Task, *, limited: bool) -> dict[str, list[Outcome]]:
     """Run all ways in turns, round by round."""
     outcomes: dict[str, list[Outcome]] = {way: [] for way in arguments.ways}
     for number in range(arguments.repeats):
         for way in arguments.ways:
-            limited = not (arguments.no_limit or way == "memory")
-            with memory_group() if limited else nullcontext() as group:
+            with group_if(limited and way != "memory") as group:
                 drop_from_cache([Path(task.store)])
                 own = replace(
                     task,
-                    way=way,
+                    strategy=way,
                     round=number,
                     warm_up=WARM_UP[way],
                     batches=max(2, int(BATCHES[way] * arguments.amount)),
                 )
                 if group is not None:
                     own = replace(own, group=str(group.path), group_version=group.version)
-                outcome = perform(own, group)
-            if isinstance(outcome, str):
-                raise SystemExit(f"round {number}: {way}: {outcome}")
-            outcomes[way].append(outcome)
-            print(f"round {number}: {way}: {outcome.seconds:.3f} s a batch", file=sys.stderr)
+                words = ["-m", "benchmarks.parts.topology", json.dumps(asdict(own))]
+                answer = ask_process(words, group)
+            if isinstance(answer, str):
+                raise SystemExit(f"round {number}: {way}: {answer}")
+            outcomes[way].append(Outcome(**answer))
+            print(f"round {number}: {way}: {answer['seconds']:.3f} s a batch", file=sys.stderr)
     return outcomes
 
 
@@ -101,34 +98,30 @@ def speedups(outcomes: list[Outcome], baseline: list[Outcome]) -> list[float]:
     return [b.seconds / o.seconds for o, b in zip(outcomes, baseline, strict=True)]
 
 
-def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
+def compare(arguments: argparse.Namespace, directory: Path, *, limited: bool) -> None:
     """Make the store, play the rounds, and print."""
     workload = WORKLOADS[arguments.workload]
     store = workload.store(directory)
-    rows, device = device_rows(device_rates(store, 5_000 if arguments.quick else 50_000))
+    devices = [measure_disk_of(gnnstore.open(store))]
     with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
         seeds = Path(temporary) / "seeds.npy"
         np.save(seeds, workload.seeds())
         task = Task(
-            way="",
+            strategy="",
             store=str(store),
             seeds=str(seeds),
-            group="",
-            group_version=0,
             share=arguments.share,
             slack_bytes=arguments.slack,
-            warm_up=0,
-            batches=0,
-            round=0,
         )
-        results = play(arguments, task)
+        results = play(arguments, task, limited=limited)
     for in_round in zip(*results.values(), strict=True):
         if len({outcome.checksum for outcome in in_round}) > 1:
             raise SystemExit("the ways have sampled different batches")
     baseline = results.get(BASELINE, [])
+    rows = [device_row(devices)]
     for way, outcomes in results.items():
         rows += describe(way, outcomes, baseline)
-    if workload == WORKLOADS["W"] and baseline and not note:
+    if workload == WORKLOADS["W"] and baseline and limited:
         best = max(
             float(np.median(speedups(results[way], baseline)))
             for way in HELD_TO_THE_BAR
@@ -136,13 +129,14 @@ def compare(arguments: argparse.Namespace, directory: Path, note: str) -> None:
         )
         rows.append((f"the bar of {BAR:.0f} x {BASELINE}", "reached" if best >= BAR else "MISSED"))
     rows.append(("the limit", f"{arguments.share:.0%} and {format_size(arguments.slack)} of slack"))
+    note = NO_LIMIT if not limited else QUICK if arguments.quick else ""
     if note:
         rows.append(("note", note))
     report(
         f"sample from {workload.name} (2^{workload.scale} nodes) with the topology on disk",
         rows,
         as_json=arguments.json,
-        device=device,
+        device=device_numbers(devices),
         note=note,
         outcomes={way: [asdict(o) for o in outcomes] for way, outcomes in results.items()},
     )
@@ -155,28 +149,15 @@ def main() -> None:
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
     options.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     options.add_argument("--share", type=float, default=0.2, help="of the topology (0.2)")
-    options.add_argument("--slack", type=parse_size, default=200 * 10**6, help="(200MB)")
     options.add_argument("--amount", type=float, default=1.0, help="factor of the batches (1)")
-    options.add_argument("--cache", type=Path, help="directory that keeps the store")
-    options.add_argument("--no-limit", action="store_true", help="go on without a cgroup")
+    add_limit_options(options)
     arguments = options.parse_args()
     if arguments.quick:
         arguments.workload, arguments.repeats = arguments.workload.lower(), 1
         arguments.amount = min(arguments.amount, 0.04)
-    note = ""
-    if not arguments.no_limit:
-        with memory_group() as group:
-            arguments.no_limit = group is None
-        if arguments.no_limit:
-            note = "no memory cgroup can be made here (it needs root, or delegation)"
-            if not arguments.quick:
-                raise SystemExit(f"{note}; --no-limit compares without one")
-    if arguments.no_limit:
-        note = f"{note or 'without a limit'}: the page cache serves whoever reads through it"
-    elif arguments.quick:
-        note = "the slack alone holds this topology: this shows that all runs, not how fast"
-    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
-        compare(arguments, arguments.cache or Path(temporary), note)
+    limited = bool(limit_version(arguments))
+    with directory_of(arguments) as directory:
+        compare(arguments, directory, limited=limited)
 
 
 if __name__ == "__main__":

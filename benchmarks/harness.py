@@ -14,25 +14,18 @@ import platform
 import resource
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.units import parse_size
 
-__all__ = [
-    "Timing",
-    "Turn",
-    "drop_from_cache",
-    "machine",
-    "measure",
-    "parser",
-    "report",
-    "spread",
-    "time_in_turns",
-]
+if TYPE_CHECKING:
+    from gnnstore.tools.bench.device import DeviceLimits
 
 
 @dataclass(frozen=True)
@@ -152,6 +145,58 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result.add_argument("--json", action="store_true", help="print JSON instead of a table")
     result.add_argument("--quick", action="store_true", help="a small size: seconds, not minutes")
     return result
+
+
+def add_limit_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of benchmarks that run processes within a memory limit."""
+    options.add_argument("--slack", type=parse_size, default=200 * 10**6, help="(200MB)")
+    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    options.add_argument("--no-limit", action="store_true", help="go on without a cgroup")
+
+
+def limit_version(arguments: argparse.Namespace) -> int:
+    """Return the version of the cgroups that keep the limit; 0 if the options want none.
+
+    With --quick a machine without cgroups is good enough, too.
+
+    Raises
+    ------
+    SystemExit
+        If there are none, and the options do not say to go on without.
+    """
+    from gnnstore.errors import UsageError  # noqa: PLC0415
+    from gnnstore.tools.bench.rounds import require_group  # noqa: PLC0415
+
+    if arguments.no_limit:
+        return 0
+    try:
+        return require_group()
+    except UsageError as error:
+        if arguments.quick:
+            return 0
+        raise SystemExit(str(error)) from error
+
+
+@contextmanager
+def directory_of(arguments: argparse.Namespace) -> Iterator[Path]:
+    """Return the directory that keeps stores, or a temporary one."""
+    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
+        yield arguments.cache or Path(temporary)
+
+
+def device_row(devices: Sequence[DeviceLimits]) -> tuple[str, str]:
+    """Return the row of a table that tells the disk's own limits."""
+    text = f"{spread((d.random_reads_per_second / 1e3 for d in devices), '.1f')} k random reads "
+    text += f"of 4 KiB a second, {spread(d.bytes_per_second / 1e9 for d in devices)} GB/s in order"
+    return "the disk", text
+
+
+def device_numbers(devices: Sequence[DeviceLimits]) -> dict[str, float]:
+    """Return the medians of the disk's limits, for machines."""
+    return {
+        "random_reads_per_second": statistics.median(d.random_reads_per_second for d in devices),
+        "bytes_per_second": statistics.median(d.bytes_per_second for d in devices),
+    }
 
 
 def report(

@@ -26,13 +26,14 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.harness import Turn, drop_from_cache, measure, parser, report, spread
+from benchmarks.harness import Turn, measure, parser, report, spread
 from benchmarks.parts import sequential
 from benchmarks.reads import write_table
 from gnnstore.caching.policies.belady import Trace
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS
 from gnnstore.disk.engines import open_engine
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.pack import pack

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +24,21 @@ from typing import Any
 import numpy as np
 
 import gnnstore
-from benchmarks.harness import drop_from_cache, parser, report
-from benchmarks.out_of_core import device_rates, device_rows
+from benchmarks.harness import (
+    add_limit_options,
+    device_numbers,
+    device_row,
+    directory_of,
+    limit_version,
+    parser,
+    report,
+)
 from benchmarks.parts.predicted import Cell
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.disk.profile.cgroup import memory_group
-from gnnstore.tools.bench.task import ENTER, Task
-from gnnstore.units import parse_size
+from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.tools.bench.process import ask_process, group_if
+from gnnstore.tools.bench.rounds import measure_disk_of
+from gnnstore.tools.bench.task import Task
 
 FACTOR, CLOSE = 1.5, 1.15
 MEMORY, DISK = (0.02, 0.1, 0.3, 1.0), (0.0, 0.5, 3.0)
@@ -41,34 +46,24 @@ MEMORY, DISK = (0.02, 0.1, 0.3, 1.0), (0.0, 0.5, 3.0)
 
 def perform(cell: Cell, *, limited: bool) -> dict[str, Any] | str:
     """Run a cell in a process of its own; return why it has no outcome if it has none."""
-    with memory_group() if limited else nullcontext() as group:
+    with group_if(limited) as group:
         task = dict(cell.task)
         if group is not None:
             task |= {"group": str(group.path), "group_version": group.version}
         drop_from_cache([Path(task["store"])])
         document = json.dumps(asdict(replace(cell, task=task)))
-        command = [sys.executable, "-m", "benchmarks.parts.predicted", document]
-        if group is not None:
-            command = ["sh", "-c", ENTER, str(group.processes), *command]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == -9:
-        return "killed by the kernel: it took more than the limit"
-    if done.returncode != 0:
-        return done.stderr.strip().rpartition("\n")[2] or f"status {done.returncode}"
-    outcome: dict[str, Any] = json.loads(done.stdout)
-    return outcome
+        return ask_process(["-m", "benchmarks.parts.predicted", document], group)
 
 
-def play(cell: Cell, arguments: argparse.Namespace) -> dict[str, Any]:
+def play(cell: Cell, *, limited: bool, far: float) -> dict[str, Any]:
     """Predict and measure all strategies of a cell."""
-    limited = not arguments.no_limit
     foretold = perform(cell, limited=limited)
     if isinstance(foretold, str):
         return {"problem": foretold}
     feasible = [p for p in foretold["predictions"] if not p["problem"] and p["choice"] != "plan"]
     fastest = min((p["seconds"] for p in feasible), default=0.0)
     for predicted in feasible:
-        if predicted["seconds"] > arguments.far * fastest:
+        if predicted["seconds"] > far * fastest:
             continue
         measured = perform(replace(cell, choice=predicted["choice"]), limited=limited)
         predicted["measured"] = measured
@@ -107,39 +102,36 @@ def verdict(played: dict[str, Any]) -> str:
     return f"auto takes {auto}, {ratio:.2f} times the fastest ({fastest}): {mark}"
 
 
-def compare(arguments: argparse.Namespace, directory: Path) -> None:
+def compare(arguments: argparse.Namespace, directory: Path, *, limited: bool) -> None:
     """Make the stores, play the grid, and print."""
     rows: list[tuple[str, str]] = []
     cells = []
-    num_reads = 5_000 if arguments.quick else 50_000
     for name in arguments.workloads:
         workload = WORKLOADS[name]
         store = workload.store(directory)
         seeds = directory / f"seeds-{store.stem}.npy"
         np.save(seeds, workload.seeds())
-        features = gnnstore.open(store).schema.node.attributes["x"].num_bytes
+        opened = gnnstore.open(store)
+        features = opened.schema.node.attributes["x"].num_bytes
         for share in arguments.memory:
             for times in arguments.disk:
                 task = Task(
                     strategy="",
                     store=str(store),
                     seeds=str(seeds),
-                    group="",
-                    group_version=0,
                     share=share,
                     slack_bytes=arguments.slack,
-                    warm_up=0,
-                    batches=0,
-                    round=0,
                     fanouts=FANOUTS,
                     batch_size=arguments.batch_size,
                     seed=SEED,
                 )
                 label = f"{name}, {share:.0%} in memory, {times:g} x on disk"
                 print(label, file=sys.stderr)
-                rates = device_rates(store, num_reads)
-                played = play(Cell(asdict(task), int(times * features), ""), arguments)
-                device, disk = device_rows(rates + device_rates(store, num_reads))
+                cell = Cell(asdict(task), int(times * features), "")
+                devices = [measure_disk_of(opened)]
+                played = play(cell, limited=limited, far=arguments.far)
+                devices.append(measure_disk_of(opened))
+                disk, device = device_numbers(devices), device_row(devices)
                 cells.append(
                     {"workload": name, "memory": share, "disk": times, "device": disk, **played}
                 )
@@ -147,8 +139,8 @@ def compare(arguments: argparse.Namespace, directory: Path) -> None:
                     rows.append((label, played["problem"]))
                     continue
                 rows.append((label, verdict(played)))
-                print(f"  {rows[-1][1]}; the disk: {device[0][1]}", file=sys.stderr)
-                rows += [(f"  {what}", text) for what, text in device]
+                print(f"  {rows[-1][1]}; the disk: {device[1]}", file=sys.stderr)
+                rows.append((f"  {device[0]}", device[1]))
                 for predicted in played["predictions"]:
                     text = predicted["problem"] or describe(predicted)
                     rows.append((f"  {predicted['choice']}", text[:110]))
@@ -161,22 +153,16 @@ def main() -> None:
     options.add_argument("--workloads", nargs="+", choices=sorted(WORKLOADS), default=["W", "F"])
     options.add_argument("--memory", nargs="+", type=float, default=[*MEMORY], help="shares")
     options.add_argument("--disk", nargs="+", type=float, default=[*DISK], help="times")
-    options.add_argument("--slack", type=parse_size, default=200 * 10**6, help="(200MB)")
     options.set_defaults(batch_size=BATCH_SIZE)
     options.add_argument("--far", type=float, default=3.0, help="times the fastest (3)")
-    options.add_argument("--cache", type=Path, help="directory that keeps the stores")
-    options.add_argument("--no-limit", action="store_true", help="go on without a cgroup")
+    add_limit_options(options)
     arguments = options.parse_args()
     if arguments.quick:
         arguments.workloads, arguments.memory, arguments.disk = ["w", "f"], [0.1], [0.0, 3.0]
         arguments.batch_size, arguments.slack = 64, 110 * 10**6
-    if not arguments.no_limit:
-        with memory_group() as group:
-            arguments.no_limit = group is None
-        if arguments.no_limit and not arguments.quick:
-            raise SystemExit("no memory cgroup can be made here; --no-limit compares without one")
-    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
-        compare(arguments, arguments.cache or Path(temporary))
+    limited = bool(limit_version(arguments))
+    with directory_of(arguments) as directory:
+        compare(arguments, directory, limited=limited)
 
 
 if __name__ == "__main__":

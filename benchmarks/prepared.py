@@ -18,17 +18,24 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 
-from benchmarks.harness import drop_from_cache, parser, report, spread
-from benchmarks.out_of_core import SHARE, WORKER, brief, device_rates, device_rows
+import gnnstore
+from benchmarks.harness import (
+    add_limit_options,
+    device_numbers,
+    device_row,
+    limit_version,
+    parser,
+    report,
+    spread,
+)
+from benchmarks.out_of_core import SHARE, WORKER
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
-from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.graph.topology import Structure
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
@@ -36,9 +43,10 @@ from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.in_flight import expected_bytes
+from gnnstore.tools.bench.rounds import measure_disk_of, run_cold
 from gnnstore.tools.bench.setup import Run
-from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Outcome, Task, run_task
-from gnnstore.units import format_size, parse_size
+from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Outcome, Task
+from gnnstore.units import format_size
 
 BARS = {"W": 1.3, "F": 2.0}
 EPOCHS = 2
@@ -86,15 +94,11 @@ def play(task: Task, *, limited: bool) -> Outcome:
     SystemExit
         If it has no outcome: says why.
     """
-    with memory_group() if limited else nullcontext() as group:
-        drop_from_cache([Path(task.plan or task.store)])
-        if group is not None:
-            task = replace(task, group=str(group.path), group_version=group.version)
-        outcome = run_task(task, group, worker=WORKER)
+    outcome = run_cold(task, is_limited=limited, worker=WORKER)
     name = "plan" if task.plan else task.strategy
     if isinstance(outcome, str):
         raise SystemExit(f"{name}: {outcome}")
-    print(f"{name}: {brief(outcome)}", file=sys.stderr)
+    print(f"{name}: {outcome.seconds:.3f} s a batch", file=sys.stderr)
     return outcome
 
 
@@ -103,7 +107,7 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def compare(arguments: argparse.Namespace, stores: Path, directory: Path) -> None:
+def compare(arguments: argparse.Namespace, stores: Path, directory: Path, *, limited: bool) -> None:
     """Pack, load in turns, and print."""
     workload = WORKLOADS[arguments.workload]
     store, seeds = workload.store(stores), directory / "seeds.npy"
@@ -113,45 +117,37 @@ def compare(arguments: argparse.Namespace, stores: Path, directory: Path) -> Non
         strategy="packed",
         store=str(store),
         seeds=str(seeds),
-        group="",
-        group_version=0,
         share=SHARE,
         slack_bytes=arguments.slack,
         warm_up=(EPOCHS - 1) * epoch,
         batches=epoch,
-        round=0,
         fanouts=FANOUTS,
         batch_size=BATCH_SIZE,
         seed=SEED,
     )
     plan, seconds_packing = pack(task, directory)
-    num_reads = 5_000 if arguments.quick else 50_000
-    rates = device_rates(store, num_reads)
-    in_memory = replace(task, strategy="memory")
-    turns = [
-        (
-            play(replace(task, plan=str(plan)), limited=not arguments.no_limit),
-            play(in_memory, limited=False),
-        )
-        for _ in range(arguments.repeats)
-    ]
-    device, disk = device_rows(rates + device_rates(store, num_reads))
-    followed, resident = zip(*turns, strict=True)
+    opened, devices, turns = gnnstore.open(store), [], []
+    for _ in range(arguments.repeats):
+        devices.append(measure_disk_of(opened))
+        followed = play(replace(task, plan=str(plan)), limited=limited)
+        turns.append((followed, play(replace(task, strategy="memory"), limited=False)))
+    disk = device_numbers(devices)
+    by_plan, resident = zip(*turns, strict=True)
     ratios = [a.seconds / b.seconds for a, b in turns]
-    share = [o.disk_bytes / o.seconds / disk["bytes_per_second"] for o in followed]
-    bytes_each = float(np.median([o.disk_bytes for o in followed]))
+    share = [o.disk_bytes / o.seconds / disk["bytes_per_second"] for o in by_plan]
+    bytes_each = float(np.median([o.disk_bytes for o in by_plan]))
     rows = [
-        *device,
+        device_row(devices),
         (
             "packing",
             f"{EPOCHS * epoch} batches in {seconds_packing:.1f} s, {format_size(size_of(plan))}",
         ),
-        ("plan", f"{spread((o.seconds for o in followed), '.4f')} s a batch"),
+        ("plan", f"{spread((o.seconds for o in by_plan), '.4f')} s a batch"),
         ("", f"{format_size(bytes_each)} a batch, {spread(share)} of the disk in order"),
         ("memory", f"{spread((o.seconds for o in resident), '.4f')} s a batch"),
         ("plan / memory", spread(ratios)),
     ]
-    if (bar := BARS.get(arguments.workload)) is not None and not arguments.no_limit:
+    if (bar := BARS.get(arguments.workload)) is not None and limited:
         verdict = "reached" if np.median(ratios) <= bar else "MISSED"
         rows.append((f"the bar of {bar:g}", verdict))
     report(
@@ -160,7 +156,7 @@ def compare(arguments: argparse.Namespace, stores: Path, directory: Path) -> Non
         as_json=arguments.json,
         device=disk,
         seconds_packing=seconds_packing,
-        plan=[asdict(o) for o in followed],
+        plan=[asdict(o) for o in by_plan],
         memory=[asdict(o) for o in resident],
     )
 
@@ -170,19 +166,13 @@ def main() -> None:
     options = parser(__doc__)
     options.set_defaults(repeats=3)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
-    options.add_argument("--slack", type=parse_size, default=200 * 10**6, help="(200MB)")
-    options.add_argument("--cache", type=Path, help="directory that keeps the store")
-    options.add_argument("--no-limit", action="store_true", help="go on without a cgroup")
+    add_limit_options(options)
     arguments = options.parse_args()
     if arguments.quick:
         arguments.workload, arguments.repeats = arguments.workload.lower(), 1
-    if not arguments.no_limit:
-        with memory_group() as group:
-            arguments.no_limit = group is None
-        if arguments.no_limit and not arguments.quick:
-            raise SystemExit("no memory cgroup can be made here; --no-limit compares without one")
+    limited = bool(limit_version(arguments))
     with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-", dir=arguments.cache) as made:
-        compare(arguments, arguments.cache or Path(made), Path(made))
+        compare(arguments, arguments.cache or Path(made), Path(made), limited=limited)
 
 
 if __name__ == "__main__":

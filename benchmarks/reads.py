@@ -28,10 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Turn, drop_from_cache, measure, parser, report, spread
+from benchmarks.harness import Turn, measure, parser, report, spread
 from benchmarks.parts import fio
 from gnnstore import _core
 from gnnstore.disk.engines import Engine, open_engine, probe_engines
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.direct import DirectRows
 from gnnstore.formats import AttributeSpec, PagedArray, PagedArrayWriter
 from gnnstore.units import format_size

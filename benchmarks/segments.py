@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 import gnnstore
-from benchmarks.harness import Turn, drop_from_cache, measure, parser, report, spread
+from benchmarks.harness import Turn, measure, parser, report, spread
 from benchmarks.parts.workloads import FANOUTS, SEED, WORKLOADS
 from gnnstore.caching.segment_search import Recurrences, merged_reads, search_segment
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.profile.device_profile import load_profile
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.packing.estimate import estimate_plan
 from gnnstore.packing.job import PlanPacker

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import drop_from_cache, parser, report, time_in_turns
+from benchmarks.harness import parser, report, time_in_turns
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.formats.store.verification import verify
 from gnnstore.testing.stores import write_example_store
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -17,13 +16,12 @@ from benchmarks.harness import measure
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.disk.profile.cgroup import MemoryGroup
+from gnnstore.tools.bench.process import ask_process
 
 _CHUNK_EDGES = 2**22
 _COPY_BYTES = 2**23
 # Graph500's.
 _PROBABILITIES = (0.57, 0.19, 0.19, 0.05)
-# Into its group before anything is loaded, so that all of the process is counted.
-_ENTER = 'echo $$ > "$0" && exec "$@"'
 
 
 @dataclass(frozen=True)
@@ -113,16 +111,9 @@ def convert(
         "edge_ids": edge_ids,
         "overwrite": True,
     }
-    module = ["-m", "benchmarks.parts.conversion"]
-    command = [sys.executable, *module, str(source), str(output), json.dumps(options)]
-    if group is not None:
-        command = ["sh", "-c", _ENTER, str(group.processes), *command]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
-    if finished.returncode == -9:
-        return "killed by the kernel: it took more than the limit"
-    if finished.returncode != 0:
-        return finished.stderr.strip().rpartition("\n")[2] or f"status {finished.returncode}"
-    return Conversion(**json.loads(finished.stdout))
+    words = ["-m", "benchmarks.parts.conversion", str(source), str(output), json.dumps(options)]
+    answer = ask_process(words, group)
+    return answer if isinstance(answer, str) else Conversion(**answer)
 
 
 class _Spilled:

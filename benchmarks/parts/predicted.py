@@ -154,7 +154,7 @@ def clock(run: Run, cell: Cell) -> dict[str, Any]:
 def main() -> None:
     """Do what the cell, given as JSON, says."""
     cell = Cell(**json.loads(sys.argv[1]))
-    run = Run(Task(**cell.task))
+    run = Run(Task.of_json(json.dumps(cell.task)))
     run.limit()
     json.dump(clock(run, cell) if cell.choice else foretell(run, cell), sys.stdout)
 

@@ -14,22 +14,10 @@ import numpy as np
 
 from gnnstore.tools.bench import worker as load_worker
 from gnnstore.tools.bench.setup import Run, loader_batches
-from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Outcome, Task
-from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.bench.worker import disk_bytes
+from gnnstore.tools.bench.task import ALLOWANCE_BYTES
+from gnnstore.tools.bench.ways import Way, ways
 
-__all__ = [
-    "ALLOWANCE_BYTES",
-    "MAP_THREADS",
-    "STRATEGIES",
-    "Outcome",
-    "Run",
-    "Task",
-    "disk_bytes",
-    "perform",
-]
-
-STRATEGIES = (*ways(), "pyg")
+WAYS = {**ways(), "pyg": Way(is_compared=False, is_even=True)}
 
 
 def pyg_loader(run: Run) -> Any:
@@ -72,11 +60,6 @@ def prepare(run: Run) -> load_worker.Prepared:
     loader = pyg_loader(run)  # its copy of the structure is part of what it needs
     run.limit()
     return loader_batches(loader), None
-
-
-def perform(task: Task) -> Outcome:
-    """Do what the task says."""
-    return load_worker.perform(task, prepare)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """One way to sample from a topology on disk, in a process of its own under a memory limit.
 
-`benchmarks.disk_sampling` starts this with a `Task`; it prints one `Outcome`, as JSON. The
-process is in its memory group from the beginning, imports what it needs and loads the seeds,
-and only then limits the group: to what it holds, a share of the topology and some slack.
+`benchmarks.disk_sampling` starts this with a `Task` whose strategy is one of `WAYS` and whose
+share is one of the topology; it prints one `Outcome`, as JSON. The process is in its memory group
+from the beginning, imports what it needs and loads the seeds, and only then limits the group: to
+what it holds, a share of the topology and some slack.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import gnnstore
-from benchmarks.harness import drop_from_cache
-from benchmarks.parts.strategies import disk_bytes
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED
 from gnnstore.disk.engines import open_engine
-from gnnstore.disk.profile.cgroup import MemoryGroup
+from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.tools.bench.task import Task
+from gnnstore.tools.bench.worker import DiskUse
 
 WAYS = ("map", "map-8", "disk", "bulk", "memory")
 # More would need more memory for their batches than the slack.
@@ -40,40 +40,8 @@ ALLOWANCE_BYTES = 100 * 10**6
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the process is to do.
-
-    Attributes
-    ----------
-    way : str
-        One of `WAYS`.
-    group, group_version : str, int
-        The memory group that the process is in; "" for none, and no limit then.
-    share, slack_bytes : float, int
-        The limit, beside what the process held before: share of the topology, and more.
-    seeds : str
-        File of the seed nodes, whole batches.
-    warm_up, batches : int
-        Batches before the clock starts, and while it runs.
-    round : int
-        Number of the epoch, so that rounds draw different batches.
-    """
-
-    way: str
-    store: str
-    seeds: str
-    group: str
-    group_version: int
-    share: float
-    slack_bytes: int
-    warm_up: int
-    batches: int
-    round: int
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What came of it; all amounts are of one batch unless said otherwise.
+    """Result of one way; amounts are those of one batch unless said otherwise.
 
     Attributes
     ----------
@@ -119,8 +87,7 @@ class Run:
     def limit(self) -> None:
         """Limit the memory group from now on to what it holds, and the room."""
         drop_from_cache([Path(self.task.store)])
-        if self.task.group:
-            group = MemoryGroup(Path(self.task.group), self.task.group_version)
+        if (group := self.task.memory_group) is not None:
             self.limit_bytes = group.held_bytes() + self.share_bytes + self.task.slack_bytes
             group.limit(self.limit_bytes)
 
@@ -155,7 +122,7 @@ class Run:
 
 def prepare(run: Run) -> Batches:
     """Return what samples the batches of some numbers, in order."""
-    way, index_dtype = run.task.way, run.store.schema.index_dtype
+    way, index_dtype = run.task.strategy, run.store.schema.index_dtype
     if way == "memory":
         csc = run.store.topology("memory", run.num_threads)
         return run.one_by_one(NeighborSampler(csc, run.config, index_dtype), run.num_threads)
@@ -184,8 +151,7 @@ def perform(task: Task) -> Outcome:
     last = len(run.seeds)
     for _ in batches(range(max(0, last - task.warm_up), last)):
         pass
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-    num_bytes, start = disk_bytes(), perf_counter()
+    before, start = DiskUse(), perf_counter()
     edges, checksum = 0, 0
     num_batches = min(task.batches, last)
     for number, subgraph in enumerate(batches(range(num_batches))):
@@ -193,14 +159,13 @@ def perform(task: Task) -> Outcome:
         if number < COMPARED:
             checksum += int(subgraph.edge_pos.sum()) + int(subgraph.n_id.sum())
     seconds = perf_counter() - start
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
-    group = MemoryGroup(Path(task.group), task.group_version) if task.group else None
+    used, group = DiskUse(), task.memory_group
     cache = run.disk_sampler.cache if run.disk_sampler else None
     return Outcome(
         seconds=seconds / num_batches,
         edges=edges / num_batches,
-        disk_bytes=(disk_bytes() - num_bytes) / num_batches,
-        major_faults=faults / num_batches,
+        disk_bytes=(used.read_bytes - before.read_bytes) / num_batches,
+        major_faults=(used.major_faults - before.major_faults) / num_batches,
         checksum=checksum,
         seconds_to_prepare=seconds_to_prepare,
         hit_rate=run.disk_sampler.counts.hit_rate if run.disk_sampler else 0.0,
@@ -212,7 +177,7 @@ def perform(task: Task) -> Outcome:
 
 def main() -> None:
     """Perform the task given as JSON."""
-    json.dump(asdict(perform(Task(**json.loads(sys.argv[1])))), sys.stdout)
+    json.dump(asdict(perform(Task.of_json(sys.argv[1]))), sys.stdout)
 
 
 if __name__ == "__main__":

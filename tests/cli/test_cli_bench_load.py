@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from gnnstore.disk.scratch import find_runs
 from gnnstore.errors import NoSpaceError
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.bench import load as bench_load
+from gnnstore.tools.bench import process, rounds
 from gnnstore.tools.bench.stages import STAGES
 from gnnstore.tools.bench.task import Outcome, Task
 from gnnstore.tools.bench.ways import ways
@@ -43,8 +44,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
     tasks: list[Task] = []
     seconds = {"map": 0.4, "direct": 0.2, "memory": 0.01}
 
-    def run_task(task: Task, group: Any, *, on_batch: Any) -> Outcome | str:
-        tasks.append(task)
+    def run_task(task: Task, group: Any, *, worker: str, on_batch: Any) -> Outcome | str:
+        known = {"group": str(group.path), "group_version": group.version} if group else {}
+        tasks.append(replace(task, **known))
         for _ in range(task.batches):
             on_batch()
         if task.strategy not in seconds:
@@ -65,7 +67,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
             chosen="" if task.strategy == "map" else task.strategy,
         )
 
-    monkeypatch.setattr(bench_load, "run_task", run_task)
+    monkeypatch.setattr(rounds, "run_task", run_task)
     return tasks
 
 
@@ -175,7 +177,7 @@ def test_a_group_for_all_but_memory(
         made.append(tmp_path / f"group-{len(made)}")
         yield MemoryGroup(made[-1], 2)
 
-    monkeypatch.setattr(bench_load, "memory_group", group)
+    monkeypatch.setattr(process, "memory_group", group)
     document = bench(run, store, "--strategies", "map,memory,direct", "--json").document
     assert [(task.group, task.group_version) for task in answers] == [
         *((str(made[1]), 2), ("", 0), (str(made[2]), 2))
@@ -191,7 +193,7 @@ def test_without_a_cgroup_it_says_so_and_stops(
     def none() -> Iterator[None]:
         yield None
 
-    monkeypatch.setattr(bench_load, "memory_group", none)
+    monkeypatch.setattr(process, "memory_group", none)
     done = bench(run, store)
     assert done.status == 2
     assert "no memory cgroup can be made here" in done.stderr

@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from gnnstore.tools.bench.stages import STAGES
-from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
 from gnnstore.units import format_duration, format_size
 
@@ -34,9 +33,7 @@ def render_load(console: Console, document: Mapping[str, Any]) -> None:
         print_title(console, "Not timed")
         for item in failed:
             console.print(f"  {item['strategy']}: {item['problem']}", soft_wrap=True)
-    if found:
-        console.print(f"\n{_REMARK}", soft_wrap=True)
-    for text in (*document["remarks"], *document["problems"]):
+    for text in (*document["remarks"], *document.get("problems", ())):
         console.print(f"\n{text}", soft_wrap=True)
 
 
@@ -55,7 +52,7 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
         "disk": f"{_spread(reads, '.1f')} k random reads of 4 KiB a second, "
         f"{_spread(rates, '.2f')} GB/s in order ({device['engine']})",
         "took": format_duration(document["seconds"]),
-        "drawn in": document["drawn_to"],
+        "drawn in": document.get("drawn_to"),
     }
 
 
@@ -75,11 +72,11 @@ def _render_times(
                 _name(item),
                 _spread((r["seconds"] for r in rounds), ".3f") + " s",
                 _time(item["seconds_per_epoch"]),
-                "-" if item["times_baseline"] is None else f"{item['times_baseline']:.1f}",
+                _spread(item["times_baseline_by_round"], ".1f"),
                 format_size(mid["disk_bytes"]),
                 f"{mid['reads']:,.0f}" if mid["reads"] else "-",
                 f"{mid['hit_rate']:.1%}" if mid["hit_rate"] else "-",
-                format_size(held) + ("" if ways()[item["strategy"]].is_limited else " *"),
+                format_size(held) + ("" if item["is_limited"] else " *"),
                 _time(item["seconds_to_prepare"]),
             ]
         )
@@ -94,10 +91,13 @@ def _render_times(
 
 
 def _render_stages(console: Console, found: list[Mapping[str, Any]]) -> None:
-    shown = [name for name in STAGES if any(item["stages"][name] > 0 for item in found)]
+    shown = [name for name in STAGES if any(item["stages"].get(name, 0) > 0 for item in found)]
+    if not shown:  # none were recorded
+        return
     rows = [[item["strategy"], *(_time(item["stages"][name]) for name in shown)] for item in found]
     print_title(console, "Where the time of an epoch goes")
     print_table(console, ["strategy", *shown], rows, right=shown)
+    console.print(f"\n{_REMARK}", soft_wrap=True)
 
 
 def _name(item: Mapping[str, Any]) -> str:
@@ -110,8 +110,10 @@ def _median(rounds: list[Mapping[str, Any]], name: str) -> float:
 
 
 def _spread(values: Iterable[float], form: str) -> str:
-    """Return the median, and with several values the least and the most."""
+    """Return the median, and with several values the least and the most; "-" for none."""
     found = list(values)
+    if not found:
+        return "-"
     text = format(median(found), form)
     if len(found) == 1:
         return text

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 import gnnstore
-from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.csc import Csc
@@ -100,8 +99,7 @@ class Run:
     def limit(self) -> None:
         """Limit the memory group from now on to what it holds, and the room."""
         drop_from_cache([Path(self.task.store)])
-        if self.task.group:
-            group = MemoryGroup(Path(self.task.group), self.task.group_version)
+        if (group := self.task.memory_group) is not None:
             self.limit_bytes = group.held_bytes() + self.room_bytes
             group.limit(self.limit_bytes)
 

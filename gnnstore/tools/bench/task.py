@@ -1,51 +1,43 @@
-"""One strategy to be timed, in a process of its own: what it is told, and what it answers.
-
-A process of its own, because a memory limit is one of a process, and because nothing that
-one strategy has left in memory may help the next.
-"""
+"""One strategy to be timed: the task that its process is given, and the outcome it answers."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import IO
+from pathlib import Path
+from typing import Any
 
 from gnnstore.disk.profile.cgroup import MemoryGroup
+from gnnstore.tools.bench.process import ask_process
 
 MAP_THREADS = 32
 # Of the slack: what Python, the allocator and the kernel take besides what a loader counts.
 ALLOWANCE_BYTES = 64 * 10**6
-# What a worker prints for each batch.
+# A worker prints it for each batch.
 BATCH_MARK = "."
 
-_WORKER = "gnnstore.tools.bench.worker"
-# Into its group before anything is loaded, so that all of the process is counted.
-ENTER = 'echo $$ > "$0" && exec "$@"'
-_LEAVING_SECONDS = 10.0
+WORKER = "gnnstore.tools.bench.worker"
 
 
 @dataclass(frozen=True)
 class Task:
-    """What the process is to do.
+    """Order to a process: a strategy, its memory limit, and the batches to load.
 
     Attributes
     ----------
     strategy : str
         One of `gnnstore.tools.bench.ways`.
-    group, group_version : str, int
-        The memory group that the process is in; "" for none, and no limit then.
-    share, slack_bytes : float, int
-        The limit, beside what the process held before: share of the features, and more.
+    store : str
+        Path of the store.
     seeds : str
         File of the seed nodes, which every epoch shuffles.
+    share, slack_bytes : float, int
+        The limit, beside what the process held before: share of the features, and more.
     warm_up, batches : int
         Batches before the clock starts, and while it runs.
+    group, group_version : str, int
+        The memory group that the process is in; "" for none, and no limit then.
     round : int
         Number of the epoch, so that rounds draw different batches.
     fanouts, batch_size, seed
@@ -55,21 +47,21 @@ class Task:
     disk_bytes : int
         The most that packed rows may take; 0 for what the loader takes by itself.
     trace : str
-        A file to be written with the stages of the batches on the clock; "" for none.
+        File to be written with the stages of the batches on the clock; "" for none.
     plan : str
-        A packed plan that a loader follows instead of the strategy; "" for none.
+        Packed plan that a loader follows instead of the strategy; "" for none.
     """
 
     strategy: str
     store: str
     seeds: str
-    group: str
-    group_version: int
     share: float
     slack_bytes: int
-    warm_up: int
-    batches: int
-    round: int
+    warm_up: int = 0
+    batches: int = 0
+    group: str = ""
+    group_version: int = 0
+    round: int = 0
     fanouts: tuple[int, ...] = (10, 10, 10)
     batch_size: int = 1024
     seed: int = 0
@@ -78,10 +70,21 @@ class Task:
     trace: str = ""
     plan: str = ""
 
+    @classmethod
+    def of_json(cls, text: str) -> Task:
+        """Return the task that a process was given."""
+        given: dict[str, Any] = json.loads(text)
+        return cls(**{**given, "fanouts": tuple(given["fanouts"])})
+
+    @property
+    def memory_group(self) -> MemoryGroup | None:
+        """The group that the process is in."""
+        return MemoryGroup(Path(self.group), self.group_version) if self.group else None
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it; all amounts are of one batch unless said otherwise.
+    """Result of one timed run; amounts are those of one batch unless said otherwise.
 
     Attributes
     ----------
@@ -92,7 +95,7 @@ class Outcome:
     seconds_warming_up : float
         Of all batches before the clock starts.
     written_bytes : float
-        What went to the disk, as the system counts it.
+        Bytes written to the disk, as the system counts them.
     reads, rows_read, hit_rate, cache_rows : float
         Of gnnstore's engines and cache; zero for others.
     limit_bytes, group_peak_bytes, peak_rss_bytes : int
@@ -132,68 +135,27 @@ def run_task(
     task: Task,
     group: MemoryGroup | None,
     *,
-    worker: str = _WORKER,
+    worker: str = WORKER,
     on_batch: Callable[[], None] = lambda: None,
 ) -> Outcome | str:
-    """Run a task in a process of its own; return why it has no outcome if it has none.
-
-    An interrupt ends the process too, and lets it clean up first.
+    """Perform a task in a process of its own; return why it has no outcome if it has none.
 
     Parameters
     ----------
     group : MemoryGroup or None
-        What the process enters before it starts.
+        Group that the process enters; it keeps the limit.
     worker : str
         The module that performs it.
     on_batch : callable
         Called for each batch that is done.
     """
-    command = [sys.executable, "-m", worker, json.dumps(asdict(task))]
+    words = asdict(task)
     if group is not None:
-        command = ["sh", "-c", ENTER, str(group.processes), *command]
-    with tempfile.TemporaryFile("w+", errors="replace") as errors:
-        # A session of its own: Ctrl-C would come to it twice, from the terminal and from here.
-        process = subprocess.Popen(  # noqa: S603 - this interpreter
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-        answer = ""
-        try:
-            assert process.stdout is not None  # noqa: S101 - it is a pipe
-            for line in process.stdout:
-                if line.strip() == BATCH_MARK:
-                    on_batch()
-                elif line.strip():
-                    answer = line
-            status = process.wait()
-        finally:
-            _end(process)
-        return _outcome(status, answer, errors)
+        words |= {"group": str(group.path), "group_version": group.version}
 
+    def line(text: str) -> None:
+        if text == BATCH_MARK:
+            on_batch()
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Ask a process to end, unless it has, and then make it."""
-    try:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_LEAVING_SECONDS)
-    finally:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-def _outcome(status: int, answer: str, errors: IO[str]) -> Outcome | str:
-    if status == -signal.SIGKILL:
-        return "killed by the kernel: it took more than the limit"
-    if status == 0 and answer:
-        document = json.loads(answer)
-        return str(document["problem"]) if "problem" in document else Outcome(**document)
-    errors.seek(0)
-    return errors.read().strip().rpartition("\n")[2] or f"it ended with status {status}"
+    answer = ask_process(["-m", worker, json.dumps(words)], group, on_line=line)
+    return answer if isinstance(answer, str) else Outcome(**answer)

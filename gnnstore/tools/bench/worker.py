@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any
 
 from gnnstore.budget.limits import available_bytes
-from gnnstore.disk.profile.cgroup import MemoryGroup
 from gnnstore.errors import BudgetError, GnnstoreError
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.tools.bench.setup import Run, loader_batches
@@ -72,15 +71,15 @@ def perform(task: Task, prepare: Callable[[Run], Prepared] = prepare) -> Outcome
             next(batches)
             print(BATCH_MARK, flush=True)
         seconds_warming_up = perf_counter() - start
-        before, earlier = _Usage(), None if loader is None else loader.stats()
+        before, earlier = DiskUse(), None if loader is None else loader.stats()
         stack.enter_context(_recording(run, loader))
         start, nodes = perf_counter(), 0
         for _ in range(task.batches):
             nodes += next(batches)
             print(BATCH_MARK, flush=True)
         seconds = perf_counter() - start
-        used, later = _Usage(), None if loader is None else loader.stats()
-    group = MemoryGroup(Path(task.group), task.group_version) if task.group else None
+        used, later = DiskUse(), None if loader is None else loader.stats()
+    group = task.memory_group
     return Outcome(
         seconds=seconds / task.batches,
         nodes=nodes / task.batches,
@@ -124,29 +123,21 @@ def _of_loader(
     }
 
 
-class _Usage:
-    """What this process has had so far from disks, and faults that waited for one."""
+class DiskUse:
+    """Bytes that this process has read and written so far, and faults that waited for a disk."""
 
     def __init__(self) -> None:
         self.major_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-        self.read_bytes = disk_bytes()
-        self.written_bytes = disk_bytes("write_bytes")
-
-
-def disk_bytes(what: str = "read_bytes") -> int:
-    """Return what this process has had fetched from disks so far, or written to them."""
-    for line in Path("/proc/self/io").read_text().splitlines():
-        if line.startswith(f"{what}:"):
-            return int(line.split()[1])
-    return 0
+        lines = Path("/proc/self/io").read_text().splitlines()
+        counts = {name: int(count) for name, _, count in (line.partition(":") for line in lines)}
+        self.read_bytes = counts.get("read_bytes", 0)
+        self.written_bytes = counts.get("write_bytes", 0)
 
 
 def work(prepare: Callable[[Run], Prepared] = prepare) -> int:
-    """Perform the task given as JSON, print what came of it, and return the exit status."""
-    given = json.loads(sys.argv[1])
-    task = Task(**{**given, "fanouts": tuple(given["fanouts"])})
+    """Perform the task given as JSON, print its outcome, and return the exit status."""
     try:
-        answer = asdict(perform(task, prepare))
+        answer = asdict(perform(Task.of_json(sys.argv[1]), prepare))
     except (GnnstoreError, MemoryError, OSError) as error:
         answer = {"problem": str(error) or type(error).__name__}
     except KeyboardInterrupt:
