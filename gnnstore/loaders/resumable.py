@@ -85,6 +85,8 @@ class ResumableLoader(DataLoader[Any]):
         """Set the number of the epoch that the next iteration will be."""
         if epoch < 0:
             raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
+        if epoch >= 2**63:
+            raise UsageError(f"epoch={epoch} is not less than 2^63")
         self.epoch = epoch
         self._cursor.leave()
 

@@ -315,6 +315,30 @@ def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: 
 
 
 @pytest.mark.timeout(600)
+def test_an_archive_that_expands_beyond_the_budget(
+    limited: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Pointers of 320 MB, features of 256 MB in Fortran order: half a megabyte of archive each."""
+    num_nodes, num_edges = 40_000_000, 1_000_000
+    indptr = np.full(num_nodes + 1, num_edges)
+    indptr[:num_nodes] = np.arange(num_nodes) * num_edges // num_nodes
+    source = tmp_path / "a.npz"
+    np.savez_compressed(
+        source,
+        indptr=indptr,
+        indices=np.arange(num_edges),
+        x=np.zeros((num_nodes, 2), np.float32, order="F"),
+    )
+    del indptr
+    group, limit = limited
+    memory = 100 * 10**6
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = run(CONVERT, source, tmp_path / "a.gnn", group, memory)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    assert StoreReader.open(tmp_path / "a.gnn").schema.node.num_nodes == num_nodes
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("memory", [40, 100])
 @pytest.mark.parametrize("renumber", [True, False])
 def test_text(

@@ -338,6 +338,15 @@ def test_two_arrays_with_one_path(store: Path) -> None:
     refuse(store, "two arrays of the schema share a path")
 
 
+@pytest.mark.parametrize("cat_dim", [2, -3])
+def test_a_row_axis_that_the_array_has_not(store: Path, cat_dim: int) -> None:
+    def change(manifest: Manifest) -> None:
+        manifest["schema"]["node_types"][0]["attributes"]["x"]["cat_dim"] = cat_dim
+
+    rewrite(store, change)
+    refuse(store, "cat_dim: expected an integer between -2 and 1")
+
+
 def test_edges_between_unknown_types(store: Path) -> None:
     rewrite(store, lambda m: m["schema"]["edge_types"][0].update(source="ghost"))
     refuse(store, r"names unknown node types \['ghost'\]")

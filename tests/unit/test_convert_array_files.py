@@ -39,6 +39,13 @@ def in_compressed_npz(folder: Path, array: npt.NDArray[Any]) -> ArraySource:
     return open_npz(folder / "c.npz")["a"]
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gnnstore.converters.arrays.npz._BLOCK_BYTES", 40)
+    monkeypatch.setattr("gnnstore.converters.arrays.npz._STEP_ITEMS", 4)
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("opener", [in_memory, in_npy, in_npz, in_compressed_npz])
 @pytest.mark.parametrize("shape", [(7,), (2, 11), (5, 3), (4, 2, 3), (0,), (2, 0), (0, 3), (3, 0)])
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -164,6 +171,17 @@ def test_a_flipped_byte_in_an_archive_is_noticed(tmp_path: Path, compress: bool)
         source.read()
     with pytest.raises(InputError, match=r"a\.npz: a: the archive is damaged"):
         list(source.columns(100))
+
+
+def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.arange(9))
+    archive = bytearray(path.read_bytes())
+    archive[archive.index(b"PK\x03\x04") + 6] |= 1
+    archive[archive.index(b"PK\x01\x02") + 8] |= 1
+    path.write_bytes(archive)
+    with pytest.raises(InputError, match=r"a\.npz: a: is encrypted; decrypt the archive"):
+        open_npz(path)
 
 
 def zip_with(path: Path, data: bytes, *, method: int = zipfile.ZIP_DEFLATED) -> bytearray:

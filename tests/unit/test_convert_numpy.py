@@ -12,7 +12,7 @@ import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.converters.datasets import numpy as numpy_arrays
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
 
 OVERWRITE = ConvertOptions(overwrite=True)
@@ -45,6 +45,7 @@ def test_every_form_gives_the_same_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, graph: GraphArrays, form: str, structure: str
 ) -> None:
     monkeypatch.setattr(numpy_arrays, "_CHUNK_EDGES", 37)
+    monkeypatch.setattr(numpy_arrays, "_CHUNK_NODES", 5)
     arrays: dict[str, npt.ArrayLike] = {**graph.attributes, **graph.splits}
     order = np.arange(graph.num_edges)
     if structure == "edge_index":
@@ -142,7 +143,7 @@ EDGES = {"edge_index": [[0, 1], [1, 2]]}
         ({**EDGES, "val": [0], "valid": [1]}, "the split 'valid' was given already"),
         ({"indptr": [0, 2, 1, 2], "indices": [0, 1]}, "indptr: falls from 2 to 1 at position 2"),
         ({"indptr": [0, 1, 3], "indices": [0, 1]}, "indptr: goes from 0 to 3, but must go from 0"),
-        ({"indptr": [1, 2], "indices": [0, 1]}, "indptr: goes from 1 to 2, but must go from 0"),
+        ({"indptr": [1, 2], "indices": [0, 1]}, "indptr: begins with 1, expected 0"),
         ({"indptr": [], "indices": [0]}, "indptr: has the element type float64"),
         ({"indptr": [[0]], "indices": [0]}, "indptr: has shape [1, 1], expected [N + 1]"),
         ({"indptr": [0, 1], "indices": [[0]]}, "indices: has shape [1, 1], expected [E]"),
@@ -182,3 +183,17 @@ def test_facebook(tmp_path: Path, facebook_npz: Path) -> None:
     expected = np.unique(both[::-1], axis=1)[::-1]  # by target, then source
     np.testing.assert_array_equal(stored.edge_index, expected)
     np.testing.assert_array_equal(both[:, stored.edge_id], expected)
+
+
+def test_a_split_that_the_budget_has_no_room_for(tmp_path: Path) -> None:
+    num_nodes = 2**21
+    np.savez_compressed(
+        tmp_path / "a.npz", edge_index=[[0], [1]], num_nodes=num_nodes, train=np.arange(num_nodes)
+    )
+    with pytest.raises(BudgetError, match=r"train: a split of 2097152 entries takes 50.3 MB"):
+        from_numpy(
+            tmp_path / "a.npz", tmp_path / "a.gnn", options=ConvertOptions(memory_bytes=2**25)
+        )
+    np.savez_compressed(tmp_path / "b.npz", edge_index=[[0], [1]], num_nodes=2, test=np.arange(9))
+    with pytest.raises(InputError, match="test: has 9 entries, but the graph has 2 nodes"):
+        from_numpy(tmp_path / "b.npz", tmp_path / "b.gnn")

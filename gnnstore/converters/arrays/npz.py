@@ -1,4 +1,4 @@
-"""The arrays of a `.npz` archive, streamed out of it and never unpickled.
+"""Streams the arrays of a `.npz` archive; nothing is unpickled.
 
 The largest public graphs come as one `.npz` of 80 GB, which `numpy.load` can only read
 member by member into memory. Here a member is a stream behind a checked header: any range
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.npy import read_npy_header
-from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_fits
+from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_fits, row_bytes
 from gnnstore.converters.inputs import existing_file, open_zip, read_error
 from gnnstore.errors import InputError
 from gnnstore.units import format_size
@@ -29,6 +29,10 @@ from gnnstore.units import format_size
 MAX_EXPANSION = 1032
 # zipfile decodes the others without a limit: 1 kB of bzip2 took 2 GB. NumPy and torch write these.
 BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# Rows of an array in Fortran order that are gathered in one pass over it, and what the pass reads
+# at a time.
+_BLOCK_BYTES, _STEP_ITEMS = 2**26, 2**18
+_IS_ENCRYPTED = 1  # of a member's flag bits
 _SLACK_BYTES = 2**16  # a header of zeros' worth: tiny members may be anything
 _LOCAL_HEADER_BYTES = 30  # at the least, before each member's data
 
@@ -57,9 +61,14 @@ class NpzMember:
 
     def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
         """Yield the array along its first axis from row `start` on, `step` rows at a time."""
-        # A row's elements may be scattered over the whole member, or there may be none.
-        if self._fortran_order or 0 in self.shape:
+        if 0 in self.shape:
             yield from MemoryArray(self.label, self.read()).rows(step, start)
+            return
+        if self._fortran_order:
+            block_rows = max(step, _BLOCK_BYTES // row_bytes(self))
+            for first in range(start, self.shape[0], block_rows):
+                block = self._read_block(first, min(block_rows, self.shape[0] - first))
+                yield from MemoryArray(self.label, block).rows(step)
             return
         tail = self.shape[1:]
         row_items = math.prod(tail)
@@ -91,6 +100,27 @@ class NpzMember:
             flat[filled : filled + len(piece)] = piece
             filled += len(piece)
         return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
+
+    def _read_block(self, first: int, count: int) -> npt.NDArray[Any]:
+        """Return rows first, ..., first + count - 1 of an array in Fortran order.
+
+        Their elements lie scattered over the whole member, which is decompressed once for each
+        block; nothing else of it is kept.
+        """
+        num_rows, tail = self.shape[0], self.shape[1:]
+        columns = np.empty((math.prod(tail), count), self.dtype)
+        total, begin = math.prod(self.shape), 0
+        for piece in self._stream(0, total, _STEP_ITEMS):
+            end = begin + len(piece)
+            for column in range(begin // num_rows, -(-end // num_rows)):
+                top = column * num_rows  # the element at which the column begins
+                low, high = max(begin, top + first), min(end, top + first + count)
+                if low < high:
+                    columns[column, low - top - first : high - top - first] = piece[
+                        low - begin : high - begin
+                    ]
+            begin = end
+        return columns.reshape(*tail[::-1], count).T
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
@@ -176,6 +206,12 @@ def _check_declared_sizes(path: Path, members: list[zipfile.ZipInfo], end: int) 
                 path=path,
             )
         end = member.header_offset
+        if member.flag_bits & _IS_ENCRYPTED:
+            raise InputError(
+                f"{label}: is encrypted; decrypt the archive, or save its arrays again with "
+                "numpy.savez",
+                path=path,
+            )
         if member.compress_type not in BOUNDED_METHODS:
             raise InputError(
                 f"{label}: is compressed by method {member.compress_type} of zip archives, which "

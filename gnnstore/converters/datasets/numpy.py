@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gnnstore.converters.arrays.npy import open_npy_directory
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.raw import RawLayout
+from gnnstore.converters.arrays.row_taker import RowTaker
 from gnnstore.converters.arrays.source import ArraySource, read_one_number
 from gnnstore.converters.edges.pairs import check_edge_index, check_integers, edge_pairs
 from gnnstore.converters.features.external import ExternalFeatures, Paths, open_external
@@ -22,7 +23,7 @@ from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
-_CHUNK_EDGES = 2**20
+_CHUNK_EDGES, _CHUNK_NODES = 2**18, 2**18
 _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
 
 Sources = Mapping[str, ArraySource]
@@ -104,12 +105,12 @@ def _copy(
 ) -> None:
     edges, num_nodes = _structure(arrays, path, layout)
     num_edges = edges.num_edges
-    node_attributes, edge_attributes = {}, {}
+    node_attributes, edge_attributes, splits = {}, {}, []
     for name, source in arrays.items():
         if name in _STRUCTURE:
             continue
         if name in SPLIT_KEYS:
-            writer.set_split(SPLIT_KEYS[name], source.read(), where=source.label)
+            splits.append((SPLIT_KEYS[name], source))
         elif name.startswith("edge_"):
             _check_length(source, num_edges, "edges")
             edge_attributes[name] = source
@@ -121,6 +122,8 @@ def _copy(
         num_nodes = _count_rows({**beside, **node_attributes})
     if num_nodes is not None:
         writer.set_num_nodes(num_nodes)
+    for name, source in splits:
+        writer.set_split(name, source, where=source.label)
     for name, source in node_attributes.items():
         _check_length(source, num_nodes, "nodes")
         writer.set_node_attribute(name, source)
@@ -144,9 +147,9 @@ class _EdgeIndex:
 
 
 class _Compressed:
-    """Edges by node: `indptr` [N + 1] and `indices` [E]."""
+    """Edges by node: `indptr` [N + 1] and `indices` [E], neither of which need fit in memory."""
 
-    def __init__(self, indptr: npt.NDArray[np.int64], indices: ArraySource, layout: str) -> None:
+    def __init__(self, indptr: ArraySource, indices: ArraySource, layout: str) -> None:
         self.label = indices.label
         self.num_edges = indices.shape[0]
         self._indptr = indptr
@@ -154,16 +157,50 @@ class _Compressed:
         self._layout = layout
 
     def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-        """Yield sources and targets."""
-        begin = 0
-        for indices in self._indices.rows(_CHUNK_EDGES):
-            end = begin + len(indices)
-            # Edge e is of the node v with indptr[v] <= e < indptr[v + 1].
-            first, last = np.searchsorted(self._indptr, (begin, end - 1), side="right") - 1
-            bounds = np.clip(self._indptr[first : last + 2], begin, end)
-            nodes = np.repeat(np.arange(first, last + 1), np.diff(bounds))
-            yield (indices, nodes) if self._layout == "csc" else (nodes, indices)
-            begin = end
+        """Yield sources and targets.
+
+        Raises
+        ------
+        InputError
+            If `indptr` falls, or does not go from 0 to E.
+        """
+        taker = RowTaker(self._indices)
+        for node, pointers in self._pointers():
+            for begin in range(int(pointers[0]), int(pointers[-1]), _CHUNK_EDGES):
+                end = min(begin + _CHUNK_EDGES, int(pointers[-1]))
+                # Edge e is of the node v with indptr[v] <= e < indptr[v + 1].
+                first, last = np.searchsorted(pointers, (begin, end - 1), side="right") - 1
+                bounds = np.clip(pointers[first : last + 2], begin, end)
+                nodes = np.repeat(np.arange(node + first, node + last + 1), np.diff(bounds))
+                indices = taker.take(end - begin)
+                yield (indices, nodes) if self._layout == "csc" else (nodes, indices)
+        taker.finish(self.num_edges)
+
+    def _pointers(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """Yield (v, pointers of nodes v, v + 1, ... and the one behind), checked."""
+        label, position, latest = self._indptr.label, 0, 0
+        for piece in self._indptr.rows(_CHUNK_NODES):
+            if position == 0 and piece[0] != 0:
+                raise InputError(f"{label}: begins with {piece[0]}, expected 0")
+            pointers = np.concatenate(([latest], piece.astype(np.int64)))
+            falls = np.flatnonzero(pointers[1:] < pointers[:-1])
+            if len(falls):
+                place = int(falls[0])
+                raise InputError(
+                    f"{label}: falls from {pointers[place]} to {pointers[place + 1]} at position "
+                    f"{position + place}; it must never fall"
+                )
+            latest = int(pointers[-1])
+            if latest > self.num_edges:
+                break
+            # The first pointer is only where node 0 begins.
+            yield (position - 1, pointers) if position else (0, pointers[1:])
+            position += len(piece)
+        if latest != self.num_edges:
+            raise InputError(
+                f"{label}: goes from 0 to {latest}, but must go from 0 to the {self.num_edges} "
+                "entries of indices"
+            )
 
 
 def _structure(
@@ -190,33 +227,16 @@ def _structure(
     check_integers(indices)
     if len(indices.shape) != 1:
         raise InputError(f"{indices.label}: has shape {list(indices.shape)}, expected [E]")
-    indptr = _read_indptr(arrays["indptr"], indices.shape[0])
-    if num_nodes is not None and len(indptr) != num_nodes + 1:
+    indptr = arrays["indptr"]
+    check_integers(indptr)
+    if len(indptr.shape) != 1 or indptr.shape[0] < 1:
+        raise InputError(f"{indptr.label}: has shape {list(indptr.shape)}, expected [N + 1]")
+    if num_nodes is not None and indptr.shape[0] != num_nodes + 1:
         raise InputError(
-            f"{arrays['indptr'].label}: has {len(indptr)} entries, but num_nodes is {num_nodes}, "
+            f"{indptr.label}: has {indptr.shape[0]} entries, but num_nodes is {num_nodes}, "
             f"which needs {num_nodes + 1}"
         )
-    return _Compressed(indptr, indices, layout), len(indptr) - 1
-
-
-def _read_indptr(source: ArraySource, num_edges: int) -> npt.NDArray[np.int64]:
-    check_integers(source)
-    if len(source.shape) != 1 or source.shape[0] < 1:
-        raise InputError(f"{source.label}: has shape {list(source.shape)}, expected [N + 1]")
-    indptr = source.read().astype(np.int64)
-    falls = np.flatnonzero(indptr[1:] < indptr[:-1])
-    if len(falls):
-        place = int(falls[0]) + 1
-        raise InputError(
-            f"{source.label}: falls from {indptr[place - 1]} to {indptr[place]} at position "
-            f"{place}; it must never fall"
-        )
-    if indptr[0] != 0 or indptr[-1] != num_edges:
-        raise InputError(
-            f"{source.label}: goes from {indptr[0]} to {indptr[-1]}, but must go from 0 to the "
-            f"{num_edges} entries of indices"
-        )
-    return indptr
+    return _Compressed(indptr, indices, layout), indptr.shape[0] - 1
 
 
 def _check_length(source: ArraySource, expected: int | None, what: str) -> None:

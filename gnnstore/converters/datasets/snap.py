@@ -118,7 +118,7 @@ def from_snap(
             _check_rows(y.source, writer.num_nodes or 0, max_id)
             writer.set_node_attribute("y", y.source, dtype=y.dtype)
         for name, split in split_arrays.items():
-            writer.set_split(name, split.read(), where=split.label)
+            writer.set_split(name, split, where=split.label)
         if not writer.has_edges:
             _read_edges(writer, reader, ids)
         return writer.commit()

@@ -26,7 +26,7 @@ from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, wr
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, check_rows
 from gnnstore.converters.writer.opening import announce, open_store, place_spill, provenance
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
-from gnnstore.converters.writer.splits import split_ids, split_name
+from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.container import names
@@ -318,14 +318,16 @@ class GraphWriter:
         if name in self._nodes.scales:
             self.set_graph_array(f"{name}_scale", self._nodes.scales[name])
 
-    def set_split(self, name: str, values: npt.NDArray[Any], *, where: str | None = None) -> None:
+    def set_split(
+        self, name: str, values: npt.NDArray[Any] | ArraySource, *, where: str | None = None
+    ) -> None:
         """Name a set of nodes.
 
         Parameters
         ----------
         name : str
             "train", "valid" (or "val"), "test", or any other.
-        values : ndarray
+        values : ndarray or ArraySource
             Node ids (integers, [k]), in the order to keep, or a mask (bool, [N]).
         where : str, optional
             The input's name, for messages.
@@ -335,11 +337,16 @@ class GraphWriter:
         InputError
             If the split is there already, or names nodes that are not: at once if N is known,
             else as soon as it is.
+        BudgetError
+            If an `ArraySource` is too large for `options.memory_bytes`.
         """
         name = split_name(name)
         where = where or f"the split {name!r}"
         if name in self._splits:
             raise InputError(f"{where}: the split {name!r} was given already")
+        if not isinstance(values, np.ndarray):
+            values = read_split(values, self.num_nodes, self.options.memory_bytes)
+            self.reserve_memory(values.nbytes)
         if self.num_nodes is not None:
             split_ids(values, self.num_nodes, where)
         self._splits[name] = (where, values)

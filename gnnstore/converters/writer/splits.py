@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.edges.node_ids import check_ids
-from gnnstore.errors import InputError
+from gnnstore.errors import BudgetError, InputError
+from gnnstore.units import format_size
 
 # Every name that public data sets use -> the name in a store.
 _SUFFIXES = ("", "_mask", "_idx")
@@ -16,9 +19,48 @@ _NAMES = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 SPLIT_KEYS = {name + suffix: split for name, split in _NAMES.items() for suffix in _SUFFIXES}
 
 
+# The array itself, its ids as int64, and the same sorted to look for repeated ones.
+_BYTES_PER_ENTRY = 3 * 8
+
+
 def split_name(name: str) -> str:
     """Return a split's name in a store: "val" is called "valid" there."""
     return _NAMES.get(name, name)
+
+
+def read_split(
+    source: ArraySource, num_nodes: int | None, memory_bytes: int | None
+) -> npt.NDArray[Any]:
+    """Return the array of a split, unless its shape says that it is none or too large.
+
+    Compressed zeros cost nothing to make: what takes gigabytes may have been kilobytes on disk.
+
+    Parameters
+    ----------
+    num_nodes : int, optional
+        N, if it is known.
+    memory_bytes : int, optional
+        The most memory that the conversion may use.
+
+    Raises
+    ------
+    InputError
+        If it has more entries than there are nodes.
+    BudgetError
+        If it takes more memory than is allowed, or than there is.
+    """
+    num_entries = math.prod(source.shape)
+    if num_nodes is not None and num_entries > num_nodes:
+        raise InputError(
+            f"{source.label}: has {num_entries} entries, but the graph has {num_nodes} nodes"
+        )
+    needed = _BYTES_PER_ENTRY * num_entries
+    if memory_bytes is not None and needed > memory_bytes:
+        raise BudgetError(
+            f"{source.label}: a split of {num_entries} entries takes {format_size(needed)} of "
+            f"memory, and {format_size(memory_bytes)} are allowed; raise memory_bytes (--memory)"
+        )
+    return source.read()
 
 
 def split_ids(values: npt.NDArray[Any], num_nodes: int, where: str) -> npt.NDArray[np.int64]:

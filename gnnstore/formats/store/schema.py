@@ -245,13 +245,15 @@ class Schema:
 
 
 def _attribute(fields: Fields) -> AttributeSpec:
+    shape = fields.integers("shape")
+    num_axes = max(1, len(shape))
     return AttributeSpec(
         name=fields.text("name"),
         path=check_relative_path(fields.text("path"), file=fields.path),
         layout=fields.choice("layout", ("paged", "cold")),  # type: ignore[arg-type]
         dtype=fields.choice("dtype", tuple(STORAGE_DTYPES)),
-        shape=fields.integers("shape"),
-        cat_dim=fields.integer("cat_dim", -32, 32),
+        shape=shape,
+        cat_dim=fields.integer("cat_dim", -num_axes, num_axes - 1),
     )
 
 

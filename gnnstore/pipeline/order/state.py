@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 # Raised too when the same options come to give other batches.
 VERSION = 1
 
-_WORD = 2**64
 _ABSENT = object()
 
 
@@ -97,10 +96,8 @@ class LoaderState:
                 "with the gnnstore that wrote it, or begin a new run"
             )
         sampler = checked(state, "sampler", dict, type(None))
-        position = Position(_count(state, "epoch"), _count(state, "batches"), sampler)
-        seed = _count(state, "seed")
-        if seed >= _WORD:
-            raise UsageError(f"the state's seed is {seed}; expected less than 2^64")
+        position = Position(_count(state, "epoch", 63), _count(state, "batches", 63), sampler)
+        seed = _count(state, "seed", 64)
         found = cls(position, seed, checked(state, "fingerprint", dict))
         return copy.deepcopy(found)
 
@@ -177,10 +174,12 @@ def checked(state: Mapping[str, Any], name: str, *kinds: type) -> Any:
     return value
 
 
-def _count(state: Mapping[str, Any], name: str) -> int:
+def _count(state: Mapping[str, Any], name: str, num_bits: int) -> int:
     value: int = checked(state, name, int)
-    if value < 0:
-        raise UsageError(f"the state's {name!r} is {value}; expected 0 or more")
+    if not 0 <= value < 2**num_bits:
+        raise UsageError(
+            f"the state's {name!r} is {value}; expected 0 or more, and less than 2^{num_bits}"
+        )
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.pickled import read_split_dict
+from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 
@@ -30,11 +32,8 @@ def set_splits(writer: GraphWriter, path: Path) -> None:
     InputError
         If the file holds anything but arrays of integers, or they name no nodes.
     """
-    splits: dict[str, npt.NDArray[Any]]
-    if path.suffix == ".npz":
-        splits = {name: source.read() for name, source in open_npz(path).items()}
-    else:
-        splits = read_split_dict(path)
+    splits: Mapping[str, ArraySource | npt.NDArray[Any]]
+    splits = open_npz(path) if path.suffix == ".npz" else read_split_dict(path)
     for name, ids in splits.items():
         split = SPLIT_KEYS.get(name, _PARTS.get(name, name))
         writer.set_split(split, ids, where=f"{path}: {name}")
