@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.harness import Turn, measure, parser, report, spread
 from benchmarks.parts import sequential
 from benchmarks.reads import write_table
-from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS
 from gnnstore.disk.engines import open_engine

@@ -8,19 +8,29 @@ leave neither a thread nor a hang behind.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
-from gnnstore.errors import BudgetError
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import BudgetError, GnnstoreError
 from gnnstore.units import format_at_least
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 THREAD_NAME = "gnnstore-loader"
+_POLL_SECONDS = 0.05
+
+
+class CancelledError(GnnstoreError):
+    """Nobody wants the result any more of what was being done; what was written is removed."""
 
 
 class Lookahead:
@@ -186,3 +196,99 @@ def _result_of(
     except Exception as error:
         error.add_note(describe(index))
         raise
+
+
+def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> None:
+    """Call work(0), ... work(num_tasks - 1), on some threads; the calling one is among them."""
+    numbers = itertools.count()  # `next` of it is one step of the interpreter
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not failures and (i := next(numbers)) < num_tasks:
+                work(i)
+        except BaseException as error:
+            failures.append(error)
+
+    helpers = [
+        threading.Thread(target=run, name="gnnstore-sort")
+        for _ in range(min(num_threads, num_tasks) - 1)
+    ]
+    started = []
+    for helper in helpers:
+        with suppress(RuntimeError):  # fewer threads change the time, not the result
+            helper.start()
+            started.append(helper)
+    run()
+    for helper in started:
+        helper.join()
+    if failures:
+        raise failures[0]
+
+
+def interruptible(
+    work: Callable[[], R],
+    progress: npt.NDArray[np.int64],
+    stop: threading.Event | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> R:
+    """Run a kernel on a thread of its own, so that it can be interrupted.
+
+    Parameters
+    ----------
+    work : callable
+    progress : ndarray of int64 [2]
+        The first counts up; the second is made 1 for `work` to end early.
+    stop : threading.Event, optional
+        Once it is set, so is that.
+    advance : callable, optional
+        Called now and then with what was counted since the last call.
+
+    Raises
+    ------
+    CancelledError
+        If `work` failed after `stop` was set.
+    """
+    result: list[R] = []
+    failure: list[BaseException] = []
+    # Not `Thread.join`: an interrupted one takes the thread for ended, in CPython 3.11, and files
+    # would be removed that are being written.
+    running = threading.Lock()
+    running.acquire()
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+        running.release()
+
+    thread = threading.Thread(target=run, name="gnnstore-pack")
+    thread.start()
+    done = 0
+
+    def report() -> None:
+        nonlocal done
+        now = int(progress[0])  # once: it goes up meanwhile
+        if advance is not None and now > done:
+            advance(now - done)
+            done = now
+
+    try:
+        while not result and not failure:
+            running.acquire(timeout=_POLL_SECONDS)
+            report()
+            if stop is not None and stop.is_set():
+                progress[1] = 1
+    finally:
+        progress[1] = 1  # an exception, such as KeyboardInterrupt, ends the work
+        while not result and not failure:
+            with suppress(KeyboardInterrupt):  # the first one is on its way
+                running.acquire(timeout=_POLL_SECONDS)
+        thread.join()
+    if failure and stop is not None and stop.is_set():
+        raise CancelledError("it was stopped; what was written has been removed")
+    if failure:
+        raise failure[0]
+    report()
+    return result[0]

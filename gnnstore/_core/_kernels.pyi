@@ -1544,7 +1544,7 @@ def plan_belady_spilled(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
     """Make the plan of `plan_belady`, of a trace in a file, in files.
 
-    What memory it takes is told by `gnnstore.caching.spilled_plan.spilled_transient_bytes`.
+    What memory it takes is told by `gnnstore.caching.policies.belady.spilled_transient_bytes`.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.trace import Trace
 
 # What a cache holds when a plan begins.
 Held = Literal["best", "last", "nothing"]

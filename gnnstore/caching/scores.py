@@ -21,8 +21,7 @@ from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.units import format_size, parse_size
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.belady import Trace
-    from gnnstore.caching.trace_file import SpilledTrace
+    from gnnstore.caching.trace import Trace
 
 Score = Literal["degree", "frequency"]
 SCORES: tuple[Score, ...] = ("degree", "frequency")
@@ -200,7 +199,7 @@ def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int6
 
 
 def most_needed(
-    trace: Trace | SpilledTrace,
+    trace: Trace,
     num_nodes: int,
     num_rows: int,
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,

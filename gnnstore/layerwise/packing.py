@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import RUN_STAGING_BYTES, PackedSuperbatch, run_bytes
-from gnnstore.features.packed.pack import PackingStoppedError, pack
+from gnnstore.features.packed.pack import pack
+from gnnstore.parallel import CancelledError
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class BlockPacker:
         direct = 0.0
         while first < num_nodes and len(bounds) < _MAX_BLOCKS:
             if self.stop.is_set():
-                raise PackingStoppedError("blocks are not wanted any more")
+                raise CancelledError("blocks are not wanted any more")
             last, ids = outline(first)
             total += len(ids)
             num_bytes += int(run_bytes(np.array([len(ids)]), self._rows.row_bytes)[0])

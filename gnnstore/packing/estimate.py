@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.errors import BudgetError
-from gnnstore.features.packed.missed_rows import sort_out
-from gnnstore.features.segments.packing import batch_rows
+from gnnstore.features.packed.misses import collect_misses
 from gnnstore.packing.compression import CompressionChoice, choose_compression
 from gnnstore.packing.layouts import (
     SHARED_BYTES,
@@ -165,7 +164,7 @@ def _estimate(
         plan, count = sample.plan, sample.plan.num_batches
         records = sum(
             packer.record_bytes(
-                sample.kept.get(i), len(plan.batch_changes(i)[0]), int(plan.misses[i])
+                sample.subgraph(i), len(plan.batch_changes(i)[0]), int(plan.misses[i])
             )
             for i in range(count)
         )
@@ -231,7 +230,7 @@ def _missed_rows(
 ) -> tuple[list[npt.NDArray[Any]], int]:
     """Return the distinct rows that each batch misses, ascending; and the rows of the tables."""
     num_rows = next(iter(packer.tables.values())).num_rows
-    missed = sort_out(
+    missed = collect_misses(
         sample.trace,
         sample.plan,
         num_rows,
@@ -239,7 +238,7 @@ def _missed_rows(
         num_threads=packer.settings.num_threads,
     )
     count = sample.plan.num_batches
-    return [missed.rows[batch_rows(missed, i)] for i in range(count)], num_rows
+    return [missed.batch(i) for i in range(count)], num_rows
 
 
 def _shortest(

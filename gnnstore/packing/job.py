@@ -18,7 +18,9 @@ from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.frames import COMPRESSIONS, Compression, Frames, compress_runs
-from gnnstore.features.packed.pack import least_memory, packed_bytes, sorted_misses
+from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed.misses import collect_misses
+from gnnstore.features.packed.pack import packed_bytes
 from gnnstore.features.packed.record import SavedRecord
 from gnnstore.features.packed.saved import name_of_batch
 from gnnstore.features.segments.packing import (
@@ -265,7 +267,7 @@ class PlanPacker:
         crc_arrays = self._manifest(writer).crc_arrays
 
         def make(i: int) -> tuple[SavedRecord, int]:
-            compact = of.kept.get(i)
+            compact = of.subgraph(i)
             of.kept.drop(i)
             record = self._records.make(
                 compact, of.input_ids[i], of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
@@ -354,7 +356,7 @@ class PlanPacker:
         """Sort out what the batches miss, and what they share."""
         tables = self.tables.values()
         num_rows = next(iter(tables)).num_rows
-        missed = sorted_misses(
+        missed = collect_misses(
             of.trace,
             of.plan,
             num_rows,
@@ -369,7 +371,7 @@ class PlanPacker:
         )
 
     def _least_memory(self, of: SampledSuperbatch) -> int:
-        least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.read_rows)
+        least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.trace.read_rows)
         if self.segment == 1:
             return least
         return least + segment_memory(of.plan.misses, of.id_bytes, len(self.tables))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.segment_search import merged_reads
 from gnnstore.caching.segments import SharedRows, segments_of
+from gnnstore.caching.trace import Trace
 from gnnstore.features.packed.chunks import run_bytes
 from gnnstore.units import format_size
 

@@ -13,7 +13,7 @@ from gnnstore.features.packed.record import SavedRecord
 from gnnstore.features.segments.packing import BatchMisses
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import Plan
+    from gnnstore.caching.plan import CachePlan
     from gnnstore.features.segments.packing import DividedMisses, DividedRuns
     from gnnstore.formats.store.schema import AttributeSpec, Schema
     from gnnstore.sampling.compact import CompactSubgraph
@@ -48,7 +48,7 @@ class RecordMaker:
         self,
         subgraph: CompactSubgraph,
         input_id: npt.NDArray[np.int64],
-        plan: Plan,
+        plan: CachePlan,
         misses: DividedMisses | None,
         i: int,
         *,

@@ -12,28 +12,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
-from gnnstore.caching.spilled_plan import SpilledPlan
-from gnnstore.caching.trace_builder import TraceBuilder
-from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.trace import TraceBuilder
 from gnnstore.disk.scratch import RunDirectory, default_parent
+from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.frames import COMPRESSIONS
-from gnnstore.features.packed.missed_rows import id_dtype
 from gnnstore.loaders.options import read_options
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.lookahead.sample_spool import (
-    KeptSubgraphs,
-    SubgraphsInMemory,
-    SubgraphsOnDisk,
-)
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
 from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
-from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.plan_size import size_plan
 from gnnstore.strategies.builtin import PACKED
@@ -42,8 +36,9 @@ from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.base import Plan, SpillingPlanner
-    from gnnstore.caching.policies.belady import Trace
+    from gnnstore.caching.plan import CachePlan
+    from gnnstore.caching.policies.base import SpillingPlanner
+    from gnnstore.caching.trace import Trace
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.store import GraphStore
 
@@ -136,35 +131,30 @@ class SampledSuperbatch:
     """
 
     first: int
-    kept: KeptSubgraphs
-    trace: Trace | SpilledTrace
-    plan: Plan
+    kept: Spool
+    trace: Trace
+    plan: CachePlan
     input_ids: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        trace = 0 if isinstance(self.trace, SpilledTrace) else self.trace.ids.nbytes
-        return self.kept.num_bytes + trace + self.plan.num_bytes
+        return self.kept.num_bytes + self.trace.num_bytes + self.plan.num_bytes
 
     @property
     def id_bytes(self) -> int:
         """Of a node id in the trace: 4 or 8."""
-        return id_dtype(self.trace).itemsize
+        return self.trace.ids.itemsize
 
-    @property
-    def read_rows(self) -> int:
-        """Rows of the largest batch, if trace and plan are on disk; else 0."""
-        is_spilled = isinstance(self.trace, SpilledTrace)
-        return int(np.diff(self.trace.offsets).max(initial=0)) if is_spilled else 0
+    def subgraph(self, i: int) -> CompactSubgraph:
+        """Return the subgraph of batch i."""
+        return CompactSubgraph.from_arrays(self.kept.read(i))
 
     def close(self) -> None:
         """Let go of what is kept of it. Idempotent."""
         self.kept.close()
-        if isinstance(self.trace, SpilledTrace):
-            self.trace.close()
-        if isinstance(self.plan, SpilledPlan):
-            self.plan.close()
+        self.trace.close()
+        self.plan.close()
 
 
 class PlanSampler:
@@ -315,12 +305,8 @@ class PlanSampler:
     ) -> SampledSuperbatch:
         csc = self.tables.structure.csc
         number = epoch * self.batches_per_epoch + first
-        trace: TraceBuilder | TraceFile
-        if self.size.table_bytes:
-            path = self._run_directory() / f"trace-{number}"
-            trace = TraceFile(path, len(batches), csc.num_nodes)
-        else:
-            trace = TraceBuilder(len(batches), csc.num_nodes)
+        path = self._run_directory() / f"trace-{number}" if self.size.table_bytes else None
+        trace = TraceBuilder(len(batches), csc.num_nodes, path)
         input_ids: dict[int, npt.NDArray[np.int64]] = {}
         kept = self._keep(first, len(batches))
 
@@ -331,7 +317,7 @@ class PlanSampler:
         def keep(place: int, subgraph: Any, _: float) -> None:
             compact = CompactSubgraph.of(subgraph, csc.num_nodes, csc.num_edges)
             trace.put(place, compact.n_id)
-            kept.put(place, compact)
+            kept.append(place, compact.arrays())
 
         try:
             sampled = sample_in_order(
@@ -351,21 +337,21 @@ class PlanSampler:
             plan = self._plan(built, planner, number)
         except BaseException:
             kept.close()
-            if isinstance(trace, TraceFile):
-                trace.close()
+            trace.close()
             raise
         return SampledSuperbatch(number, kept, built, plan, input_ids)
 
-    def _plan(self, trace: Trace | SpilledTrace, planner: SpillingPlanner, number: int) -> Plan:
-        if not isinstance(trace, SpilledTrace):
+    def _plan(self, trace: Trace, planner: SpillingPlanner, number: int) -> CachePlan:
+        if trace.file is None:
             return planner.plan(trace)
         path = self._run_directory() / f"plan-{number}"
-        return planner.plan_spilled(trace, path, table_bytes=self.size.table_bytes)
+        return planner.plan(trace, PlanPlace(path, self.size.table_bytes))
 
-    def _keep(self, first: int, num_batches: int) -> KeptSubgraphs:
+    def _keep(self, first: int, num_batches: int) -> Spool:
         if num_batches <= self._most_in_memory:
-            return SubgraphsInMemory()
-        return SubgraphsOnDisk(self._run_directory() / f"batch-{first}")
+            return MemorySpool()
+        path = self._run_directory() / f"batch-{first}"
+        return FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
 
     def _run_directory(self) -> Path:
         if self._run is None:

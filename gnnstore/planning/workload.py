@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.policies.base import CachePolicy
-from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.reuse import Held, ReuseCurve, ScoreCurve, ages_of
-from gnnstore.caching.trace_builder import TraceBuilder
+from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.profile.tuning import ReadTuning
 from gnnstore.formats.arrays.pages import ShardLayout
 from gnnstore.planning.reads import ReadTotals, count_reads

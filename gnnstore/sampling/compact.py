@@ -20,6 +20,8 @@ from gnnstore.sampling.neighbor import IndexDtype, SampledSubgraph
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
 _FITS_INT32 = 2**31
+# Of `arrays()`, at most.
+MAX_ARRAYS = 6
 # Of `arrays()`: number of seeds, whether there are trees, whether there are hops.
 _HEADER_INTS = 3
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
+from gnnstore.caching.policies.belady import WAITING_BYTES
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.spilled_plan import WAITING_BYTES
 
 # The slot of each row, in the plan that is followed and in the one that is made.
 _ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize

@@ -17,7 +17,7 @@ from gnnstore.caching.policies.base import CachePolicy, Planner
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
-from gnnstore.caching.trace_builder import TraceBuilder, id_dtype
+from gnnstore.caching.trace import TraceBuilder, id_dtype
 from gnnstore.disk.buffers import release
 from gnnstore.errors import DiskBudgetError
 from gnnstore.pipeline.lookahead.session import FixedNodes, fills, in_slots
@@ -30,7 +30,7 @@ from gnnstore.units import format_at_least
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gnnstore.caching.policies.belady import Trace
+    from gnnstore.caching.trace import Trace
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings
-from gnnstore.caching.trace_builder import id_dtype
+from gnnstore.caching.trace import id_dtype
 from gnnstore.disk.buffers import release
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import BudgetError, DiskBudgetError, UsageError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gnnstore import NeighborLoader
-from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.scores import most_needed
+from gnnstore.caching.trace import Trace
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.testing.batches import as_dicts, same
 

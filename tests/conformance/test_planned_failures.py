@@ -26,9 +26,10 @@ import numpy as np
 import pytest
 
 from gnnstore import NeighborLoader
+from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.worker import watched
+from gnnstore.parallel import interruptible
 from gnnstore.pipeline.lookahead.packer import Room
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
@@ -126,16 +127,15 @@ def test_spilled_subgraphs_that_cannot_be_read(
             tmpdir=tmp_path,
         )
     )  # fmt: skip
-    preadv = os.preadv
-    calls = iter(range(10**6))
+    read, calls = FileSpool.read, iter(range(10**6))
 
-    def failing(*arguments: Any) -> int:
+    def failing(self: FileSpool, i: int) -> Any:
         if next(calls) == 3:
-            raise OSError(errno.EIO, "no such luck")
-        return preadv(*arguments)
+            os.truncate(self.path, 0)
+        return read(self, i)
 
-    monkeypatch.setattr(os, "preadv", failing)
-    with pytest.raises(StorageError, match="read record"):
+    monkeypatch.setattr(FileSpool, "read", failing)
+    with pytest.raises(StorageError, match="read the subgraph of batch"):
         list(loader)
     assert not threads()
     assert not list(tmp_path.iterdir())
@@ -328,7 +328,7 @@ def test_an_interrupt_waits_for_the_kernel_that_packs() -> None:
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        watched(work, progress, None, None)
+        interruptible(work, progress, None, None)
     assert ended.is_set()
     timer.join()
 

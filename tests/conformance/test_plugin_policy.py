@@ -16,9 +16,10 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import NeighborLoader
+from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
-from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
 from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.trace import Trace
 from gnnstore.strategies.base import Strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import same
@@ -44,7 +45,7 @@ class DirectMappedPlanner:
     def _slot_of(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         return (ids.astype(np.int64) * 2654435761 >> 7) % self.num_slots
 
-    def plan(self, trace: Trace) -> SuperbatchPlan:
+    def plan(self, trace: Trace) -> CachePlan:
         none: npt.NDArray[Any] = np.empty(0, np.int64)
         slots, positions, targets, misses = [none], [none], [none], []
         for i in range(trace.num_batches):
@@ -59,7 +60,7 @@ class DirectMappedPlanner:
             misses.append(len(np.unique(ids[missed])))
             positions.append(missed[first] if self.num_slots else none)
             targets.append(entered if self.num_slots else none)
-        return SuperbatchPlan(
+        return CachePlan(
             trace.offsets,
             np.concatenate(slots).astype(np.int32),
             np.array(misses, np.int64),

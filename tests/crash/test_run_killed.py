@@ -24,23 +24,24 @@ SPILLING = """
 import sys
 from pathlib import Path
 import numpy as np
-from gnnstore.disk.ragged_file import RaggedFile
 from gnnstore.disk.scratch import RunDirectory
+from gnnstore.disk.spool import FileSpool
 
 parent, num_batches = Path(sys.argv[1]), int(sys.argv[2])
 if num_batches:
     print("ready", flush=True)
 while True:
     with RunDirectory.create(parent, purpose="tests") as run:
-        with RaggedFile(run.path / "subgraphs") as file:
-            i = 0
-            while not num_batches or i < num_batches:
-                file.append(i, [np.arange(1000 * (i % 20))])
-                assert len(file.read(i)[0]) == 1000 * (i % 20)
-                file.drop(i - 10)
-                i += 1
-                if i == 1 and not num_batches:
-                    print("ready", flush=True)
+        file = FileSpool(run.path / "subgraphs", num_batches or 10**6)
+        i = 0
+        while not num_batches or i < num_batches:
+            file.append(i, [np.arange(1000 * (i % 20))])
+            assert len(file.read(i)[0]) == 1000 * (i % 20)
+            file.drop(i)
+            i += 1
+            if i == 1 and not num_batches:
+                print("ready", flush=True)
+        file.close()
 """
 
 # Makes one, and lets a process of its own live on that it has forked off.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnstore.disk.ragged_file import decode_record
+from gnnstore.disk.records import decode_record
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import pack

@@ -11,8 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.online import LruPlanner, SievePlanner
+from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
 from gnnstore.testing.twins import caches as twin
 
@@ -112,7 +114,7 @@ def test_misses_are_those_of_beladys_rule(batches: Batches, num_slots: int) -> N
 # --- following a plan ----------------------------------------------------------------------------
 
 
-def follow(plan: SuperbatchPlan, trace: Trace, cache: npt.NDArray[np.int64]) -> int:
+def follow(plan: CachePlan, trace: Trace, cache: npt.NDArray[np.int64]) -> int:
     """Assemble every batch by a plan, with node ids in the place of rows; return the reads."""
     reads = 0
     for i in range(plan.num_batches):

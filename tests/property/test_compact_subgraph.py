@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.disk import buffers
-from gnnstore.disk.ragged_file import RaggedFile
+from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.csc import Csc
-from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
 from gnnstore.testing.effort import examples
 
@@ -93,7 +93,8 @@ def test_a_subgraph_comes_back_exactly(
 def test_subgraphs_come_back_exactly_from_disk(
     drawn: list[tuple[SampledSubgraph, Csc]], size: int
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory, RaggedFile(Path(directory) / "kept") as file:
+    with tempfile.TemporaryDirectory() as directory:
+        file = FileSpool(Path(directory) / "kept", len(drawn), MAX_ARRAYS)
         for i, (subgraph, csc) in enumerate(drawn):
             of = CompactSubgraph.of(subgraph, csc.num_nodes, max(size, csc.num_edges))
             file.append(i, of.arrays())

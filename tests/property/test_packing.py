@@ -19,13 +19,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import ENGINES, open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
+from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest
 from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.formats import PageGeometry, plan_shards
@@ -296,7 +299,7 @@ def test_a_plan_bool_flags_and_slots_say_the_same(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     trace = Trace.of([rng.integers(0, 1000, 200) for _ in range(4)])
     plan = BeladyPlanner(50).plan(trace)
-    forms: list[SuperbatchPlan | NDArray[Any]] = [plan, plan.slots, plan.slots >= 0]
+    forms: list[CachePlan | NDArray[Any]] = [plan, plan.slots, plan.slots >= 0]
     files = []
     for form in forms:
         with pack({"x": table}, trace, form, tmp_path, memory_bytes=1 << 26) as packed:

@@ -16,8 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, SpilledPlan, SuperbatchPlan, Trace
-from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace, TraceBuilder
 
 Batch = npt.NDArray[Any]
 
@@ -25,9 +26,9 @@ Batch = npt.NDArray[Any]
 @contextmanager
 def spilled(
     path: Path, batches: list[Batch], num_nodes: int, seed: int, dtype: type | None = None
-) -> Iterator[SpilledTrace]:
+) -> Iterator[Trace]:
     """Put the batches in some order."""
-    file = TraceFile(path / "trace", len(batches), num_nodes)
+    file = TraceBuilder(len(batches), num_nodes, path / "trace")
     if dtype is not None:
         file.id_dtype = np.dtype(dtype)
     for i in np.random.default_rng(seed).permutation(len(batches)).tolist():
@@ -37,7 +38,7 @@ def spilled(
     trace.close()
 
 
-def assert_same(found: SpilledPlan, expected: SuperbatchPlan) -> None:
+def assert_same(found: CachePlan, expected: CachePlan) -> None:
     assert found.offsets.tolist() == expected.offsets.tolist()
     assert found.misses.tolist() == expected.misses.tolist()
     assert (found.num_batches, found.num_misses) == (expected.num_batches, expected.num_misses)
@@ -64,8 +65,8 @@ def check(
         path = Path(name)
         for batches in parts:
             with spilled(path, batches, num_nodes, seed, dtype) as trace:
-                expected = in_memory.plan(Trace.of([b.astype(trace.id_dtype) for b in batches]))
-                found = in_files.plan_spilled(trace, path / "plan", table_bytes=table_bytes)
+                expected = in_memory.plan(Trace.of([b.astype(trace.ids.dtype) for b in batches]))
+                found = in_files.plan(trace, PlanPlace(path / "plan", table_bytes))
                 assert_same(found, expected)
                 assert found.num_disk_bytes == expected.slots.nbytes + 8 * len(
                     expected.change_slots
@@ -112,7 +113,7 @@ def test_ids_of_more_than_32_bits(tmp_path: Path) -> None:
     """A trace of a graph so large keeps them; its table would be, so it is not planned here."""
     batches = [np.array([2**31 + 5, 7]), np.array([2**33])]
     with spilled(tmp_path, batches, 2**33 + 1, 0) as trace:
-        assert trace.id_dtype == np.int64
+        assert trace.ids.dtype == np.int64
         assert [trace.batch(i).tolist() for i in range(2)] == [b.tolist() for b in batches]
 
 
@@ -154,11 +155,13 @@ def test_more_batches_than_marks() -> None:
 
 def test_frequencies_stop_at_their_largest(tmp_path: Path) -> None:
     batches = [np.array([7, 8, 7])] * 3
-    nodes, frequencies = np.array([7, 8, 9]), np.array([65534, 65535, 70000], np.int32)
+    planner = BeladyPlanner(3)
+    planner.restart(np.array([7, 8, 9]))
+    planner._frequencies[:] = [65534, 65535, 70000]
     with spilled(tmp_path, batches, 10, 0) as trace:
-        SpilledPlan(trace, tmp_path / "plan", nodes, frequencies, table_bytes=40).close()
-    assert nodes.tolist() == [7, 8, 9]
-    assert frequencies.tolist() == [65535] * 3
+        planner.plan(trace, PlanPlace(tmp_path / "plan", 40)).close()
+    assert planner.nodes.tolist() == [7, 8, 9]
+    assert planner.frequencies.tolist() == [65535] * 3
 
 
 def test_many_rows_of_one_frequency_stay_in_part() -> None:
@@ -191,6 +194,6 @@ def test_rows_of_more_kinds_than_are_counted() -> None:
     with tempfile.TemporaryDirectory() as name:
         spilling = BeladyPlanner(num_slots)
         with spilled(Path(name), batches, len(last), 0) as trace:
-            spilling.plan_spilled(trace, Path(name) / "plan", table_bytes=4 * len(last)).close()
+            spilling.plan(trace, PlanPlace(Path(name) / "plan", 4 * len(last))).close()
     assert spilling.nodes.tolist() == planner.nodes.tolist()
     assert spilling.frequencies.tolist() == planner.frequencies.tolist()

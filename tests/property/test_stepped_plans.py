@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gnnstore.caching.policies.base import Plan, SpillingPlanner
-from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
+from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies.base import SpillingPlanner
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.trace_file import TraceFile
+from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.caches import TwinPlan, batches_of, plan_fixed
 
@@ -28,15 +28,13 @@ def traces(draw: st.DrawFn, num_nodes: int) -> Trace:
     return Trace.of(batches) if batches else Trace(np.empty(0, dtype), np.zeros(1, np.int64))
 
 
-def spilled(
-    planner: SpillingPlanner, trace: Trace, num_nodes: int, directory: Path
-) -> SuperbatchPlan:
+def spilled(planner: SpillingPlanner, trace: Trace, num_nodes: int, directory: Path) -> CachePlan:
     """Plan in files, and read all of it."""
-    file = TraceFile(directory / "trace", trace.num_batches, num_nodes)
+    file = TraceBuilder(trace.num_batches, num_nodes, directory / "trace")
     for i in reversed(range(trace.num_batches)):
         file.put(i, trace.batch(i))
     built = file.build()
-    plan = planner.plan_spilled(built, directory / "plan", table_bytes=1 << 20)
+    plan = planner.plan(built, PlanPlace(directory / "plan", 1 << 20))
     built.close()
     whole = in_memory(plan)
     assert sum(path.stat().st_size for path in directory.iterdir()) == plan.num_disk_bytes
@@ -45,11 +43,11 @@ def spilled(
     return whole
 
 
-def in_memory(plan: Plan) -> SuperbatchPlan:
+def in_memory(plan: CachePlan) -> CachePlan:
     count = range(plan.num_batches)
     changes = [plan.batch_changes(i) for i in count]
     none: NDArray[np.int32] = np.empty(0, np.int32)
-    return SuperbatchPlan(
+    return CachePlan(
         plan.offsets,
         np.concatenate([none, *(plan.batch_slots(i) for i in count)]),
         plan.misses,
@@ -59,7 +57,7 @@ def in_memory(plan: Plan) -> SuperbatchPlan:
     )
 
 
-def as_lists(plan: SuperbatchPlan | TwinPlan) -> list[list[int]]:
+def as_lists(plan: CachePlan | TwinPlan) -> list[list[int]]:
     names = ("slots", "misses", "change_offsets", "change_positions", "change_slots")
     return [np.asarray(getattr(plan, name)).tolist() for name in names]
 

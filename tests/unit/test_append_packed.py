@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, NoSpaceError, StorageError
 from gnnstore.features.files import FileRows

@@ -9,13 +9,9 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import (
-    BeladyPlanner,
-    Trace,
-    spilled_transient_bytes,
-    transient_bytes,
-)
-from gnnstore.caching.trace_file import TraceFile
+from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.policies.belady import BeladyPlanner, spilled_transient_bytes, transient_bytes
+from gnnstore.caching.trace import Trace, TraceBuilder
 
 
 @pytest.fixture
@@ -85,7 +81,7 @@ def test_planning_in_files_takes_no_more_than_it_says(
     num_accesses, num_nodes = 1 << 21, 1 << 21
     batch_rows = num_accesses // num_batches
     trace = skewed_trace(num_batches, batch_rows, num_nodes, 1)
-    file = TraceFile(tmp_path / "trace", num_batches, num_nodes)
+    file = TraceBuilder(num_batches, num_nodes, tmp_path / "trace")
     for i in range(num_batches):
         file.put(i, trace.batch(i))
     spilled = file.build()
@@ -94,7 +90,7 @@ def test_planning_in_files_takes_no_more_than_it_says(
     table_bytes = 4 * num_nodes // num_rounds
     for name in ("first", "second"):
         Path("/proc/self/clear_refs").write_text("5")
-        plan = planner.plan_spilled(spilled, tmp_path / name, table_bytes=table_bytes)
+        plan = planner.plan(spilled, PlanPlace(tmp_path / name, table_bytes))
         taken = resident("VmHWM") - resident("VmRSS")
         least = 12 * batch_rows + max(table_bytes, 4 * num_slots)
         promised = spilled_transient_bytes(

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.reuse import ReuseCurve, ages_of
 from gnnstore.caching.scores import most_needed, select_nodes
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict

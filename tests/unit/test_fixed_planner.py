@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.caching.policies import fixed
-from gnnstore.caching.policies.base import Plan
-from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.policies.belady import spilled_transient_bytes
 from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.spilled_plan import SpilledPlan, spilled_transient_bytes
-from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
 from gnnstore.features.direct import DirectRows
@@ -28,8 +26,8 @@ from gnnstore.testing.twins.reads import write_array
 NUM_NODES = 5000
 
 
-def spill(trace: Trace, path: Path) -> SpilledTrace:
-    file = TraceFile(path, trace.num_batches, NUM_NODES)
+def spill(trace: Trace, path: Path) -> Trace:
+    file = TraceBuilder(trace.num_batches, NUM_NODES, path)
     for i in range(trace.num_batches):
         file.put(i, trace.batch(i))
     return file.build()
@@ -56,12 +54,11 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
         lease.fill(0, nodes[:700])
         number = 1
         planner.restart(cache.nodes)
-    plan: Plan
     for seed in range(3):
         trace = some_trace(seed)
         if is_spilled:
             on_disk = spill(trace, tmp_path / "trace")
-            plan = planner.plan_spilled(on_disk, tmp_path / "plan")
+            plan = planner.plan(on_disk, PlanPlace(tmp_path / "plan"))
             packed = pack(files_of(tables), on_disk, plan, tmp_path, memory_bytes=1 << 26)
             on_disk.close()
         else:
@@ -78,8 +75,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
                     cached = np.isin(step.ids, nodes[:700])
                     assert found["x"].counts.rows_cached == cached.sum()
                 number += 1
-        if isinstance(plan, SpilledPlan):
-            plan.close()
+        plan.close()
     # Eighteen batches of 900 out of 5000 need nearly every row once.
     assert np.count_nonzero(cache.nodes >= 0) > (699 if is_filled else 600)
     np.testing.assert_array_equal(cache.nodes, planner.nodes)
@@ -116,11 +112,11 @@ def test_what_cannot_be_planned(tmp_path: Path) -> None:
         inject("pwrite", errno=errno.ENOSPC, skip=3, times=-1) as fault,
         pytest.raises(NoSpaceError, match="no space left"),
     ):
-        planner.plan_spilled(trace, tmp_path / "plan")
+        planner.plan(trace, PlanPlace(tmp_path / "plan"))
     assert fault.count > 0
     trace.close()
     with pytest.raises(UsageError, match="closed"):
-        planner.plan_spilled(trace, tmp_path / "plan")
+        planner.plan(trace, PlanPlace(tmp_path / "plan"))
     # Nothing is left, and nothing is taken for held that did not come.
     assert list(tmp_path.iterdir()) == []
     assert planner.nodes.tolist() == [*range(50), *[-1] * 50]
@@ -132,10 +128,10 @@ def test_a_plan_that_was_damaged(tmp_path: Path) -> None:
     with (tmp_path / "plan.slots").open("wb") as file:  # of somebody else
         file.write(b"mine")
     with pytest.raises(OSError, match=r"plan\.slots"):
-        planner.plan_spilled(trace, tmp_path / "plan")
+        planner.plan(trace, PlanPlace(tmp_path / "plan"))
     assert (tmp_path / "plan.slots").read_bytes() == b"mine"
     (tmp_path / "plan.slots").unlink()
-    plan = planner.plan_spilled(trace, tmp_path / "plan")
+    plan = planner.plan(trace, PlanPlace(tmp_path / "plan"))
     for name, read in (("slots", plan.batch_slots), ("changes", plan.batch_changes)):
         path = tmp_path / f"plan.{name}"
         begin = 4 * plan.offsets[3] if name == "slots" else 8
@@ -149,17 +145,6 @@ def test_a_plan_that_was_damaged(tmp_path: Path) -> None:
             read(number)
     plan.close()
     trace.close()
-
-
-def test_what_it_takes() -> None:
-    """A node of the graph takes 2.5 bits, a slot 10 bytes: papers100M with 1 % cached, 46 MB."""
-    num_nodes = 111_059_956
-    taken = fixed.index_bytes(num_nodes) + fixed.spilled_transient_bytes(num_nodes, 0)
-    assert 2.5 / 8 * num_nodes <= taken < 2.5 / 8 * num_nodes + 64
-    planner = FixedPlanner(np.arange(10_000), num_nodes)
-    arrays = [value for value in vars(planner).values() if isinstance(value, np.ndarray)]
-    held = sum(array.nbytes for array in arrays)
-    assert held <= fixed.index_bytes(num_nodes) + fixed.SLOT_BYTES * 10_000
 
 
 @pytest.mark.parametrize("num_slots", [0, 10**5, 10**7])

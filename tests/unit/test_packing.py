@@ -21,8 +21,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, SuperbatchPlan, Trace
+from gnnstore import _core, parallel
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import (
     BudgetError,
@@ -32,11 +34,12 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed import worker as packing_thread
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.pack import PackingStoppedError, least_memory, pack, packed_bytes
+from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest
+from gnnstore.parallel import CancelledError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
@@ -493,13 +496,13 @@ def test_a_directory_that_is_none(case: Case, directory: str) -> None:
 def test_stopping(case: Case) -> None:
     stop = threading.Event()
     stop.set()
-    with pytest.raises(PackingStoppedError, match="before it began"):
+    with pytest.raises(CancelledError, match="before it began"):
         case.pack(stop=stop)
     stop.clear()
     timer = threading.Timer(0.1, stop.set)
     timer.start()
     # A disk that is slow: each write is tried for 2 s, and then fails with another error.
-    with inject("pwrite", errno=errno.EAGAIN, times=-1), pytest.raises(PackingStoppedError):
+    with inject("pwrite", errno=errno.EAGAIN, times=-1), pytest.raises(CancelledError):
         case.pack(stop=stop)
     timer.join()
     case.nothing_is_left()
@@ -517,7 +520,7 @@ def test_an_interrupted_wait_ends_the_work(case: Case) -> None:
 
 
 def test_progress_adds_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing_thread, "_POLL_SECONDS", 1e-4)
+    monkeypatch.setattr(parallel, "_POLL_SECONDS", 1e-4)
     done: list[int] = []
     with case.pack(advance=done.append) as packed:
         counts = packed.counts
@@ -564,7 +567,7 @@ def test_input_that_does_not_fit_together(case: Case, tmp_path: Path) -> None:
 
     def refused(
         trace: Trace,
-        slots: SuperbatchPlan | NDArray[Any],
+        slots: CachePlan | NDArray[Any],
         message: str,
         tables: dict[str, FileRows] = tables,
     ) -> None:

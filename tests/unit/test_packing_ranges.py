@@ -15,18 +15,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, Trace
-from gnnstore.caching.spilled_plan import SpilledPlan
-from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
+from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed import job as packing_job
 from gnnstore.features.packed import memory as packing_memory
-from gnnstore.features.packed import missed_files
-from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.features.packed.pack import least_memory, pack, packed_bytes
+from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed.misses import MissCollector, MissTable
+from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.testing.effort import examples
@@ -51,13 +52,13 @@ class Case:
         self.directory.mkdir()
         self.known = Trace.of([rng.integers(0, NUM_ROWS, n, np.int32) for n in SIZES])
         self.expected = BeladyPlanner(300).plan(self.known)
-        file = TraceFile(directory / "trace", len(SIZES), NUM_ROWS)
+        file = TraceBuilder(len(SIZES), NUM_ROWS, directory / "trace")
         for i in range(len(SIZES)):
             file.put(i, self.known.batch(i))
-        self.trace: SpilledTrace = file.build()
+        self.trace: Trace = file.build()
         planner = BeladyPlanner(300)
         path = directory / "plan"
-        self.plan: SpilledPlan = planner.plan_spilled(self.trace, path, table_bytes=4 * NUM_ROWS)
+        self.plan: CachePlan = planner.plan(self.trace, PlanPlace(path, 4 * NUM_ROWS))
 
     def pack(self, **options: Any) -> PackedSuperbatch:
         arguments: dict[str, Any] = {"memory_bytes": MEMORY_BYTES, "num_threads": 2} | options
@@ -228,9 +229,9 @@ def test_a_trace_in_memory_may_have_too_many_misses(case: Case) -> None:
 def test_positions_that_were_damaged_are_not_used(case: Case, batch: int) -> None:
     with case.pack() as packed:
         (path,) = case.directory.rglob("positions")
-        index = packed.index
-        assert isinstance(index, missed_files.SpilledIndex)
-        spoil(path, int(index.positions.begins[batch]))
+        places = packed.index.places
+        assert isinstance(places, FileSpool)
+        spoil(path, int(places.begins[batch, 0]))
         for i in range(len(SIZES)):
             if i != batch:
                 case.check_batch(packed, i)
@@ -245,7 +246,7 @@ def test_positions_that_cannot_be_read(case: Case) -> None:
     with (
         case.pack() as packed,
         inject("pread", errno=errno.EIO),
-        pytest.raises(StorageError, match=r"read where packed rows of batch 3 go: .*positions"),
+        pytest.raises(StorageError, match=r"read where packed rows go of batch 3: .*positions"),
     ):
         case.check_batch(packed, 3)
 
@@ -257,7 +258,7 @@ def test_rows_that_were_damaged_are_not_packed(
 ) -> None:
     """Of whatever bit: rows that still ascend are found out by their checksum."""
     monkeypatch.setattr(packing_memory, "STRIDE_ROWS", 16)
-    share, spill_out = packing_memory.share_with_rows, missed_files.spill_out
+    share, collect = packing_memory.share_with_rows, MissCollector.collect
 
     def fewer(table: Any, misses: Any, *given: Any) -> tuple[Any, int]:
         least = int(np.minimum(misses, 16 * max_strides).sum())
@@ -266,13 +267,14 @@ def test_rows_that_were_damaged_are_not_packed(
     monkeypatch.setattr(packing_job, "share_with_rows", fewer)
     for bit in (0, 3, 11, 31):
 
-        def spoiled(*given: Any, bit: int = bit, **options: Any) -> missed_files.SpilledMisses:
-            missed = spill_out(*given, **options)
-            place = int(missed.rows.begins[2]) + 4 * (number % int(missed.rows.counts[2]))
-            spoil(missed.path, place, bit)
+        def spoiled(*given: Any, bit: int = bit, **options: Any) -> MissTable:
+            missed = collect(*given, **options)
+            assert missed.file is not None
+            begin, count = (int(of[2, 0]) for of in (missed.file.begins, missed.file.counts))
+            spoil(missed.file.path, begin + 4 * (number % count), bit)
             return missed
 
-        monkeypatch.setattr(packing, "spill_out", spoiled)
+        monkeypatch.setattr(MissCollector, "collect", spoiled)
         with pytest.raises(CorruptStoreError, match=r"missed: batch 2 is not what was written"):
             case.pack()
         assert case.left() == []
@@ -282,7 +284,10 @@ def test_rows_that_were_damaged_are_not_packed(
 def test_a_disk_that_is_full_while_rows_are_sorted(case: Case, skip: int) -> None:
     with (
         inject("pwrite", errno=errno.ENOSPC, skip=skip, times=-1),
-        pytest.raises(NoSpaceError, match=r"which rows batch \d misses: no space left for .*run"),
+        pytest.raises(
+            NoSpaceError,
+            match=r"(missed|go) of batch \d: no space left for .*run",
+        ),
     ):
         case.pack(num_threads=1)
     assert case.left() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,15 +14,16 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, Trace
-from gnnstore.caching.spilled_plan import SpilledPlan
-from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
-from gnnstore.features.packed.missed_rows import sort_out
-from gnnstore.features.packed.pack import PackingStoppedError, append_packed, least_memory, pack
+from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed.pack import append_packed, pack
+from gnnstore.parallel import CancelledError, for_each
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
@@ -33,8 +35,8 @@ MEMORY_BYTES = 1 << 25
 class Spilled(NamedTuple):
     """A superbatch on disk."""
 
-    trace: SpilledTrace
-    plan: SpilledPlan
+    trace: Trace
+    plan: CachePlan
 
     def close(self) -> None:
         self.trace.close()
@@ -42,11 +44,11 @@ class Spilled(NamedTuple):
 
 
 def spill(trace: Trace, planner: BeladyPlanner, directory: Path, num_nodes: int) -> Spilled:
-    file = TraceFile(directory / "trace", trace.num_batches, num_nodes)
+    file = TraceBuilder(trace.num_batches, num_nodes, directory / "trace")
     for i in reversed(range(trace.num_batches)):
         file.put(i, trace.batch(i))
     on_disk = file.build()
-    plan = planner.plan_spilled(on_disk, directory / "plan", table_bytes=4 * num_nodes)
+    plan = planner.plan(on_disk, PlanPlace(directory / "plan", 4 * num_nodes))
     return Spilled(on_disk, plan)
 
 
@@ -125,13 +127,13 @@ def test_memory_is_not_for_what_is_missed(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     array = write_array(tmp_path / "x", np.arange(num_rows, dtype=np.int64).reshape(-1, 1))
     tables = {"x": FileRows.open(array, open_engine(array.file_paths[0], "pread"))}
-    file = TraceFile(tmp_path / "trace", num_batches, num_rows)
+    file = TraceBuilder(num_batches, num_rows, tmp_path / "trace")
     for i in range(num_batches):
         file.put(i, rng.permutation(num_rows)[:batch_rows].astype(np.int32))
     trace = file.build()
     planner = BeladyPlanner(200_000)
     planner.restart(np.arange(200_000))
-    plan = planner.plan_spilled(trace, tmp_path / "plan", table_bytes=1 << 21)
+    plan = planner.plan(trace, PlanPlace(tmp_path / "plan", 1 << 21))
     assert 500_000 < plan.num_misses < 1_000_000
     least = least_memory(tables, plan.misses, 4, batch_rows, spills=True)
     in_memory = least_memory(tables, plan.misses, 4, batch_rows)
@@ -208,25 +210,22 @@ def test_sorting_can_be_stopped(case: Case) -> None:
     spilled = case.spilled()
     read: list[int] = []
 
-    class Watched:
+    class Watched(Trace):
         """The trace; the second batch that is read ends it."""
-
-        offsets, num_batches = spilled.trace.offsets, spilled.trace.num_batches
-        num_accesses, id_dtype = spilled.trace.num_accesses, spilled.trace.id_dtype
 
         def batch(self, i: int) -> NDArray[Any]:
             read.append(i)
             if len(read) == 2:
                 stop.set()
                 waited.wait(0.2)  # for whoever packs to notice
-            return spilled.trace.batch(i)
+            return super().batch(i)
 
     stop, waited = threading.Event(), threading.Event()
     before = left(case)
-    with pytest.raises(PackingStoppedError):
+    with pytest.raises(CancelledError):
         pack(
             case.tables,
-            Watched(),
+            Watched(*(getattr(spilled.trace, f.name) for f in fields(Trace))),
             spilled.plan,
             case.directory,
             memory_bytes=MEMORY_BYTES,
@@ -237,18 +236,12 @@ def test_sorting_can_be_stopped(case: Case) -> None:
     spilled.close()
 
 
-def test_threads_that_cannot_be_started_are_done_without(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_cannot_be_started_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     class Thread(threading.Thread):
         def start(self) -> None:
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading, "Thread", Thread)
-    trace = case.traces[0]
-    slots = np.full(trace.num_accesses, -1, np.int32)
-    missed = sort_out(trace, slots, NUM_ROWS, memory_bytes=MEMORY_BYTES, num_threads=8)
-    index = missed.index
-    for i in range(trace.num_batches):
-        rows = missed.rows[index.begins[i] : index.begins[i] + index.num_rows[i]]
-        np.testing.assert_array_equal(rows, np.unique(trace.batch(i)))
+    done: list[int] = []
+    for_each(5, 8, done.append)
+    assert done == list(range(5))

@@ -26,7 +26,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import BeladyPlanner, Trace
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.counts import ReadCounts
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import GnnstoreError, StorageError, UsageError

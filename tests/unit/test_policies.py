@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.policies.simulate import distinct_rows, policies, run_policy
 from gnnstore.caching.scores import Score
+from gnnstore.caching.trace import Trace
 
 NUM_NODES = 300
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.segments import SharedRows
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import run_bytes
-from gnnstore.features.packed.missed_rows import sort_out
+from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.features.segments.packing import append_divided, divide_misses
 from gnnstore.testing.twins.packing import piece_crcs
@@ -49,7 +49,7 @@ def test_what_is_written_and_where(
         for i in range(len(SIZES))
     ]
     divided = divide_misses(
-        sort_out(trace, slots, NUM_ROWS, memory_bytes=MEMORY_BYTES),
+        collect_misses(trace, slots, NUM_ROWS, memory_bytes=MEMORY_BYTES),
         segment,
         num_table_rows=NUM_ROWS,
         row_bytes=row_bytes,
@@ -117,7 +117,7 @@ def test_what_is_written_and_where(
 
 def test_without_segments_nothing_is_divided() -> None:
     trace = Trace.of([np.arange(10), np.arange(10)])
-    missed = sort_out(trace, np.full(20, -1, np.int32), 10, memory_bytes=MEMORY_BYTES)
+    missed = collect_misses(trace, np.full(20, -1, np.int32), 10, memory_bytes=MEMORY_BYTES)
     divided = divide_misses(missed, 1, num_table_rows=10, row_bytes=4)
     assert divided.missed is missed
     assert (divided.segments, divided.own.tolist()) == ((), [10, 10])

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnnstore.caching.policies.belady import transient_bytes
+from gnnstore.caching.policies.belady import spilled_transient_bytes, transient_bytes
 from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.spilled_plan import spilled_transient_bytes
-from gnnstore.caching.trace_builder import TraceBuilder, id_dtype
+from gnnstore.caching.trace import TraceBuilder, id_dtype
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.memory import Shares, share_with_rows, sorting_bytes, spilled_bytes

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     import numpy.typing as npt
 
-    from gnnstore.caching.policies.belady import SuperbatchPlan, Trace
+    from gnnstore.caching.plan import CachePlan, PlanPlace
     from gnnstore.caching.reuse import Held, ReuseCurve
-    from gnnstore.caching.spilled_plan import SpilledPlan
-    from gnnstore.caching.trace_file import SpilledTrace
-
-Plan = Union["SuperbatchPlan", "SpilledPlan"]
+    from gnnstore.caching.trace import Trace
 
 
 class Planner(Protocol):
@@ -31,7 +26,7 @@ class Planner(Protocol):
     def nodes(self) -> npt.NDArray[np.int64]:
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
 
-    def plan(self, trace: Trace) -> SuperbatchPlan:
+    def plan(self, trace: Trace) -> CachePlan:
         """Plan the next superbatch."""
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
@@ -44,8 +39,8 @@ class Planner(Protocol):
 class SpillingPlanner(Planner, Protocol):
     """Plans from traces on disk, too."""
 
-    def plan_spilled(self, trace: SpilledTrace, path: Path, *, table_bytes: int) -> SpilledPlan:
-        """Plan the next superbatch in files: `path` with suffixes."""
+    def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
+        """Plan the next superbatch; in files if its trace is in one."""
 
 
 @dataclass(frozen=True)

@@ -9,33 +9,17 @@ once it has been assembled, so that nothing is looked up by node id at run time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.spilled_plan import (
-    SpilledPlan,
-    planning_threads,
-    spilled_transient_bytes,
-)
+from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace
+from gnnstore.caching.trace import Trace
+from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gnnstore.caching.trace_file import SpilledTrace
-
-__all__ = [
-    "BeladyPlanner",
-    "SpilledPlan",
-    "SuperbatchPlan",
-    "Trace",
-    "spilled_transient_bytes",
-    "transient_bytes",
-]
 
 # Positions in a trace and slots of a cache have 31 bits in the kernel.
 MAX_SLOTS = 2**31 - 3
@@ -49,94 +33,18 @@ _SLOT_BYTES = 18
 # Tables of groups and of batches, lists that are partly filled, the end of a huge page.
 _TABLES_BYTES = 3 * 2**20
 
-
-@dataclass(frozen=True, eq=False)
-class Trace:
-    """The rows that the batches of a superbatch need, one batch behind the other.
-
-    Attributes
-    ----------
-    ids : ndarray of int32 or int64 [n]
-        Node ids, in the order of each batch's `n_id`; a batch may repeat them.
-    offsets : ndarray of int64 [S + 1]
-        Batch i needs ``ids[offsets[i]:offsets[i + 1]]``.
-    """
-
-    ids: npt.NDArray[Any]
-    offsets: npt.NDArray[np.int64]
-
-    @classmethod
-    def of(cls, batches: list[npt.NDArray[Any]]) -> Self:
-        """Join the ids of some batches, int32 or int64 all of them; copies them."""
-        offsets = np.zeros(len(batches) + 1, np.int64)
-        np.cumsum([len(batch) for batch in batches], out=offsets[1:])
-        return cls(np.concatenate(batches) if batches else np.empty(0, np.int64), offsets)
-
-    @property
-    def num_batches(self) -> int:
-        """S."""
-        return len(self.offsets) - 1
-
-    @property
-    def num_accesses(self) -> int:
-        """Rows of all batches, repeated ones included."""
-        return len(self.ids)
-
-    def batch(self, i: int) -> npt.NDArray[Any]:
-        """Return the ids of a batch, as a view."""
-        return self.ids[self.offsets[i] : self.offsets[i + 1]]
-
-
-@dataclass(frozen=True, eq=False)
-class SuperbatchPlan:
-    """What a cache of C slots does while S batches of n rows in all are assembled.
-
-    Attributes
-    ----------
-    offsets : ndarray of int64 [S + 1]
-        Those of the trace.
-    slots : ndarray of int32 [n]
-        The slot that a row is read from, beside the trace's ids; -1: it is read from disk.
-    misses : ndarray of int64 [S]
-        Distinct rows of each batch that are read from disk.
-    change_offsets : ndarray of int64 [S + 1]
-    change_positions, change_slots : ndarray of int32 [changes]
-        Once batch i has been assembled, rows at ``change_positions[j]`` of it are written to
-        slots ``change_slots[j]``, for j from ``change_offsets[i]`` to
-        ``change_offsets[i + 1] - 1``. No slot is written that a later batch still reads.
-    """
-
-    offsets: npt.NDArray[np.int64]
-    slots: npt.NDArray[np.int32]
-    misses: npt.NDArray[np.int64]
-    change_offsets: npt.NDArray[np.int64]
-    change_positions: npt.NDArray[np.int32]
-    change_slots: npt.NDArray[np.int32]
-
-    @property
-    def num_batches(self) -> int:
-        """S."""
-        return len(self.misses)
-
-    @property
-    def num_misses(self) -> int:
-        """Rows that are read from disk, counted once for each batch."""
-        return int(self.misses.sum())
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the plan, the trace not included."""
-        arrays = (self.slots, self.misses, self.change_offsets)
-        return sum(a.nbytes for a in (*arrays, self.change_positions, self.change_slots))
-
-    def batch_slots(self, i: int) -> npt.NDArray[np.int32]:
-        """Return the slot of each row of a batch, or -1: a view, int32 [rows of the batch]."""
-        return self.slots[self.offsets[i] : self.offsets[i + 1]]
-
-    def batch_changes(self, i: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return (positions, slots) of the rows that enter after a batch: views, int32 each."""
-        begin, end = self.change_offsets[i], self.change_offsets[i + 1]
-        return self.change_positions[begin:end], self.change_slots[begin:end]
+# In files, for each slot a row that waits for its next batch: its place and slot, and what links
+# those that wait for the same one. The table of next uses has the same memory before.
+WAITING_BYTES = 10
+# And where its row is used first.
+FILE_SLOT_BYTES = WAITING_BYTES + 4
+# Of the largest batch: ids, next uses, slots, and which rows enter where.
+_BATCH_ROW_BYTES = 8 + 4 + 4 + 2 * 4
+# What is counted by batch; and how many rows may wait in lists that are partly filled.
+_BATCH_BYTES = 200
+# Counts by frequency, and of one batch by frequency; partly filled lists; the end of a huge page.
+_FILE_TABLES_BYTES = 4 * 2**20
+_NODE_BYTES = 4  # of the table of next uses
 
 
 def transient_bytes(num_accesses: int, num_slots: int) -> int:
@@ -159,6 +67,45 @@ def transient_bytes(num_accesses: int, num_slots: int) -> int:
     Holds for up to ten thousand batches; beyond, 100 bytes a batch come on top.
     """
     return _ACCESS_BYTES * num_accesses + _SLOT_BYTES * num_slots + _TABLES_BYTES
+
+
+def planning_threads() -> int:
+    """Return how many threads look for next uses.
+
+    Plans do not depend on them. A superbatch is sampled when it is planned, so processors that
+    sampled it are free. Half of planning is done by one thread: more than four would hardly make
+    it shorter.
+    """
+    return min(4, len(os.sched_getaffinity(0)))
+
+
+def spilled_transient_bytes(
+    num_nodes: int, largest_batch: int, num_batches: int, num_slots: int, table_bytes: int
+) -> int:
+    """Return the memory that planning in files takes at most, beside the plan.
+
+    It is given back when the plan is made. What the system keeps of the files in its page cache
+    is not counted: it gives that up when somebody needs the memory.
+
+    Parameters
+    ----------
+    num_nodes : int
+        N, of the graph.
+    largest_batch : int
+        Rows of the largest batch.
+    num_batches : int
+        S.
+    num_slots : int
+        C. Beside the state of a planner, which takes 12 bytes a slot.
+    table_bytes : int
+        Of the table of next uses. Where there are fewer than 4 for each node, planning goes
+        through the trace several times.
+    """
+    table = min(table_bytes, _NODE_BYTES * num_nodes)
+    fixed = _BATCH_ROW_BYTES * largest_batch + _BATCH_BYTES * num_batches + _FILE_TABLES_BYTES
+    first_uses = 4 * num_slots
+    # The table's memory is used again for what waits.
+    return fixed + first_uses + max(table, FILE_SLOT_BYTES * num_slots - first_uses)
 
 
 def check_num_slots(num_slots: int) -> None:
@@ -245,55 +192,77 @@ class BeladyPlanner:
         """How many batches have needed these rows so far, int32 [C]; 0 if there is none."""
         return self._frequencies.copy()
 
-    def plan(self, trace: Trace) -> SuperbatchPlan:
-        """Plan the next superbatch.
+    def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
+        """Plan the next superbatch: in memory, or in files if the trace is in one.
+
+        In files it takes the memory of `spilled_transient_bytes`. If that fails because a file
+        cannot be read or written, the cache may count as empty afterwards.
 
         Parameters
         ----------
         trace : Trace
-            Must not be changed while the plan is used.
+            Must not be changed while the plan is used, nor be closed while it is made.
+        place : PlanPlace, optional
+            Of a trace in a file: where the plan goes, and the memory for a table of next uses, 4
+            bytes for each node of the graph; never takes more than that. With less it goes through
+            the trace several times.
 
         Raises
         ------
         UsageError
-            If the trace is not well-formed, or has 2^31 rows or more.
+            If the trace is not well-formed, has 2^31 rows or more, or names nodes that the graph
+            does not have; if it is closed; if the table has no place for a node.
+        CorruptStoreError
+            If a file no longer holds what was written.
+        NoSpaceError, StorageError
+            If the files cannot be made, read or written.
         """
+        if place is not None:
+            return self._plan_in_files(trace, place)
         try:
             planned = _core.plan_belady(
                 trace.ids, trace.offsets, self._nodes, self._frequencies, planning_threads()
             )
         except (ValueError, IndexError) as error:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
-        return SuperbatchPlan(trace.offsets, *planned)
+        return CachePlan(trace.offsets, *planned)
 
-    def plan_spilled(self, trace: SpilledTrace, path: Path, *, table_bytes: int) -> SpilledPlan:
-        """Plan the next superbatch in files, in the same way.
-
-        Takes the memory of `spilled_transient_bytes`. If it fails because a file cannot be read
-        or written, the cache may count as empty afterwards.
-
-        Parameters
-        ----------
-        trace : SpilledTrace
-            Must not be closed meanwhile.
-        path : Path
-            Without a suffix: `path.slots` and `path.changes` are made, and removed by the plan's
-            `close`, or if planning fails.
-        table_bytes : int
-            Memory for a table of next uses, 4 bytes for each node of the graph; never takes more
-            than that. With less it goes through the trace several times.
-
-        Raises
-        ------
-        CorruptStoreError
-            If a file no longer holds what was written.
-        NoSpaceError, StorageError
-            If the files cannot be made, read or written.
-        UsageError
-            If the trace has 2^31 rows or more, or names nodes that the graph does not have; if it
-            is closed; if the table has no place for a node.
-        """
-        return SpilledPlan(trace, path, self._nodes, self._frequencies, table_bytes)
+    def _plan_in_files(self, trace: Trace, place: PlanPlace) -> CachePlan:
+        if place.table_bytes < _NODE_BYTES:
+            raise UsageError(
+                f"a table of next uses has at least {_NODE_BYTES} bytes, got {place.table_bytes}; "
+                f"with {_NODE_BYTES} for each node, planning is fastest"
+            )
+        if trace.file is None:
+            raise UsageError("a plan goes to files if its trace is in one, but it is in memory")
+        ids, num_batches, sizes = trace.file, trace.num_batches, np.diff(trace.offsets)
+        files = PlanFiles.make(place.path, num_batches)
+        try:
+            misses, slot_crcs, changes, change_crcs = guarded(
+                lambda: _core.plan_belady_spilled(
+                    ids.file,
+                    ids.begins[:num_batches].reshape(-1),
+                    ids.crcs[:num_batches].reshape(-1),
+                    trace.offsets,
+                    are_wide=trace.ids.dtype == np.int64,
+                    num_nodes=trace.num_nodes,
+                    nodes=self._nodes,
+                    frequencies=self._frequencies,
+                    table_bytes=place.table_bytes,
+                    slots=files.slots.file,
+                    changes=files.changes.file,
+                    num_threads=planning_threads(),
+                ),
+                "plan a superbatch",
+                place.path,
+            )
+        except BaseException:
+            files.close()
+            raise
+        slot_bytes = np.dtype(np.int32).itemsize
+        files.slots.note(slot_bytes * trace.offsets[:-1], sizes, slot_crcs)
+        files.changes.note(2 * slot_bytes * changes[:-1], 2 * np.diff(changes), change_crcs)
+        return CachePlan.in_files(trace.offsets, misses, files)
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows, each needed once so far.

@@ -13,12 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import (
-    SuperbatchPlan,
-    Trace,
-    check_num_slots,
-    distinct_nodes,
-)
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.policies.belady import check_num_slots, distinct_nodes
+from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
 
 __all__ = ["LruPlanner", "SievePlanner"]
@@ -62,7 +59,7 @@ class _OnlinePlanner:
         """The row in each slot after the last plan, int64 [C]; -1: none. A copy."""
         return self._state[0].copy()
 
-    def plan(self, trace: Trace) -> SuperbatchPlan:
+    def plan(self, trace: Trace) -> CachePlan:
         """Plan the next superbatch.
 
         Parameters
@@ -80,7 +77,7 @@ class _OnlinePlanner:
         except (ValueError, IndexError) as error:
             raise UsageError(f"cannot plan a superbatch: {error}") from error
         self._state = planned[5:]
-        return SuperbatchPlan(trace.offsets, *planned[:5])
+        return CachePlan(trace.offsets, *planned[:5])
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows, in any order: their past is not known.

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gnnstore.caching.policies.base import CachePolicy, PlanningBytes, SpillingPolicy
-from gnnstore.caching.policies.belady import BeladyPlanner, transient_bytes
+from gnnstore.caching.policies.belady import (
+    FILE_SLOT_BYTES,
+    BeladyPlanner,
+    spilled_transient_bytes,
+    transient_bytes,
+)
 from gnnstore.caching.policies.online import LruPlanner, SievePlanner
-from gnnstore.caching.spilled_plan import SLOT_BYTES, spilled_transient_bytes
 from gnnstore.registry import Registry
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ class Belady(SpillingPolicy):
         per_access=transient_bytes(1, 0) - transient_bytes(0, 0),
         per_slot=_STATE_BYTES + transient_bytes(0, 1) - transient_bytes(0, 0),
     )
-    spilled_slot_bytes = _STATE_BYTES + SLOT_BYTES
+    spilled_slot_bytes = _STATE_BYTES + FILE_SLOT_BYTES
 
     def planner(self, num_slots: int) -> BeladyPlanner:
         """Return a planner for a cache that is empty."""

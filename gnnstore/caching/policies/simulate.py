@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.scores import SCORES, Score, select_nodes
+from gnnstore.caching.trace import Trace
 
 
 def policies() -> tuple[str, ...]:

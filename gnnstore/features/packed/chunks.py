@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.disk.spool import Spool
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.checksum_blocks import (
     PIECE_BYTES,
@@ -31,9 +32,6 @@ from gnnstore.features.packed.checksum_blocks import (
 )
 from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.packed.manifest import MAX_PIECE_BYTES
-
-if TYPE_CHECKING:
-    from gnnstore.features.packed.missed_files import SpilledIndex
 
 # Reads of a run: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
 # (8 MiB) as an engine takes that reads single rows. A read is of whole pieces.
@@ -60,50 +58,50 @@ class MissIndex:
 
     Attributes
     ----------
-    positions : ndarray of int32 [m]
-        From ``begins[i]`` on: where in batch i each of its ``num_rows[i]`` distinct missed rows
-        comes first, in the order of the table.
-    begins, num_rows : ndarray of int64 [S]
-    repeat_targets, repeat_sources : ndarray of int32 [r]
-        From ``repeat_begins[i]`` to ``repeat_begins[i + 1] - 1``: where missed rows of batch i
-        come again, and where the same row comes first.
-    repeat_begins : ndarray of int64 [S + 1]
+    num_rows : ndarray of int64 [S]
+        Distinct missed rows of each batch.
+    places : Spool
+        Of each batch what `batch` returns.
     """
 
-    positions: npt.NDArray[np.int32]
-    begins: npt.NDArray[np.int64]
     num_rows: npt.NDArray[np.int64]
-    repeat_targets: npt.NDArray[np.int32]
-    repeat_sources: npt.NDArray[np.int32]
-    repeat_begins: npt.NDArray[np.int64]
+    places: Spool
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory."""
-        batches = (self.begins, self.num_rows, self.repeat_begins)
-        arrays = (self.positions, self.repeat_targets, self.repeat_sources, *batches)
-        return sum(array.nbytes for array in arrays)
+        return self.num_rows.nbytes + self.places.num_bytes
 
     @property
     def num_disk_bytes(self) -> int:
-        """Bytes on disk: none."""
-        return 0
+        """Bytes on disk, where it is in a file."""
+        return self.places.num_disk_bytes
 
     def batch(
         self, i: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Return where the rows of a batch go: views, int32 each.
+        """Return where the rows of a batch go: int32 each, as they are kept, or read from a file.
 
         Returns
         -------
         positions [num_rows[i]]
-            Of each row of the run.
+            Where in the batch each row of the run comes first, in the order of the table.
         repeat_targets, repeat_sources
-            Positions that get the row of another one.
+            Where missed rows come again, and where the same row comes first.
+
+        Raises
+        ------
+        CorruptStoreError
+            If the file no longer holds it.
+        StorageError
+            If it cannot be read.
         """
-        repeats = slice(self.repeat_begins[i], self.repeat_begins[i + 1])
-        positions = self.positions[self.begins[i] : self.begins[i] + self.num_rows[i]]
-        return positions, self.repeat_targets[repeats], self.repeat_sources[repeats]
+        positions, targets, sources = self.places.read(i)
+        return positions, targets, sources
+
+    def close(self) -> None:
+        """Remove the file, if there is one. Idempotent."""
+        self.places.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +197,7 @@ class PackedSuperbatch:
     ----------
     directory : Path
         Holds the files of `tables` and nothing else; removed by `close`.
-    index : MissIndex or SpilledIndex
+    index : MissIndex
     tables : Mapping of str to PackedTable
         By the table's path in the store.
     reader : _core.Reader
@@ -209,7 +207,7 @@ class PackedSuperbatch:
     def __init__(
         self,
         directory: Path,
-        index: MissIndex | SpilledIndex,
+        index: MissIndex,
         tables: Mapping[str, PackedTable],
         reader: _core.Reader,
         counts: PackCounts,

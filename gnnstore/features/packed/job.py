@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from gnnstore import _core
-from gnnstore.caching.trace_file import translated
+from gnnstore.disk.spool import translated
 from gnnstore.errors import storage_error
 from gnnstore.features.files import FileRows
+from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES, RunPieces
 from gnnstore.features.packed.chunks import PackCounts, PackedRuns, PackedTable, run_bytes
 from gnnstore.features.packed.memory import share_out, share_with_rows
-from gnnstore.features.packed.missed_files import SpilledMisses
-from gnnstore.features.packed.missed_rows import MissedRows
-from gnnstore.features.packed.worker import watched
+from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.source import RowSpec
+from gnnstore.parallel import interruptible
 from gnnstore.units import format_size
 
 
@@ -34,7 +34,7 @@ class TableJob:
     path : str
         Of the table in the store.
     table : FileRows
-    missed : MissedRows or SpilledMisses
+    missed : MissTable
     file_path : Path
         The file to make; or, if it `grows`, to make longer.
     begin : int
@@ -45,7 +45,7 @@ class TableJob:
 
     path: str
     table: FileRows
-    missed: MissedRows | SpilledMisses
+    missed: MissTable
     file_path: Path
     begin: int = 0
     grows: bool = False
@@ -61,7 +61,7 @@ class TableJob:
         table, missed = self.table, self.missed
         index, left_bytes = missed.index, memory_bytes - missed.num_bytes
         num_batches = len(index.num_rows)
-        if isinstance(missed, MissedRows):
+        if missed.file is None:
             shares = share_out(table, num_batches, left_bytes)
         else:
             id_bytes = missed.samples.itemsize
@@ -93,15 +93,16 @@ class TableJob:
         }
 
         def work() -> dict[str, int]:
-            if isinstance(missed, MissedRows):
-                rows = (missed.rows, missed.index.begins, missed.index.num_rows)
+            if missed.file is None:
+                rows = (missed.rows, missed.begins, index.num_rows)
                 return _core.pack_rows(table.files, *rows, *outputs, grows=self.grows, **options)
-            ids = (missed.file, missed.rows.begins, missed.rows.counts, missed.rows.crcs)
-            options.update(stride=missed.stride, max_rows=max_rows)
+            spool = missed.file
+            ids = (spool.file, spool.begins.reshape(-1), index.num_rows, spool.crcs.reshape(-1))
+            options.update(stride=packing_memory.STRIDE_ROWS, max_rows=max_rows)
             return _core.pack_spilled_rows(table.files, *ids, missed.samples, *outputs, **options)
 
         try:
-            counts = watched(work, progress, stop, advance)
+            counts = interruptible(work, progress, stop, advance)
         except OSError as error:
             raise self._error(error, file_bytes - self.begin) from error
         return PackedRuns(offsets, pieces), PackCounts(**counts)

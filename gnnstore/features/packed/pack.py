@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.belady import Trace
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.trace import Trace
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (
@@ -34,23 +34,9 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.job import TableJob
 from gnnstore.features.packed.memory import least_memory, too_little_memory
-from gnnstore.features.packed.miss_sorting import BatchPlan, BatchTrace, MissSorting
-from gnnstore.features.packed.missed_files import SpilledMisses, spill_out
-from gnnstore.features.packed.missed_rows import MissedRows, sort_out
-from gnnstore.features.packed.worker import PackingStoppedError, watched
+from gnnstore.features.packed.misses import MissCollector, MissTable, Slots, collect_misses
+from gnnstore.parallel import CancelledError
 from gnnstore.units import format_at_least, format_size
-
-_Sorted = TypeVar("_Sorted")
-
-__all__ = [
-    "PackingStoppedError",
-    "append_missed",
-    "append_packed",
-    "least_memory",
-    "pack",
-    "packed_bytes",
-    "sorted_misses",
-]
 
 
 def packed_bytes(
@@ -62,7 +48,7 @@ def packed_bytes(
     ----------
     tables : Mapping of str to FileRows
     misses : ndarray of int64 [S]
-        Distinct missed rows of each batch, as in `SuperbatchPlan.misses`.
+        Distinct missed rows of each batch, as in `CachePlan.misses`.
     spilled_id_bytes : int
         4 or 8, as a trace on disk has ids: there the sorted rows are as well, with 4 bytes of a
         position for each. 0: they are in memory.
@@ -75,8 +61,8 @@ def packed_bytes(
 
 def pack(
     tables: Mapping[str, FileRows],
-    trace: BatchTrace,
-    slots: BatchPlan | npt.NDArray[Any],
+    trace: Trace,
+    slots: Slots,
     directory: Path,
     *,
     memory_bytes: int,
@@ -91,9 +77,9 @@ def pack(
     ----------
     tables : Mapping of str to FileRows
         Tables of the same nodes, by path in the store.
-    trace : Trace or SpilledTrace
+    trace : Trace
         Must not be changed meanwhile.
-    slots : SuperbatchPlan, SpilledPlan, or ndarray of int32 or bool [n]
+    slots : CachePlan, or ndarray of int32 or bool [n]
         Beside the trace's ids: negative, or false, is missed.
     directory : Path
         Where a directory for the files is made; it must exist.
@@ -125,39 +111,32 @@ def pack(
         If the file system has too little room; nothing is left behind.
     StorageError
         If a file cannot be made, read or written; nothing is left behind.
-    PackingStoppedError
+    CancelledError
     """
     start = perf_counter()
     if stop is not None and stop.is_set():
-        raise PackingStoppedError("packing was stopped before it began")
+        raise CancelledError("packing was stopped before it began")
     num_rows = {table.num_rows for table in tables.values()}
     if len(num_rows) != 1:
         raise UsageError(
             "one or more tables of the same nodes are packed together; "
             f"got {len(tables)}, with {sorted(num_rows)} rows"
         )
-    sorting = MissSorting.of(trace, slots, num_rows.pop())
-    id_bytes, is_exact = sorting.id_dtype.itemsize, not isinstance(slots, np.ndarray)
-    spills = _must_spill(tables, sorting, memory_bytes)
-    spilled_id_bytes = id_bytes if spills else 0
+    collector = MissCollector.of(trace, slots, num_rows.pop())
+    spills = _must_spill(tables, collector, memory_bytes)
+    spilled_id_bytes = collector.id_bytes if spills else 0
+    is_exact = isinstance(slots, CachePlan)
     if is_exact:  # else it is not known yet which of the rows are the same
-        _check_room(directory, packed_bytes(tables, sorting.most, spilled_id_bytes), disk_bytes)
+        _check_room(directory, packed_bytes(tables, collector.most, spilled_id_bytes), disk_bytes)
     try:
         own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
     except OSError as error:
         raise storage_error(error, "make a directory for packed rows", directory) from error
-    missed: MissedRows | SpilledMisses | None = None
+    missed: MissTable | None = None
     try:
-        given, memory = (trace, slots, sorting.num_table_rows), memory_bytes
-        if spills:
-            missed = _watched_sorting(
-                lambda is_stopped: spill_out(
-                    *given, own, memory_bytes=memory, num_threads=num_threads, is_stopped=is_stopped
-                ),
-                stop,
-            )
-        else:
-            missed = sorted_misses(*given, memory_bytes=memory, num_threads=num_threads, stop=stop)
+        missed = collector.collect(
+            own if spills else None, memory_bytes=memory_bytes, num_threads=num_threads, stop=stop
+        )
         if not is_exact:
             num_bytes = packed_bytes(tables, missed.index.num_rows, spilled_id_bytes)
             _check_room(directory, num_bytes, disk_bytes)
@@ -168,25 +147,25 @@ def pack(
             runs, more = job.run(memory_bytes, num_threads, stop, advance)
             packed[path] = job.opened(runs)
             counts = _sum(counts, more)
-        if isinstance(missed, SpilledMisses):
-            missed.close_rows()
+        missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
         engine = next(iter(tables.values())).engine.name
         return PackedSuperbatch(own, missed.index, packed, run_reader(engine), counts)
     except BaseException:
-        if isinstance(missed, SpilledMisses):
+        if missed is not None:
             missed.close()
         shutil.rmtree(own, ignore_errors=True)
         raise
 
 
-def _must_spill(tables: Mapping[str, FileRows], sorting: MissSorting, memory_bytes: int) -> bool:
+def _must_spill(
+    tables: Mapping[str, FileRows], collector: MissCollector, memory_bytes: int
+) -> bool:
     """Return whether sorted rows go to files; raise if there is too little memory even so."""
-    misses, id_bytes = sorting.most, sorting.id_dtype.itemsize
-    is_in_memory = isinstance(sorting.trace, Trace)
-    if is_in_memory and memory_bytes >= least_memory(tables, misses, id_bytes):
+    misses, id_bytes, trace = collector.most, collector.id_bytes, collector.trace
+    if trace.file is None and memory_bytes >= least_memory(tables, misses, id_bytes):
         return False
-    least = least_memory(tables, misses, id_bytes, sorting.read_rows, spills=True)
+    least = least_memory(tables, misses, id_bytes, trace.read_rows, spills=True)
     if memory_bytes < least:
         raise too_little_memory(len(misses), memory_bytes, least - memory_bytes)
     return True
@@ -194,8 +173,8 @@ def _must_spill(tables: Mapping[str, FileRows], sorting: MissSorting, memory_byt
 
 def append_packed(
     tables: Mapping[str, FileRows],
-    trace: BatchTrace,
-    slots: BatchPlan | npt.NDArray[Any],
+    trace: Trace,
+    slots: Slots,
     files: Mapping[str, tuple[Path, int]],
     *,
     memory_bytes: int,
@@ -227,7 +206,7 @@ def append_packed(
     """
     start = perf_counter()
     num_rows = next(iter(tables.values())).num_rows
-    missed = sorted_misses(
+    missed = collect_misses(
         trace, slots, num_rows, memory_bytes=memory_bytes, num_threads=num_threads
     )
     runs, counts = append_missed(
@@ -244,7 +223,7 @@ def append_packed(
 
 def append_missed(
     tables: Mapping[str, FileRows],
-    missed: MissedRows,
+    missed: MissTable,
     files: Mapping[str, tuple[Path, int]],
     *,
     memory_bytes: int,
@@ -256,7 +235,7 @@ def append_missed(
 
     Parameters
     ----------
-    missed : MissedRows
+    missed : MissTable
         A run is written for each of its batches. Counted with `memory_bytes`.
 
     Returns
@@ -305,33 +284,3 @@ def _check_room(directory: Path, num_bytes: int, disk_bytes: int | None) -> None
             "smaller; nothing has been written",
             path=directory,
         )
-
-
-def sorted_misses(
-    trace: BatchTrace,
-    slots: BatchPlan | npt.NDArray[Any],
-    num_rows: int,
-    *,
-    memory_bytes: int,
-    num_threads: int,
-    stop: threading.Event | None = None,
-) -> MissedRows:
-    """Sort what is missed, in memory, on a thread of its own: it may be interrupted, or stopped."""
-    return _watched_sorting(
-        lambda is_stopped: sort_out(
-            trace,
-            slots,
-            num_rows,
-            memory_bytes=memory_bytes,
-            num_threads=num_threads,
-            is_stopped=is_stopped,
-        ),
-        stop,
-    )
-
-
-def _watched_sorting(
-    sort: Callable[[Callable[[], bool]], _Sorted], stop: threading.Event | None
-) -> _Sorted:
-    progress = np.zeros(2, np.int64)
-    return watched(lambda: sort(lambda: bool(progress[1])), progress, stop, None)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.ragged_file import crc_seed, encode_record
+from gnnstore.disk.records import crc_seed, encode_record
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.sampling.compact import CompactSubgraph

@@ -21,7 +21,7 @@ from gnnstore import _core
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.engines import Engine, open_engine
-from gnnstore.disk.ragged_file import crc_seed, decode_record
+from gnnstore.disk.records import crc_seed, decode_record
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import packed_read_error

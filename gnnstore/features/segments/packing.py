@@ -21,11 +21,12 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.caching.segments import Order, SharedRows, segments_of
 from gnnstore.disk.file_parts import read_part, write_part
+from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import RunPieces, shared_crcs
 from gnnstore.features.packed.chunks import MissIndex, PackedRuns
-from gnnstore.features.packed.missed_rows import MissedRows
+from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
 from gnnstore.formats.container.regular_files import open_regular
 
@@ -86,7 +87,7 @@ class DividedMisses:
 
     Attributes
     ----------
-    missed : MissedRows
+    missed : MissTable
         What is packed: a run for each batch, and then one for each chunk.
     index : MissIndex
         Of all misses. The positions of a batch are those of its own rows, in the order of the
@@ -100,7 +101,7 @@ class DividedMisses:
     segments : tuple of SegmentPlace
     """
 
-    missed: MissedRows
+    missed: MissTable
     index: MissIndex
     ranks: npt.NDArray[Any]
     own: npt.NDArray[np.int64]
@@ -123,7 +124,7 @@ class DividedMisses:
     def batch(self, i: int) -> BatchMisses:
         """Return where the missed rows of a batch go."""
         positions, targets, sources = self.index.batch(i)
-        begin, own = int(self.index.begins[i]), int(self.own[i])
+        begin, own = int(self.missed.begins[i]), int(self.own[i])
         ranks = self.ranks[begin + own : begin + len(positions)].astype(np.int32)
         return BatchMisses(positions[:own], targets, sources, positions[own:], ranks)
 
@@ -157,7 +158,7 @@ class BatchMisses:
 
 
 def divide_misses(
-    missed: MissedRows,
+    missed: MissTable,
     segment: int,
     *,
     num_table_rows: int,
@@ -168,7 +169,7 @@ def divide_misses(
 
     Parameters
     ----------
-    missed : MissedRows
+    missed : MissTable
     segment : int
         Batches of a segment; with 1 nothing is shared.
     num_table_rows : int
@@ -183,12 +184,12 @@ def divide_misses(
     found: list[tuple[range, int]] = []
     ordered: list[npt.NDArray[Any]] = []
     for part in segments_of(num_batches, segment):
-        places = [batch_rows(missed, i) for i in part]
-        shared = SharedRows.of([rows[place] for place in places], num_table_rows, order)
+        found_rows = [missed.batch(i) for i in part]
+        shared = SharedRows.of(found_rows, num_table_rows, order)
         ordered.append(shared.in_order())
         found.append((part, shared.num_rows))
-        for i, place in zip(part, places, strict=True):
-            own[i] = _divide_batch(rows[place], index.positions[place], shared)
+        for i, of_batch in zip(part, found_rows, strict=True):
+            own[i] = _divide_batch(of_batch, index.batch(i)[0], shared)
     total = sum(size for _, size in found)
     chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
     while total // chunk_rows > _MAX_CHUNKS_PER_BATCH * num_batches:
@@ -201,7 +202,7 @@ def divide_misses(
     in_order = np.concatenate([rows[:0], *ordered])
     ordered.clear()
     return DividedMisses(
-        missed=_with_chunks(rows, index, own, in_order, segments),
+        missed=_with_chunks(missed, own, in_order, segments),
         index=index,
         ranks=rows,
         own=own,
@@ -273,12 +274,6 @@ def append_divided(
     }
 
 
-def batch_rows(missed: MissedRows, i: int) -> slice:
-    """Return where the rows and positions of a batch are."""
-    begin = int(missed.index.begins[i])
-    return slice(begin, begin + int(missed.index.num_rows[i]))
-
-
 def _divide_batch(
     rows: npt.NDArray[Any], positions: npt.NDArray[np.int32], shared: SharedRows
 ) -> int:
@@ -295,30 +290,20 @@ def _divide_batch(
 
 
 def _with_chunks(
-    rows: npt.NDArray[Any],
-    index: MissIndex,
+    missed: MissTable,
     own: npt.NDArray[np.int64],
     ordered: npt.NDArray[Any],
     segments: list[SegmentPlace],
-) -> MissedRows:
+) -> MissTable:
     """Return what the kernel packs: chunks are further batches."""
     sizes = np.array([size for place in segments for size in _chunk_sizes(place)], np.int64)
     ends = np.cumsum(sizes)
-    packed = np.concatenate([rows, ordered])
-    for end, size in zip(len(rows) + ends, sizes, strict=True):
+    num_rows = len(missed.rows)
+    packed = np.concatenate([missed.rows, ordered])
+    for end, size in zip(num_rows + ends, sizes, strict=True):
         packed[end - size : end].sort()
-    none = np.empty(0, np.int32)
-    return MissedRows(
-        packed,
-        MissIndex(
-            none,
-            np.concatenate([index.begins[: len(own)], len(rows) + ends - sizes]),
-            np.concatenate([own, sizes]),
-            none,
-            none,
-            np.zeros(len(own) + len(sizes) + 1, np.int64),
-        ),
-    )
+    begins = np.concatenate([missed.begins, num_rows + ends - sizes])
+    return MissTable(packed, begins, MissIndex(np.concatenate([own, sizes]), MemorySpool()))
 
 
 def _chunk_sizes(place: SegmentPlace) -> list[int]:

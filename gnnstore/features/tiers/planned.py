@@ -15,7 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.caching.policies.belady import SuperbatchPlan, Trace, check_num_slots
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.policies.belady import check_num_slots
+from gnnstore.caching.trace import Trace
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import UsageError
@@ -46,7 +48,7 @@ class PlanStep:
     change_slots: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, trace: Trace, plan: SuperbatchPlan, i: int) -> Self:
+    def of(cls, trace: Trace, plan: CachePlan, i: int) -> Self:
         """View batch i of a superbatch; nothing is copied."""
         return cls(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
 

@@ -9,37 +9,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gnnstore.caching.spilled_plan import SpilledPlan
-from gnnstore.caching.trace_builder import TraceBuilder
-from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.trace import TraceBuilder
 from gnnstore.disk.buffers import release, release_heap
 from gnnstore.disk.scratch import RunDirectory
-from gnnstore.errors import GnnstoreError
+from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.features.source import files_of
+from gnnstore.parallel import CancelledError
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.job import Item, SamplingJob, SuperbatchJob
 from gnnstore.pipeline.lookahead.packer import PackedBatches, Packer
-from gnnstore.pipeline.lookahead.sample_spool import (
-    KeptSubgraphs,
-    SubgraphsInMemory,
-    SubgraphsOnDisk,
-)
 from gnnstore.pipeline.lookahead.session import Course
 from gnnstore.pipeline.lookahead.superbatch import BatchNote, PlannedPart, Superbatch
-from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from gnnstore.caching.policies.base import Plan, SpillingPlanner
-    from gnnstore.caching.policies.belady import Trace
+    from gnnstore.caching.plan import CachePlan
+    from gnnstore.caching.policies.base import SpillingPlanner
+    from gnnstore.caching.trace import Trace
     from gnnstore.sampling.disk import BatchRequest
     from gnnstore.sampling.neighbor import SampledSubgraph
-
-
-class StoppedError(GnnstoreError):
-    """Nobody wants the superbatch that is being made any more."""
 
 
 @dataclass(eq=False)
@@ -55,8 +47,8 @@ class SampledSuperbatch:
     """
 
     first: int
-    kept: KeptSubgraphs
-    trace: Trace | SpilledTrace
+    kept: Spool
+    trace: Trace
     notes: list[BatchNote]
     error: Exception | None
 
@@ -100,7 +92,7 @@ class SuperbatchMaker:
     def sample(self, chunk: list[tuple[int, Item]]) -> SampledSuperbatch:
         """Sample some batches, numbered as they come in the iteration."""
         first = chunk[0][0]
-        kept = self._keep(first)
+        kept = self._keep(first, len(chunk))
         trace = self._begin_trace(f"{first}", len(chunk))
         notes: list[BatchNote] = []
         error = self._sample_all(chunk, kept, trace, notes)
@@ -115,10 +107,8 @@ class SuperbatchMaker:
         part, seconds = self._plan(trace, f"{sampled.first}", fills=self.job.fills)
         self._check_wanted()
         part.packed = self._pack(trace, part)
-        spilled = kept.num_disk_bytes + _disk_bytes(part)
-        if isinstance(trace, SpilledTrace):
-            spilled += trace.num_disk_bytes
-            trace.close()
+        spilled = kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
+        trace.close()
         return Superbatch(kept, part, sampled.notes, seconds, spilled, sampled.error)
 
     def plan_again(self, superbatch: Superbatch, begin: int) -> None:
@@ -131,21 +121,20 @@ class SuperbatchMaker:
         superbatch.part.give_up(len(superbatch) - begin)
         builder = self._begin_trace(name, len(superbatch) - begin)
         for i in range(begin, len(superbatch)):
-            builder.put(i - begin, kept.get(i).n_id)
+            builder.put(i - begin, CompactSubgraph.from_arrays(kept.read(i)).n_id)
         with self._planning:
             # Superbatches that have been planned come later, so they will be planned again too.
             self.take_over()
             trace = builder.build()
             part, seconds = self._plan(trace, name, begin=begin)
         part.packed = self._pack(trace, part, only_if_faster=True)
-        if isinstance(trace, SpilledTrace):
-            trace.close()
+        trace.close()
         superbatch.part = part
         self.job.totals.seconds_planning += seconds
         self.job.totals.bytes_spilled += _disk_bytes(part)
 
     def _plan(
-        self, trace: Trace | SpilledTrace, name: str, *, begin: int = 0, fills: bool = False
+        self, trace: Trace, name: str, *, begin: int = 0, fills: bool = False
     ) -> tuple[PlannedPart, float]:
         """Plan batches that come after all that have been planned; return the seconds as well.
 
@@ -168,34 +157,36 @@ class SuperbatchMaker:
                     job.totals.filling += course.fill(trace, job.num_nodes, job.degrees)
             start = time.perf_counter()
             with sampling.timeline().span("planning", batches=trace.num_batches) as args:
-                if isinstance(trace, SpilledTrace):
-                    path = self._run_directory() / f"plan-{name}"
-                    table = job.size.table_bytes
-                    planner = cast("SpillingPlanner", course.planner)
-                    plan: Plan = planner.plan_spilled(trace, path, table_bytes=table)
-                else:
-                    plan = course.planner.plan(trace)
+                plan = self._cache_plan(trace, name)
                 args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
             seconds = time.perf_counter() - start
             part = PlannedPart(plan, course.lease, begin, course.num_planned)
             course.num_planned += plan.num_batches
             self._end = course.num_planned
-        if isinstance(plan, SpilledPlan):
+        if plan.files is not None:
             self._closing.callback(part.close)
         release_heap()
         return part, seconds
 
-    def _begin_trace(self, name: str, num_batches: int) -> TraceBuilder | TraceFile:
+    def _cache_plan(self, trace: Trace, name: str) -> CachePlan:
+        planner = self.course.planner
+        if trace.file is None:
+            return planner.plan(trace)
+        place = PlanPlace(self._run_directory() / f"plan-{name}", self.job.size.table_bytes)
+        return cast("SpillingPlanner", planner).plan(trace, place)
+
+    def _begin_trace(self, name: str, num_batches: int) -> TraceBuilder:
         """Return where the trace of some batches goes."""
         job = self.job
         if job.size.plans_in_memory:
             return TraceBuilder(num_batches, job.num_nodes)
-        trace = TraceFile(self._run_directory() / f"trace-{name}", num_batches, job.num_nodes)
+        path = self._run_directory() / f"trace-{name}"
+        trace = TraceBuilder(num_batches, job.num_nodes, path)
         self._closing.callback(trace.close)
         return trace
 
     def _pack(
-        self, trace: Trace | SpilledTrace, part: PlannedPart, *, only_if_faster: bool = False
+        self, trace: Trace, part: PlannedPart, *, only_if_faster: bool = False
     ) -> PackedBatches | None:
         job, sampling, plan = self.job, self.sampling, part.plan
         tables = job.cache().tables
@@ -235,19 +226,20 @@ class SuperbatchMaker:
             self._directory = self._closing.enter_context(run).path
         return self._directory
 
-    def _keep(self, first: int) -> KeptSubgraphs:
+    def _keep(self, first: int, num_batches: int) -> Spool:
         """Return where the subgraphs of a superbatch wait; `first` is its first batch's number."""
         if self.job.size.in_memory:
-            return SubgraphsInMemory()
-        kept = SubgraphsOnDisk(self._run_directory() / f"batch-{first}")
+            return MemorySpool()
+        path = self._run_directory() / f"batch-{first}"
+        kept = FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
         self._closing.callback(kept.close)
         return kept
 
     def _sample_all(
         self,
         chunk: list[tuple[int, Item]],
-        kept: KeptSubgraphs,
-        trace: TraceBuilder | TraceFile,
+        kept: Spool,
+        trace: TraceBuilder,
         notes: list[BatchNote],
     ) -> Exception | None:
         """Sample batches until one cannot be; return why."""
@@ -263,7 +255,7 @@ class SuperbatchMaker:
             start = time.perf_counter()
             compact = CompactSubgraph.of(subgraph, job.num_nodes, job.num_edges)
             trace.put(place, compact.n_id)
-            kept.put(place, compact)
+            kept.append(place, compact.arrays())
             return seconds + time.perf_counter() - start
 
         sampled = sample_in_order(
@@ -297,7 +289,7 @@ class SuperbatchMaker:
 
     def _check_wanted(self) -> None:
         if self._is_stopped.is_set():
-            raise StoppedError("a superbatch was given up before it was made")
+            raise CancelledError("a superbatch was given up before it was made")
 
     def stop(self) -> None:
         """End what is being made, as soon as may be. It is not to be used any more."""
@@ -317,5 +309,5 @@ class SuperbatchMaker:
 
 def _disk_bytes(part: PlannedPart) -> int:
     """Return what a plan and the rows that were packed for it take on disk."""
-    planned = part.plan.num_disk_bytes if isinstance(part.plan, SpilledPlan) else 0
+    planned = 0 if part.plan is None else part.plan.num_disk_bytes
     return planned + (0 if part.packed is None else part.packed.bytes_packed)

@@ -10,19 +10,15 @@ import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnstore.caching.policies.belady import Trace
-from gnnstore.features.packed.pack import PackingStoppedError, pack, packed_bytes
+from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.parallel import CancelledError
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from gnnstore.caching.policies.base import Plan
-    from gnnstore.caching.trace_file import SpilledTrace
+    from gnnstore.caching.plan import CachePlan
+    from gnnstore.caching.trace import Trace
     from gnnstore.features.files import FileRows
     from gnnstore.features.packed.chunks import PackedSuperbatch
     from gnnstore.features.source import RowSource
@@ -94,7 +90,7 @@ class Packer:
         table_bytes = sum(rows.num_rows * rows.row_bytes for rows in self._tables.values())
         return num_misses * len(self._tables) * _READ_BYTES > table_bytes
 
-    def pack(self, trace: Trace | SpilledTrace, plan: Plan) -> PackedBatches | None:
+    def pack(self, trace: Trace, plan: CachePlan) -> PackedBatches | None:
         """Pack the missed rows of a superbatch's batches.
 
         Returns
@@ -109,7 +105,7 @@ class Packer:
         ------
         BudgetError, NoSpaceError, StorageError
             As `gnnstore.features.packed.pack.pack`.
-        PackingStoppedError
+        CancelledError
             If `stop` is set meanwhile.
         """
         num_batches, wanted = self._fitting(trace, plan)
@@ -119,12 +115,12 @@ class Packer:
             if not (self._may_wait and (self._waits_for_others() or self._room.is_of(self))):
                 return None
             if self._stop.wait(_POLL_SECONDS):
-                raise PackingStoppedError("packing was stopped before it began")
+                raise CancelledError("packing was stopped before it began")
         try:
             packed = pack(
                 self._tables,
-                _first_of_trace(trace, num_batches),
-                _FirstOfPlan(plan, num_batches),
+                trace.first(num_batches),
+                plan.first(num_batches),
                 self._directory,
                 memory_bytes=self._memory_bytes,
                 num_threads=max(1, self._num_threads),
@@ -136,9 +132,9 @@ class Packer:
             raise
         return PackedBatches(packed, plan.num_batches, lambda: self._room.give_back(self, wanted))
 
-    def _fitting(self, trace: Trace | SpilledTrace, plan: Plan) -> tuple[int, int]:
+    def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
         """Return how many batches, from the first on, the disk has room for, and their bytes."""
-        id_bytes = 0 if isinstance(trace, Trace) else trace.id_dtype.itemsize
+        id_bytes = 0 if trace.file is None else trace.ids.itemsize
         wanted = packed_bytes(self._tables, plan.misses, id_bytes)
         if wanted <= self._room.num_bytes:
             return plan.num_batches, wanted
@@ -149,27 +145,6 @@ class Packer:
         counts = range(plan.num_batches + 1)
         most = bisect_right(counts, self._room.num_bytes, key=bytes_of) - 1
         return most, bytes_of(most)
-
-
-def _first_of_trace(trace: Trace | SpilledTrace, num_batches: int) -> Trace | SpilledTrace:
-    offsets = trace.offsets[: num_batches + 1]
-    if isinstance(trace, Trace):
-        return Trace(trace.ids[: offsets[-1]], offsets)
-    begins, crcs = trace.begins[:num_batches], trace.crcs[:num_batches]
-    return replace(trace, offsets=offsets, begins=begins, crcs=crcs)
-
-
-class _FirstOfPlan:
-    """What a plan says of its first batches."""
-
-    def __init__(self, plan: Plan, num_batches: int) -> None:
-        self._plan = plan
-        self.offsets = plan.offsets[: num_batches + 1]
-        self.misses = plan.misses[:num_batches]
-
-    def batch_slots(self, i: int) -> npt.NDArray[np.int32]:
-        """Return the slot of each row of a batch; negative: it is missed."""
-        return self._plan.batch_slots(i)
 
 
 class Room:

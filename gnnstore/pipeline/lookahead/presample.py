@@ -26,7 +26,7 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.in_flight import MANY_BATCHES, margin_of
 
 if TYPE_CHECKING:
-    from gnnstore.caching.trace_builder import TraceBuilder
+    from gnnstore.caching.trace import TraceBuilder
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Structure

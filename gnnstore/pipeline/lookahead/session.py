@@ -15,8 +15,7 @@ from gnnstore.caching.scores import most_needed
 from gnnstore.disk.counts import NO_READS, ReadCounts
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.belady import Trace
-    from gnnstore.caching.trace_file import SpilledTrace
+    from gnnstore.caching.trace import Trace
     from gnnstore.features.tiers.planned import Lease, PlannedCache
     from gnnstore.sizing.superbatch_size import SuperbatchSize
 
@@ -71,7 +70,7 @@ class Course:
 
     def fill(
         self,
-        trace: Trace | SpilledTrace,
+        trace: Trace,
         num_nodes: int,
         degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
     ) -> ReadCounts:

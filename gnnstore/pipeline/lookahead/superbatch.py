@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.spilled_plan import SpilledPlan
 from gnnstore.disk.buffers import empty
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.pipeline.prepared import PreparedBatch, prepared
+from gnnstore.sampling.compact import CompactSubgraph
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
-    from gnnstore.caching.policies.base import Plan
+    from gnnstore.caching.plan import CachePlan
+    from gnnstore.disk.spool import Spool
     from gnnstore.features.tiers.planned import Lease
     from gnnstore.pipeline.lookahead.packer import PackedBatches
-    from gnnstore.pipeline.lookahead.sample_spool import KeptSubgraphs
-    from gnnstore.sampling.compact import CompactSubgraph
     from gnnstore.sampling.neighbor import IndexDtype
 
 
@@ -44,7 +43,7 @@ class PlannedPart:
 
     Attributes
     ----------
-    plan : SuperbatchPlan, SpilledPlan or None
+    plan : CachePlan or None
         None once each batch has taken its share: memory is counted for the plan that is followed
         and the one that is made, and iterators hold on to what they have yielded last.
     begin : int
@@ -55,7 +54,7 @@ class PlannedPart:
         Where rows are that the plan misses; None: in their table.
     """
 
-    plan: Plan | None
+    plan: CachePlan | None
     lease: Lease
     begin: int
     first: int
@@ -94,7 +93,7 @@ class PlannedPart:
     def close(self) -> None:
         """Let go of the plan. Idempotent."""
         plan, self.plan = self.plan, None
-        if isinstance(plan, SpilledPlan):
+        if plan is not None:
             plan.close()
 
 
@@ -110,7 +109,7 @@ class Superbatch:
         Why there are no more batches after these.
     """
 
-    kept: KeptSubgraphs
+    kept: Spool
     part: PlannedPart
     notes: list[BatchNote]
     seconds_planning: float
@@ -129,7 +128,7 @@ class Superbatch:
 
         The last one closes what has kept them.
         """
-        subgraph = self.kept.get(i)
+        subgraph = CompactSubgraph.from_arrays(self.kept.read(i))
         step = part.step(i, subgraph.n_id)
         self.kept.drop(i)
         with self._lock:

@@ -27,7 +27,7 @@ from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
-    from gnnstore.caching.policies.belady import Trace
+    from gnnstore.caching.trace import Trace
     from gnnstore.formats.arrays.paged_array import PagedArray
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.policies.belady import Trace
 from gnnstore.caching.scores import Score, count_out_degrees
+from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
 from gnnstore.graph.topology import Structure
 from gnnstore.parallel import ordered_map

@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.caching.policies.belady import BeladyPlanner, SpilledPlan
-from gnnstore.caching.trace_file import SpilledTrace, TraceFile
+from gnnstore.caching.plan import CachePlan, PlanPlace
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
 from gnnstore.testing.faults import inject
 
@@ -31,8 +33,8 @@ def batch(i: int) -> npt.NDArray[np.int32]:
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Iterator[SpilledTrace]:
-    file = TraceFile(tmp_path / "trace", NUM_BATCHES, NUM_NODES)
+def trace(tmp_path: Path) -> Iterator[Trace]:
+    file = TraceBuilder(NUM_BATCHES, NUM_NODES, tmp_path / "trace")
     for i in reversed(range(NUM_BATCHES)):
         file.put(i, batch(i))
     yield file.build()
@@ -40,12 +42,15 @@ def trace(tmp_path: Path) -> Iterator[SpilledTrace]:
 
 
 @pytest.fixture
-def plan(trace: SpilledTrace, tmp_path: Path) -> Iterator[SpilledPlan]:
-    planned = BeladyPlanner(NUM_SLOTS).plan_spilled(
-        trace, tmp_path / "plan", table_bytes=TABLE_BYTES
-    )
+def plan(trace: Trace, tmp_path: Path) -> Iterator[CachePlan]:
+    planned = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
     yield planned
     planned.close()
+
+
+def spool_of(trace: Trace) -> FileSpool:
+    assert trace.file is not None
+    return trace.file
 
 
 def flip(path: Path, offset: int) -> None:
@@ -63,7 +68,7 @@ def names(path: Path) -> list[str]:
 
 def test_what_is_put_by_many_threads_comes_back(tmp_path: Path) -> None:
     batches = [np.arange(i % 7 * 100, dtype=np.int64) for i in range(64)]
-    file = TraceFile(tmp_path / "trace", len(batches), NUM_NODES)
+    file = TraceBuilder(len(batches), NUM_NODES, tmp_path / "trace")
     order = np.random.default_rng(0).permutation(len(batches)).tolist()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: file.put(i, batches[i]), order))
@@ -75,13 +80,13 @@ def test_what_is_put_by_many_threads_comes_back(tmp_path: Path) -> None:
     assert built.num_disk_bytes == (tmp_path / "trace").stat().st_size
     assert np.diff(built.offsets).tolist() == [len(each) for each in batches]
     for ids, expected in zip(found, batches, strict=True):
-        assert ids.dtype == built.id_dtype == np.int32
+        assert ids.dtype == built.ids.dtype == np.int32
         assert ids.tolist() == expected.tolist()
     file.close()
 
 
 def test_a_trace_ends_where_a_batch_is_missing(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "trace", 5, NUM_NODES)
+    file = TraceBuilder(5, NUM_NODES, tmp_path / "trace")
     for i in (0, 1, 3):
         file.put(i, batch(i))
     trace = file.build()
@@ -91,18 +96,18 @@ def test_a_trace_ends_where_a_batch_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_strided_array_is_put(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     file.put(0, np.arange(20, dtype=np.int32)[::3])
     assert file.build().batch(0).tolist() == list(range(0, 20, 3))
     file.close()
 
 
-def test_files_are_removed_once(plan: SpilledPlan, trace: SpilledTrace, tmp_path: Path) -> None:
+def test_files_are_removed_once(plan: CachePlan, trace: Trace, tmp_path: Path) -> None:
     assert names(tmp_path) == ["plan.changes", "plan.slots", "trace"]
     assert plan.num_disk_bytes == sum(
         (tmp_path / name).stat().st_size for name in ("plan.changes", "plan.slots")
     )
-    assert plan.num_bytes < 40 * NUM_BATCHES
+    assert plan.num_bytes < 64 * NUM_BATCHES
     for _ in range(2):
         plan.close()
         trace.close()
@@ -113,13 +118,13 @@ def test_files_are_removed_once(plan: SpilledPlan, trace: SpilledTrace, tmp_path
 
 
 def test_what_nobody_holds_is_removed(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     assert names(tmp_path) == ["trace"]
     del file
     assert names(tmp_path) == []
 
 
-def test_a_forked_process_removes_nothing(trace: SpilledTrace, tmp_path: Path) -> None:
+def test_a_forked_process_removes_nothing(trace: Trace, tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         trace.close()
@@ -129,7 +134,7 @@ def test_a_forked_process_removes_nothing(trace: SpilledTrace, tmp_path: Path) -
     assert trace.batch(2).tolist() == batch(2).tolist()
 
 
-def test_closing_waits_for_those_that_read(trace: SpilledTrace) -> None:
+def test_closing_waits_for_those_that_read(trace: Trace) -> None:
     """Else they would read what another file has put at their descriptor."""
     errors: list[BaseException] = []
     started = threading.Event()
@@ -157,15 +162,15 @@ def test_closing_waits_for_those_that_read(trace: SpilledTrace) -> None:
 def test_a_file_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("mine")
     with pytest.raises(StorageError, match=r"cannot create a file: .*trace: .*File exists"):
-        TraceFile(tmp_path / "trace", 1, NUM_NODES)
+        TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     assert (tmp_path / "trace").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["plan.slots", "plan.changes"])
-def test_a_plan_file_that_is_there(trace: SpilledTrace, tmp_path: Path, name: str) -> None:
+def test_a_plan_file_that_is_there(trace: Trace, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(StorageError, match=f"cannot create a file: .*{name}"):
-        BeladyPlanner(3).plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES)
+        BeladyPlanner(3).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
     assert names(tmp_path) == sorted([name, "trace"])
 
 
@@ -173,7 +178,7 @@ def test_a_plan_file_that_is_there(trace: SpilledTrace, tmp_path: Path, name: st
 
 
 def test_a_full_disk_while_a_trace_is_put(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "trace", 2, NUM_NODES)
+    file = TraceBuilder(2, NUM_NODES, tmp_path / "trace")
     file.put(0, batch(0))
     with (
         inject("pwrite", errno=errno.ENOSPC) as fault,
@@ -187,14 +192,10 @@ def test_a_full_disk_while_a_trace_is_put(tmp_path: Path) -> None:
     file.close()
 
 
-def test_short_writes_and_reads_go_on(trace: SpilledTrace, tmp_path: Path) -> None:
-    expected = BeladyPlanner(NUM_SLOTS).plan_spilled(
-        trace, tmp_path / "first", table_bytes=TABLE_BYTES
-    )
+def test_short_writes_and_reads_go_on(trace: Trace, tmp_path: Path) -> None:
+    expected = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "first", TABLE_BYTES))
     with inject("pwrite", short_bytes=77, times=40) as fault:
-        plan = BeladyPlanner(NUM_SLOTS).plan_spilled(
-            trace, tmp_path / "second", table_bytes=TABLE_BYTES
-        )
+        plan = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "second", TABLE_BYTES))
     assert fault.count == 40
     with inject("pread", short_bytes=33, times=5) as fault:
         found = [plan.batch_slots(i).tolist() for i in range(NUM_BATCHES)]
@@ -205,7 +206,7 @@ def test_short_writes_and_reads_go_on(trace: SpilledTrace, tmp_path: Path) -> No
 
 
 def test_a_write_that_never_writes_ends(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     with (
         inject("pwrite", short_bytes=0, times=-1),
         pytest.raises(StorageError, match="the system writes nothing of them"),
@@ -224,19 +225,19 @@ def test_a_write_that_never_writes_ends(tmp_path: Path) -> None:
     ],
 )
 def test_planning_on_a_disk_that_fails(
-    trace: SpilledTrace, tmp_path: Path, fault: tuple[Any, int], error: type[Exception], text: str
+    trace: Trace, tmp_path: Path, fault: tuple[Any, int], error: type[Exception], text: str
 ) -> None:
     """At any of its calls: no file is left, and the planner goes on."""
     call, code = fault
     skips = itertools.count(0, 1 if call == "fallocate" else 7)
     for skip in skips:
         planner = BeladyPlanner(NUM_SLOTS)
-        planner.plan_spilled(trace, tmp_path / "before", table_bytes=TABLE_BYTES).close()
+        planner.plan(trace, PlanPlace(tmp_path / "before", TABLE_BYTES)).close()
         before = planner.nodes
         raised: list[str] = []
         with inject(call, errno=code, skip=skip) as injection:
             try:
-                planner.plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES).close()
+                planner.plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES)).close()
             except error as found:
                 raised.append(str(found))
         assert names(tmp_path) == ["trace"]
@@ -247,17 +248,15 @@ def test_planning_on_a_disk_that_fails(
         # What was not reached leaves the cache as it is; from then on it counts as empty.
         held = planner.nodes
         assert (held == before).all() or (held == -1).all()
-        again = planner.plan_spilled(trace, tmp_path / "again", table_bytes=TABLE_BYTES)
+        again = planner.plan(trace, PlanPlace(tmp_path / "again", TABLE_BYTES))
         assert again.misses[0] == len(np.setdiff1d(batch(0), held))
         again.close()
     assert skip > 0
 
 
-def test_where_room_cannot_be_set_aside(trace: SpilledTrace, tmp_path: Path) -> None:
+def test_where_room_cannot_be_set_aside(trace: Trace, tmp_path: Path) -> None:
     with inject("fallocate", errno=errno.EOPNOTSUPP) as fault:
-        plan = BeladyPlanner(NUM_SLOTS).plan_spilled(
-            trace, tmp_path / "plan", table_bytes=TABLE_BYTES
-        )
+        plan = BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
     assert fault.count == 1
     assert len(plan.batch_slots(NUM_BATCHES - 1)) == len(batch(NUM_BATCHES - 1))
     plan.close()
@@ -266,19 +265,19 @@ def test_where_room_cannot_be_set_aside(trace: SpilledTrace, tmp_path: Path) -> 
 # --- files that change ---------------------------------------------------------------------------
 
 
-def test_a_bit_of_the_trace(trace: SpilledTrace, tmp_path: Path) -> None:
-    flip(tmp_path / "trace", int(trace.begins[4]) + 13)
+def test_a_bit_of_the_trace(trace: Trace, tmp_path: Path) -> None:
+    flip(tmp_path / "trace", int(spool_of(trace).begins[4, 0]) + 13)
     text = r"trace: batch 4 is not what was written: \d+ bytes at offset \d+ have the crc32c"
     with pytest.raises(CorruptStoreError, match=text) as raised:
         trace.batch(4)
     assert raised.value.path == str(tmp_path / "trace")
     assert trace.batch(3).tolist() == batch(3).tolist()
     with pytest.raises(CorruptStoreError, match=text):
-        BeladyPlanner(NUM_SLOTS).plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES)
+        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
     assert names(tmp_path) == ["trace"]
 
 
-def test_a_bit_of_a_plan(plan: SpilledPlan, tmp_path: Path) -> None:
+def test_a_bit_of_a_plan(plan: CachePlan, tmp_path: Path) -> None:
     flip(tmp_path / "plan.slots", 4 * int(plan.offsets[6]) + 2)
     with pytest.raises(CorruptStoreError, match=r"plan\.slots: batch 6 is not what was written"):
         plan.batch_slots(6)
@@ -290,40 +289,43 @@ def test_a_bit_of_a_plan(plan: SpilledPlan, tmp_path: Path) -> None:
     assert len(plan.batch_changes(3)[0]) >= 0
 
 
-def test_a_file_that_ends_early_between_the_passes(trace: SpilledTrace, tmp_path: Path) -> None:
+def test_a_file_that_ends_early_between_the_passes(trace: Trace, tmp_path: Path) -> None:
     with (
         inject("pread", short_bytes=0, skip=3 * NUM_BATCHES, times=1),
         pytest.raises(StorageError, match="the file ends at byte"),
     ):
-        BeladyPlanner(NUM_SLOTS).plan_spilled(trace, tmp_path / "plan", table_bytes=TABLE_BYTES)
+        BeladyPlanner(NUM_SLOTS).plan(trace, PlanPlace(tmp_path / "plan", TABLE_BYTES))
 
 
-def test_a_batch_that_lies_where_another_should(trace: SpilledTrace) -> None:
+def test_a_batch_that_lies_where_another_should(trace: Trace) -> None:
     """Its checksum knows which batch it is."""
     size = len(batch(4))
+    spool = spool_of(trace)
     with pytest.raises(OSError, match="batch 5 is not what was written"):
-        trace.file.read_int32(int(trace.begins[4]), size, int(trace.crcs[4]), 5)
+        spool.file.read_int32(int(spool.begins[4, 0]), size, int(spool.crcs[4, 0]), 5)
 
 
 # --- what is refused -----------------------------------------------------------------------------
 
 
 def test_nodes_that_the_graph_does_not_have(tmp_path: Path) -> None:
-    file = TraceFile(tmp_path / "trace", 1, NUM_NODES)
+    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     file.put(0, np.array([1, NUM_NODES]))
     with pytest.raises(UsageError, match=r"row id 500 at position 1 is outside \[0, 500\)"):
-        BeladyPlanner(2).plan_spilled(file.build(), tmp_path / "plan", table_bytes=TABLE_BYTES)
+        BeladyPlanner(2).plan(file.build(), PlanPlace(tmp_path / "plan", TABLE_BYTES))
+    file.close()
     planner = BeladyPlanner(2)
     planner.restart(np.array([NUM_NODES, 0]))
+    file = TraceBuilder(1, NUM_NODES, tmp_path / "trace")
     file.put(0, np.array([1, 2]))
     with pytest.raises(UsageError, match="slot 0 holds row 500, but there are only 500"):
-        planner.plan_spilled(file.build(), tmp_path / "plan", table_bytes=TABLE_BYTES)
+        planner.plan(file.build(), PlanPlace(tmp_path / "plan", TABLE_BYTES))
     assert sorted(planner.nodes.tolist()) == [0, NUM_NODES]
     assert names(tmp_path) == ["trace"]
     file.close()
 
 
-def test_no_table(trace: SpilledTrace, tmp_path: Path) -> None:
+def test_no_table(trace: Trace, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has at least 4 bytes, got 3"):
-        BeladyPlanner(2).plan_spilled(trace, tmp_path / "plan", table_bytes=3)
+        BeladyPlanner(2).plan(trace, PlanPlace(tmp_path / "plan", 3))
     assert names(tmp_path) == ["trace"]

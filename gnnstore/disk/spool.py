@@ -1,0 +1,285 @@
+"""Arrays that wait for their batch, by its number: in memory, or in a file that is checked.
+
+A run that looks ahead keeps samples, traces, plans and the places of packed rows until the batch is
+assembled. Where there is too much of it for memory, it lies in files of the run's directory, which
+are read back once and soon.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
+from gnnstore.formats.container.files import free_bytes
+from gnnstore.units import format_size
+
+_Result = TypeVar("_Result")
+
+
+class Spool(Protocol):
+    """Arrays by the number of their batch. Safe to use from many threads at once."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+
+    @property
+    def num_disk_bytes(self) -> int:
+        """Disk that they take, until the spool is closed."""
+
+    def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Keep the arrays of batch i, which has none yet."""
+
+    def read(self, i: int) -> list[npt.NDArray[Any]]:
+        """Return the arrays of batch i, as often as asked for."""
+
+    def drop(self, i: int) -> None:
+        """Let go of the arrays of batch i, if there are any."""
+
+    def close(self) -> None:
+        """Let go of all of them. Idempotent."""
+
+
+class MemorySpool:
+    """Keeps arrays in memory, as they are given: nothing is copied."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, list[npt.NDArray[Any]]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+        return sum(array.nbytes for arrays in list(self._records.values()) for array in arrays)
+
+    @property
+    def num_disk_bytes(self) -> int:
+        """Nothing."""
+        return 0
+
+    def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Keep the arrays of batch i.
+
+        Raises
+        ------
+        UsageError
+            If there are some already.
+        """
+        given = list(arrays)
+        if self._records.setdefault(i, given) is not given:
+            raise UsageError(f"the arrays of batch {i} are there already")
+
+    def read(self, i: int) -> list[npt.NDArray[Any]]:
+        """Return the arrays of batch i themselves.
+
+        Raises
+        ------
+        KeyError
+            If there are none.
+        """
+        return self._records[i]
+
+    def drop(self, i: int) -> None:
+        """Let go of the arrays of batch i, if there are any."""
+        self._records.pop(i, None)
+
+    def close(self) -> None:
+        """Let go of all of them. Idempotent."""
+        self._records.clear()
+
+
+class FileSpool:
+    """Keeps vectors of int32 and int64 in one file, as threads come with them.
+
+    Where they lie, and their checksums, are in memory: 21 bytes for each. A process that was
+    forked off may read, but not write. Kernels read and write the file, too.
+
+    Parameters
+    ----------
+    path : Path
+        The file to make; removed by `close`, or once nobody holds the spool.
+    num_batches : int
+        S; batches are numbered below.
+    num_arrays : int
+        The most that a batch has.
+    what : str
+        What is kept, for messages.
+
+    Attributes
+    ----------
+    path, num_batches
+        As given.
+    file : SpillFile
+    begins, counts : ndarray of int64 [S, num_arrays]
+        The byte that each vector begins at, and its numbers; -1: it is not there.
+    crcs : ndarray of uint32 [S, num_arrays]
+        Checksums, which know the number of their batch.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be made.
+    """
+
+    def __init__(
+        self, path: Path, num_batches: int, num_arrays: int = 1, *, what: str = "the arrays"
+    ) -> None:
+        self.path = path
+        self.num_batches = num_batches
+        self.begins = np.zeros((num_batches, num_arrays), np.int64)
+        self.counts = np.full((num_batches, num_arrays), -1, np.int64)
+        self.crcs = np.zeros((num_batches, num_arrays), np.uint32)
+        self._are_wide = np.zeros((num_batches, num_arrays), np.bool_)
+        self._what = what
+        self._pid = os.getpid()
+        try:
+            self.file = _core.SpillFile(path)
+        except OSError as error:
+            raise storage_error(error, "create a file", path) from error
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take: what the page cache keeps may be taken back at any time."""
+        tables = (self.begins, self.counts, self.crcs, self._are_wide)
+        return sum(table.nbytes for table in tables)
+
+    @property
+    def num_disk_bytes(self) -> int:
+        """Disk that they take, until the spool is closed."""
+        return self.file.num_bytes
+
+    def append(self, i: int, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Write the vectors of batch i behind all others.
+
+        Raises
+        ------
+        NoSpaceError, StorageError
+            If they cannot be written. They may then be written again.
+        UsageError
+            If there are some already, there is no such batch, they are something else, or the
+            file is closed.
+        """
+        if os.getpid() != self._pid:
+            raise UsageError(f"{self.path} was made before a fork; write where it was made")
+        if not 0 <= i < self.num_batches or self.counts[i, 0] >= 0:
+            raise UsageError(f"{self.path}: batch {i} is there already, or outside of the spool")
+        for array in arrays:
+            if array.ndim != 1 or array.dtype not in (np.int32, np.int64):
+                raise UsageError(
+                    f"{self.path}: an array of {array.dtype} {list(array.shape)} cannot be kept; "
+                    "only vectors of int32 and int64 can"
+                )
+
+        def write() -> None:
+            for k, array in enumerate(arrays):
+                place = self.file.append(np.ascontiguousarray(array), i)
+                self.begins[i, k], self.crcs[i, k] = place
+                self._are_wide[i, k] = array.itemsize == np.dtype(np.int64).itemsize
+
+        guarded(write, f"write {self._what} of batch {i}", self.path)
+        self.counts[i, : len(arrays)] = [len(array) for array in arrays]
+
+    def note(
+        self,
+        begins: npt.NDArray[np.int64],
+        counts: npt.NDArray[np.int64],
+        crcs: npt.NDArray[np.uint32],
+    ) -> None:
+        """Take over what a kernel has written to the file: of each batch one vector of int32."""
+        self.begins[:, 0], self.counts[:, 0], self.crcs[:, 0] = begins, counts, crcs
+
+    def read(self, i: int) -> list[npt.NDArray[Any]]:
+        """Read the vectors of batch i: new arrays.
+
+        Raises
+        ------
+        KeyError
+            If there are none.
+        CorruptStoreError
+            If the file no longer holds what was written.
+        StorageError
+            If it cannot be read.
+        UsageError
+            If it is closed.
+        """
+        if self.counts[i, 0] < 0:
+            raise KeyError(f"{self.path} has nothing of batch {i}")
+
+        def read(k: int) -> npt.NDArray[Any]:
+            of_file = self.file.read_int64 if self._are_wide[i, k] else self.file.read_int32
+            begin, count, crc = (int(of[i, k]) for of in (self.begins, self.counts, self.crcs))
+            return of_file(begin, count, crc, i)
+
+        doing = f"read {self._what} of batch {i}"
+        num_arrays = np.count_nonzero(self.counts[i] >= 0)
+        return guarded(lambda: [read(k) for k in range(num_arrays)], doing, self.path)
+
+    def drop(self, i: int) -> None:
+        """Forget the vectors of batch i, if there are any. The file keeps its length."""
+        self.counts[i] = -1
+
+    def close(self) -> None:
+        """Remove the file, in the process that made it. Idempotent; waits for other calls."""
+        self.file.close()
+
+
+def guarded(call: Callable[[], _Result], doing: str, path: Path) -> _Result:
+    """Return `call()`, with the system's errors as ours.
+
+    Parameters
+    ----------
+    call : callable
+        Something that files of a run are needed for.
+    doing : str
+        What that is, as in "write the trace of batch 3".
+    path : Path
+        Of the file; an error may name another one.
+
+    Raises
+    ------
+    CorruptStoreError
+        A file no longer holds what was written.
+    NoSpaceError
+        The disk is full.
+    StorageError
+        The system refuses otherwise.
+    UsageError
+        The file is closed, or what is called refuses its arguments.
+    """
+    try:
+        return call()
+    except (ValueError, IndexError) as error:
+        raise UsageError(f"cannot {doing}: {error}") from error
+    except OSError as error:
+        raise translated(error, doing, Path(error.filename or path)) from error
+
+
+def translated(error: OSError, doing: str, path: Path) -> Exception:
+    """Return the system's error as ours; see `guarded`."""
+    if error.errno == errno.EBADMSG:
+        return CorruptStoreError(
+            f"{path}: {error.strerror}. The disk or another program has changed it; start the run "
+            "again, with another directory for what it spills if this comes again",
+            path=path,
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        free = math.nan
+        with suppress(OSError):
+            free = free_bytes(path.parent)
+        return NoSpaceError(
+            f"cannot {doing}: no space left for {path} ({error.strerror}); {path.parent} has "
+            f"{'an unknown number of bytes' if math.isnan(free) else format_size(int(free))} free. "
+            "Free some space, let the run spill to another disk, or let it keep fewer batches "
+            "(a smaller superbatch)",
+            path=path,
+        )
+    return storage_error(error, doing, path)

@@ -1,0 +1,331 @@
+"""The rows that the batches of a superbatch miss, sorted: what packing works from.
+
+Of each such row its id is there while it is packed, and its position until it is read. A superbatch
+may be as long as an epoch, and what it misses many times what memory holds; then both are in files:
+ids, which are read once for each table, range by range (see `_core.pack_spilled_rows`), and
+positions, which are read when the batch is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.trace import Trace
+from gnnstore.disk.spool import FileSpool, MemorySpool
+from gnnstore.errors import UsageError
+from gnnstore.features.packed import memory as packing_memory
+from gnnstore.features.packed.chunks import MissIndex
+from gnnstore.features.packed.memory import (
+    SPILLED_BATCH_BYTES,
+    held_bytes,
+    sorting_bytes,
+    spilled_bytes,
+    too_little_memory,
+)
+from gnnstore.parallel import CancelledError, for_each, interruptible
+
+# A plan; or beside the trace's ids int32 (negative: missed) or bool (false: missed).
+Slots = CachePlan | npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class MissTable:
+    """The distinct rows that each batch misses, and where they go.
+
+    Attributes
+    ----------
+    rows : ndarray of int32 or int64 [m]
+        Those of batch i are ``rows[begins[i]:begins[i] + index.num_rows[i]]``, in the order of the
+        table. None where they are in a file, but of its element type.
+    begins : ndarray of int64 [S]
+    index : MissIndex
+    file : FileSpool or None
+        Of each batch its rows.
+    samples : ndarray of int32 or int64
+        Of rows in a file every `STRIDE_ROWS`-th of each batch, by which ends of ranges are found.
+    """
+
+    rows: npt.NDArray[Any]
+    begins: npt.NDArray[np.int64]
+    index: MissIndex
+    file: FileSpool | None = None
+    samples: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory, while rows are packed."""
+        if self.file is not None:
+            return SPILLED_BATCH_BYTES * len(self.begins) + self.samples.nbytes
+        return self.rows.nbytes + self.begins.nbytes + self.index.num_bytes
+
+    def batch(self, i: int) -> npt.NDArray[Any]:
+        """Return the rows of a batch that are in memory: a view."""
+        begin = int(self.begins[i])
+        return self.rows[begin : begin + int(self.index.num_rows[i])]
+
+    def close_rows(self) -> None:
+        """Remove the file of ids, if there is one, when all tables are packed. Idempotent."""
+        if self.file is not None:
+            self.file.close()
+
+    def close(self) -> None:
+        """Remove all files. Idempotent."""
+        self.close_rows()
+        self.index.close()
+
+
+@dataclass(frozen=True, eq=False)
+class MissCollector:
+    """Finds and sorts what batches miss. Made by `of`, which checks what it is given.
+
+    Attributes
+    ----------
+    trace : Trace
+    slots : CachePlan, or ndarray of int32 or bool [n]
+    num_table_rows : int
+    slots_of : callable
+        Returns the slot of each row of a batch.
+    most : ndarray of int64 [S]
+        Distinct rows that each batch misses, at most; exactly, if a plan says it.
+    """
+
+    trace: Trace
+    slots: Slots
+    num_table_rows: int
+    slots_of: Callable[[int], npt.NDArray[np.int32]]
+    most: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, trace: Trace, slots: Slots, num_table_rows: int) -> MissCollector:
+        """Check that trace and slots fit together.
+
+        Raises
+        ------
+        UsageError
+            If they do not.
+        """
+        _check_offsets(trace)
+        return cls(trace, slots, num_table_rows, *_slots_of(trace, slots))
+
+    @property
+    def id_bytes(self) -> int:
+        """Of an id: 4 or 8."""
+        return self.trace.ids.itemsize
+
+    def collect(
+        self,
+        directory: Path | None = None,
+        *,
+        memory_bytes: int,
+        num_threads: int = 1,
+        stop: threading.Event | None = None,
+    ) -> MissTable:
+        """Find and sort the rows that each batch misses, with as many threads as memory allows.
+
+        It goes on in a thread of its own, so that it may be interrupted.
+
+        Parameters
+        ----------
+        directory : Path, optional
+            Where files are made, "missed" and "positions"; by default all is in memory.
+        stop : threading.Event, optional
+            Once it is set, sorting ends.
+
+        Raises
+        ------
+        UsageError
+            If an id is not below `num_table_rows`, or the plan misses other rows than it says.
+        BudgetError
+            If there is too little memory.
+        NoSpaceError, StorageError, CorruptStoreError
+            If a trace or plan in files cannot be read, or a file not be made or written; files
+            are removed then.
+        CancelledError
+            If `stop` is set.
+        """
+        spills = directory is not None
+        if spills:
+            held = spilled_bytes(self.most, self.id_bytes)
+        else:
+            held = held_bytes(int(self.most.sum()), len(self.most), self.id_bytes)
+        num_threads = self._num_threads(num_threads, memory_bytes, memory_bytes - held, spills)
+        progress = np.zeros(2, np.int64)
+
+        def each(sort_batch: Callable[[int], None]) -> None:
+            def unless_stopped(i: int) -> None:
+                if progress[1]:
+                    raise CancelledError("the rows that batches miss are not wanted any more")
+                sort_batch(i)
+
+            for_each(len(self.most), num_threads, unless_stopped)
+
+        def work() -> MissTable:
+            if directory is not None:
+                return self._to_files(directory, num_threads, each)
+            return self._in_memory(each)
+
+        return interruptible(work, progress, stop)
+
+    def _in_memory(self, each: Callable[[Callable[[int], None]], None]) -> MissTable:
+        most, total = self.most, int(self.most.sum())
+        begins = np.cumsum(most) - most
+        num_rows = np.zeros(len(most), np.int64)
+        # Not from the pool, which rounds up by an eighth, and keeps what it gets back.
+        rows, positions = np.empty(total, self.trace.ids.dtype), np.empty(total, np.int32)
+        places = MemorySpool()
+
+        def sort_batch(i: int) -> None:
+            begin, end = int(begins[i]), int(begins[i] + most[i])
+            num_rows[i], *repeats = self._sort(i, rows[begin:end], positions[begin:end])
+            places.append(i, [positions[begin : begin + int(num_rows[i])], *repeats])
+
+        each(sort_batch)
+        self._check(num_rows)
+        return MissTable(rows, begins, MissIndex(num_rows, places))
+
+    def _to_files(
+        self, directory: Path, num_threads: int, each: Callable[[Callable[[int], None]], None]
+    ) -> MissTable:
+        num_batches, dtype = len(self.most), self.trace.ids.dtype
+        num_rows = np.zeros(num_batches, np.int64)
+        samples: list[npt.NDArray[Any]] = [np.empty(0, dtype)] * num_batches
+        largest = int(self.most.max(initial=0))
+        # One of each thread. Not from the pool, which keeps what it gets back.
+        idle = [(np.empty(largest, dtype), np.empty(largest, np.int32)) for _ in range(num_threads)]
+        ids = FileSpool(directory / "missed", num_batches, what="which rows are missed")
+        try:
+            what = "where packed rows go"
+            places = FileSpool(directory / "positions", num_batches, 3, what=what)
+        except BaseException:
+            ids.close()
+            raise
+
+        def sort_batch(i: int) -> None:
+            scratch, most = idle.pop(), int(self.most[i])
+            num_rows[i], *repeats = self._sort(i, scratch[0][:most], scratch[1][:most])
+            found, positions = (array[: num_rows[i]] for array in scratch)
+            samples[i] = found[:: packing_memory.STRIDE_ROWS].copy()
+            ids.append(i, [found])
+            places.append(i, [positions, *repeats])
+            idle.append(scratch)
+
+        try:
+            each(sort_batch)
+            self._check(num_rows)
+        except BaseException:
+            ids.close()
+            places.close()
+            raise
+        none = np.empty(0, dtype)
+        joined = np.concatenate([none, *samples])
+        return MissTable(none, num_rows - num_rows, MissIndex(num_rows, places), ids, joined)
+
+    def _num_threads(self, wanted: int, memory_bytes: int, left_bytes: int, spills: bool) -> int:
+        """Return how many threads there is memory for, of what packing has and of what is left."""
+
+        def needed_bytes(threads: int) -> int:
+            read_rows = self.trace.read_rows
+            return sorting_bytes(self.most, threads, self.id_bytes, read_rows, spills=spills)
+
+        while wanted > 1 and needed_bytes(wanted) > left_bytes:
+            wanted -= 1
+        if (missing := needed_bytes(wanted) - left_bytes) > 0:
+            raise too_little_memory(len(self.most), memory_bytes, missing)
+        return wanted
+
+    def _sort(
+        self, i: int, rows: npt.NDArray[Any], positions: npt.NDArray[np.int32]
+    ) -> tuple[int, npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Find and sort what a batch misses.
+
+        Parameters
+        ----------
+        rows, positions : ndarray [k]
+            Receive the distinct rows in the order of the table, and where each comes first.
+
+        Returns
+        -------
+        int
+            How many rows they are.
+        repeat_targets, repeat_sources : ndarray of int32
+            Where rows come again, and where the same row comes first.
+        """
+        ids, slots = self.trace.batch(i), self.slots_of(i)
+        try:
+            return _core.sort_misses(ids, slots, rows, positions, num_rows=self.num_table_rows)
+        except (ValueError, IndexError) as error:
+            raise UsageError(f"cannot pack batch {i} of a superbatch: {error}") from error
+
+    def _check(self, num_rows: npt.NDArray[np.int64]) -> None:
+        """Refuse the plan if it says other numbers of rows than were found."""
+        most = self.most
+        if isinstance(self.slots, CachePlan) and not np.array_equal(num_rows, most):
+            i = int(np.flatnonzero(num_rows != most)[0])
+            raise UsageError(
+                f"batch {i} misses {num_rows[i]} rows, but {most[i]} by its plan; pack with the "
+                "plan that was made of this trace"
+            )
+
+
+def collect_misses(
+    trace: Trace,
+    slots: Slots,
+    num_table_rows: int,
+    *,
+    memory_bytes: int,
+    num_threads: int = 1,
+) -> MissTable:
+    """Find and sort the rows that each batch misses, in memory; see `MissCollector.collect`."""
+    collector = MissCollector.of(trace, slots, num_table_rows)
+    return collector.collect(memory_bytes=memory_bytes, num_threads=num_threads)
+
+
+def _check_offsets(trace: Trace) -> None:
+    """Refuse offsets that are not those of the ids: rows would be taken for other batches'."""
+    offsets, sizes = trace.offsets, np.diff(trace.offsets)
+    if offsets[0] != 0 or offsets[-1] != trace.num_accesses:
+        raise UsageError(
+            f"cannot pack a superbatch: its offsets go from {offsets[0]} to {offsets[-1]}, not "
+            f"from 0 to its {trace.num_accesses} rows"
+        )
+    if len(sizes) and sizes.min() < 0:
+        i = int(sizes.argmin())
+        raise UsageError(f"cannot pack a superbatch: batch {i} has {sizes[i]} rows")
+
+
+def _slots_of(
+    trace: Trace, slots: Slots
+) -> tuple[Callable[[int], npt.NDArray[np.int32]], npt.NDArray[np.int64]]:
+    """Return what gives a batch's slots, and how many rows each batch misses at most."""
+    offsets = trace.offsets
+    if isinstance(slots, CachePlan):
+        if not np.array_equal(slots.offsets, offsets):
+            raise UsageError(
+                f"the trace has {trace.num_accesses} rows in {trace.num_batches} batches, but "
+                f"there are {int(slots.offsets[-1])} slots in {len(slots.offsets) - 1}; pack "
+                "with the plan that was made of this trace"
+            )
+        return slots.batch_slots, slots.misses
+    if slots.dtype not in (np.bool_, np.int32):
+        raise UsageError(f"slots are int32 (negative: missed) or bool, got {slots.dtype}")
+    if len(slots) != trace.num_accesses:
+        raise UsageError(
+            f"the trace has {trace.num_accesses} rows, but there are {len(slots)} slots; "
+            "pack with the plan that was made of this trace"
+        )
+
+    def slots_of(i: int) -> npt.NDArray[np.int32]:
+        part = slots[offsets[i] : offsets[i + 1]]
+        return part.astype(np.int32) - np.int32(1) if part.dtype == np.bool_ else part
+
+    counts = [np.count_nonzero(slots_of(i) < 0) for i in range(trace.num_batches)]
+    return slots_of, np.array(counts, np.int64)
