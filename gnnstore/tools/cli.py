@@ -7,6 +7,7 @@ runs and not before; here stand only the names and one line about each.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 
 import click
@@ -118,15 +119,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments : sequence of str, optional
         The words after `gnnstore`; default the process's own.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
     session = Session()
     try:
         with no_interrupt_lost():
             status = root.main(
-                args=None if arguments is None else list(arguments),
+                args=words,
                 prog_name="gnnstore",
                 standalone_mode=False,
                 obj=session,
             )
     except (Exception, KeyboardInterrupt) as error:
+        # Words that cannot be parsed have not set it; whoever reads stdout needs a document still.
+        session.as_json = session.as_json or "--json" in words
         return exits.report(error, session)
     return status if isinstance(status, int) else exits.OK

@@ -206,6 +206,29 @@ def test_wrong_usage_with_json_is_a_document_too(run: Any) -> None:
     assert done.document["error"]["kind"] == "BadParameter"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("inspect", "--json"),
+        ("inspect", "--json", "--nope"),
+        ("inspect", "a.gnn", "--json", "--array"),
+        ("convert", "--json"),
+        ("convert", "--json", "snap", "a.txt", "a.gnn"),
+        ("convert", "snap", "none.txt", "a.gnn", "--json"),
+        ("convert", "nothing", "--json"),
+        ("nothing", "--json"),
+        ("--json", "inspect"),
+    ],
+)
+def test_whatever_is_wrong_there_is_a_document(run: Any, words: tuple[str, ...]) -> None:
+    """Also where the words cannot be parsed, and --json itself was never reached."""
+    done = run(*words)
+    assert done.document["schema_version"] == 1
+    error = done.document["error"]
+    assert error["exit_status"] == done.status != 0
+    assert error["message"]
+
+
 def test_every_json_document_is_led_by_its_schema(run: Any, example: Path) -> None:
     for arguments in (["inspect", example], ["verify", example], ["info", example]):
         document = run(*arguments, "--json").document

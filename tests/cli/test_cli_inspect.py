@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from gnnstore.budget import limits
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
 from gnnstore.testing.stores import write_example_store
+from gnnstore.tools.inspect.render_store import render_store
+from gnnstore.tools.inspect.scan_store import _ValueRange
 
 
 def test_the_description_adds_up(run: Any, example: Path) -> None:
@@ -51,6 +55,28 @@ def test_text_names_every_array_and_the_next_command(run: Any, example: Path) ->
         assert text in done.stdout
     assert f"gnnstore verify {example} --level full" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_no_word_is_broken_on_a_terminal(run: Any, example: Path, width: int) -> None:
+    words = run("inspect", example, "--stats").stdout.split()
+    document = run("inspect", example, "--stats", "--json").document
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    render_store(console, document)
+    shown = [word.strip(",") for word in stream.getvalue().split()]
+    drawn = "━─█…"
+    broken = {word for word in shown if word.strip(drawn)} - {word.strip(",") for word in words}
+    assert broken == set()
+    for array in document["arrays"]:
+        assert array["path"] in stream.getvalue()
+        assert array["dtype"] in stream.getvalue()
+
+
+def test_the_mean_of_values_whose_sum_is_too_large() -> None:
+    huge = _ValueRange()
+    huge.add(np.full(4, 1.5e308))
+    assert (huge.to_json()["max"], huge.to_json()["mean"]) == (1.5e308, None)
 
 
 def test_what_will_be_used_to_read_it(run: Any, example: Path) -> None:
@@ -142,8 +168,6 @@ def test_stats_of_several_chunks_equal_those_of_one(
 
 
 def test_stats_count_what_is_not_finite(run: Any, tmp_path: Path) -> None:
-    from gnnstore.tools.inspect.scan_store import _ValueRange  # noqa: PLC0415
-
     found = _ValueRange()
     found.add(np.array([np.nan, np.inf, 2.0, -np.inf, 4.0], dtype=np.float32))
     assert found.to_json() == {"min": 2.0, "max": 4.0, "mean": 3.0, "nan": 1, "infinite": 2}

@@ -10,10 +10,12 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gnnstore.tools.ui.json_progress import JsonProgress
 from gnnstore.tools.ui.progress import LineProgress, format_amount, format_rate, open_progress
@@ -204,3 +206,37 @@ def test_a_terminal_gets_bars_on_stderr_and_text_on_stdout(example: Path) -> Non
     assert "scan nodes/node/x" in drawn
     assert "\x1b[" in drawn
     assert b"\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 100, 200])
+@pytest.mark.parametrize(("total", "done"), [(None, 0), (None, 5000), (8_388_608, 1_048_576)])
+def test_a_bar_takes_one_line_on_any_terminal(
+    width: int, total: int | None, done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gnnstore.tools.ui import progress as module  # noqa: PLC0415
+
+    stream = io.StringIO()
+
+    def narrow(**_: Any) -> Console:
+        return Console(file=stream, width=width, force_terminal=True, color_system=None)
+
+    monkeypatch.setattr(module, "Console", narrow)
+    name = "sort edges/node__to__node"
+    with (
+        open_progress(style="bar", show_usage=True) as shown,
+        shown.phase(name, total=total, unit="edges") as phase,
+    ):
+        phase.advance(done)
+        time.sleep(0.25)  # two frames
+        phase.advance(0)
+    frames = [
+        re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", f) for f in re.split(r"\r|\n", stream.getvalue())
+    ]
+    frames = [frame for frame in frames if frame.strip()]
+    assert len(frames) >= 2
+    for frame in frames:
+        assert len(frame) <= width
+        assert name[:10] in frame  # so that no frame has a second line
+    assert "\x1b[1A" not in stream.getvalue()
+    if width >= 80:
+        assert f"{done:,}" in frames[-1]

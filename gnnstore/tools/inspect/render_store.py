@@ -110,7 +110,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{name}.")
         elif isinstance(value, list):
-            flat[f"{prefix}{name}"] = "\n".join(map(_one_line, value)) or "none"
+            between = "\n" if any(isinstance(item, Mapping) for item in value) else ", "
+            flat[f"{prefix}{name}"] = between.join(map(_one_line, value)) or "none"
         else:
             flat[f"{prefix}{name}"] = value
     return flat
@@ -171,7 +172,8 @@ def _print_arrays(console: Console, store: Mapping[str, Any]) -> None:
             share_bar(console, share),
         )
     )
-    print_table(console, columns, rows, right=("on disk", "padding", "share"))
+    right = ("on disk", "padding", "share")
+    print_table(console, columns, rows, right=right, optional=("", "padding", "layout"))
 
 
 def _print_plans(console: Console, plans: list[Mapping[str, Any]]) -> None:

@@ -7,6 +7,7 @@ than RAM cost one sequential pass and one byte a node.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -144,15 +145,16 @@ class _ValueRange:
             low, high = chunk.min().item(), chunk.max().item()
             self._low = low if self._low is None else min(self._low, low)
             self._high = high if self._high is None else max(self._high, high)
-            self._sum += float(chunk.sum(dtype=np.float64))
+            with np.errstate(over="ignore"):  # there is no mean then
+                self._sum += float(chunk.sum(dtype=np.float64))
             self._count += chunk.size
 
     def to_json(self) -> dict[str, Any]:
-        """Return the findings; min, max and mean are None where no value is finite."""
+        """Return the findings; None stands for what is not finite, or of no value at all."""
         return {
             "min": self._low,
             "max": self._high,
-            "mean": self._sum / self._count if self._count else None,
+            "mean": self._sum / self._count if self._count and isfinite(self._sum) else None,
             "nan": self._nan,
             "infinite": self._infinite,
         }

@@ -16,8 +16,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, TextIO
 
 import rich.progress as bars
-from rich.console import Console
-from rich.text import Text
+from rich.console import Console, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Column, Table
 
 from gnnstore.progress import NullProgress, Phase, Progress
 from gnnstore.tools.ui.json_progress import JsonProgress
@@ -29,6 +30,8 @@ Style = Literal["auto", "bar", "lines", "json", "none"]
 
 # A line every 10 s: a convert of an hour leaves 360 lines, not a gigabyte.
 _LINE_SECONDS = 10.0
+_SPINNER_CELLS = 2
+_LEAST_BAR, _MOST_BAR = 8, 40
 
 
 def open_progress(
@@ -62,15 +65,11 @@ def _quiet() -> Iterator[Progress]:
 
 @contextmanager
 def _bars(usage: Usage | None) -> Iterator[Progress]:
+    console = Console(stderr=True)
     display = bars.Progress(
         bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        _AmountColumn(),
-        _RateColumn(),
-        bars.TimeRemainingColumn(),
-        *([] if usage is None else [_UsageColumn(usage)]),
-        console=Console(stderr=True),
+        _PhaseColumn(console, usage),
+        console=console,
         transient=True,
     )
     with display:
@@ -111,36 +110,42 @@ def format_rate(per_second: float, unit: str) -> str:
     return f"{number} {unit}/s"
 
 
-class _AmountColumn(bars.ProgressColumn):
-    """How much is done, in the phase's own unit."""
+class _PhaseColumn(bars.ProgressColumn):
+    """A phase in one line: name, bar, amount, rate, time left and usage, as far as there is room.
 
-    def render(self, task: bars.Task) -> Text:
-        """Return the text for one phase."""
+    The name and the amount are always there. On a narrow terminal usage, rate and time left go,
+    in this order, and the bar where less than `_LEAST_BAR` cells are left for it.
+    """
+
+    def __init__(self, console: Console, usage: Usage | None) -> None:
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+        self._console, self._usage = console, usage
+
+    def render(self, task: bars.Task) -> RenderableType:
+        """Return the line for one phase."""
+        unit, left = task.fields["unit"], task.time_remaining
         total = None if task.total is None else int(task.total)
-        return Text(format_amount(int(task.completed), total, task.fields["unit"]))
-
-
-class _RateColumn(bars.ProgressColumn):
-    """How much is done in a second."""
-
-    def render(self, task: bars.Task) -> Text:
-        """Return the text for one phase."""
-        return Text(format_rate(task.speed, task.fields["unit"]) if task.speed else "")
-
-
-class _UsageColumn(bars.ProgressColumn):
-    """What the process has used so far."""
-
-    max_refresh = 1.0  # seconds; reading it costs a system call or two
-
-    def __init__(self, usage: Usage) -> None:
-        super().__init__()
-        self._usage = usage
-
-    def render(self, task: bars.Task) -> Text:
-        """Return the text, which is that of the whole process."""
-        del task
-        return Text(str(self._usage), style="dim")
+        name, amount = task.description, format_amount(int(task.completed), total, unit)
+        rate = format_rate(task.speed, unit) if task.speed else ""
+        time_left = f"{format_duration(left)} left" if left else ""
+        usage = "" if self._usage is None else str(self._usage)
+        details = [text for text in (time_left, rate, usage) if text]
+        room = self._console.width - _SPINNER_CELLS - len(f"{name} {amount}")
+        while details and len(" ".join(details)) + 1 > room:
+            details.pop()
+        room -= sum(len(text) + 1 for text in details) + 1
+        cells: list[RenderableType] = [name]
+        if room >= _LEAST_BAR:
+            width = min(room, _MOST_BAR)
+            bar = ProgressBar(total=task.total, completed=task.completed, width=width)
+            bar.pulse, bar.animation_time = task.total is None, task.get_time()
+            cells.append(bar)
+        cells += [amount, *sorted(details, key=(rate, time_left, usage).index)]
+        line = Table.grid(padding=(0, 1))
+        for _ in cells:
+            line.add_column(no_wrap=True, overflow="ellipsis")
+        line.add_row(*cells)
+        return line
 
 
 class _BarPhase:

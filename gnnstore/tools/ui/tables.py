@@ -1,19 +1,24 @@
 """Tables and bars for people, drawn alike by every command.
 
 On a terminal they are framed and coloured; in a pipe they are plain columns, one row a
-line, so that grep, awk and a bug report can use them.
+line, so that grep, awk and a bug report can use them. No word is ever broken: a table that is too
+wide for the terminal loses columns it can do without, and then becomes a paragraph a row.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 _BAR_CELLS = 10
+# Wider than any table, so that its own width can be measured.
+_NO_WIDTH = 10_000
 
 
 def print_title(console: Console, title: str) -> None:
@@ -39,19 +44,57 @@ def print_table(
     rows: Iterable[Sequence[object]],
     *,
     right: Iterable[str] = (),
+    optional: Iterable[str] = (),
 ) -> None:
-    """Print rows under a header; the columns named in `right` are aligned to the right."""
+    """Print rows under a header.
+
+    Parameters
+    ----------
+    right : iterable of str
+        Columns that are aligned to the right.
+    optional : iterable of str
+        Columns that a narrow terminal goes without, the first of them first.
+    """
+    kept, numeric = list(range(len(columns))), set(right)
+    cells = [[str(cell) for cell in row] for row in rows]
+    table = _table(console, columns, cells, kept, numeric)
+    if not console.is_terminal:
+        console.print(table, width=_natural_width(console, table), crop=False)
+        return
+    for name in optional:
+        if _natural_width(console, table) <= console.width:
+            break
+        kept.remove(columns.index(name))
+        table = _table(console, columns, cells, kept, numeric)
+    if _natural_width(console, table) <= console.width:
+        console.print(table)
+        return
+    for row in cells:
+        console.print(row[0], style="bold", overflow="fold")
+        facts = [f"{columns[i]} {row[i]}".strip() for i in kept[1:] if row[i]]
+        console.print(Padding(Text(", ".join(facts)), (0, 0, 0, 4)))
+
+
+def _table(
+    console: Console,
+    columns: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    kept: Sequence[int],
+    numeric: Container[str],
+) -> Table:
     frame = box.SIMPLE_HEAD if console.is_terminal else None
     table = Table(box=frame, padding=(0, 1, 0, 1) if frame else (0, 2, 0, 2), header_style="dim")
-    numeric = set(right)
-    for position, column in enumerate(columns):
-        if column in numeric:
-            table.add_column(column, justify="right", no_wrap=True)
-        else:  # the first column names the row: on a narrow terminal the others fold
-            table.add_column(column, overflow="fold", no_wrap=position == 0)
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    console.print(table)
+    for i in kept:
+        justify: JustifyMethod = "right" if columns[i] in numeric else "left"
+        table.add_column(columns[i], justify=justify, no_wrap=True)
+    for row in cells:
+        table.add_row(*(row[i] for i in kept))
+    return table
+
+
+def _natural_width(console: Console, table: Table) -> int:
+    options = console.options.update(max_width=_NO_WIDTH)
+    return console.measure(table, options=options).maximum
 
 
 def share_bar(console: Console, share: float) -> str:
