@@ -295,32 +295,53 @@ def test_the_picture_shows_the_numbers(
     assert document["drawn_to"] == str(picture)
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack_from(">II", data, 16) == (1950, 690)
-
-    ((axes, times),) = [figure.axes for figure in figures]
+    ((axes, *times),) = [figure.axes for figure in figures]
+    assert struct.unpack_from(">II", data, 16) == (1950 if times else 1050, 690)
     assert len(document["caches"]) == 7
     for place, line in enumerate(axes.lines):
         rates = [
-            100 * cache["policies"][place]["misses"] / document["rows_needed"]
-            for cache in document["caches"]
+            100 * (outcome["misses"] + outcome["filled_rows"]) / document["rows_needed"]
+            for outcome in (cache["policies"][place] for cache in document["caches"])
         ]
         assert list(line.get_ydata()) == pytest.approx(rates)
         assert list(line.get_xdata()) == pytest.approx([1, 2, 5, 10, 20, 30, 50])
     assert len(axes.lines) == 5
+    assert "filling the cache included" in axes.get_legend().get_title().get_text()
+    by_label = {line.get_label(): line.get_ydata() for line in axes.lines}
+    # Belady's is the best of those that fill themselves, and no worse than one filled before.
+    for label, rates in by_label.items():
+        assert (np.array(by_label["Belady"]) <= np.array(rates) + 1e-9).all(), label
 
-    drawn = {line.get_label(): line for line in times.lines}
+    drawn = {line.get_label(): line for panel in times for line in panel.lines}
     curve = document["predictions"]["curve"]
     assert [p["memory_bytes"] for p in curve] == sorted(p["memory_bytes"] for p in curve)
     for choice, label in (("mmap", "mmap"), ("belady", "belady")):
         points = [
-            (point["memory_bytes"] / 1e9, point["seconds_per_epoch"][choice])
+            (point["memory_bytes"], point["seconds_per_epoch"][choice])
             for point in curve
             if point["seconds_per_epoch"][choice] is not None
         ]
-        if points:
+        if points and times:
             assert np.transpose(drawn[label].get_data()) == pytest.approx(np.array(points))
         else:
             assert label not in drawn
+
+
+@pytest.mark.parametrize("num_points", [0, 1, 2])
+def test_single_points_are_no_panel(
+    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_points: int
+) -> None:
+    pytest.importorskip("matplotlib")
+    from gnnstore.tools.plots import plan as plots  # noqa: PLC0415
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plots, "save_png", lambda figure, _: figures.append(figure))
+    document = run("plan", store, *QUICK, "--batches", "5", "--json").document
+    times = {"belady": 1.0, "mmap": 2.0}
+    curve = [{"memory_bytes": 10**9, "seconds_per_epoch": times} for _ in range(num_points)]
+    document["predictions"]["curve"] = curve
+    plots.draw_plan(document, tmp_path / "a.png")
+    assert len(figures[0].axes) == (2 if num_points > 1 else 1)
 
 
 def test_without_matplotlib_nothing_is_sampled(

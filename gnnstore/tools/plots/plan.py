@@ -1,10 +1,11 @@
-"""Miss-ratio curves of caches (Ginex, figure 5), and what an epoch takes with how much memory.
+"""Rows read with caches of all sizes (as in Ginex, figure 5), and epoch times over memory.
 
 Draws with matplotlib, an optional extra.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from itertools import cycle
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.simulate import policies
 from gnnstore.strategies.builtin import auto
-from gnnstore.tools.plan.render import miss_rate
+from gnnstore.tools.plan.render import read_rate
 from gnnstore.tools.plots.pictures import make_plain, new_figure, save_png
+from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +35,7 @@ _LINES = (
 
 
 def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
-    """Draw misses over the size of a cache, and predicted times over memory, as a PNG.
+    """Draw the rows read over the size of a cache, and predicted times over memory, as a PNG.
 
     Parameters
     ----------
@@ -45,12 +47,14 @@ def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
     StorageError
         If the file cannot be written.
     """
-    curve = document["predictions"]["curve"]
-    figure = new_figure(13 if curve else 7)
-    panels = figure.subplots(1, 2 if curve else 1, squeeze=False)[0]
-    _draw_misses(panels[0], document)
-    if curve:
-        _draw_times(panels[1], document["predictions"])
+    times = _times(document["predictions"])
+    # Single points would compare nothing.
+    is_curve = any(len(points) > 1 for points in times.values())
+    figure = new_figure(13 if is_curve else 7)
+    panels = figure.subplots(1, 2 if is_curve else 1, squeeze=False)[0]
+    _draw_reads(panels[0], document)
+    if is_curve:
+        _draw_times(panels[1], times)
     figure.suptitle(
         f"{Path(document['store']).name}: {document['num_batches']} batches of "
         f"{document['batch_size']} seeds",
@@ -59,14 +63,18 @@ def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
     return save_png(figure, file)
 
 
-def _draw_misses(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw the share of missing rows over the size of the cache."""
+def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
+    """Draw the share of rows that are read from disk over the size of the cache.
+
+    A static cache is filled by reads of its own and the others by their misses, so the former are
+    added: without them a static cache beats Belady's, of which none can be better.
+    """
     caches = sorted(document["caches"], key=lambda cache: cache["num_rows"])
     shares = [100 * cache["share"] for cache in caches]
     for policy, (colour, marker) in zip(policies(), cycle(_LINES), strict=False):
         title = POLICIES[policy].title if policy in POLICIES else f"{policy} (static)"
         rates = [
-            100 * miss_rate(document, outcome)
+            100 * read_rate(document, outcome)
             for cache in caches
             for outcome in cache["policies"]
             if outcome["policy"] == policy
@@ -75,28 +83,40 @@ def _draw_misses(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows in the cache (% of all nodes)")
-    axes.set_ylabel("misses (% of the rows that batches need)")
+    axes.set_ylabel("rows read (% of the rows that batches need)")
     make_plain(axes)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, title="filling the cache included")
 
 
-def _draw_times(axes: Axes, predictions: Mapping[str, Any]) -> None:
-    """Draw the predicted seconds of an epoch over memory, of each strategy that can be."""
-    curve = predictions["curve"]
-    for candidate, (colour, marker) in zip(auto().candidates, cycle(_LINES), strict=False):
-        points = [
-            (point["memory_bytes"] / 1e9, point["seconds_per_epoch"].get(candidate.name))
-            for point in curve
+def _times(predictions: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Return the memory in bytes and the predicted seconds of an epoch, by candidate."""
+    return {
+        candidate.name: [
+            (point["memory_bytes"], point["seconds_per_epoch"][candidate.name])
+            for point in predictions["curve"] or ()
             if point["seconds_per_epoch"].get(candidate.name) is not None
         ]
-        if points:
+        for candidate in auto().candidates
+    }
+
+
+def _draw_times(axes: Axes, times: Mapping[str, list[tuple[float, float]]]) -> None:
+    """Draw the predicted seconds of an epoch over memory, of each strategy that can be."""
+    for candidate, (colour, marker) in zip(auto().candidates, cycle(_LINES), strict=False):
+        if points := times[candidate.name]:
             memory, seconds = zip(*points, strict=True)
             style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
             axes.plot(memory, seconds, label=candidate.title, **style)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("memory (GB)")
+    ticker = importlib.import_module("matplotlib.ticker")  # optional, as all of matplotlib
+    for axis in (axes.xaxis, axes.yaxis):
+        # Often less than a power of ten apart: 1 and 10 alone would leave an axis without numbers.
+        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.set_minor_formatter(ticker.NullFormatter())
+    axes.xaxis.set_major_formatter(lambda value, _: format_size(value))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("memory")
     axes.set_ylabel("an epoch, predicted (s)")
     make_plain(axes)
-    if axes.lines:
-        axes.legend(frameon=False)
+    axes.legend(frameon=False)
