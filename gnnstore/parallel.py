@@ -8,13 +8,14 @@ leave neither a thread nor a hang behind.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from itertools import count, islice, repeat
+from types import TracebackType
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +168,7 @@ def ordered_map(
                     failure, is_over = error, True  # first comes what came before
                 else:
                     queue.append(executor.submit(function, item))
+                    del item  # what it holds is free once the function is done with it
             if not queue:
                 if failure is not None:
                     raise failure
@@ -200,7 +202,7 @@ def _result_of(
 
 def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> None:
     """Call work(0), ... work(num_tasks - 1), on some threads; the calling one is among them."""
-    numbers = itertools.count()  # `next` of it is one step of the interpreter
+    numbers = count()  # `next` of it is one step of the interpreter
     failures: list[BaseException] = []
 
     def run() -> None:
@@ -292,3 +294,72 @@ def interruptible(
         raise failure[0]
     report()
     return result[0]
+
+
+def prefetch(
+    items: Iterator[T],
+    *,
+    num_ahead: int = 1,
+    describe: Callable[[int], str] = "while preparing item {}".format,
+    stop: Callable[[], None] = lambda: None,
+) -> Generator[T, None, None]:
+    """Take the items of an iterator in a thread of its own, ahead of the consumer.
+
+    Parameters
+    ----------
+    items : iterator
+        Used in that thread only.
+    num_ahead : int
+        Items that are taken while the consumer works on one; 0 takes each when it is asked for.
+    describe, stop : callable
+        As in `ordered_map`.
+    """
+    taken = ordered_map(
+        lambda _: [*islice(items, 1)],
+        repeat(None),
+        num_threads=1,
+        lookahead=lambda: num_ahead + 1,
+        describe=describe,
+        stop=stop,
+    )
+    with closing(taken):
+        for found in taken:
+            if not found:
+                return
+            yield found.pop()  # held by nobody but the consumer
+
+
+class Workers:
+    """Threads that run parts of a task side by side; a context manager that joins them.
+
+    Parameters
+    ----------
+    num_threads : int
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, "gnnstore-worker")
+
+    def run(self, tasks: Iterable[Callable[[], R]]) -> list[R]:
+        """Return the results of tasks, in their order, once all of them have ended.
+
+        Raises
+        ------
+        Exception
+            That of the first task that failed.
+        """
+        futures = [self._pool.submit(task) for task in tasks]
+        # All of them, also if one fails: what they fill must not be taken from them.
+        wait(futures)
+        return [future.result() for future in futures]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown()

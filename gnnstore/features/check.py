@@ -7,7 +7,7 @@ are of what was to be written, and training compares them; so does this, batch b
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from gnnstore.features.packed.saved import SavedPlan
@@ -16,6 +16,7 @@ from gnnstore.formats.packed.manifest import find_plans, is_plan
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.formats.store import verification
 from gnnstore.formats.store.verification import Level, Problem, Report
+from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
 
 
@@ -90,9 +91,16 @@ def check_batches(path: Path, num_threads: int, progress: Progress) -> list[Prob
     problems = []
     with (
         progress.phase(f"read the batches of {path.name}", num_batches, "batches") as phase,
-        ThreadPoolExecutor(num_threads, "gnnstore-verify") as pool,
+        closing(
+            ordered_map(
+                check,
+                range(num_batches),
+                num_threads=num_threads,
+                lookahead=lambda: 2 * num_threads,
+            )
+        ) as found,
     ):
-        for problem in pool.map(check, range(num_batches)):
+        for problem in found:
             phase.advance()
             if problem is not None:
                 problems.append(problem)

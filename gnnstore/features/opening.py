@@ -1,4 +1,4 @@
-"""Opens the rows of a stored array in the place where they are to be read from."""
+"""Opens the rows of stored arrays in the place where they are to be read from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gnnstore.features.memory import MappedRows, MemoryRows
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.features.source import RowSource
-    from gnnstore.formats.arrays.paged_array import PagedArray
+    from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 
 Mode = Literal["memory", "mmap"]
 
@@ -35,3 +35,26 @@ def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> 
     if place == "mmap":
         return MappedRows.map(array)
     return DirectRows.open(array, place)
+
+
+def open_attribute(
+    reader: StoreReader, spec: AttributeSpec, place: Mode | Engine, num_threads: int = 1
+) -> RowSource:
+    """Open the rows of an attribute of a store; a compressed or empty one is loaded.
+
+    Parameters
+    ----------
+    place, num_threads
+        As in `open_rows`.
+
+    Raises
+    ------
+    CorruptStoreError
+        If a compressed array cannot be decoded.
+    StorageError
+        As in `open_rows`.
+    """
+    if spec.layout == "cold":
+        return MemoryRows.from_array(reader.cold(spec))
+    array = reader.paged(spec)
+    return open_rows(array, place if array.num_rows else "memory", num_threads)

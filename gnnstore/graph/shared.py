@@ -16,8 +16,7 @@ from weakref import WeakKeyDictionary
 
 from gnnstore.disk.buffers import trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
-from gnnstore.features.memory import MemoryRows
-from gnnstore.features.opening import Mode, open_rows
+from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.source import RowSource, Tier
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.store.schema import AttributeSpec
@@ -70,7 +69,8 @@ class Residents:
         key = (spec.path, "memory" if spec.layout == "cold" else mode)
         with self._lock:
             if key not in self._rows:
-                self._rows[key] = self._behind_tiers(_open(store, spec, mode, num_threads))
+                rows = open_attribute(store.reader, spec, mode, num_threads)
+                self._rows[key] = self._behind_tiers(rows)
             return self._rows[key]
 
     def engine(self, path: Path, forced: str | None) -> Engine:
@@ -260,9 +260,3 @@ def residents_of(store: GraphStore) -> Residents:
     """Return the tables that are shared by all loaders on this store object."""
     with _residents_lock:
         return _residents.setdefault(store.reader, Residents())
-
-
-def _open(store: GraphStore, spec: AttributeSpec, mode: Mode, num_threads: int) -> RowSource:
-    if spec.layout == "cold":
-        return MemoryRows.from_array(store.reader.cold(spec))
-    return open_rows(store.reader.paged(spec), mode, num_threads)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import RowSource
 from gnnstore.graph.indices import IndexRows
+from gnnstore.parallel import Workers
 
 # The set of a block's nodes is listed so many of its bytes at a time: 131,072 nodes.
 LISTED_BYTES = 1 << 14
@@ -57,9 +58,9 @@ class Pieces:
 class OrderedReader:
     """Reads a stored vector in order, a chunk at a time, for takers of small pieces."""
 
-    def __init__(self, rows: IndexRows, read_ids: int, readers: Executor) -> None:
+    def __init__(self, rows: IndexRows, read_ids: int, workers: Workers) -> None:
         self._rows = rows
-        self._readers = readers
+        self._workers = workers
         self._read_ids = read_ids
         self._start = 0
         self._chunk: npt.NDArray[Any] = np.empty(0, rows.dtype)
@@ -78,7 +79,7 @@ class OrderedReader:
             if not self._start <= at < end:
                 self._start = at
                 until = min(at + self._read_ids, self._rows.num_edges)
-                self._chunk = self._readers.submit(self._rows.read, at, until).result()
+                self._chunk = self._workers.run([partial(self._rows.read, at, until)])[0]
                 end = at + len(self._chunk)
             part = self._chunk[at - self._start : min(stop, end) - self._start]
             parts.append(part)
@@ -99,8 +100,8 @@ class GraphReader:
     path : str
         The store, for messages.
     pieces : Pieces
-    readers : Executor
-        In whose threads all is read: each has staging memory of its own.
+    workers : Workers
+        Read everything: each has staging memory of its own.
     """
 
     def __init__(
@@ -111,17 +112,17 @@ class GraphReader:
         path: str,
         *,
         pieces: Pieces,
-        readers: Executor,
+        workers: Workers,
     ) -> None:
         self.piece = pieces
-        self._readers = readers
+        self._workers = workers
         self.num_nodes = indptr.num_edges - 1
         self.num_edges = 0 if indices is None else indices.num_edges
         self.edge_data = edge_data
         self._path = path
-        self._indptr = OrderedReader(indptr, pieces.read_ids, readers)
+        self._indptr = OrderedReader(indptr, pieces.read_ids, workers)
         self._indices = (
-            None if indices is None else OrderedReader(indices, pieces.read_ids, readers)
+            None if indices is None else OrderedReader(indices, pieces.read_ids, workers)
         )
         self._counts = NO_READS
 
@@ -157,9 +158,9 @@ class GraphReader:
     def data(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Return data of some edges."""
         positions = np.arange(begin, end, dtype=np.int64)
-        gathered = self._readers.submit(self.edge_data[name].gather, positions).result()
-        self._counts += gathered.counts
-        return gathered.values
+        (rows,) = self._workers.run([partial(self.edge_data[name].gather, positions)])
+        self._counts += rows.counts
+        return rows.values
 
     def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield the graph in order, in pieces: the first target, and where its edges begin ..."""

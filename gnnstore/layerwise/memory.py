@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gnnstore.layerwise.models.blocks import Block
+from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.calls import LayerCall, RowKind
 from gnnstore.layerwise.packing import INDEX_SHARE
 

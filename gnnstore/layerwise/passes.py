@@ -1,35 +1,38 @@
 """One layer over all nodes, block by block, in order.
 
-While the layer runs on one block, the next is made and what it gave for the one before is written.
+While the layer runs on a block, the next is made in one thread, and the rows that it gave for the
+block before are written in another: a copy to the page cache, checksums, and the wait for each
+finished file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gnnstore.disk.buffers import release, release_heap
 from gnnstore.errors import UsageError
 from gnnstore.formats import PagedArrayWriter
+from gnnstore.layerwise.blocks import BlockMaker, MadeBlock
 from gnnstore.layerwise.graph import GraphReader
-from gnnstore.layerwise.making import BlockMaker, MadeBlock
-from gnnstore.layerwise.models.blocks import Block
+from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.calls import LayerCall
 from gnnstore.layerwise.models.gcn import DegreeNorm
-from gnnstore.layerwise.writing import RowsBehind
+from gnnstore.parallel import ordered_map, prefetch
 from gnnstore.progress import Phase
 
 
 @dataclass(frozen=True)
 class PassStats:
-    """What running one layer over all nodes took.
+    """Counts and times of one layer over all nodes.
 
     Attributes
     ----------
@@ -43,7 +46,7 @@ class PassStats:
     bytes_read, bytes_written : int
         Of nodes and edges, packing included.
     bytes_packed : int
-        Of those that were written, for a while only.
+        Of those that were written, the ones in packed rows, which are removed again.
     seconds : float
         In all.
     seconds_waiting, seconds_running, seconds_writing : float
@@ -84,78 +87,84 @@ def run_pass(
     is_ahead: bool,
     phase: Phase,
 ) -> PassStats:
-    """Run a layer on the rows that are not written yet, and write what it gives.
+    """Run a layer on the rows that are not written yet, and write its results.
 
     Parameters
     ----------
     is_ahead : bool
         Make the next block and write the rows of the one before while the layer runs.
     phase : Phase
-        Told the nodes that are done.
+        Advanced by the nodes whose rows are written.
 
     Raises
     ------
     UsageError
         If the layer fails on a block.
     BudgetError, StorageError, CorruptStoreError
-        As `BlockMaker.make` and `PagedArrayWriter.append`.
+        As `BlockMaker.blocks` and `PagedArrayWriter.append`.
     """
     start = perf_counter()
     waited = ran = 0.0
     num_blocks = 0
-    first = writer.skip(writer.num_committed_rows)
-    phase.advance(first)
+    done = writer.skip(writer.num_committed_rows)
+    phase.advance(done)
     bytes_before = writer.remaining_bytes
-    with (
-        ThreadPoolExecutor(1, "gnnstore-blocks") as pool,
-        RowsBehind(writer, phase.advance) as behind,
-        _stopping(maker),
-    ):
+    num_ahead = 1 if is_ahead else 0
+    blocks = prefetch(
+        maker.blocks(done),
+        num_ahead=num_ahead,
+        describe="while making block {}".format,
+        stop=maker.stop,
+    )
 
-        def begin(node: int) -> Future[MadeBlock] | None:
-            return pool.submit(maker.make, node) if node < maker.num_nodes else None
+    def run_next() -> Tensor:
+        nonlocal done, waited, ran, num_blocks
+        began = perf_counter()
+        made = next(blocks)
+        waited += perf_counter() - began
+        began = perf_counter()
+        rows = _run(call, made, device, out_dtype)
+        ran += perf_counter() - began
+        done = made.last
+        num_blocks += 1
+        del made  # before the block after the next is begun
+        release_heap()
+        return rows
 
-        pending = begin(first)
-        while pending is not None:
-            began = perf_counter()
-            made = pending.result()
-            waited += perf_counter() - began
-            last = made.last
-            pending = begin(last) if is_ahead else None
-            began = perf_counter()
-            rows = _run(call, made, device, out_dtype)
-            ran += perf_counter() - began
-            behind.append(rows)  # with the block, whose memory they may share
-            del rows, made  # before the block after the next is begun
-            release_heap()
-            if not is_ahead:
-                behind.finish()
-                pending = begin(last)
-            num_blocks += 1
+    def results() -> Iterator[Tensor]:
+        while done < maker.num_nodes:
+            yield run_next()
+
+    def write(rows: Tensor) -> int:
+        writer.append(_as_stored(rows))
+        return len(rows)
+
+    written = ordered_map(
+        write,
+        results(),
+        num_threads=1,  # rows and the journal's lines keep their order
+        lookahead=lambda: num_ahead + 1,
+        describe="while writing the rows of block {}".format,
+    )
+    begun = perf_counter()
+    with closing(blocks), closing(written):
+        for num_rows in written:
+            phase.advance(num_rows)
+    wrote = perf_counter() - begun - waited - ran
     release()
     return PassStats(
         call.layer.name,
         call.form,
         num_blocks,
         maker.counts.rows_read,
-        maker.all_counts.bytes_read,
+        maker.bytes_read,
         bytes_before - writer.remaining_bytes + maker.bytes_packed,
         maker.bytes_packed,
         perf_counter() - start,
         waited,
         ran,
-        behind.seconds_waiting,
+        wrote,
     )
-
-
-@contextmanager
-def _stopping(maker: BlockMaker) -> Iterator[None]:
-    """Have what is being made end soon when something fails, or the user interrupts."""
-    try:
-        yield
-    except BaseException:
-        maker.stop()
-        raise
 
 
 def _run(call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torch.dtype) -> Tensor:
@@ -166,6 +175,13 @@ def _run(call: LayerCall, made: MadeBlock, device: torch.device, out_dtype: torc
             f"{call.layer.name} fails on nodes {made.first} to {made.last - 1}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _as_stored(rows: Tensor) -> npt.NDArray[Any]:
+    """Return rows in the type in which a store keeps them; a view."""
+    if rows.dtype == torch.bfloat16:
+        return rows.view(torch.int16).numpy().view(np.uint16)
+    return rows.numpy()
 
 
 def degree_scale(graph: GraphReader, norm: DegreeNorm, advance: Callable[[int], None]) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats import AttributeSpec
-from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
 from gnnstore.layerwise.memory import BlockCosts, BlockLimits, Sizes, measure_call
 from gnnstore.layerwise.models.calls import LayerCall, RowKind, choose_call
@@ -96,7 +95,7 @@ def plan_layers(
         for name, spec in edge_specs.items()
     }
     for layer in layers:
-        kind = RowKind(width, _computed_in(layer, stored), device, edge_widths)
+        kind = RowKind(width, stored, _computed_in(layer, stored), device, edge_widths)
         call = choose_call(layer, kind)
         sizes, row = measure_call(call, kind, None if dtype is None else DTYPES[dtype])
         stored_next = str(row.dtype).removeprefix("torch.")
@@ -106,7 +105,7 @@ def plan_layers(
                 f"{', '.join(DTYPES)}; leave the last step out, and take it from the result"
             )
         written = Sizes(0, 0, row.shape[1] * row.dtype.itemsize)
-        costs = _costs(call, kind, (sizes, written), stored, id_bytes)
+        costs = _costs(call, kind, (sizes, written), id_bytes)
         plans.append(LayerPlan(call, kind, costs, row.shape[1], stored_next))
         width, stored = row.shape[1], stored_next
     taken = {name for plan in plans for name in plan.call.takes}
@@ -128,11 +127,9 @@ def _computed_in(layer: Layer, stored: str) -> torch.dtype:
     return torch.float64 if stored == "float64" else torch.float32
 
 
-def _costs(
-    call: LayerCall, kind: RowKind, after: tuple[Sizes, Sizes], stored: str, id_bytes: int
-) -> BlockCosts:
+def _costs(call: LayerCall, kind: RowKind, after: tuple[Sizes, Sizes], id_bytes: int) -> BlockCosts:
     item_bytes = kind.dtype.itemsize
-    row_bytes = _POOL_ROUNDING * kind.width * item_bytes
+    row_bytes = _POOL_ROUNDING * kind.row_bytes
     if not call.needs_edges:
         # Ids; pointers to edges that there are not.
         held = Sizes(0, row_bytes, 8)
@@ -142,9 +139,8 @@ def _costs(
     held = Sizes(8 + edge_bytes, row_bytes + scale_bytes, 8)
     # Sources as they are stored, by piece; data of edges as stored, its order, and positions.
     data_bytes = 24 + edge_bytes if call.takes else 0
-    is_same = DTYPES.get(stored) == kind.dtype
-    stored_bytes = 0 if is_same else kind.width * STORAGE_DTYPES[stored].itemsize
-    making = Sizes(id_bytes + data_bytes, 8 + stored_bytes, 8)
+    converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
+    making = Sizes(id_bytes + data_bytes, 8 + converted_bytes, 8)
     return BlockCosts(held, making, *after)
 
 

@@ -1,11 +1,10 @@
-"""Inference from its plan to the last layer's rows: tables, their order, what may be skipped."""
+"""All layers, one after the other: their tables, and where an interrupted run goes on."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from torch import Tensor
 
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import NoSpaceError, UsageError
-from gnnstore.features.memory import MemoryRows
-from gnnstore.features.opening import open_rows
+from gnnstore.features.opening import open_attribute, open_rows
 from gnnstore.features.packed.chunks import RUN_STAGING_BYTES
 from gnnstore.features.source import RowSource
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
@@ -25,8 +23,8 @@ from gnnstore.formats.container.names import node_array
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import residents_of
 from gnnstore.graph.store import GraphStore
+from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader, Pieces
-from gnnstore.layerwise.making import BlockMaker
 from gnnstore.layerwise.memory import BlockLimits
 from gnnstore.layerwise.models.gcn import DegreeNorm
 from gnnstore.layerwise.models.layers import Layer
@@ -34,11 +32,12 @@ from gnnstore.layerwise.packing import BlockPacker, has_room
 from gnnstore.layerwise.passes import PassStats, degree_scale, run_pass
 from gnnstore.layerwise.plan import Hub, limit_blocks, plan_layers
 from gnnstore.layerwise.result import ARRAY_NAME
-from gnnstore.layerwise.rows import Table
+from gnnstore.layerwise.rows import RowReader, part_memory_bytes
+from gnnstore.parallel import Workers
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
-# What is finished is written down a shard at a time: a resumed run repeats no more than that.
+# Finished rows are journalled a shard at a time: a resumed run repeats no more than that.
 _LEAST_SHARD_BYTES = 64 << 20
 _MAX_SHARDS = 64
 # Of a budget, for buffers that reads go to.
@@ -48,7 +47,7 @@ _WRITER_BYTES = 8 << 20
 
 @dataclass(frozen=True, eq=False)
 class InferenceRequest:
-    """What is asked for, checked as far as it can be by itself.
+    """The arguments of an inference, each checked by itself.
 
     Attributes
     ----------
@@ -84,7 +83,7 @@ class InferenceRequest:
 
 
 class InferenceRun:
-    """Plans when it is made, with all checks; `execute` does the work.
+    """An inference over all layers: planned and checked when it is made, and run by `execute`.
 
     Attributes
     ----------
@@ -180,8 +179,8 @@ class InferenceRun:
         """
         request = self._request
         stats: list[PassStats] = []
-        with ThreadPoolExecutor(self._num_readers, "gnnstore-rows") as readers:
-            graph = self._open_graph(readers)
+        with Workers(self._num_readers) as workers:
+            graph = self._open_graph(workers)
             self.limits = self._limit(graph)
             first, source = self._find_start(writer)
             scale: Tensor | None = None
@@ -193,36 +192,28 @@ class InferenceRun:
                     name = f"degrees for {plan.call.layer.name}"
                     with request.progress.phase(name, self._num_nodes, "nodes") as phase:
                         scale = degree_scale(graph, norm, phase.advance)
-                table = self._table(source, number)
-                packer = self._packer(writer, number, table)
-                maker = BlockMaker(
-                    graph if plan.call.needs_edges else None,
-                    table,
-                    self.limits[number],
-                    takes=plan.call.takes,
-                    scale=None if norm is None else scale,
-                    readers=readers,
-                    packer=packer,
-                )
                 with (
-                    closing(packer) if packer else nullcontext(),
+                    self._packer(writer, number, source) as packer,
                     request.progress.phase(
                         f"{plan.call.layer.name} of {len(self.plans)}", self._num_nodes, "nodes"
                     ) as phase,
                     self._begin(writer, number) as rows,
                 ):
+                    reader = RowReader(source, plan.kind, self._pieces.part_bytes, workers, packer)
                     done = run_pass(
                         plan.call,
-                        maker,
+                        BlockMaker(
+                            graph, reader, plan, self.limits[number], scale=scale, packer=packer
+                        ),
                         rows,
                         device=request.device,
                         out_dtype=getattr(torch, plan.dtype),
                         is_ahead=self.limits[number].is_ahead,
                         phase=phase,
                     )
+                    del reader
                 stats.append(done)
                 request.progress.note(str(done), vars(done))
-                del maker
                 source = _opened(rows, self._directory(writer, number), request.io_engine)
                 if number:
                     shutil.rmtree(self._directory(writer, number - 1), ignore_errors=True)
@@ -237,7 +228,7 @@ class InferenceRun:
 
     # ---- sizes
 
-    def _open_graph(self, readers: ThreadPoolExecutor) -> GraphReader:
+    def _open_graph(self, workers: Workers) -> GraphReader:
         store, edge = self._request.store, self._request.store.schema.edge
         indices = None
         if store.num_edges:
@@ -245,7 +236,7 @@ class InferenceRun:
         edge_data = {name: self._rows_of(spec) for name, spec in self._request.edge_specs.items()}
         indptr = IndexRows.open(store.reader.paged(edge.indptr), self._engine)
         return GraphReader(
-            indptr, indices, edge_data, str(store.path), pieces=self._pieces, readers=readers
+            indptr, indices, edge_data, str(store.path), pieces=self._pieces, workers=workers
         )
 
     def _limit(self, graph: GraphReader) -> list[BlockLimits]:
@@ -260,8 +251,8 @@ class InferenceRun:
         )
 
     def _fixed_bytes(self) -> int:
-        """Return what is needed besides blocks."""
-        parts = [self._table(None, number).part_memory_bytes for number in range(len(self.plans))]
+        """Return the bytes that are needed besides blocks."""
+        parts = [part_memory_bytes(plan.kind, self._pieces.part_bytes) for plan in self.plans]
         has_norm = any(plan.call.norm is not None for plan in self.plans)
         of_nodes = self._num_nodes // 8 + self._num_nodes // 64 + 4 * self._num_nodes * has_norm
         packing = RUN_STAGING_BYTES if has_room(self._request.memory_bytes) else 0
@@ -276,46 +267,38 @@ class InferenceRun:
 
     # ---- tables
 
-    def _packer(self, writer: StoreWriter, number: int, table: Table) -> BlockPacker | None:
-        """Return what packs rows of many blocks at once; None where there is no room for it."""
-        limits = self.limits[number]
-        files = None if table.source is None else table.source.file_rows
+    @contextmanager
+    def _packer(
+        self, writer: StoreWriter, number: int, source: RowSource
+    ) -> Iterator[BlockPacker | None]:
+        """Yield the packer of a layer's input; None where there is no room for it, or no use."""
+        limits, files = self.limits[number], source.file_rows
         if (
             not has_room(self._request.memory_bytes)
             or not self.plans[number].call.needs_edges
             or files is None
             or not limits.is_ahead
         ):
-            return None
+            yield None
+            return
         directory = writer.journal.spill_directory
         directory.mkdir(exist_ok=True)
         needed = self.plans[number].disk_bytes(self._num_nodes)
-        return BlockPacker(
+        packer = BlockPacker(
             files,
             directory,
             memory_bytes=int(limits.making_bytes),
             disk_bytes=lambda: max(0, free_bytes(directory) - 2 * needed),
             num_threads=self._num_readers,
         )
-
-    def _table(self, source: RowSource | None, number: int) -> Table:
-        """Return the input of a layer: the store's rows, or those of the layer before."""
-        plan = self.plans[number]
-        spec = self._request.input_spec if number == 0 else self._spec(number - 1)
-        if source is None and number == 0:
-            source = self._rows_of(spec)
-        return Table(source, spec, plan.kind.dtype, self._pieces.part_bytes)
+        with closing(packer):
+            yield packer
 
     def _rows_of(self, spec: AttributeSpec) -> RowSource:
-        store = self._request.store
-        if spec.layout == "cold":
-            return MemoryRows.from_array(store.reader.cold(spec))
-        if spec.num_rows == 0:
-            return MemoryRows.from_array(store.reader.read(spec))
-        return open_rows(store.reader.paged(spec), self._engine)
+        return open_attribute(self._request.store.reader, spec, self._engine)
 
     def _spec(self, number: int) -> AttributeSpec:
-        """Return what the rows that a layer gives are called, and where they lie."""
+        """Return the array of a layer's results."""
         plan = self.plans[number]
         is_last = number == len(self.plans) - 1
         path = node_array(NODE_TYPE, ARRAY_NAME) if is_last else f"nodes/layer-{number + 1}"
@@ -327,7 +310,7 @@ class InferenceRun:
 
     @contextmanager
     def _begin(self, writer: StoreWriter, number: int) -> Iterator[PagedArrayWriter]:
-        """Yield what writes the rows of a layer, after those that are written already."""
+        """Yield the writer of a layer's results, which goes on behind those that are written."""
         spec = self._spec(number)
         if number == len(self.plans) - 1:
             rows = writer.paged(
@@ -352,24 +335,22 @@ class InferenceRun:
             writer.journal,
         )
 
-    def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource | None]:
+    def _find_start(self, writer: StoreWriter) -> tuple[int, RowSource]:
         """Return the first layer that is not finished, and its input."""
         for number in reversed(range(len(self.plans))):
             rows = self._writer(writer, number)
             if self._num_nodes and rows.num_committed_rows == self._num_nodes:
                 directory = self._directory(writer, number)
                 return number + 1, _opened(rows, directory, self._request.io_engine)
-        return 0, None
+        return 0, self._rows_of(self._request.input_spec)
 
 
-def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> RowSource | None:
-    """Open the rows that a layer has written, to be read by the next."""
-    if not rows.layout.num_shards:
-        return None
+def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> RowSource:
+    """Open the rows that a layer has written, for the next to read."""
     names = [shard_name(shard, 1) for shard in range(rows.layout.num_shards)]
     array = PagedArray(rows.spec, rows.layout, tuple(directory / name for name in names))
     # Their file system may be another one than the store's.
-    return open_rows(array, open_engine(array.file_paths[0], io_engine))
+    return open_rows(array, open_engine(array.file_paths[0], io_engine) if names else "memory")
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:
@@ -380,7 +361,7 @@ def check_input(store: GraphStore, name: str) -> AttributeSpec:
     NotFoundError
         If there is none of this name.
     UsageError
-        If its rows are no vectors.
+        If its rows are not vectors.
     """
     spec = store.node_attribute(name).spec
     if len(spec.shape) != 2:

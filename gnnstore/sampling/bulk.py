@@ -8,20 +8,18 @@ once. Which batches are fetched together changes nothing in them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.parallel import Workers
 from gnnstore.sampling.staged import Fetch, StagedBatch
 
 # Positions as drawn and joined, the keys that they are sorted by, twice, and the ids.
 BYTES_PER_COLUMN_POSITION = 48
-
-_T = TypeVar("_T")
 
 
 def advance_together(batches: Sequence[StagedBatch], fetch: Fetch, num_threads: int = 1) -> None:
@@ -45,15 +43,11 @@ def advance_together(batches: Sequence[StagedBatch], fetch: Fetch, num_threads: 
     if num_threads <= 1 or len(batches) == 1:
         _advance(batches, fetch, _run_here)
         return
-    with ThreadPoolExecutor(num_threads, "gnnstore-bulk") as pool:
-        _advance(batches, fetch, lambda tasks: list(pool.map(_call, tasks)))
+    with Workers(num_threads) as workers:
+        _advance(batches, fetch, workers.run)
 
 
 _Run = Callable[[Iterable[Callable[[], Any]]], list[Any]]
-
-
-def _call(task: Callable[[], _T]) -> _T:
-    return task()
 
 
 def _run_here(tasks: Iterable[Callable[[], Any]]) -> list[Any]:

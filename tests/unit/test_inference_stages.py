@@ -22,32 +22,16 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.pack import pack
-from gnnstore.formats import AttributeSpec, PagedArrayWriter
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise.memory import BlockCosts, BlockLimits, Sizes
+from gnnstore.layerwise.models.calls import is_alone
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.rows import RecycledBlocks
 from gnnstore.layerwise.run import InferenceRun
-from gnnstore.layerwise.writing import RowsBehind, is_alone
 from gnnstore.progress import NullProgress
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
-
-NUM_ROWS, WIDTH = 4000, 8
-
-
-def writer_of(directory: Path) -> PagedArrayWriter:
-    directory.mkdir()
-    spec = AttributeSpec("x", "nodes/node/x", "paged", "float32", (NUM_ROWS, WIDTH))
-    return PagedArrayWriter(directory, spec, 4096, 1 << 16)
-
-
-def written(directory: Path, writer: PagedArrayWriter) -> np.ndarray[Any, Any]:
-    names = [name for name, _, _ in writer.files if name.startswith("c.")]
-    bodies = [np.fromfile(directory / name, np.float32) for name in names]
-    shard_values = writer.layout.shard_rows * WIDTH
-    return np.concatenate([body[:shard_values] for body in bodies])[: NUM_ROWS * WIDTH]
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -60,39 +44,28 @@ def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(ChecksummedFile, "write", slow)
 
 
-def test_rows_are_written_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slowed(monkeypatch, 0.02)
-    rows = torch.arange(NUM_ROWS * WIDTH, dtype=torch.float32).view(NUM_ROWS, WIDTH)
-    done: list[int] = []
-    kept = torch.empty(1000, WIDTH)  # as a layer that fills the same memory for every block
-    with writer_of(tmp_path / "a") as writer, RowsBehind(writer, done.append) as behind:
-        for first in range(0, NUM_ROWS, 1000):
-            behind.append(kept.copy_(rows[first : first + 1000])[:1000])
-            # What is told is written: all but the last.
-            assert sum(done) == first
-    assert done == [1000] * 4
-    assert behind.seconds_waiting > 0
-    np.testing.assert_array_equal(written(tmp_path / "a", writer), rows.numpy().ravel())
-
-
 def test_a_failed_write_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As do rows of the block before, which are told as written."""
+    monkeypatch.setattr(InferenceRun, "_fixed_bytes", lambda _: 0)
+    monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._DIRECT_BYTES", 1)
+    store = random_graph(4000, 0, feature_dim=32).write(tmp_path / "s.gnn")
+    written: list[Path] = []
+    write = ChecksummedFile.write
+
     def full(file: ChecksummedFile, data: Any) -> None:
         sleep(0.02)
-        raise storage_error(OSError(errno.ENOSPC, "no space"), "write", file.path)
+        if file.path not in written:
+            if len(written) == 2:
+                raise storage_error(OSError(errno.ENOSPC, "no space"), "write", file.path)
+            written.append(file.path)
+        write(file, data)
 
     monkeypatch.setattr(ChecksummedFile, "write", full)
-    done: list[int] = []
-    directory = tmp_path / "a"
-
-    def write() -> None:
-        with writer_of(directory) as writer, RowsBehind(writer, done.append) as behind:
-            behind.append(torch.zeros(NUM_ROWS // 2, WIDTH))
-            behind.append(torch.zeros(NUM_ROWS // 2, WIDTH))
-
-    monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._DIRECT_BYTES", 1)
-    with pytest.raises(NoSpaceError, match=f"{directory}/c"):
-        write()
-    assert done == []
+    progress = Interrupting()
+    options: dict[str, Any] = {"memory": "200kB", "shard_bytes": 1 << 16, "progress": progress}
+    with pytest.raises(NoSpaceError, match=r"/nodes/node/x/c"):
+        gnnstore.inference([torch.nn.Identity()], store, tmp_path / "a", **options)
+    assert 0 < sum(progress.done) <= 4000 * 2 // 3
 
 
 def test_who_else_has_rows() -> None:

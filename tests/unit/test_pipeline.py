@@ -9,11 +9,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
 from gnnstore.errors import BudgetError
-from gnnstore.parallel import THREAD_NAME, Lookahead, ordered_map
+from gnnstore.parallel import THREAD_NAME, Lookahead, Workers, ordered_map, prefetch
 
 
 def depth(n: int) -> Callable[[], int]:
@@ -127,6 +128,69 @@ def test_leaving_early_cancels_what_has_not_begun() -> None:
             break
     assert our_threads() == []
     assert len(done) < 20
+
+
+@pytest.mark.parametrize("num_ahead", [0, 1, 3])
+def test_an_iterator_runs_in_its_own_thread_and_so_far_ahead(num_ahead: int) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[list[int]]:
+        for n in range(30):
+            assert threading.current_thread() is not threading.main_thread()
+            taken.append(n)
+            yield [n]
+
+    found = []
+    for item in prefetch(items(), num_ahead=num_ahead):
+        found += item
+        assert len(taken) <= len(found) + num_ahead
+    assert found == list(range(30))
+    assert our_threads() == []
+
+
+def test_a_prefetched_iterator_is_told_to_stop() -> None:
+    stopped = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        assert stopped.wait(20)
+        raise AssertionError("nobody asks for it")
+
+    ahead = prefetch(items(), stop=stopped.set)
+    assert next(ahead) == 1
+    ahead.close()
+    assert stopped.is_set()
+    assert our_threads() == []
+
+
+def test_an_error_of_a_prefetched_iterator_comes_in_its_turn() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise ValueError("enough")
+
+    ahead = prefetch(items(), describe="at {}".format)
+    assert next(ahead) == 1
+    with pytest.raises(ValueError, match="enough") as info:
+        next(ahead)
+    assert info.value.__notes__ == ["at 1"]
+
+
+def test_workers_end_all_tasks_before_one_fails() -> None:
+    ended = []
+
+    def task(n: int) -> int:
+        time.sleep(0.005 * n)
+        ended.append(n)
+        if n in (1, 2):
+            raise ValueError(f"task {n}")
+        return n
+
+    with Workers(2) as workers:
+        assert workers.run(partial(pow, n, 2) for n in range(5)) == [0, 1, 4, 9, 16]
+        with pytest.raises(ValueError, match="task 1"):
+            workers.run(partial(task, n) for n in range(6))
+        assert sorted(ended) == list(range(6))
+        assert workers.run([]) == []
 
 
 def test_an_error_in_the_consumer_leaves_no_thread() -> None:

@@ -23,7 +23,8 @@ from torch import Tensor
 from torch_geometric.nn import MessagePassing
 
 from gnnstore.errors import UsageError
-from gnnstore.layerwise.models.blocks import Block
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.gcn import DegreeNorm, not_normalizing
 from gnnstore.layerwise.models.layers import Layer
 
@@ -63,11 +64,12 @@ class LayerCall:
         return self.layer.conv is not None
 
     def __call__(self, block: Block) -> Tensor:
-        """Return the rows of the block's targets: [D, width]."""
+        """Return the rows of the block's targets, in memory of their own: [D, width]."""
         rows = self.layer.finish(self._convolve(block))
         if rows.dim() != 2 or len(rows) != block.num_targets:
             raise ValueError(f"it gives {list(rows.shape)} for {block.num_targets} nodes")
-        return rows
+        # They are written while the layer runs on the next block.
+        return rows if is_alone(rows) else rows.clone()
 
     def _convolve(self, block: Block) -> Tensor:
         conv, num_targets = self.layer.conv, block.num_targets
@@ -86,6 +88,24 @@ class LayerCall:
             else:
                 out = conv(x, block.edge_index, **data)
         return _rows_of_targets(out, block)
+
+
+def is_alone(rows: Tensor) -> bool:
+    """Return whether no other tensor refers to the memory of this one.
+
+    The result of a layer may be a part of its input, or memory that the layer keeps and fills anew
+    for the next block. Where torch does not tell, it is taken for one.
+    """
+    return _num_users is not None and _users(rows) == _ALONE
+
+
+def _users(rows: Tensor) -> int:
+    assert _num_users is not None  # noqa: S101 - else nobody asks
+    return int(_num_users(rows.untyped_storage()._cdata))
+
+
+_num_users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+_ALONE = 0 if _num_users is None else _users(torch.empty(1))
 
 
 def _matrix(block: Block, weights: Tensor | None) -> Tensor:
@@ -111,21 +131,45 @@ def _rows_of_targets(out: Any, block: Block) -> Tensor:
 
 @dataclass(frozen=True)
 class RowKind:
-    """What the rows of a layer's input are: their width, type and place.
+    """The width, types and place of a layer's input.
 
     Attributes
     ----------
     width : int
+    stored : str
+        The type of rows as stored.
     dtype : torch.dtype
+        The type that the layer computes with.
     device : torch.device
     edge_widths : Mapping of str to int
         Width of the edge data that there is, by argument; 0 for a vector.
     """
 
     width: int
+    stored: str
     dtype: torch.dtype
     device: torch.device
     edge_widths: Mapping[str, int]
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a block."""
+        return self.width * self.dtype.itemsize
+
+    @property
+    def stored_dtype(self) -> np.dtype[Any]:
+        """NumPy's type of a stored element; uint16 for bfloat16."""
+        return STORAGE_DTYPES[self.stored]
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of a row as stored."""
+        return self.width * self.stored_dtype.itemsize
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether the layer computes with the type that is stored."""
+        return self.stored == str(self.dtype).removeprefix("torch.")
 
 
 def choose_call(layer: Layer, kind: RowKind) -> LayerCall:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv, LGConv
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 
-from gnnstore.layerwise.models.blocks import Block
+from gnnstore.layerwise.models.block import Block
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ the rows are read more than once, and the closer the reads are to one pass in or
 
 from __future__ import annotations
 
-from concurrent.futures import Executor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,18 @@ from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import BudgetError
 from gnnstore.layerwise.graph import LISTED_BYTES, GraphReader
 from gnnstore.layerwise.memory import BlockLimits
-from gnnstore.layerwise.models.blocks import Block
+from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.packing import BlockPacker
-from gnnstore.layerwise.rows import RecycledBlocks, RowReader, Table
+from gnnstore.layerwise.plan import LayerPlan
+from gnnstore.layerwise.rows import RecycledBlocks, RowReader
 
-# What is left of a block's memory is given up when it would grow by less than this share.
+# A block is complete when it would grow by less than this share: small reads are not worth it.
 _LEAST_GROWTH = 1 / 64
 
 
 @dataclass(frozen=True, eq=False)
 class MadeBlock:
-    """A block, and which nodes its targets are: first ... last - 1."""
+    """A block whose targets are the nodes first ... last - 1."""
 
     first: int
     last: int
@@ -45,67 +46,66 @@ class BlockMaker:
 
     Parameters
     ----------
-    graph : GraphReader or None
-        None: the layer looks at no neighbour.
-    table : Table
+    graph : GraphReader
+    rows : RowReader
+        Reads the layer's input.
+    plan : LayerPlan
     limits : BlockLimits
-    takes : tuple of str
-        Data of edges that blocks carry.
     scale : Tensor [N], optional
-        What a normalisation by degrees needs.
-    readers : Executor
-        Reads parts of a block's rows side by side.
+        The factors of a normalisation by degrees.
     packer : BlockPacker, optional
-        Packs rows of many blocks at once, where that is cheaper.
+        Packs the rows of many blocks at once, where that is cheaper.
     """
 
     def __init__(
         self,
-        graph: GraphReader | None,
-        table: Table,
+        graph: GraphReader,
+        rows: RowReader,
+        plan: LayerPlan,
         limits: BlockLimits,
         *,
-        takes: tuple[str, ...] = (),
         scale: Tensor | None = None,
-        readers: Executor,
         packer: BlockPacker | None = None,
     ) -> None:
         self._packer = packer
-        self._rows = RowReader(table, readers, packer)
+        self._rows = rows
         self._recycled = RecycledBlocks(2 if limits.is_ahead else 1)
         self._graph = graph
-        self._table = table
+        self._kind = plan.kind
         self._limits = limits
-        self._takes = takes
+        self._needs_edges = plan.call.needs_edges
+        self._takes = plan.call.takes
         self._scale = scale
-        self.num_nodes = table.spec.num_rows
-        num_words = 0 if graph is None else -(-self.num_nodes // 64)
+        self.num_nodes = graph.num_nodes
+        num_words = -(-self.num_nodes // 64) if self._needs_edges else 0
         self._words: npt.NDArray[np.uint64] = np.zeros(num_words, np.uint64)
+        self._next = 0
+        self._bytes_before = graph.counts.bytes_read  # of other layers
 
     @property
     def counts(self) -> ReadCounts:
-        """What was read of rows."""
+        """Reads of rows."""
         return self._rows.counts
 
     @property
-    def all_counts(self) -> ReadCounts:
-        """What was read, of rows and of the graph."""
-        graph = NO_READS if self._graph is None else self._graph.counts
+    def bytes_read(self) -> int:
+        """Bytes of all reads: of rows, of the graph, and for packing."""
         packing = NO_READS if self._packer is None else self._packer.counts
-        return self.counts + graph + packing
+        total = self.counts + self._graph.counts + packing
+        return total.bytes_read - self._bytes_before
 
     @property
     def bytes_packed(self) -> int:
-        """What was written for a while."""
+        """Bytes of packed rows that were written."""
         return 0 if self._packer is None else self._packer.bytes_written
 
     def stop(self) -> None:
-        """Have `make` end soon, in another thread: what it makes is not wanted any more."""
+        """Have `blocks` end soon, in another thread: no block is wanted any more."""
         if self._packer is not None:
             self._packer.stop.set()
 
-    def make(self, first: int) -> MadeBlock:
-        """Make the block that begins with a node.
+    def blocks(self, first: int) -> Iterator[MadeBlock]:
+        """Make the blocks of all nodes from `first` on.
 
         Raises
         ------
@@ -114,18 +114,22 @@ class BlockMaker:
         StorageError, CorruptStoreError
             If the store cannot be read, or is damaged.
         """
-        if self._graph is None:
-            return self._make_without_edges(first)
+        self._next = first
+        make = self._make if self._needs_edges else self._make_without_edges
+        while self._next < self.num_nodes:
+            yield make(self._next)  # held by nobody but the caller
+
+    def _make(self, first: int) -> MadeBlock:
         found = None
         if self._packer is not None:
             found = self._packer.find(first, self.num_nodes, self._outline)
-        begins, pieces = self._grow(self._graph, first, None if found is None else found[0])
-        last = first + len(begins) - 1
+        begins, pieces = self._grow(first, None if found is None else found[0])
+        self._next = last = first + len(begins) - 1
         try:
             ranks, num_rows = _core.bitmap_count(self._words)
             self._recycle(int(begins[-1] - begins[0]), num_rows)
-            num_below = _rank(self._words, ranks, first)
-            sources = self._numbered(pieces, ranks, num_below, last - first, num_rows)
+            num_below = int(_core.bitmap_rank(self._words, ranks, np.array([first], np.int64))[0])
+            sources = self._numbered(pieces, ranks, num_below, last - first)
         except IndexError as error:
             raise self._graph.out_of_range(error) from error
         nodes = self._nodes(first, last, num_rows)
@@ -138,9 +142,8 @@ class BlockMaker:
         return MadeBlock(first, last, Block(x, local_begins, sources, edges, scale))
 
     def _outline(self, first: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """Return where a block ends, and the ids of its rows that are not its targets'."""
-        assert self._graph is not None  # noqa: S101 - without edges nothing is packed
-        begins, _ = self._grow(self._graph, first, None)
+        """Return where a block ends, and the ids of the rows behind its targets."""
+        begins, _ = self._grow(first, None)
         last = first + len(begins) - 1
         num_rows = int(_core.bitmap_count(self._words)[1])
         return last, self._nodes(first, last, num_rows)[last - first :]
@@ -149,7 +152,7 @@ class BlockMaker:
         most = self._limits.most_rows
         if most < 1:
             raise BudgetError("not a single node fits; raise memory=")
-        last = min(first + most, self.num_nodes)
+        self._next = last = min(first + most, self.num_nodes)
         nodes = np.arange(first, last, dtype=np.int64)
         no_edges = torch.zeros(last - first + 1, dtype=torch.int64)
         self._recycle(0, len(nodes))
@@ -157,14 +160,14 @@ class BlockMaker:
         return MadeBlock(first, last, Block(x, no_edges, torch.empty(0, dtype=torch.int64)))
 
     def _recycle(self, num_edges: int, num_rows: int) -> None:
-        """Free what earlier blocks have left and this one has no use for."""
-        if self._takes or not self._table.is_as_wanted:
-            trim(0)  # what is converted comes in buffers of sizes that are never the same
+        """Free the buffers of earlier blocks that this one has no use for."""
+        if self._takes or not self._kind.is_as_stored:
+            trim(0)  # converted rows come in buffers of sizes that are never the same
         else:
             self._recycled.prepare(8 * num_edges, self._rows.memory_bytes(num_rows))
 
     def _grow(
-        self, graph: GraphReader, first: int, last: int | None
+        self, first: int, last: int | None
     ) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[Any]]]:
         """Add targets while they fit, or up to `last`; mark them and their in-neighbours.
 
@@ -175,6 +178,7 @@ class BlockMaker:
         list of ndarray
             Their sources, in pieces.
         """
+        graph = self._graph
         self._words[:] = 0
         begins = [graph.begins(first, first)]
         pieces: list[npt.NDArray[Any]] = []
@@ -191,7 +195,7 @@ class BlockMaker:
             ):
                 break
             sources = graph.sources(int(window[0]), int(window[taken]))
-            self._mark(graph, sources, at, at + taken)
+            self._mark(sources, at, at + taken)
             pieces.append(sources)
             begins.append(window[1 : taken + 1])
             num_nodes = int(_core.bitmap_count(self._words)[1])
@@ -208,11 +212,11 @@ class BlockMaker:
         fits = self._limits.admits(size[0] + edges, nodes, size[2] + more)
         return int(np.count_nonzero(fits))
 
-    def _mark(self, graph: GraphReader, sources: npt.NDArray[Any], first: int, last: int) -> None:
+    def _mark(self, sources: npt.NDArray[Any], first: int, last: int) -> None:
         try:
             _core.bitmap_mark(self._words, np.ascontiguousarray(sources, np.int64))
         except IndexError as error:
-            raise graph.out_of_range(error) from error
+            raise self._graph.out_of_range(error) from error
         _core.bitmap_mark(self._words, np.arange(first, last, dtype=np.int64))
 
     def _numbered(
@@ -221,7 +225,6 @@ class BlockMaker:
         ranks: npt.NDArray[np.int64],
         num_below: int,
         num_targets: int,
-        num_rows: int,
     ) -> Tensor:
         """Return the row of each edge's source: targets first, then the others by id."""
         num_edges = sum(map(len, pieces))
@@ -239,7 +242,6 @@ class BlockMaker:
             rank[among] -= num_below
             numbered[at : at + len(rank)] = rank
             at += len(rank)
-        assert num_rows >= num_targets  # noqa: S101 - all targets are marked
         return torch.from_numpy(numbered)
 
     def _nodes(self, first: int, last: int, num_rows: int) -> npt.NDArray[np.int64]:
@@ -260,11 +262,5 @@ class BlockMaker:
         return nodes
 
     def _edge_tensor(self, name: str, begin: int, end: int) -> Tensor:
-        assert self._graph is not None  # noqa: S101 - only blocks with edges carry data of theirs
         values = np.require(self._graph.data(name, begin, end), requirements="W")
-        return torch.from_numpy(values).to(self._table.kind)
-
-
-def _rank(words: npt.NDArray[np.uint64], ranks: npt.NDArray[np.int64], node: int) -> int:
-    """Return how many of the nodes of a set are smaller than one that is in it."""
-    return int(_core.bitmap_rank(words, ranks, np.array([node], np.int64))[0])
+        return torch.from_numpy(values).to(self._kind.dtype)
