@@ -1,18 +1,15 @@
 """`NeighborLoader`: PyG's loader of the same name, over a store on disk.
 
-It is the one class that most users meet, so it keeps PyG's signature, batches and habits,
-and leaves the work to its neighbours: what the options mean (`options`), which seeds
-(`seeds`), where data lies (`planning`), what is in a batch (`batch`), preparing batches ahead
-(`threaded`, `pipeline`), and those that are asked for by index (`on_demand`).
+It is the one class that most users meet, so it keeps PyG's signature, batches and habits, and only
+reads its options: which seeds (`pipeline.seeds`), how to sample, and what of the store is opened
+where (`strategies`). Everything else is that of any loader (`base`).
 """
 
 from __future__ import annotations
 
 import logging
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace as replace_fields
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,33 +17,24 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
-from gnnstore.loaders.assemble.homogeneous import BatchBuilder
-from gnnstore.loaders.on_demand import OnDemandLoader
+from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
-from gnnstore.loaders.threaded import any_core
-from gnnstore.pipeline.lookahead.job import SamplingJob
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
-from gnnstore.pipeline.lookahead.producer import Following
-from gnnstore.pipeline.lookahead.superbatch import PlannedBatch
 from gnnstore.pipeline.order.ranks import RankShard
-from gnnstore.pipeline.order.state import Position, sampling_fingerprint
-from gnnstore.pipeline.prepared import PreparedBatch
+from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
-from gnnstore.pipeline.stats import LoaderStats
-from gnnstore.strategies.open import open_tables
+from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.request import ReadRequest
-from gnnstore.strategies.saved import open_plan_tables
-from gnnstore.timeline import OFF, Timeline
+from gnnstore.strategies.saved import open_packed_sources
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
-    from gnnstore.sampling.disk import BatchRequest
-
 _log = logging.getLogger(__name__)
 
 
-class NeighborLoader(OnDemandLoader):
+class NeighborLoader(BatchLoader):
     """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
 
     A drop-in for `torch_geometric.loader.NeighborLoader` on a homogeneous graph: the same
@@ -162,9 +150,6 @@ class NeighborLoader(OnDemandLoader):
     ...     out = model(batch.x, batch.edge_index)[:batch.batch_size]
     """
 
-    # Class-wide, so that an unpickled loader has it.
-    _num_iterations = 0
-
     def __init__(  # noqa: PLR0917 - PyG's parameters, in PyG's order
         self,
         data: Any,
@@ -210,7 +195,7 @@ class NeighborLoader(OnDemandLoader):
             weight_attr=weight_attr,
             neighbor_sampler=neighbor_sampler,
         )
-        self._config = sampling_config(
+        config = sampling_config(
             num_neighbors,
             replace=replace,
             subgraph_type=subgraph_type,
@@ -233,7 +218,9 @@ class NeighborLoader(OnDemandLoader):
         self.data = as_store(data)
         self._seeds = resolve_input_nodes(self.data, input_nodes, input_id)
         super().__init__(
-            self._seeds.num_seeds,
+            len(self._seeds),
+            labels=self._seeds.labels,
+            fingerprint=partial(sampling_fingerprint, self.data, config, self._seeds),
             seed=seed,
             transform=transform,
             transform_sampler_output=transform_sampler_output,
@@ -274,142 +261,41 @@ class NeighborLoader(OnDemandLoader):
 
         presampler = Presampler.of(
             self.data,
-            self._config,
+            config,
             self._seeds,
             *batch_shape(kwargs),
             world_size=world_size or 1,
         )
-        tables = (open_tables if plan is None else open_plan_tables)(
-            ReadRequest(
-                self.data,
-                options,
-                presampler,
-                # Ids, what input_id shows, the keys and order of a shuffle, and the order of the
-                # next: 8 bytes each.
-                seeds_bytes=8 * self._seeds.num_seeds * (5 if self._order.shuffles else 2),
-                num_threads=max(1, self._thread_count(waits_for_disk=True)),
-                may_use_fewer=self._num_threads_given is None,
-            )
+        request = ReadRequest(
+            self.data,
+            options,
+            presampler,
+            # Ids, what input_id shows, the keys and order of a shuffle, and the order of the
+            # next: 8 bytes each.
+            seeds_bytes=8 * len(self._seeds) * (5 if self._order.shuffles else 2),
+            num_threads=max(1, self._most_threads()),
+            may_use_fewer=self._num_threads_given is None,
         )
-        placement = tables.placement
-        _log.info("%s: %s", self.data.path, placement.reason)
-        self._prepare_ahead(
-            waits_for_disk=placement.reads_disk,
-            most_threads=tables.num_threads,
-            spare_bytes=placement.spare_bytes,
-        )
-        self._builder = BatchBuilder(self.data, self._config, tables, custom_cls or Data)
-        self._follow(tables.saved)
-        self._stats = LoaderStats(
-            strategy=placement.strategy.name,
-            topology=placement.topology,
-            reason=placement.reason,
-            num_threads=self.num_threads,
-            prefetch_batches=self.prefetch_batches,
-            io_engine="" if tables.engine is None else tables.engine.name,
-            cache=tables.cached_by,
-            superbatch=0 if placement.superbatch is None else placement.superbatch.num_batches,
-            predicted_epoch_seconds=placement.predicted_seconds,
+        opened = open_sources(request) if plan is None else open_packed_sources(request)
+        _log.info("%s: %s", self.data.path, opened.placement.reason)
+        self._read_from(
+            opened,
+            opened.batches(self._seeds, config),
+            BatchAssembler(self.data, opened, custom_cls or Data),
             epoch_batches=presampler.epoch_batches,
-        )
-
-    def stats(self) -> LoaderStats:
-        """Return what the loader has done since it was made; `since` subtracts a reading."""
-        tables = self._builder.tables
-        stats = replace_fields(
-            super().stats(),
-            cache_rows=tables.num_cached,
-            topology_reads=tables.structure.counts.reads,
-            topology_bytes_read=tables.structure.counts.bytes_read,
-        )
-        ahead = tables.superbatches
-        if ahead is None:
-            return stats
-        return replace_fields(
-            stats.plus_reads(ahead.totals.filling),
-            seconds_planning=ahead.totals.seconds_planning,
-            bytes_spilled=ahead.totals.bytes_spilled,
         )
 
     @property
     def input_data(self) -> NodeSamplerInput:
         """The seed nodes as PyG's samplers take them; node ids are copied."""
-        seeds, input_id = self._seeds.select(range(self._seeds.num_seeds))
+        seeds = self._seeds.select(range(len(self._seeds)))
         return NodeSamplerInput(
-            input_id=None if self._seeds.ids is None else torch.from_numpy(input_id),
-            node=torch.from_numpy(seeds),
+            input_id=None if self._seeds.ids is None else seeds.labels.input_id,
+            node=torch.from_numpy(seeds.nodes),
         )
 
     @property
     def node_sampler(self) -> Any:
         """The sampler behind the loader."""
         self._draw_seed()
-        return self._builder.sampler
-
-    @contextmanager
-    def _ahead(
-        self, numbered: Iterator[tuple[int, Any]], start: Position, describe: Callable[[int], str]
-    ) -> Iterator[Iterator[Any]]:
-        superbatches = self._builder.tables.superbatches
-        if superbatches is None:
-            yield numbered
-            return
-        with superbatches.run(
-            numbered,
-            self._sampling_job(start.epoch, describe),
-            key=(start.epoch, start.batches),
-            following=lambda: self._following(start.epoch + 1),
-        ) as planned:
-            self._num_iterations += 1
-            yield planned
-
-    def _following(self, epoch: int) -> Following | None:
-        """Return the epoch that comes next, if it is known what is in it and likely to come."""
-        order = self._order
-        # A loader that does not shuffle evaluates, often once.
-        if not order.is_keyed or not (order.shuffles or self._num_iterations > 1):
-            return None
-        start = Position(epoch)
-        items = ((number, index) for number, index, _ in order.batches(start, self.seed or 0))
-        describe = self._describe(start)
-        return Following((epoch, 0), items, self._sampling_job(epoch, describe))
-
-    def _sampling_job(self, epoch: int, describe: Callable[[int], str]) -> SamplingJob:
-        """Return how batches are sampled, without holding the loader: it may go on without it."""
-        seeds, itself = self._seeds, weakref.ref(self)
-
-        def request(item: tuple[int, Any]) -> tuple[BatchRequest, Any]:
-            batch, index = item
-            chosen, input_id = seeds.select(index)
-            return (chosen, epoch, batch), input_id
-
-        def timeline() -> Timeline:
-            loader = itself()
-            return OFF if loader is None else loader._timeline
-
-        return SamplingJob(
-            request,
-            self._builder.sampler,
-            num_threads=self.num_threads,
-            initializer=any_core(self._loader_cores),
-            timeout_seconds=self.timeout or None,
-            joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
-            describe=describe,
-            timeline=timeline,
-        )
-
-    def _take(self, item: Any, epoch: int) -> PreparedBatch:
-        if not isinstance(item, PlannedBatch):
-            return super()._take(item, epoch)
-        with self._timeline.span("recalling", epoch=epoch):
-            return item.recall()
-
-    def _join(self, sampled: PreparedBatch) -> PreparedBatch:
-        return self._builder.join(sampled)
-
-    def _fingerprint(self) -> dict[str, Any]:
-        return sampling_fingerprint(self.data, self._config, self._seeds)
-
-    def _use_seed(self, seed: int) -> None:
-        self._config = replace_fields(self._config, seed=seed)
-        self._builder = self._builder.with_config(self._config)
+        return self._source.sampler

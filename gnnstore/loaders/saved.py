@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch_geometric.data import Data
 
 from gnnstore.errors import CorruptStoreError
-from gnnstore.features.packed.saved import not_packed
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import as_tensor
-from gnnstore.loaders.assemble.homogeneous import BatchBuilder
-from gnnstore.loaders.threaded import ThreadedLoader
+from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.state import checked
-from gnnstore.pipeline.prepared import PreparedBatch
-from gnnstore.pipeline.stats import LoaderStats
-from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.strategies.saved import PlanTables
+from gnnstore.pipeline.seeds.base import NUM_POSITIONS
+from gnnstore.pipeline.seeds.kinds import labels_of
+from gnnstore.strategies.saved import PackedSources
 
 
 class Plan:
@@ -87,7 +86,7 @@ class Plan:
         transform: Callable[[Data], Any] | None = None,
         custom_cls: type[Data] | None = None,
         **kwargs: Any,
-    ) -> PlanLoader:
+    ) -> PackedLoader:
         """Return a loader of the plan's batches.
 
         Parameters
@@ -103,7 +102,7 @@ class Plan:
         BudgetError, UsageError, StorageError
             As of `NeighborLoader` with `plan=`.
         """
-        return PlanLoader(
+        return PackedLoader(
             self,
             num_threads=num_threads,
             prefetch_batches=prefetch_batches,
@@ -115,7 +114,7 @@ class Plan:
         )
 
 
-class PlanLoader(ThreadedLoader):
+class PackedLoader(BatchLoader):
     """The batches of a plan, in their order; made by `Plan.loader`.
 
     Attributes
@@ -140,7 +139,7 @@ class PlanLoader(ThreadedLoader):
         self.plan = plan
         manifest = plan.reader.manifest
         found = manifest.fingerprint
-        num_seeds = checked(found, "number of input_nodes", int)
+        num_seeds = checked(found, NUM_POSITIONS, int)
         order = {
             "batch_size": checked(found, "batch_size", int),
             "shuffle": checked(found, "shuffle", bool),
@@ -148,6 +147,8 @@ class PlanLoader(ThreadedLoader):
         }
         super().__init__(
             num_seeds,
+            labels=labels_of(found),
+            fingerprint=partial(_fingerprint, found),
             seed=manifest.seed,
             transform=transform,
             transform_sampler_output=None,
@@ -161,50 +162,22 @@ class PlanLoader(ThreadedLoader):
                 f"manifest says {manifest.batches_per_epoch}; pack again",
                 path=plan.path,
             )
-        tables = PlanTables(
+        opened = PackedSources(
             plan.reader,
             memory,
             io_engine,
             seeds_bytes=8 * num_seeds * (2 if order["shuffle"] else 0),
-            num_threads=max(1, self._thread_count(waits_for_disk=True)),
+            num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
-        self._prepare_ahead(
-            waits_for_disk=True,
-            most_threads=tables.num_threads,
-            spare_bytes=tables.placement.spare_bytes,
-        )
-        # What is sampled is in the plan: nobody asks the config.
-        self._builder = BatchBuilder(plan, SamplingConfig(()), tables, custom_cls or Data)
-        self._follow(tables.saved)
-        self._stats = LoaderStats(
-            strategy=tables.placement.strategy.name,
-            topology=tables.placement.topology,
-            reason=tables.placement.reason,
-            num_threads=self.num_threads,
-            prefetch_batches=self.prefetch_batches,
-            io_engine=tables.engine.name,
-            cache=tables.cached_by,
-            cache_rows=tables.num_cached,
-        )
+        assembler = BatchAssembler(plan, opened, custom_cls or Data)
+        self._read_from(opened, opened.batches(), assembler)
 
-    def _collate(self, index: Any) -> Any:
-        """Refuse: a plan has no other batches than those that were packed."""
-        raise not_packed(f"batch of the positions {index!r}")
 
-    def _sample(self, index: Any, *, epoch: int, batch: int) -> PreparedBatch:  # noqa: ARG002
-        raise not_packed("other batches to sample")
-
-    def _join(self, sampled: PreparedBatch) -> PreparedBatch:
-        return self._builder.join(sampled)
-
-    def _use_seed(self, seed: int) -> None:
-        raise not_packed(f"batches of the seed {seed}")
-
-    def _fingerprint(self) -> dict[str, Any]:
-        ours = {"batch_size", "drop_last", "shuffle", "sampler"}
-        found = self.plan.reader.manifest.fingerprint
-        return {name: value for name, value in found.items() if name not in ours}
+def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what packed batches depend on besides seed and order."""
+    ours = {"batch_size", "drop_last", "shuffle", "sampler"}
+    return {name: value for name, value in found.items() if name not in ours}
 
 
 def open_plan(path: str | os.PathLike[str]) -> Plan:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gnnstore.features.segments.packing import DividedMisses, DividedRuns
     from gnnstore.formats.store.schema import AttributeSpec, Schema
     from gnnstore.sampling.compact import CompactSubgraph
-    from gnnstore.strategies.open import Tables
+    from gnnstore.strategies.open import DataSources
 
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)
@@ -31,7 +31,7 @@ class RecordMaker:
 
     Attributes
     ----------
-    tables : Tables
+    tables : DataSources
         Of the store.
     plain_nodes, edges : tuple of AttributeSpec
         Attributes whose rows are in the records.
@@ -39,7 +39,7 @@ class RecordMaker:
         Of the store.
     """
 
-    tables: Tables
+    tables: DataSources
     plain_nodes: tuple[AttributeSpec, ...]
     edges: tuple[AttributeSpec, ...]
     schema: Schema

@@ -31,7 +31,7 @@ from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.plan_size import size_plan
 from gnnstore.strategies.builtin import PACKED
-from gnnstore.strategies.open import open_tables
+from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.static import CacheMaker
 
@@ -167,7 +167,7 @@ class PlanSampler:
 
     Attributes
     ----------
-    tables : Tables
+    tables : DataSources
         The store's parts, opened within the budget of memory.
     size : PlanSize
         What that leaves for superbatches, and for the cache of training.
@@ -208,7 +208,7 @@ class PlanSampler:
             disk=_NO_DISK_LIMIT,
         )
         seeds_bytes = 8 * self.seeds.num_seeds * (4 if settings.shuffle else 2)
-        self.tables = open_tables(
+        self.tables = open_sources(
             ReadRequest(
                 store,
                 options,
@@ -311,8 +311,9 @@ class PlanSampler:
         kept = self._keep(first, len(batches))
 
         def request(place: int, index: Any) -> tuple[npt.NDArray[np.int64], int, int]:
-            nodes, input_ids[place] = self.seeds.select(index)
-            return nodes, epoch, first + place
+            seeds = self.seeds.select(index)
+            input_ids[place] = seeds.labels.input_id.numpy()
+            return seeds.nodes, epoch, first + place
 
         def keep(place: int, subgraph: Any, _: float) -> None:
             compact = CompactSubgraph.of(subgraph, csc.num_nodes, csc.num_edges)

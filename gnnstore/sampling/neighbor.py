@@ -11,8 +11,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,10 @@ class SamplingConfig:
             )
         check_word("seed", self.seed)
 
+    def with_seed(self, seed: int) -> Self:
+        """Return the same options under another seed."""
+        return replace(self, seed=seed)
+
 
 @dataclass(frozen=True, eq=False)
 class SampledSubgraph:
@@ -115,6 +119,12 @@ class SampledSubgraph:
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
     num_seeds: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        arrays = (self.n_id, self.edge_index, self.edge_pos, self.batch)
+        return sum(0 if array is None else array.nbytes for array in arrays)
 
 
 class NeighborSampler:

@@ -13,8 +13,10 @@ from gnnstore.errors import BudgetError
 from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import residents_of
+from gnnstore.pipeline.batch import SamplingSource
 from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.pipeline.lookahead.producer import Superbatches
+from gnnstore.pipeline.lookahead.source import LookaheadSource
 from gnnstore.sizing.in_flight import check_two_batches
 from gnnstore.sizing.placement import ASKED_FOR, Placement
 from gnnstore.strategies.base import Auto
@@ -28,10 +30,12 @@ from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.formats.store.schema import AttributeSpec
-    from gnnstore.strategies.saved_batches import SavedBatches
+    from gnnstore.pipeline.seeds.base import SeedSource
+    from gnnstore.pipeline.stats import LoaderStats
+    from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 
 
-class Tables:
+class DataSources:
     """The graph's structure and the rows of all attributes, open to be read.
 
     Pickles as the decisions that were made, not as data: a copy in another process opens
@@ -55,14 +59,11 @@ class Tables:
         Rows that need not be read.
     superbatches : Superbatches or None
         Samples and plans ahead, where rows are cached by plan.
-    saved : SavedBatches or None
-        Batches that were packed, with a plan.
     """
-
-    saved: SavedBatches | None = None
 
     def __init__(self, request: ReadRequest, placement: Placement) -> None:
         self._arguments = (request, placement)
+        self._index_dtype = request.store.schema.index_dtype
         self.placement = placement
         store, num_threads = request.store, request.num_threads
         shared = residents_of(store)
@@ -139,10 +140,37 @@ class Tables:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Tables, self._arguments)
+        return (DataSources, self._arguments)
+
+    def sampler(self, config: SamplingConfig) -> NeighborSampler:
+        """Return what samples from the graph."""
+        return self.structure.sampler(config, self._index_dtype)
+
+    def batches(self, seeds: SeedSource, config: SamplingConfig) -> SamplingSource:
+        """Return the batches that start from some seeds, prepared as the strategy does."""
+        kind = SamplingSource if self.superbatches is None else LookaheadSource
+        return kind(self, seeds, config)
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader with what was read and done here."""
+        counts = self.structure.counts
+        stats = replace(
+            stats,
+            cache_rows=self.num_cached,
+            topology_reads=counts.reads,
+            topology_bytes_read=counts.bytes_read,
+        )
+        if self.superbatches is None:
+            return stats
+        totals = self.superbatches.totals
+        return replace(
+            stats.plus_reads(totals.filling),
+            seconds_planning=totals.seconds_planning,
+            bytes_spilled=totals.bytes_spilled,
+        )
 
 
-def open_tables(request: ReadRequest) -> Tables:
+def open_sources(request: ReadRequest) -> DataSources:
     """Decide where a store's parts lie, and open them there.
 
     Raises
@@ -156,7 +184,7 @@ def open_tables(request: ReadRequest) -> Tables:
     """
     strategy = request.options.strategy
     if not isinstance(strategy, Auto):
-        return Tables(request, _placed(request))
+        return DataSources(request, _placed(request))
     missing: BudgetError | None = None
     for chosen in choices_for(request, strategy):
         own = replace(request, options=chosen.options)
@@ -165,7 +193,7 @@ def open_tables(request: ReadRequest) -> Tables:
         except BudgetError as error:
             missing = error
         else:
-            return Tables(own, replace(placement, predicted_seconds=chosen.seconds))
+            return DataSources(own, replace(placement, predicted_seconds=chosen.seconds))
     raise missing if missing is not None else BudgetError("nothing fits the budget")
 
 

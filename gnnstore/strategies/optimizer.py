@@ -146,7 +146,7 @@ class Situation:
             By a strategy that reads from disk.
         """
         engine, specs = request.open_engine(), request.node_specs(placement)
-        if engine is None or not specs or not request.presampler.seeds.num_seeds:
+        if engine is None or not specs or not len(request.presampler.seeds):
             return None
         progress = progress or NullProgress()
         disk = disk_profile(request.store.path, progress)

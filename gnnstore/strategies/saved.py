@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError
-from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
+from gnnstore.features.packed.saved import NotPacked, SavedPlan
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PlanReader, find_plan
 from gnnstore.sizing.placement import Placement
 from gnnstore.sizing.traits import StrategyTraits
-from gnnstore.strategies.open import Tables
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.saved_batches import SavedBatches
 from gnnstore.units import format_at_least, format_size
+
+if TYPE_CHECKING:
+    from gnnstore.pipeline.stats import LoaderStats
 
 # Of a budget, for staging: as of the strategies that read a store.
 _STAGING_SHARE = 4
@@ -25,28 +27,7 @@ _STAGING_SHARE = 4
 _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
-class _NothingToSample:
-    """Stands where a loader has its sampler."""
-
-    def sample(self, *_: Any, **__: Any) -> Any:
-        """Refuse."""
-        raise not_packed("other batches to sample")
-
-
-class _NoStructure:
-    """Stands where a loader has the graph's structure."""
-
-    @property
-    def counts(self) -> ReadCounts:
-        """None: nothing of it is read."""
-        return NO_READS
-
-    def sampler(self, *_: Any) -> Any:
-        """Return what refuses to sample."""
-        return _NothingToSample()
-
-
-class PlanTables(Tables):
+class PackedSources:
     """What a loader reads of a packed plan instead of a store.
 
     Parameters
@@ -78,7 +59,7 @@ class PlanTables(Tables):
         may_use_fewer: bool = False,
     ) -> None:
         self._again = partial(
-            PlanTables,
+            PackedSources,
             reader,
             memory,
             io_engine,
@@ -87,14 +68,14 @@ class PlanTables(Tables):
             may_use_fewer=may_use_fewer,
         )
         manifest = reader.manifest
-        self.saved: SavedBatches = SavedBatches(SavedPlan.open(reader, io_engine))
-        self.engine: Engine = self.saved.plan.engine
-        staging_bytes = self.saved.plan.staging_bytes
+        self.plan = SavedPlan.open(reader, io_engine)
+        self.engine: Engine = self.plan.engine
+        staging_bytes = self.plan.staging_bytes
         budget = MemoryBudget.of(memory)
         if may_use_fewer:
             most = budget.num_bytes // _STAGING_SHARE // staging_bytes
             num_threads = max(1, min(num_threads, most))
-        row_bytes = sum(table.row_bytes for table in self.saved.plan.tables.values())
+        row_bytes = sum(table.row_bytes for table in self.plan.tables.values())
         cache_bytes = PlannedCache.bytes_for(row_bytes, manifest.num_slots)
         self.placement = Placement(
             strategy=_PACKED,
@@ -112,10 +93,7 @@ class PlanTables(Tables):
         )
         self._check_budget(cache_bytes)
         self.num_threads = num_threads
-        self.structure = _NoStructure()  # type: ignore[assignment]  # nothing samples
-        self.edge_ids = None
-        self.cache = None
-        self.superbatches = None
+        self.edge_ids = None  # those of a batch are in its record
         schema = manifest.schema
         self.nodes = {name: NotPacked(spec) for name, spec in schema.node.attributes.items()}
         self.edges = {name: NotPacked(spec) for name, spec in schema.edge.attributes.items()}
@@ -123,23 +101,31 @@ class PlanTables(Tables):
     @property
     def cached_by(self) -> str:
         """By what rows are cached; empty without a cache."""
-        return self.saved.plan.reader.manifest.cached_by if self.num_cached else ""
+        return self.plan.reader.manifest.cached_by if self.num_cached else ""
 
     @property
     def num_cached(self) -> int:
         """Nodes whose rows have room to be cached."""
-        return self.saved.plan.reader.manifest.num_slots
+        return self.plan.reader.manifest.num_slots
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (self._again, ())
 
+    def batches(self, *_: Any) -> SavedBatches:
+        """Return the batches of the plan, whatever a loader would sample."""
+        return SavedBatches(self.plan)
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader with what was read and done here."""
+        return replace(stats, cache_rows=self.num_cached)
+
     def _check_budget(self, cache_bytes: int) -> None:
         placement = self.placement
-        batch_bytes = self.saved.plan.reader.manifest.largest_batch_bytes
+        batch_bytes = self.plan.reader.manifest.largest_batch_bytes
         missing = 2 * batch_bytes - placement.left_bytes
         if placement.budget_is_promise and missing > 0:
             raise BudgetError(
-                f"the plan {self.saved.plan.reader.path.name!r} needs "
+                f"the plan {self.plan.reader.path.name!r} needs "
                 f"{placement.budget_bytes + missing} bytes: {cache_bytes} for the rows that it "
                 f"caches, {placement.staging_bytes} of staging for reads, 2 batches of up to "
                 f"{batch_bytes} bytes, and its index; memory={placement.budget_bytes} is {missing} "
@@ -148,7 +134,7 @@ class PlanTables(Tables):
             )
 
 
-def open_plan_tables(request: ReadRequest) -> PlanTables:
+def open_packed_sources(request: ReadRequest) -> PackedSources:
     """Open the plan that a loader on a store asks for.
 
     Raises
@@ -158,11 +144,11 @@ def open_plan_tables(request: ReadRequest) -> PlanTables:
     CorruptStoreError, UnsupportedVersionError
         If it is not what its manifest promises, or newer.
     BudgetError, UsageError, StorageError
-        As `PlanTables`.
+        As `PackedSources`.
     """
     options = request.options
     reader = PlanReader.open(find_plan(request.store.path, options.plan or ""))
-    return PlanTables(
+    return PackedSources(
         reader,
         options.memory,
         options.io_engine,

@@ -7,10 +7,8 @@ first reads the batches before it, for the rows that they leave in the cache.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,23 +17,26 @@ import numpy.typing as npt
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS
 from gnnstore.errors import UsageError
-from gnnstore.features.packed.record import SavedRecord
 from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.parallel import ordered_map
+from gnnstore.pipeline.batch import EpochRun, Planned, Sampled, Task
 from gnnstore.pipeline.lookahead.superbatch import reselected
 from gnnstore.pipeline.order.state import LoaderState, Position
-from gnnstore.pipeline.prepared import PreparedBatch, prepared
+from gnnstore.pipeline.seeds.base import BatchKey
+from gnnstore.pipeline.seeds.kinds import labels_of
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
+    from gnnstore.features.packed.record import SavedRecord
     from gnnstore.features.tiers.planned import Lease
+    from gnnstore.sampling.neighbor import NeighborSampler
 
 
 class SavedBatches:
-    """Hands out the batches of a plan, iteration after iteration.
+    """Hands out the batches of a plan, iteration after iteration; a `BatchSource`.
 
     Parameters
     ----------
@@ -44,6 +45,15 @@ class SavedBatches:
 
     def __init__(self, plan: SavedPlan) -> None:
         self.plan = plan
+        manifest = plan.reader.manifest
+        self.labels = labels_of(manifest.fingerprint)
+        self.index_dtype = manifest.schema.index_dtype
+        self.batches_per_epoch = manifest.batches_per_epoch
+        nodes = {spec.path for spec in manifest.schema.node.attributes.values()}
+        # By path, whether rows in a record are those of nodes.
+        self.plain = [(spec.path, spec.path in nodes) for spec in manifest.plain_specs]
+        edge_id = manifest.schema.edge.edge_id
+        self.edge_id_path = "" if edge_id is None else edge_id.path
         # An iteration has slots of its own: what another needs cannot be read from a table.
         self._free: list[PlannedCache] = []
         self._lock = threading.Lock()
@@ -52,12 +62,20 @@ class SavedBatches:
         return (SavedBatches, (self.plan,))
 
     @property
-    def seed(self) -> int:
-        """The seed that the plan was packed with."""
-        return self.plan.reader.manifest.seed
+    def sampler(self) -> NeighborSampler:
+        """Refuse: nothing is sampled any more."""
+        raise not_packed("other batches to sample")
 
-    def check(self, fingerprint: Mapping[str, Any], seed: int | None) -> None:
-        """Check that a loader would give the batches that were packed.
+    def with_seed(self, seed: int) -> SavedBatches:
+        """Refuse: the seed was decided when the plan was packed."""
+        raise not_packed(f"batches of the seed {seed}")
+
+    def task(self, index: Any, key: BatchKey) -> Task:  # noqa: ARG002
+        """Refuse: a plan has no other batches than those that were packed."""
+        raise not_packed(f"batch of the positions {index!r}")
+
+    def agree(self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int) -> int:
+        """Check that a loader would give the batches that were packed; return their seed.
 
         Parameters
         ----------
@@ -65,12 +83,19 @@ class SavedBatches:
             What the loader's batches depend on besides the seed.
         seed : int or None
             The loader's, if the user gave it one.
+        world_size : int
+            Processes that share the batches.
 
         Raises
         ------
         UsageError
             Naming each difference.
         """
+        if world_size > 1:
+            raise UsageError(
+                "plan= and rank= exclude one another: a plan is followed from batch to batch, "
+                "by one process; leave out one of them"
+            )
         manifest = self.plan.reader.manifest
         state = LoaderState(Position(0), manifest.seed, dict(manifest.fingerprint))
         different = state.differences(fingerprint, seed)
@@ -80,34 +105,30 @@ class SavedBatches:
                 f"one (expected): {'; '.join(different)}. Make the loader as the plan was packed, "
                 "or pack a plan for this one with 'gnnstore pack'"
             )
+        return manifest.seed
 
     @contextmanager
-    def run(
-        self,
-        numbered: Iterable[tuple[int, Any]],
-        epoch: int,
-        *,
-        num_threads: int,
-    ) -> Iterator[Iterator[SavedBatch]]:
+    def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
         """Hand out the batches of one epoch, or of what is left of it.
 
         Parameters
         ----------
-        numbered : iterable
+        planned : iterator
             Number of each batch in its epoch, and something else.
-        num_threads : int
-            Threads that read the batches before the first; 0: the consumer's does.
+        run : EpochRun
+            Its threads read the batches before the first; without threads the consumer's does.
 
         Yields
         ------
-        iterator of SavedBatch
-            To be recalled in any order.
+        iterator of SavedTask
+            To be prepared in any order.
 
         Raises
         ------
         UsageError
             If the epoch is not packed.
         """
+        epoch = run.epoch
         epochs = self.plan.reader.manifest.epochs
         if epoch >= epochs:
             raise UsageError(
@@ -117,7 +138,7 @@ class SavedBatches:
         cache = self._take_cache()
         lease = cache.begin()
         try:
-            yield self._hand_out(iter(numbered), epoch, lease, num_threads)
+            yield self._hand_out(planned, run, lease)
         finally:
             lease.close()
             with self._lock:
@@ -132,104 +153,105 @@ class SavedBatches:
         return PlannedCache(tables, manifest.num_slots)
 
     def _hand_out(
-        self,
-        numbered: Iterator[tuple[int, Any]],
-        epoch: int,
-        lease: Lease,
-        num_threads: int,
-    ) -> Generator[SavedBatch, None, None]:
+        self, planned: Iterator[Planned], run: EpochRun, lease: Lease
+    ) -> Generator[SavedTask, None, None]:
         skipped: int | None = None
-        for batch, _ in numbered:
+
+        def task(batch: int, skipped: int) -> SavedTask:
+            return SavedTask(self, lease, BatchKey(run.seed, run.epoch, batch), skipped)
+
+        for batch, _ in planned:
             if skipped is None:
                 # Without slots nothing is left behind by the batches before.
                 skipped = 0 if self.plan.reader.manifest.num_slots else batch
-                before = [SavedBatch(self, lease, epoch, k, 0) for k in range(batch - skipped)]
                 filled = ordered_map(
-                    SavedBatch.fill,
-                    before,
-                    num_threads=num_threads,
+                    SavedTask.fill,
+                    [task(k, 0) for k in range(batch - skipped)],
+                    num_threads=run.num_threads,
                     lookahead=lambda: 2,
                     describe=lambda k: f"while reading batch {k} for what it leaves in the cache",
                 )
                 with closing(filled):
                     for _ in filled:
                         pass
-            yield SavedBatch(self, lease, epoch, batch, skipped)
+            yield task(batch, skipped)
 
 
-@dataclass(frozen=True, eq=False)
-class SavedBatch:
+class SavedTask(Task):
     """A batch that is to be read.
 
-    Attributes
+    Parameters
     ----------
-    batch : int
-        Number in its epoch.
+    of : SavedBatches
+    lease : Lease
+    key : BatchKey
     skipped : int
         Batches of the epoch that do not go through the lease.
     """
 
-    of: SavedBatches
-    lease: Lease
-    epoch: int
-    batch: int
-    skipped: int
+    stage = "recalling"
 
-    @property
-    def number(self) -> int:
-        """Number in all epochs."""
-        return self.epoch * self.of.plan.reader.manifest.batches_per_epoch + self.batch
+    def __init__(self, of: SavedBatches, lease: Lease, key: BatchKey, skipped: int) -> None:
+        self.key = key
+        self._of = of
+        self._lease = lease
+        self._turn = key.batch - skipped
+        self._number = key.epoch * of.batches_per_epoch + key.batch
+        self._record: SavedRecord | None = None
 
-    def recall(self) -> PreparedBatch:
-        """Return the batch as it was sampled; joining it gathers its rows by the plan.
+    def sample(self) -> Sampled:
+        """Return the sample as it was packed.
 
         Raises
         ------
         StorageError, CorruptStoreError
             If it cannot be read back as it was.
         """
-        start = time.perf_counter()
-        record = self._record()
+        record = self._record = self._read()
         try:
-            dtype = self.of.plan.reader.manifest.schema.index_dtype
-            subgraph = record.subgraph.expand(dtype, empty)
+            subgraph = record.subgraph.expand(self._of.index_dtype, empty)
+            labels = self._of.labels.from_arrays([_owned(record.input_id)])
         except BaseException as error:
-            self.lease.fail(self.batch - self.skipped, error)
+            self._lease.fail(self._turn, error)
             raise
-        sampled = prepared(subgraph, _owned(record.input_id), time.perf_counter() - start)
-        return replace(sampled, rows_of=lambda output: self._rows_of(record, output))
+        return Sampled(subgraph, labels)
 
-    def fill(self) -> None:
-        """Read the batch for what it leaves in the cache."""
-        self._gather(self._record())
+    def rows(self, output: SamplerOutput) -> dict[str, Rows]:
+        """Gather the rows of all attributes, and ids of edges, from the plan.
 
-    def _record(self) -> SavedRecord:
-        try:
-            return self.of.plan.record(self.number)
-        except BaseException as error:
-            self.lease.fail(self.batch - self.skipped, error)  # or later ones would wait
-            raise
-
-    def _gather(self, record: SavedRecord) -> dict[str, Rows]:
-        missed = self.of.plan.rows(self.number, record)
-        return self.lease.gather(self.batch - self.skipped, record.step, missed)
-
-    def _rows_of(self, record: SavedRecord, output: SamplerOutput) -> dict[str, Rows]:
-        manifest = self.of.plan.reader.manifest
-        of_nodes = self._gather(record)
-        of_edges: dict[str, Rows] = {}
-        node_paths = {spec.path for spec in manifest.schema.node.attributes.values()}
-        for spec, rows in zip(manifest.plain_specs, record.plain, strict=True):
-            found = of_nodes if spec.path in node_paths else of_edges
-            found[spec.path] = Rows(_owned(rows), NO_READS)
-        edge_id = manifest.schema.edge.edge_id
-        if record.edge_ids is not None and edge_id is not None:
-            of_edges[edge_id.path] = Rows(_owned(record.edge_ids), NO_READS)
+        Raises
+        ------
+        UsageError
+            If `transform_sampler_output` has added nodes or edges.
+        """
+        record, self._record = self._record, None
+        if record is None:
+            raise not_packed("rows of a batch that has them already")
+        of, of_nodes, of_edges = self._of, self._gather(record), dict[str, Rows]()
+        for (path, is_of_nodes), rows in zip(of.plain, record.plain, strict=True):
+            (of_nodes if is_of_nodes else of_edges)[path] = Rows(_owned(rows), NO_READS)
+        if record.edge_ids is not None and of.edge_id_path:
+            of_edges[of.edge_id_path] = Rows(_owned(record.edge_ids), NO_READS)
         found = _as_wanted(of_nodes, record.subgraph.n_id, output.node.numpy(), "nodes")
         if output.edge is not None:
             wanted = output.edge.numpy()
             found |= _as_wanted(of_edges, record.subgraph.edge_pos, wanted, "edges")
         return found
+
+    def fill(self) -> None:
+        """Read the batch for what it leaves in the cache."""
+        self._gather(self._read())
+
+    def _read(self) -> SavedRecord:
+        try:
+            return self._of.plan.record(self._number)
+        except BaseException as error:
+            self._lease.fail(self._turn, error)  # or later ones would wait
+            raise
+
+    def _gather(self, record: SavedRecord) -> dict[str, Rows]:
+        missed = self._of.plan.rows(self._number, record)
+        return self._lease.gather(self._turn, record.step, missed)
 
 
 def _as_wanted(

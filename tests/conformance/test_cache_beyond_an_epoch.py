@@ -44,7 +44,7 @@ def test_the_next_epoch_reads_less(store: Path) -> None:
         before = loader.stats()
         assert same(as_dicts(loader), as_dicts(expected))
         rows_read.append(loader.stats().since(before).rows_read)
-    tables = loader._builder.tables
+    tables = loader._sources
     assert tables.superbatches is not None
     held = tables.superbatches.cache().nodes
     # All slots have a row, although the first epoch needed fewer.

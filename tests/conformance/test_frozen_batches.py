@@ -267,7 +267,7 @@ def have_spill(loader: NeighborLoader) -> None:
 
     The one place here that knows what a loader is made of.
     """
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     superbatches.size = replace(superbatches.size, in_memory=False, table_bytes=256)
 

@@ -36,7 +36,7 @@ import gnnstore
 from gnnstore import NeighborLoader, _core
 from gnnstore.converters import from_pyg
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
-from gnnstore.loaders import threaded
+from gnnstore.loaders import base
 
 N, E = 100, 1500
 
@@ -575,7 +575,7 @@ def test_pinning_is_the_last_thing_that_happens(
         return output
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(threaded, "pin_memory", pin)
+    monkeypatch.setattr(base, "pin_memory", pin)
     identity: dict[str, Any] = {} if option == "none" else {option: lambda given: given}
     loader = NeighborLoader(store, [2], batch_size=25, pin_memory=True, num_threads=1, **identity)
     outputs = list(loader)
@@ -716,7 +716,7 @@ def test_loaders_on_one_store_share_what_they_hold(path: Path) -> None:
     first = NeighborLoader(store, [2], strategy="memory")
     second = NeighborLoader(store, [2], strategy="memory")
     tables = [
-        loader._builder._node_attributes["x"].rows.table.ctypes.data  # type: ignore[attr-defined]
+        loader._assembler._node_attributes["x"].rows.table.ctypes.data  # type: ignore[attr-defined]
         for loader in (first, second)
     ]
     assert tables[0] == tables[1]

@@ -62,8 +62,8 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
 
 
 def ahead_of(loader: NeighborLoader) -> Superbatches:
-    superbatches = loader._builder.tables.superbatches
-    assert superbatches is not None
+    superbatches = loader._sources.superbatches
+    assert isinstance(superbatches, Superbatches)
     return superbatches
 
 
@@ -358,11 +358,11 @@ loader = NeighborLoader(
 )
 for number, batch in enumerate(loader):
     if number == 0:
-        sample = loader._builder.sampler.sample
+        sample = loader._source.sampler.sample
         def slowly(*args, **options):
             time.sleep(0.5)
             return sample(*args, **options)
-        loader._builder.sampler.sample = slowly
+        loader._source.sampler.sample = slowly
 print("done", flush=True)
 """
 

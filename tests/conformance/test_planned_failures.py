@@ -75,7 +75,7 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
 
 def spill(loader: NeighborLoader) -> NeighborLoader:
     """Have a loader keep subgraphs on disk, whatever its budget says."""
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     superbatches.size = replace(superbatches.size, in_memory=False)
     return loader
@@ -168,7 +168,7 @@ def test_two_superbatches_stay_within_what_is_given_on_disk(
     loader = loader_of(
         path, strategy="packed", superbatch=3, num_threads=2, tmpdir=tmp_path, prefetch_batches=8
     )
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     list(loader)
     each = superbatches.totals.bytes_spilled // -(-len(loader) // 3)
@@ -192,7 +192,7 @@ def test_more_is_missed_than_there_is_disk_for(
 ) -> None:
     """What does not fit is read from the table."""
     loader = loader_of(path, strategy="packed", superbatch=6, tmpdir=tmp_path)
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     if on_disk:
         superbatches.size = replace(superbatches.size, table_bytes=256)
@@ -251,7 +251,7 @@ def test_a_disk_that_is_full(
         path, strategy=strategy, superbatch=20, tmpdir=tmp_path, num_threads=num_threads
     )
     spill(loader)
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     superbatches.tmpdir = tiny_disk
     got: list[Any] = []
@@ -354,7 +354,7 @@ def test_interrupts_at_any_time(
         except KeyboardInterrupt:
             pass
         timer.join()
-        superbatches = loader._builder.tables.superbatches
+        superbatches = loader._sources.superbatches
         assert superbatches is not None
         superbatches.forget_next()
         # If that came while threads were waited for, they end a little later.
@@ -371,7 +371,7 @@ def test_a_batch_that_takes_too_long_to_sample(
     path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[dict[str, Any]]
 ) -> None:
     loader = loader_of(path, num_threads=2, timeout=0.3)
-    sampler = loader._builder.sampler
+    sampler = loader._source.sampler
     sample = sampler.sample
 
     def stuck(seeds: Any, *, epoch: int, batch: int) -> Any:

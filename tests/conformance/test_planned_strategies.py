@@ -107,7 +107,7 @@ def test_packed_beside_a_cache_that_stays(
     assert first.rows_cached > 0
     loader.set_epoch(0)
     assert same(batches(loader), expected[:BATCHES])
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     assert superbatches.fixed is not None
     nodes, held = superbatches.fixed.of(loader.stats().cache_rows), superbatches.cache().nodes
@@ -164,7 +164,7 @@ def test_a_budget_of_disk(path: Path, expected: list[dict[str, Any]], disk: str)
     """Plans stay in memory where there is no disk for them."""
     options: dict[str, Any] = {"memory": "20MB", "cache_bytes": None, "num_threads": 1}
     loader = loader_of(path, **options, superbatch=BATCHES, disk=disk)
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     assert superbatches.size.plans_in_memory or disk == "100MB"
     assert same(batches(loader), expected[:BATCHES])
@@ -327,8 +327,8 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str,
     assert same(batches(large), expected[:BATCHES])
     former = residents_of(store).cached_bytes
     assert 50_000 < former <= 100_000
-    assert large._builder.tables.superbatches is not None
-    idle = large._builder.tables.superbatches._idle
+    assert large._sources.superbatches is not None
+    idle = large._sources.superbatches._idle
     assert idle is not None
     assert same(batches(small), expected[:BATCHES])
     assert residents_of(store).cached_bytes <= 10_000
@@ -421,14 +421,14 @@ def test_a_batch_that_cannot_be_sampled(
     path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
     loader = loader_of(path, num_threads=num_threads)
-    sample = loader._builder.sampler.sample
+    sample = loader._source.sampler.sample
 
     def failing(seeds: Any, *, epoch: int, batch: int) -> Any:
         if batch == 7:
             raise StorageError("out of order", path="here")
         return sample(seeds, epoch=epoch, batch=batch)
 
-    monkeypatch.setattr(loader._builder.sampler, "sample", failing)
+    monkeypatch.setattr(loader._source.sampler, "sample", failing)
     got: list[Any] = []
     with pytest.raises(StorageError, match="out of order") as caught:
         got.extend(loader)
@@ -516,7 +516,7 @@ def test_a_budget_too_small(path: Path) -> None:
 
 def planned_on_disk(loader: NeighborLoader) -> NeighborLoader:
     """Have a loader keep traces and plans in files, whatever its budget says."""
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     superbatches.size = replace(superbatches.size, table_bytes=256)
     return loader
@@ -524,6 +524,6 @@ def planned_on_disk(loader: NeighborLoader) -> NeighborLoader:
 
 def _keep_subgraphs(loader: NeighborLoader, *, in_memory: bool) -> None:
     """Have a loader keep subgraphs in memory or on disk, whatever its budget says."""
-    superbatches = loader._builder.tables.superbatches
+    superbatches = loader._sources.superbatches
     assert superbatches is not None
     superbatches.size = replace(superbatches.size, in_memory=in_memory)

@@ -22,6 +22,7 @@ from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.lookahead import presample as presampling
+from gnnstore.sizing.placement import Placement
 from gnnstore.testing.batches import same
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
@@ -219,7 +220,7 @@ def test_reads_of_known_batches(
     loader = NeighborLoader(
         only_x, [], seeds, batch_size=max(1, len(seeds)), strategy="direct", num_threads=1
     )
-    tables = loader._builder.tables
+    tables = loader._sources
     source = tables.nodes["x"]
     files = source.file_rows
     assert files is not None
@@ -243,7 +244,7 @@ def test_reads_of_known_batches(
 
 def test_reads_of_sampled_batches(only_x: gnnstore.GraphStore) -> None:
     loader = NeighborLoader(only_x, [5, 5], batch_size=30, strategy="direct", seed=1)
-    source = loader._builder.tables.nodes["x"]
+    source = loader._sources.nodes["x"]
     files = source.file_rows
     assert files is not None
     plans = [
@@ -358,9 +359,9 @@ def test_loaders_share_a_cache(path: Path, expected: list[dict[str, Any]]) -> No
     held = residents_of(store).resident_bytes
     valid = NeighborLoader(store, [-1], "valid", **options)
     assert residents_of(store).resident_bytes == held
-    assert train._builder.tables.cache is valid._builder.tables.cache
+    assert train._sources.cache is valid._sources.cache
     other = NeighborLoader(store, [4, 4], "train", **{**options, "cache": "degree"})
-    assert other._builder.tables.cache is not train._builder.tables.cache
+    assert other._sources.cache is not train._sources.cache
     assert same(batches(train, 2), expected)
 
 
@@ -421,10 +422,10 @@ def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
 
 def test_a_seed_that_is_drawn_late_keeps_the_cache(path: Path) -> None:
     loader = NeighborLoader(path, [4], "train", strategy="static", batch_size=50)
-    cache = loader._builder.tables.cache
+    cache = loader._sources.cache
     assert cache is not None
     next(iter(loader))
-    assert loader._builder.tables.cache is cache
+    assert loader._sources.cache is cache
 
 
 def test_a_pickled_loader_caches_the_same_rows(path: Path, expected: list[dict[str, Any]]) -> None:
@@ -459,7 +460,7 @@ def needed_by(error: BudgetError) -> int:
 
 def budget_of(loader: NeighborLoader) -> int:
     """Return what a loader under a budget holds besides its batches."""
-    chosen = loader._builder.tables.placement
+    chosen: Placement = loader._sources.placement
     return chosen.budget_bytes - chosen.left_bytes
 
 
@@ -523,7 +524,7 @@ def test_auto_reads_with_a_cache_what_does_not_fit(
     assert f"read by {stats.io_engine}" in stats.reason
     assert f"rows of the {stats.cache_rows} nodes that sampling needs most often" in stats.reason
     assert 10_000 < stats.cache_rows < 30_000
-    chosen = loader._builder.tables.placement
+    chosen = loader._sources.placement
     assert chosen.resident_bytes + chosen.staging_bytes + stats.cache_rows * 400 < 22_000_000
     # A budget that staging alone would exceed is left to the page cache, unless told otherwise.
     loader = NeighborLoader(path, [4], memory="8MB", num_threads=1, batch_size=100, seed=0)
@@ -565,7 +566,7 @@ def test_a_small_budget_has_fewer_threads(path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     loader = NeighborLoader(path, [2], strategy="direct", memory="100MB")
     assert loader.num_threads == 2, "8.4 MB each, of a quarter"
-    assert loader._builder.tables.placement.staging_bytes == 2 * 8_388_608
+    assert loader._sources.placement.staging_bytes == 2 * 8_388_608
     assert NeighborLoader(path, [2], strategy="direct", memory="10MB").num_threads == 1
     assert NeighborLoader(path, [2], strategy="direct").num_threads == 65
     with pytest.raises(BudgetError, match="545 MB of staging for reads"):

@@ -15,6 +15,7 @@ from gnnstore.graph.topology import Structure
 from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
+from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.testing.graphs import random_graph
@@ -57,8 +58,12 @@ def test_the_size_is_that_of_a_batch(
     options: dict[str, Any] = {"subgraph_type": subgraph_type, "disjoint": disjoint}
     found = presampler(store, (-1,), batch_size=N, **options).run(Structure(store.topology()), 2)
     loader = NeighborLoader(store, [-1], batch_size=N, strategy="memory", **options)
-    prepared = loader._builder.join(loader._sample(range(N), epoch=0, batch=0))
-    assert found.largest_bytes == prepared.num_bytes
+    sampled = loader._source.task(range(N), BatchKey(0, 0, 0)).sample()
+    _, bytes_gathered, _ = loader._assembler.assemble(
+        loader._assembler.output(sampled), sampled.labels
+    )
+    (input_id,) = sampled.labels.arrays()
+    assert found.largest_bytes == sampled.subgraph.num_bytes + input_id.nbytes + bytes_gathered
 
 
 def test_the_largest_is_found(store: gnnstore.GraphStore) -> None:

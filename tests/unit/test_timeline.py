@@ -329,7 +329,7 @@ def test_transforms_and_pinning_are_stages(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("gnnstore.loaders.threaded.pin_memory", lambda output, _: output)
+    monkeypatch.setattr("gnnstore.loaders.base.pin_memory", lambda output, _: output)
     loader = NeighborLoader(
         store,
         [5],
@@ -408,14 +408,14 @@ def test_an_error_while_preparing_is_in_the_trace(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = NeighborLoader(store, [5], batch_size=50, num_threads=2, seed=0)
-    join = loader._join
+    assemble = loader._assembler.assemble
 
-    def fail(sampled: Any) -> Any:
-        if sampled.output.metadata[0][0] == 100:
+    def fail(output: Any, *rest: Any) -> Any:
+        if output.metadata[0][0] == 100:
             raise StorageError("no more")
-        return join(sampled)
+        return assemble(output, *rest)
 
-    monkeypatch.setattr(loader, "_join", fail)
+    monkeypatch.setattr(loader._assembler, "assemble", fail)
     with pytest.raises(StorageError, match="no more"), loader.trace(tmp_path / "t.json"):
         list(loader)
     events = events_of(read(tmp_path / "t.json"))
@@ -441,7 +441,7 @@ def test_a_batch_is_let_go_before_the_next_is_waited_for(
             gc.collect()
             assert known[-1]() is None
 
-    monkeypatch.setattr("gnnstore.loaders.threaded.ordered_map", in_order)
+    monkeypatch.setattr("gnnstore.pipeline.batch.ordered_map", in_order)
     loader = NeighborLoader(store, [5], batch_size=100, transform=prepare)
     for batch in loader:
         del batch

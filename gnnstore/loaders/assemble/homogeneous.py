@@ -1,14 +1,13 @@
 """From a sampled subgraph to the `Data` object that PyG's own loader would yield.
 
-What stands in a batch, under which name, in which order and element type, is decided here
-and nowhere else.
+What stands in a batch, under which name, in which order and element type, is decided here, and by
+the labels of its seeds, and nowhere else.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,41 +19,14 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
-from gnnstore.features.source import Rows, RowSource
 from gnnstore.formats.store.schema import AttributeSpec, Schema
-from gnnstore.graph.store import as_tensor
-from gnnstore.pipeline.prepared import PreparedBatch, prepared
-from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
-    from gnnstore.strategies.open import Tables
+    from gnnstore.features.source import Rows, RowSource
+    from gnnstore.pipeline.batch import Sampled
+    from gnnstore.pipeline.seeds.base import SeedLabels
 
-# PyG writes these after the attributes, so an attribute of the same name is overwritten,
-# and dropped where the value is None. `n_id` and `e_id` of the user's stay.
-_OVERWRITTEN = (
-    "batch",
-    "num_sampled_nodes",
-    "num_sampled_edges",
-    "input_id",
-    "seed_time",
-    "batch_size",
-)
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """One attribute of nodes or edges: where its rows lie, how they become a tensor."""
-
-    spec: AttributeSpec
-    rows: RowSource
-
-    def tensor(self, gathered: Rows) -> tuple[Tensor, ReadCounts]:
-        """Return the rows of some ids, the row axis where the source data had it."""
-        rows, counts = gathered
-        values = as_tensor(rows, self.spec.dtype)
-        if self.spec.cat_dim not in (0, -values.dim()):
-            values = values.movedim(0, self.spec.cat_dim).contiguous()
-        return values, counts
+_NOTHING: Mapping[str, Any] = {}
 
 
 class Described(Protocol):
@@ -68,100 +40,104 @@ class Described(Protocol):
         """Return the graph-level attributes."""
 
 
-class BatchBuilder:
-    """Samples and assembles the batches of one loader. Safe to use from many threads at once.
+class Tables(Protocol):
+    """The rows of all attributes, open to be read; pickle as what is to be opened."""
+
+    @property
+    def nodes(self) -> Mapping[str, RowSource]:
+        """Rows of the node attributes by name."""
+
+    @property
+    def edges(self) -> Mapping[str, RowSource]:
+        """Rows of the edge attributes by name."""
+
+    @property
+    def edge_ids(self) -> RowSource | None:
+        """Ids of the edges in the input, by position; None: positions are ids."""
+
+
+@dataclass(frozen=True)
+class _Attribute:
+    """One attribute of nodes or edges: where its rows lie, how they become a tensor.
+
+    Attributes
+    ----------
+    is_bfloat16 : bool
+        Whether the values are the bits of bfloat16, which NumPy does not know.
+    cat_dim : int
+        The row axis in the source data.
+    """
+
+    path: str
+    rows: RowSource
+    is_bfloat16: bool
+    cat_dim: int
+
+    @classmethod
+    def all_of(
+        cls, specs: Mapping[str, AttributeSpec], tables: Mapping[str, RowSource]
+    ) -> dict[str, _Attribute]:
+        """Return the attributes of nodes or edges by name."""
+        return {
+            name: cls(spec.path, tables[name], spec.dtype == "bfloat16", spec.cat_dim)
+            for name, spec in specs.items()
+        }
+
+
+class BatchAssembler:
+    """Assembles the batches of one loader. Safe to use from many threads at once.
 
     Parameters
     ----------
     store : GraphStore or Plan
         Homogeneous.
-    config : SamplingConfig
-        How to sample, the seed included.
     tables : Tables
-        The store's parts, opened. Builders that differ in their config share them.
+        Its parts, opened.
     data_class : type
         `Data` or a subclass, made without arguments.
     """
 
-    def __init__(
-        self,
-        store: Described,
-        config: SamplingConfig,
-        tables: Tables,
-        data_class: type[Data] = Data,
-    ) -> None:
-        self._arguments = (store, config, tables, data_class)
+    def __init__(self, store: Described, tables: Tables, data_class: type[Data] = Data) -> None:
+        self._arguments = (store, tables, data_class)
         self._data_class = data_class
         schema = store.schema
-        self.tables = tables
-        self.sampler = tables.structure.sampler(config, schema.index_dtype)
-        self._node_attributes = {
-            name: _Attribute(spec, tables.nodes[name])
-            for name, spec in schema.node.attributes.items()
-        }
-        self._edge_attributes = {
-            name: _Attribute(spec, tables.edges[name])
-            for name, spec in schema.edge.attributes.items()
-        }
+        self._node_attributes = _Attribute.all_of(schema.node.attributes, tables.nodes)
+        self._edge_attributes = _Attribute.all_of(schema.edge.attributes, tables.edges)
+        self._edge_ids = tables.edge_ids
+        self._edge_id_path = "" if schema.edge.edge_id is None else schema.edge.edge_id.path
         self._graph_level = store.graph_attributes()
         self._explicit_num_nodes = schema.explicit_num_nodes
-        self._edge_id = schema.edge.edge_id
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy in another process opens the store itself; nothing large is pickled.
-        return (BatchBuilder, self._arguments)
+        return (BatchAssembler, self._arguments)
 
-    def with_config(self, config: SamplingConfig) -> BatchBuilder:
-        """Return a builder that samples otherwise, over the same tables."""
-        store, _, tables, data_class = self._arguments
-        return BatchBuilder(store, config, tables, data_class)
-
-    def sample(
-        self,
-        seeds: npt.NDArray[np.int64],
-        input_id: npt.NDArray[np.int64],
-        *,
-        epoch: int,
-        batch: int,
-    ) -> PreparedBatch:
-        """Sample a batch's subgraph; its output is a `SamplerOutput`.
-
-        Parameters
-        ----------
-        seeds, input_id : ndarray of int64 [B]
-            Seed nodes, and what `input_id` shows for each.
-        epoch, batch : int
-            Key of the draws, together with the seed.
-        """
-        start = time.perf_counter()
-        subgraph = self.sampler.sample(seeds, epoch=epoch, batch=batch)
-        return prepared(subgraph, input_id, time.perf_counter() - start)
-
-    def join(self, sampled: PreparedBatch) -> PreparedBatch:
-        """Join a sampled subgraph with its attributes; the output is a `Data`."""
-        start = time.perf_counter()
-        rows = None if sampled.rows_of is None else sampled.rows_of(sampled.output)
-        data, bytes_gathered, counts = self.assemble(sampled.output, rows)
-        return replace(
-            sampled,
-            output=data,
-            num_bytes=sampled.num_bytes + bytes_gathered,
-            seconds_gathering=time.perf_counter() - start,
-            bytes_gathered=bytes_gathered,
-            counts=counts,
-            rows_of=None,
+    def output(self, sampled: Sampled) -> SamplerOutput:
+        """Return a sample as PyG's samplers do, but that `edge` holds positions in the CSC."""
+        subgraph, labels = sampled
+        edge_index = torch.from_numpy(subgraph.edge_index)
+        return SamplerOutput(
+            node=torch.from_numpy(subgraph.n_id),
+            row=edge_index[0],
+            col=edge_index[1],
+            edge=torch.from_numpy(subgraph.edge_pos),
+            batch=None if subgraph.batch is None else torch.from_numpy(subgraph.batch),
+            num_sampled_nodes=subgraph.num_sampled_nodes,
+            num_sampled_edges=subgraph.num_sampled_edges,
+            metadata=labels.metadata(),
         )
 
     def assemble(
-        self, sampled: SamplerOutput, rows: Mapping[str, Rows] | None = None
+        self, output: SamplerOutput, labels: SeedLabels, rows: Mapping[str, Rows] = _NOTHING
     ) -> tuple[Data, int, ReadCounts]:
         """Gather the attributes of a subgraph.
 
         Parameters
         ----------
-        sampled : SamplerOutput
-            `edge` holds positions in the store's CSC order, or is None; `metadata` holds
-            (input_id, seed_time).
+        output : SamplerOutput
+            `edge` holds positions in the store's CSC order, or is None.
+        labels : SeedLabels
+            Of its seeds.
         rows : mapping of str to Rows, optional
             Rows of its nodes and edges that are there already, by the attribute's path.
 
@@ -176,50 +152,51 @@ class BatchBuilder:
         def gather(attributes: dict[str, _Attribute], ids: npt.NDArray[Any]) -> None:
             nonlocal bytes_gathered, counts
             for name, attribute in attributes.items():
-                known = None if rows is None else rows.get(attribute.spec.path)
-                values[name], read = attribute.tensor(known or attribute.rows.gather(ids))
-                bytes_gathered += values[name].nbytes
-                counts += read
+                found, read = rows.get(attribute.path) or attribute.rows.gather(ids)
+                tensor = torch.from_numpy(found)
+                if attribute.is_bfloat16:
+                    tensor = tensor.view(torch.bfloat16)
+                if attribute.cat_dim not in (0, -tensor.dim()):
+                    tensor = tensor.movedim(0, attribute.cat_dim).contiguous()
+                values[name] = tensor
+                bytes_gathered += tensor.nbytes
+                if read is not NO_READS:
+                    counts += read
 
-        nodes = sampled.node.numpy()
+        nodes = output.node.numpy()
         gather(self._node_attributes, nodes)
-        values["edge_index"] = _edge_index(sampled.row, sampled.col)
+        values["edge_index"] = _edge_index(output.row, output.col)
         e_id = None
-        if sampled.edge is not None:
-            gather(self._edge_attributes, sampled.edge.numpy())
-            e_id = self._original_edge_ids(sampled.edge, rows or {})
+        if output.edge is not None:
+            gather(self._edge_attributes, output.edge.numpy())
+            e_id = self._original_edge_ids(output.edge, rows)
             bytes_gathered += e_id.nbytes
         values.update(self._graph_level)
         if self._explicit_num_nodes:
             values["num_nodes"] = len(nodes)
-        values.setdefault("n_id", sampled.node)
+        values.setdefault("n_id", output.node)
         if e_id is not None:
             values.setdefault("e_id", e_id)
-
-        input_id, seed_time = sampled.metadata
-        written = (
-            sampled.batch,
-            sampled.num_sampled_nodes,
-            sampled.num_sampled_edges,
-            input_id,
-            seed_time,
-            len(input_id),
-        )
-        values.update(zip(_OVERWRITTEN, written, strict=True))
+        # PyG writes these, and the labels, after the attributes, so an attribute of the same name
+        # is overwritten, and dropped where the value is None. The user's `n_id` and `e_id` stay.
+        values["batch"] = output.batch
+        values["num_sampled_nodes"] = output.num_sampled_nodes
+        values["num_sampled_edges"] = output.num_sampled_edges
         data = self._data_class()
         for name, value in values.items():
             if value is not None:
                 data[name] = value
-        if sampled.orig_row is not None and sampled.orig_col is not None:
-            data._orig_edge_index = torch.stack([sampled.orig_row, sampled.orig_col])
+        labels.label(data)
+        if output.orig_row is not None and output.orig_col is not None:
+            data._orig_edge_index = torch.stack([output.orig_row, output.orig_col])
         return data, bytes_gathered, counts
 
     def _original_edge_ids(self, positions: Tensor, rows: Mapping[str, Rows]) -> Tensor:
-        known = None if self._edge_id is None else rows.get(self._edge_id.path)
+        known = rows.get(self._edge_id_path)
         if known is None:
-            if self.tables.edge_ids is None:
+            if self._edge_ids is None:
                 return positions.to(torch.int64)
-            known = self.tables.edge_ids.gather(positions.numpy())
+            known = self._edge_ids.gather(positions.numpy())
         found = known.values
         if found.dtype != np.int64:
             wide = empty(found.shape, np.int64)

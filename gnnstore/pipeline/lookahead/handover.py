@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
-from gnnstore.pipeline.lookahead.superbatch import PlannedBatch, Superbatch
+from gnnstore.pipeline.lookahead.superbatch import PlannedTask, Superbatch
 
 # A lease that was lost is not worth taking back for less: a plan is made, and its trace written.
 _WORTH_PLANNING = 2
@@ -19,7 +19,7 @@ def hand_out(
     maker: SuperbatchMaker,
     superbatches: Iterator[Superbatch],
     then: Callable[[], None],
-) -> Iterator[PlannedBatch]:
+) -> Iterator[PlannedTask]:
     """Yield the batches of some superbatches, one superbatch after the other.
 
     Parameters
@@ -38,7 +38,7 @@ def hand_out(
                 maker.plan_again(superbatch, i)
             if i == 0 and superbatch.error is None:
                 then()
-            yield PlannedBatch(superbatch, superbatch.part, i, job.index_dtype)
+            yield PlannedTask(superbatch, superbatch.part, i, job.index_dtype)
         if superbatch.error is not None:
             raise superbatch.error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.pipeline.lookahead.packer import Room
@@ -17,13 +17,11 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.features.tiers.planned import PlannedCache
-    from gnnstore.sampling.disk import BatchRequest
+    from gnnstore.pipeline.batch import Planned
+    from gnnstore.pipeline.seeds.base import BatchKey, Seeds
     from gnnstore.sampling.neighbor import IndexDtype, NeighborSampler
     from gnnstore.sizing.superbatch_size import SuperbatchSize
     from gnnstore.timeline import Timeline
-
-# The number of a batch in its epoch, and its positions in the input nodes.
-Item = tuple[int, Any]
 
 
 @dataclass
@@ -76,9 +74,15 @@ class SuperbatchJob:
 
 @dataclass(frozen=True, eq=False)
 class SamplingJob:
-    """How the batches of one iteration are sampled; see `Superbatches.run`."""
+    """How the batches of one iteration are sampled; see `Superbatches.run`.
 
-    request: Callable[[Item], tuple[BatchRequest, npt.NDArray[np.int64]]]
+    Attributes
+    ----------
+    select : callable
+        Returns the seeds of a batch, and its key.
+    """
+
+    select: Callable[[Planned], tuple[Seeds, BatchKey]]
     sampler: NeighborSampler
     num_threads: int
     initializer: Callable[[], None] | None

@@ -17,19 +17,18 @@ from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.features.source import files_of
 from gnnstore.parallel import CancelledError
 from gnnstore.pipeline.lookahead.driver import sample_in_order
-from gnnstore.pipeline.lookahead.job import Item, SamplingJob, SuperbatchJob
+from gnnstore.pipeline.lookahead.job import SamplingJob, SuperbatchJob
 from gnnstore.pipeline.lookahead.packer import PackedBatches, Packer
 from gnnstore.pipeline.lookahead.session import Course
 from gnnstore.pipeline.lookahead.superbatch import BatchNote, PlannedPart, Superbatch
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import SpillingPlanner
     from gnnstore.caching.trace import Trace
+    from gnnstore.pipeline.batch import Planned
+    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
     from gnnstore.sampling.disk import BatchRequest
     from gnnstore.sampling.neighbor import SampledSubgraph
 
@@ -85,11 +84,11 @@ class SuperbatchMaker:
         lease = self.course.lease
         return lease.is_current and lease.num_gathered >= self._end
 
-    def make(self, chunk: list[tuple[int, Item]]) -> Superbatch:
+    def make(self, chunk: list[tuple[int, Planned]]) -> Superbatch:
         """Sample, plan and pack some batches."""
         return self.finish(self.sample(chunk))
 
-    def sample(self, chunk: list[tuple[int, Item]]) -> SampledSuperbatch:
+    def sample(self, chunk: list[tuple[int, Planned]]) -> SampledSuperbatch:
         """Sample some batches, numbered as they come in the iteration."""
         first = chunk[0][0]
         kept = self._keep(first, len(chunk))
@@ -237,19 +236,20 @@ class SuperbatchMaker:
 
     def _sample_all(
         self,
-        chunk: list[tuple[int, Item]],
+        chunk: list[tuple[int, Planned]],
         kept: Spool,
         trace: TraceBuilder,
         notes: list[BatchNote],
     ) -> Exception | None:
         """Sample batches until one cannot be; return why."""
         job, sampling = self.job, self.sampling
-        input_ids: dict[int, npt.NDArray[np.int64]] = {}
+        labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
 
-        def request(place: int, numbered: tuple[int, Item]) -> BatchRequest:
+        def request(place: int, numbered: tuple[int, Planned]) -> BatchRequest:
             self._check_wanted()
-            wanted, input_ids[place] = sampling.request(numbered[1])
-            return wanted
+            seeds, key = sampling.select(numbered[1])
+            labelled[place] = key, seeds.labels
+            return seeds.start_nodes()[None], key.epoch, key.batch
 
         def keep(place: int, subgraph: SampledSubgraph, seconds: float) -> float:
             start = time.perf_counter()
@@ -274,7 +274,7 @@ class SuperbatchMaker:
         with closing(sampled):
             try:
                 for place, seconds in enumerate(sampled):
-                    notes.append(BatchNote(input_ids[place], seconds))
+                    notes.append(BatchNote(*labelled[place], seconds))
             except Exception as error:
                 return error
         return None

@@ -14,13 +14,15 @@ import weakref
 from collections.abc import Hashable
 
 from gnnstore.parallel import THREAD_NAME
-from gnnstore.pipeline.lookahead.job import Item
+from gnnstore.pipeline.batch import Planned
 from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 
 _log = logging.getLogger(__name__)
 
 Made = Superbatch | SampledSuperbatch
+# Batches, by their place in the iteration.
+Chunk = list[tuple[int, Planned]]
 
 
 class NextSuperbatch:
@@ -39,7 +41,12 @@ class NextSuperbatch:
     """
 
     def __init__(
-        self, key: Hashable, maker: SuperbatchMaker, chunk: list[tuple[int, Item]], *, plans: bool
+        self,
+        key: Hashable,
+        maker: SuperbatchMaker,
+        chunk: Chunk,
+        *,
+        plans: bool,
     ) -> None:
         self.key = key
         self.maker = maker
@@ -70,7 +77,7 @@ class NextSuperbatch:
 class _Making:
     """What the thread does."""
 
-    def __init__(self, maker: SuperbatchMaker, chunk: list[tuple[int, Item]], plans: bool) -> None:
+    def __init__(self, maker: SuperbatchMaker, chunk: Chunk, plans: bool) -> None:
         self.maker = maker
         self.made: Made | None = None
         self.is_given_up = False

@@ -21,7 +21,7 @@ from gnnstore.disk.buffers import keep_within_budget
 from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.order.epoch import epoch_permutation
-from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.in_flight import MANY_BATCHES, margin_of
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Structure
+    from gnnstore.sampling.disk import BatchRequest
     from gnnstore.sampling.neighbor import IndexDtype, SampledSubgraph
 
 # No run counts so far; the epoch of batches on demand is one higher.
@@ -87,7 +88,7 @@ class Presampler:
     ----------
     config : SamplingConfig
         Its seed does not matter.
-    seeds : InputNodes
+    seeds : SeedSource
         Where batches start from.
     batch_size : int
         Seeds of a batch.
@@ -102,7 +103,7 @@ class Presampler:
     """
 
     config: SamplingConfig
-    seeds: InputNodes
+    seeds: SeedSource
     batch_size: int
     in_order: bool
     node_bytes: int
@@ -115,7 +116,7 @@ class Presampler:
         cls,
         store: GraphStore,
         config: SamplingConfig,
-        seeds: InputNodes,
+        seeds: SeedSource,
         batch_size: int,
         in_order: bool,
         *,
@@ -141,7 +142,7 @@ class Presampler:
     @property
     def epoch_batches(self) -> int:
         """Batches of an epoch that this loader yields."""
-        batches = -(-self.seeds.num_seeds // max(1, self.batch_size))
+        batches = -(-len(self.seeds) // max(1, self.batch_size))
         return -(-batches // self.world_size)
 
     def run(
@@ -181,7 +182,7 @@ class Presampler:
         subgraphs = sample_in_order(
             sampler,
             self._positions(num_batches),
-            lambda batch, positions: (self.seeds.select(positions)[0], _EPOCH, batch),
+            self._request,
             lambda _, subgraph, __: subgraph,
             num_threads=num_threads,
             lookahead=lookahead,
@@ -212,9 +213,14 @@ class Presampler:
                     break
         return largest
 
+    def _request(self, batch: int, positions: Any) -> BatchRequest:
+        key = BatchKey(_SEED, _EPOCH, batch)
+        return self.seeds.select(positions, key).start_nodes()[None], key.epoch, key.batch
+
     def _positions(self, num_batches: int) -> Iterator[Any]:
         """Yield positions in the input nodes, of at most so many batches."""
-        num_seeds, size = self.seeds.num_seeds, max(1, min(self.batch_size, self.seeds.num_seeds))
+        num_seeds = len(self.seeds)
+        size = max(1, min(self.batch_size, num_seeds))
         if num_seeds == 0:
             return
         if self.in_order:

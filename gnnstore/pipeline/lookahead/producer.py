@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.parallel import ordered_map
+from gnnstore.pipeline.batch import Planned
 from gnnstore.pipeline.lookahead.handover import hand_out
-from gnnstore.pipeline.lookahead.job import Item, SamplingJob, SuperbatchJob, Totals
+from gnnstore.pipeline.lookahead.job import SamplingJob, SuperbatchJob, Totals
 from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
 from gnnstore.pipeline.lookahead.next_epoch import Made, NextSuperbatch
 from gnnstore.pipeline.lookahead.packer import Room
 from gnnstore.pipeline.lookahead.session import Course, FixedNodes
-from gnnstore.pipeline.lookahead.superbatch import PlannedBatch, Superbatch
+from gnnstore.pipeline.lookahead.superbatch import PlannedTask, Superbatch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +51,7 @@ class Following:
     """
 
     key: Hashable
-    items: Iterable[Item]
+    items: Iterable[Planned]
     sampling: SamplingJob
 
 
@@ -130,12 +131,12 @@ class Superbatches:
     @contextmanager
     def run(
         self,
-        items: Iterable[Item],
+        items: Iterable[Planned],
         sampling: SamplingJob,
         *,
         key: Hashable = None,
         following: Callable[[], Following | None] = lambda: None,
-    ) -> Iterator[Iterator[PlannedBatch]]:
+    ) -> Iterator[Iterator[PlannedTask]]:
         """Sample, plan and hand out the batches of one iteration.
 
         Parameters
@@ -152,7 +153,7 @@ class Superbatches:
 
         Yields
         ------
-        iterator of PlannedBatch
+        iterator of PlannedTask
             To be prepared in any order, joined in theirs. Where a batch cannot be sampled, it
             raises that error once those before it have been handed out.
         """
@@ -162,7 +163,7 @@ class Superbatches:
         coming: list[NextSuperbatch] = []
         num_handed_out = 0
 
-        def make(chunk: list[tuple[int, Item]]) -> Superbatch:
+        def make(chunk: list[tuple[int, Planned]]) -> Superbatch:
             first = made.pop() if made else None
             if isinstance(first, SampledSuperbatch):
                 return maker.finish(first)

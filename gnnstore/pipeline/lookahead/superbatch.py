@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from gnnstore.disk.buffers import empty
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlanStep
-from gnnstore.pipeline.prepared import PreparedBatch, prepared
+from gnnstore.pipeline.batch import Sampled, Task
 from gnnstore.sampling.compact import CompactSubgraph
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.spool import Spool
     from gnnstore.features.tiers.planned import Lease
     from gnnstore.pipeline.lookahead.packer import PackedBatches
+    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
     from gnnstore.sampling.neighbor import IndexDtype
 
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 class BatchNote:
     """What is remembered of a batch beside its subgraph."""
 
-    input_id: npt.NDArray[np.int64]
+    key: BatchKey
+    labels: SeedLabels
     seconds_sampling: float
 
 
@@ -73,20 +74,15 @@ class PlannedPart:
 
     def gather(self, i: int, step: PlanStep) -> dict[str, Rows]:
         """Return the rows of batch i of the superbatch, by the table's path."""
-        if self.packed is None:
-            return self.lease.gather(self.number(i), step)
-        try:
-            return self.lease.gather(self.number(i), step, self.packed.rows(i - self.begin))
-        finally:
-            self.packed.done()
+        missed = None if self.packed is None else self.packed.rows(i - self.begin)
+        return self.lease.gather(self.number(i), step, missed)
 
     def fail(self, i: int, error: BaseException) -> None:
         """Give up a batch that cannot be gathered, or what waits for it would wait for ever."""
         self.lease.fail(self.number(i), error)
-        self.give_up(1)
 
     def give_up(self, num_batches: int) -> None:
-        """Note that so many batches will not be gathered as they were planned here."""
+        """Note that so many batches have their rows, or will not get them from here."""
         if self.packed is not None:
             self.packed.done(num_batches)
 
@@ -140,42 +136,53 @@ class Superbatch:
         return subgraph, step
 
 
-@dataclass(frozen=True, eq=False)
-class PlannedBatch:
+class PlannedTask(Task):
     """A batch that is to be assembled as its superbatch's plan says."""
 
-    superbatch: Superbatch
-    part: PlannedPart
-    i: int
-    index_dtype: IndexDtype
+    stage = "recalling"
 
-    def recall(self) -> PreparedBatch:
-        """Return the batch as it was sampled, once; joining it gathers its rows by the plan.
+    def __init__(
+        self, superbatch: Superbatch, part: PlannedPart, i: int, index_dtype: IndexDtype
+    ) -> None:
+        note = superbatch.notes[i]
+        self.key = note.key
+        self.seconds_ahead = note.seconds_sampling
+        self._labels = note.labels
+        self._superbatch = superbatch
+        self._part = part
+        self._i = i
+        self._index_dtype: IndexDtype = index_dtype
+        self._step: PlanStep | None = None
+
+    def sample(self) -> Sampled:
+        """Return the sample as it was drawn.
 
         Raises
         ------
         StorageError, CorruptStoreError
-            If its subgraph or plan was written to disk and cannot be read back as it was.
+            If it or its plan was written to disk and cannot be read back as it was.
         """
-        of, part, i = self.superbatch, self.part, self.i
-        start = time.perf_counter()
         try:
-            compact, step = of.take(part, i)
-            subgraph = compact.expand(self.index_dtype, empty)
+            compact, self._step = self._superbatch.take(self._part, self._i)
+            return Sampled(compact.expand(self._index_dtype, empty), self._labels)
         except BaseException as error:
-            part.fail(i, error)
+            self._part.fail(self._i, error)
             raise
-        note = of.notes[i]
-        seconds = note.seconds_sampling + time.perf_counter() - start
 
-        def rows_of(output: SamplerOutput) -> Mapping[str, Rows]:
-            gathered = part.gather(i, step)
-            wanted = output.node.numpy()
-            if np.array_equal(wanted, step.ids):
-                return gathered
-            return reselected(gathered, step.ids, wanted)
+    def rows(self, output: SamplerOutput) -> Mapping[str, Rows]:
+        """Gather the rows that the plan provides for."""
+        step, self._step = self._step, None
+        if step is None:
+            return {}
+        gathered = self._part.gather(self._i, step)
+        wanted = output.node.numpy()
+        if np.array_equal(wanted, step.ids):
+            return gathered
+        return reselected(gathered, step.ids, wanted)
 
-        return replace(prepared(subgraph, note.input_id, seconds), rows_of=rows_of)
+    def finish(self) -> None:
+        """Give up the place of its packed rows."""
+        self._part.give_up(1)
 
 
 def reselected(

@@ -6,10 +6,6 @@ it lies before the first batch of the next one.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import Any
-
 from gnnstore.pipeline.order.epoch import EpochOrder
 from gnnstore.pipeline.order.state import Position
 
@@ -27,11 +23,10 @@ class EpochCursor:
         self._order = order
         self._loaded: Position | None = None
         self._newest: Iteration | None = None
-        self._is_left = False
 
     def position(self, epoch: int) -> Position:
         """Return the present position; `epoch` is the next to begin."""
-        if self._newest is not None and not self._is_left:
+        if self._newest is not None and not self._newest.is_left:
             return self._newest.position
         return self._loaded_for(epoch) or self._first(epoch)
 
@@ -41,20 +36,15 @@ class EpochCursor:
 
     def leave(self) -> None:
         """Move on to the next epoch, until the iteration that is under way gives a batch."""
-        self._is_left = True
+        if self._newest is not None:
+            self._newest.is_left = True
 
     def begin(self, epoch: int) -> Iteration:
         """Return the iteration of an epoch that begins now."""
         loaded, self._loaded = self._loaded_for(epoch), None
         start = loaded or Position(epoch)
         self._newest = Iteration(self, start, loaded or self._first(epoch))
-        self._is_left = False
         return self._newest
-
-    def moved(self, iteration: Iteration) -> None:
-        """Note that an iteration has given a batch."""
-        if iteration is self._newest:
-            self._is_left = False
 
     def ended(self, iteration: Iteration) -> None:
         """Note that an iteration has come to the end of its epoch."""
@@ -81,25 +71,16 @@ class Iteration:
     start : Position
         Where it begins. `sampler` is set only where the user's sampler must be brought there.
     position : Position
-        Where the consumer is.
+        Where the consumer is. Whoever hands out a batch moves it.
+    is_left : bool
+        Whether the loader has moved on to another epoch since the last batch.
     """
 
     def __init__(self, cursor: EpochCursor, start: Position, position: Position) -> None:
         self.start = start
         self.position = position
+        self.is_left = False
         self._cursor = cursor
-        self._ahead: deque[Position] = deque()
-
-    def number(self, batches: Iterable[tuple[int, Any, Position]]) -> Iterator[tuple[int, Any]]:
-        """Yield number and seeds of each batch, and keep where the consumer is after it."""
-        for number, index, after in batches:
-            self._ahead.append(after)
-            yield number, index
-
-    def hand_out(self) -> None:
-        """Move past the next batch."""
-        self.position = self._ahead.popleft()
-        self._cursor.moved(self)
 
     def end(self) -> None:
         """Move to the next epoch."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 from torch.utils.data.distributed import DistributedSampler
@@ -112,10 +113,13 @@ class RankShard:
     def batches(
         self, first: int, num_batches: int, *, drop_last: bool
     ) -> Iterator[tuple[int, int]]:
-        """Yield the number of each batch, and how many all ranks have had after it."""
-        for k in range(self.num_rounds(first, num_batches, drop_last=drop_last)):
-            done = min(num_batches, first + (k + 1) * self.world_size)
-            yield self.number(first, k, num_batches), done
+        """Return the number of each batch, and how many all ranks have had after it, in order."""
+        rounds, size = self.num_rounds(first, num_batches, drop_last=drop_last), self.world_size
+        own = range(first + self.rank, first + self.rank + rounds * size, size)
+        # Only in the last round may there be fewer batches than ranks.
+        numbers = chain(own[:-1], (self.number(first, rounds - 1, num_batches) for _ in own[-1:]))
+        done = range(first + size, first + rounds * size + 1, size)
+        return zip(numbers, chain(done[:-1], (min(num_batches, n) for n in done[-1:])), strict=True)
 
 
 ALONE = RankShard()

@@ -11,13 +11,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from gnnstore.errors import UsageError
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
-    from gnnstore.pipeline.seeds.nodes import InputNodes
+    from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.sampling.neighbor import SamplingConfig
 
 # Raised too when the same options come to give other batches.
@@ -26,8 +26,7 @@ VERSION = 1
 _ABSENT = object()
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A place between two batches of a run.
 
     Attributes
@@ -136,7 +135,7 @@ class LoaderState:
 
 
 def sampling_fingerprint(
-    store: GraphStore, config: SamplingConfig, seeds: InputNodes
+    store: GraphStore, config: SamplingConfig, seeds: SeedSource
 ) -> dict[str, Any]:
     """Return what sampled batches depend on besides their seed and their order."""
     return {
@@ -145,9 +144,7 @@ def sampling_fingerprint(
         "replace": config.replace,
         "subgraph_type": config.subgraph_type,
         "disjoint": config.disjoint,
-        "number of input_nodes": seeds.num_seeds,
-        "crc32c of input_nodes": f"{seeds.nodes_crc:08x}",
-        "crc32c of input_id": f"{seeds.ids_crc:08x}",
+        **seeds.fingerprint(),
     }
 
 

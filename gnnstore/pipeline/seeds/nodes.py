@@ -7,9 +7,10 @@ is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -24,6 +26,68 @@ if TYPE_CHECKING:
 Int64Array = npt.NDArray[np.int64]
 
 _CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
+
+
+@dataclass(frozen=True, eq=False)
+class NodeLabels:
+    """What a batch shows of its seed nodes, as PyG's `NodeLoader` writes it.
+
+    Attributes
+    ----------
+    input_id : Tensor of int64 [B]
+    """
+
+    name: ClassVar[str] = "nodes"
+    num_arrays: ClassVar[int] = 1
+
+    input_id: torch.Tensor
+    seed_time: Any = None
+
+    def label(self, batch: Any) -> None:
+        """Write `input_id` and `batch_size`, and `seed_time` if there is one."""
+        written = (
+            ("input_id", self.input_id),
+            ("seed_time", self.seed_time),
+            ("batch_size", len(self.input_id)),
+        )
+        for name, value in written:
+            if value is not None:
+                batch[name] = value
+            elif name in batch:  # an attribute of the user's, which PyG overwrites as well
+                del batch[name]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return `input_id`."""
+        return [self.input_id.numpy()]
+
+    def metadata(self) -> tuple[Any, ...]:
+        """Return (input_id, seed_time)."""
+        return self.input_id, self.seed_time
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> NodeLabels:
+        """Return the labels of an array of input ids."""
+        return cls(torch.from_numpy(arrays[0]))
+
+    @classmethod
+    def from_metadata(cls, metadata: Any) -> NodeLabels:
+        """Return the labels of a pair of input ids and times."""
+        input_id, seed_time = metadata
+        return cls(input_id, seed_time)
+
+
+class NodeSeeds(NamedTuple):
+    """The seed nodes of one batch."""
+
+    nodes: Int64Array
+    labels: NodeLabels
+
+    def start_nodes(self) -> dict[str | None, Int64Array]:
+        """Return the seed nodes, those that come twice as well."""
+        return {None: self.nodes}
+
+    def times(self) -> None:
+        """Return nothing: edges of any time are sampled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +120,25 @@ class InputNodes:
             return self.nodes_crc
         return _crc_of_ids(self.ids, self.num_seeds)
 
-    def select(self, index: Any) -> tuple[Int64Array, Int64Array]:
-        """Return (seeds, input_id) of some positions: int64 [B] each.
+    @property
+    def labels(self) -> type[NodeLabels]:
+        """Kind of the labels of its seeds."""
+        return NodeLabels
+
+    def __len__(self) -> int:
+        """Return the number of seed nodes."""
+        return self.num_seeds
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return number and checksums of the node ids and of what `input_id` shows."""
+        return {
+            NUM_POSITIONS: self.num_seeds,
+            "crc32c of input_nodes": f"{self.nodes_crc:08x}",
+            "crc32c of input_id": f"{self.ids_crc:08x}",
+        }
+
+    def select(self, index: Any, key: BatchKey | None = None) -> NodeSeeds:  # noqa: ARG002
+        """Return the seed nodes at some positions, whatever the key.
 
         Raises
         ------
@@ -74,8 +155,9 @@ class InputNodes:
             )
         _check_range(positions, self.num_seeds, "position", "input_nodes", "entries")
         positions = positions.astype(np.int64, copy=False)
-        seeds = positions if self.nodes is None else self.nodes[positions]
-        return seeds, positions if self.ids is None else self.ids[positions]
+        nodes = positions if self.nodes is None else self.nodes[positions]
+        ids = positions if self.ids is None else self.ids[positions]
+        return NodeSeeds(nodes, NodeLabels(torch.from_numpy(ids)))
 
 
 def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = None) -> InputNodes:

@@ -158,7 +158,7 @@ def _write_seeds(
     count = max(1, seeds.num_seeds // batch_size)
     count = count if num_batches is None else min(count, num_batches)
     positions = epoch_permutation(seeds.num_seeds, seed, 0)[: count * batch_size]
-    np.save(scratch / "seeds.npy", seeds.select(positions)[0])
+    np.save(scratch / "seeds.npy", seeds.select(positions).nodes)
     return _Epoch(name, seeds.num_seeds, count)
 
 

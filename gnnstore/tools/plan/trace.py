@@ -131,7 +131,7 @@ def _sample(
 
     def sample(item: tuple[int, Any]) -> npt.NDArray[Any]:
         batch, positions = item
-        return sampler.sample(seeds.select(positions)[0], epoch=0, batch=batch).n_id
+        return sampler.sample(seeds.select(positions).nodes, epoch=0, batch=batch).n_id
 
     sampled = ordered_map(
         sample,

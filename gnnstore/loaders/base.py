@@ -1,0 +1,498 @@
+"""A torch `DataLoader` that owns an order of epochs, a source of batches and what finishes them.
+
+It is what torch, PyG and frameworks see of a loader: its options, its state, its epochs, and
+batches for an index. Which seeds there are and how a strategy prepares batches is known to the
+source; the way of a batch is in `pipeline.batch`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from gnnstore.errors import UsageError
+from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.parallel import Lookahead
+from gnnstore.pipeline.batch import (
+    BatchSource,
+    EpochRun,
+    Finisher,
+    Planned,
+    Recorder,
+    Totals,
+    load_batches,
+)
+from gnnstore.pipeline.order.cursor import EpochCursor
+from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
+from gnnstore.pipeline.order.ranks import ALONE, RankShard
+from gnnstore.pipeline.order.state import LoaderState, Position
+from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
+from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
+from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
+
+if TYPE_CHECKING:
+    from torch_geometric.sampler import SamplerOutput
+
+    from gnnstore.disk.engines import Engine
+    from gnnstore.pipeline.order.epoch import EpochOrder
+    from gnnstore.sizing.placement import Placement
+
+_IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
+# Epoch of batches on demand; no run counts so far.
+_ON_DEMAND_EPOCH = 2**63 - 1
+
+
+class Opened(Protocol):
+    """What a loader reads, opened within its budget; pickles as what is to be opened."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where everything lies, and why."""
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine that reads rows from disk, if anything is read."""
+
+    @property
+    def num_threads(self) -> int:
+        """Number of threads that may read at once, by the memory that there is for them."""
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached; empty without a cache."""
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader with what was read and done here."""
+
+
+class BatchLoader(DataLoader[Any]):
+    """Base of the loaders.
+
+    What can be prepared ahead depends on where data lies, which a subclass finds out with the help
+    of this object's options; then it calls `_read_from`.
+
+    Parameters
+    ----------
+    num_seeds : int
+        Samplers give positions from 0 to num_seeds - 1.
+    labels : type of SeedLabels
+        Kind of the labels of its seeds.
+    fingerprint : callable
+        Returns what batches depend on besides seed and order, as plain values by name.
+    seed : int or None
+        Key of shuffling and sampling; None: drawn at the first use.
+    transform, transform_sampler_output : callable or None
+        Called in the consumer's thread, in the order of the batches.
+    num_threads : int or None
+        Preparing threads; None: `num_workers` if given, else one per usable core, and one
+        more where they wait for a disk.
+    prefetch_batches : int or None
+        The most batches prepared ahead; None: `prefetch_factor` (2) per thread.
+    options : dict
+        Keyword arguments of torch's `DataLoader`.
+    shard : RankShard
+        Which of the batches are this process's.
+    """
+
+    filter_per_worker = True
+
+    def __init__(
+        self,
+        num_seeds: int,
+        *,
+        labels: type[SeedLabels],
+        fingerprint: Callable[[], Mapping[str, Any]],
+        seed: int | None,
+        transform: Callable[[Any], Any] | None,
+        transform_sampler_output: Callable[[Any], Any] | None,
+        num_threads: int | None,
+        prefetch_batches: int | None,
+        options: dict[str, Any],
+        shard: RankShard = ALONE,
+    ) -> None:
+        # Frameworks that build a loader anew pass these two, which are ours to choose.
+        options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
+        options |= own_sampler(num_seeds, seed, shard, options)
+        positions: Any = range(num_seeds)
+        super().__init__(positions, collate_fn=self.collate_fn, **options)
+        self.seed = seed
+        self.epoch = 0
+        self.transform = transform
+        self.transform_sampler_output = transform_sampler_output
+        self._labels = labels
+        self._fingerprint = fingerprint
+        self._shard = shard
+        self._order: EpochOrder = order_of(self, num_seeds, shard, shuffles=shuffles(options))
+        self._cursor = EpochCursor(self._order)
+        self._totals = Totals()
+        self._recorder = Recorder()
+        self._num_iterations = self._num_calls = 0
+        self._num_threads_given = _threads_given(num_threads, self.num_workers)
+        if prefetch_batches is not None and prefetch_batches < 1:
+            raise UsageError(f"prefetch_batches={prefetch_batches}: at least 1 is needed")
+        self._prefetch_given = prefetch_batches
+        self._loader_cores: list[Any] | None = None
+        self._warn_of_what_is_idle()
+
+    def _most_threads(self, *, waits_for_disk: bool = True) -> int:
+        """Return the number of preparing threads, if there is memory for so many."""
+        if self._num_threads_given is not None:
+            return self._num_threads_given
+        # A thread that waits for the disk computes nothing: one more keeps the cores busy.
+        return len(os.sched_getaffinity(0)) + (1 if waits_for_disk else 0)
+
+    def _read_from(
+        self,
+        opened: Opened,
+        source: BatchSource,
+        assembler: BatchAssembler,
+        *,
+        epoch_batches: int = 0,
+    ) -> None:
+        """Take batches from a source, in as many threads as it has memory for.
+
+        Raises
+        ------
+        UsageError
+            If the source has not the batches of this loader.
+        """
+        placement = opened.placement
+        self.num_threads = self._most_threads(waits_for_disk=placement.reads_disk)
+        if self._num_threads_given is None:
+            self.num_threads = min(self.num_threads, opened.num_threads)
+        ahead = max(1, self.num_threads) * (self.prefetch_factor or 2)
+        self.prefetch_batches = self._prefetch_given or ahead
+        self._spare_bytes = placement.spare_bytes
+        self._sources: Any = opened
+        self._source = source
+        self._assembler = assembler
+        self.seed = source.agree(self._all_fingerprints(), self.seed, self._shard.world_size)
+        self._seed_is_given = self.seed is not None
+        self._stats = LoaderStats(
+            strategy=placement.strategy.name,
+            topology=placement.topology,
+            reason=placement.reason,
+            num_threads=self.num_threads,
+            prefetch_batches=self.prefetch_batches,
+            io_engine="" if opened.engine is None else opened.engine.name,
+            cache=opened.cached_by,
+            superbatch=0 if placement.superbatch is None else placement.superbatch.num_batches,
+            predicted_epoch_seconds=placement.predicted_seconds,
+            epoch_batches=epoch_batches,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of the epoch that are still to be handed out; all of them before it begins.
+
+        0 between the last batch and what follows the loop: the next epoch has not begun.
+        """
+        return self._order.num_left(self._cursor.position(self.epoch).batches)
+
+    # --- epochs ------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own class
+        """Start the next epoch."""
+        return self._get_iterator()
+
+    def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
+        seed = self._draw_seed()
+        iteration = self._cursor.begin(self.epoch)
+        self.epoch += 1
+        self._num_iterations += 1
+        finisher = Finisher(
+            self._assembler,
+            self.transform,
+            self.transform_sampler_output,
+            self._pin if self.pin_memory and torch.cuda.is_available() else None,
+            self._totals,
+            self._recorder,
+        )
+        run, order = self._run(iteration.start, seed), self._order
+        # A loader that does not shuffle evaluates, often once.
+        if order.is_keyed and (order.shuffles or self._num_iterations > 1):
+            coming = self._run(Position(run.epoch + 1), seed)
+            run = replace(run, following=lambda: (coming, _first_batches(order, coming)))
+        return load_batches(
+            run,
+            iteration,
+            order,
+            self._source,
+            finisher,
+            lookahead=Lookahead(self.prefetch_batches, self._spare_bytes),
+            initializer=self._thread_initializer(),
+        )
+
+    def _run(self, start: Position, seed: int) -> EpochRun:
+        """Return what a source must know of an iteration; it does not hold the loader."""
+        order = self._order
+
+        def describe(k: int) -> str:
+            number = order.number(start.batches, k)
+            return f"while preparing batch {number} of epoch {start.epoch}"
+
+        return EpochRun(
+            seed,
+            start.epoch,
+            start.batches,
+            num_threads=self.num_threads,
+            joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
+            initializer=_any_core(self._loader_cores),
+            timeout_seconds=self.timeout or None,
+            describe=describe,
+            recorder=self._recorder,
+        )
+
+    def _pin(self, output: Any) -> Any:
+        """Copy a batch to where a GPU can fetch it by itself."""
+        return pin_memory(output, self.pin_memory_device)
+
+    # --- batches for an index ----------------------------------------------------------------
+
+    def __call__(self, index: Any) -> Any:
+        """Return the batch of some positions in what it starts from, prepared here and now."""
+        output = self.collate_fn(index)
+        return output if self.filter_per_worker else self.filter_fn(output)
+
+    @property
+    def collate_fn(self) -> Callable[[Any], Any]:
+        """What prepares a batch on demand, from positions in the input nodes."""
+        return self._collate
+
+    @collate_fn.setter
+    def collate_fn(self, _: Any) -> None:
+        # Torch sets it, and frameworks look for it among a loader's attributes. Bound to the loader
+        # it would keep one alive, with its files, that nobody else refers to.
+        self.__dict__["collate_fn"] = type(self)._collate
+
+    def _collate(self, index: Any) -> Any:
+        """Sample a batch; join it with its attributes too if `filter_per_worker` is set.
+
+        Parameters
+        ----------
+        index : list or tensor of int [B]
+            Positions in the input nodes.
+
+        Notes
+        -----
+        Every call draws anew. In a worker process of another loader (PyG's `ZipLoader`),
+        torch's seed of that worker takes the place of the epoch.
+        """
+        seed = self._draw_seed()
+        worker = get_worker_info()
+        epoch = _ON_DEMAND_EPOCH if worker is None else worker.seed
+        call, self._num_calls = self._num_calls, self._num_calls + 1
+        sampled = self._source.task(index, BatchKey(seed, epoch, call)).sample()
+        output = self._assembler.output(sampled)
+        return self.filter_fn(output) if self.filter_per_worker else output
+
+    def filter_fn(self, out: SamplerOutput) -> Any:
+        """Join sampler output with its attributes, and apply the transforms."""
+        if self.transform_sampler_output is not None:
+            out = self.transform_sampler_output(out)
+        labels = self._labels.from_metadata(out.metadata)
+        data, _, _ = self._assembler.assemble(out, labels)
+        return data if self.transform is None else self.transform(data)
+
+    # --- state -------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the number of the epoch that the next iteration will be."""
+        if epoch < 0:
+            raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
+        if epoch >= 2**63:
+            raise UsageError(f"epoch={epoch} is not less than 2^63")
+        self.epoch = epoch
+        self._cursor.leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: after the batch that was last handed out.
+
+        The convention is that of torchdata's `StatefulDataLoader`. The state is that of the
+        newest iterator; before the first one and after the end of an epoch, that of the start
+        of the next epoch. Batches that are prepared but not handed out do not count.
+
+        Returns
+        -------
+        dict
+            A small one, of values that JSON and `torch.load(weights_only=True)` know. If the
+            loader has a user's sampler with `state_dict`, what that returned is in it.
+        """
+        seed = self._draw_seed()
+        position = self._cursor.position(self.epoch)
+        return LoaderState(position, seed, self._all_fingerprints()).as_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next iteration begin where a loader stood when its state was taken.
+
+        It may have stood in another process, and read, cached or prepared its batches in
+        another way: those that remain are the same. To be called before the iteration starts;
+        nothing is sampled for the batches before it. `epoch` becomes that of the state, and
+        iterations after the next are whole epochs.
+
+        Raises
+        ------
+        UsageError
+            If the state is malformed or of another version, or of a loader that gives other
+            batches: every difference is named. The loader is left as it was.
+        """
+        found = LoaderState.from_dict(state)
+        given = self.seed if self._seed_is_given else None
+        found.refuse_unless_of(self._all_fingerprints(), given)
+        self._order.check(found.position)
+        if self.seed != found.seed:
+            self._use_seed(found.seed)
+        self.epoch = found.position.epoch
+        self._cursor.load(found.position)
+
+    def _all_fingerprints(self) -> dict[str, Any]:
+        return {
+            **self._fingerprint(),
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "shuffle": self._order.shuffles,
+            "sampler": self._order.name,
+        }
+
+    def _draw_seed(self) -> int:
+        """Draw the seed that nobody gave: late, so that `torch.manual_seed` may come late."""
+        if self.seed is None:
+            drawn = torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._use_seed(int(drawn))
+        return cast("int", self.seed)
+
+    def _use_seed(self, seed: int) -> None:
+        self.seed = seed
+        self._source = self._source.with_seed(seed)
+
+    # --- what it does, and where ---------------------------------------------------------------
+
+    def stats(self) -> LoaderStats:
+        """Return what the loader has done since it was made; `since` subtracts a reading."""
+        stats = self._stats.plus(**self._totals.amounts).plus_reads(self._totals.counts)
+        stats = replace(stats, peak_rss_bytes=peak_rss_bytes())
+        return cast("LoaderStats", self._sources.account(stats))
+
+    @contextmanager
+    def trace(
+        self, path: str | os.PathLike[str], *, max_events: int = MAX_EVENTS
+    ) -> Iterator[Timeline]:
+        """Record the stages of the loader within the context, and write them to a file.
+
+        Parameters
+        ----------
+        path : path-like
+            A JSON file for chrome://tracing or ui.perfetto.dev; replaced if it is there.
+        max_events : int
+            What comes after so many is left out, and counted in the file.
+
+        Yields
+        ------
+        Timeline
+            Takes stages of the caller's own, too.
+
+        Raises
+        ------
+        UsageError
+            If the loader is being traced already.
+        NotFoundError, StorageError
+            If the file cannot be written; found out before anything else where possible.
+        """
+        if self._recorder.timeline is not OFF:
+            raise UsageError("the loader is being traced already; traces do not nest")
+        with recorded(path, max_events) as timeline:
+            self._recorder.timeline = timeline
+            try:
+                yield timeline
+            finally:
+                self._recorder.timeline = OFF
+
+    @contextmanager
+    def enable_cpu_affinity(self, loader_cores: list[Any] | None = None) -> Iterator[None]:
+        """Bind preparing threads that start within the context to cores.
+
+        Parameters
+        ----------
+        loader_cores : list of int or list of list of int, optional
+            Cores of each thread; by default one of the usable cores each.
+        """
+        usable = sorted(os.sched_getaffinity(0))
+        one_each = [usable[i % len(usable)] for i in range(self.num_threads)]
+        cores = one_each if loader_cores is None else list(loader_cores)
+        if len(cores) != self.num_threads:
+            raise UsageError(
+                f"loader_cores names the cores of {len(cores)} threads, but the loader has "
+                f"{self.num_threads}"
+            )
+        self._loader_cores = cores
+        try:
+            yield
+        finally:
+            self._loader_cores = None
+
+    def _thread_initializer(self) -> Callable[[], None] | None:
+        if self._loader_cores is None:
+            return None
+        cores: SimpleQueue[Any] = SimpleQueue()
+        for own in self._loader_cores:
+            cores.put([own] if isinstance(own, int) else own)
+        # 0 is the calling thread.
+        return lambda: os.sched_setaffinity(0, cores.get_nowait())
+
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: torch's check counts processes, and none are started."""
+
+    def _warn_of_what_is_idle(self) -> None:
+        idle = [name for name in _IDLE_OPTIONS if getattr(self, name) is not None]
+        if idle:
+            warnings.warn(
+                f"{' and '.join(idle)} of {type(self).__name__} have nothing to apply to: batches "
+                "are prepared by threads, not by worker processes",
+                UserWarning,
+                stacklevel=4,
+            )
+        if self.pin_memory and not torch.cuda.is_available():
+            warnings.warn(
+                "pin_memory=True, but no accelerator is found: batches are not pinned",
+                UserWarning,
+                stacklevel=4,
+            )
+
+
+def _first_batches(order: EpochOrder, run: EpochRun) -> Iterator[Planned]:
+    """Yield the batches of an epoch that begins."""
+    for number, index, _ in order.batches(Position(run.epoch), run.seed):
+        yield number, index
+
+
+def _threads_given(num_threads: int | None, num_workers: int) -> int | None:
+    if num_threads is None:
+        return num_workers or None
+    if num_threads < 0:
+        raise UsageError(f"num_threads={num_threads} is negative; 0 prepares without threads")
+    if num_workers and num_workers != num_threads:
+        raise UsageError(
+            f"num_workers={num_workers} and num_threads={num_threads} both name the number of "
+            "preparing threads; give one of them"
+        )
+    return num_threads
+
+
+def _any_core(each: list[Any] | None) -> Callable[[], None] | None:
+    """Return what binds the calling thread to the cores of all threads, if they are bound."""
+    if each is None:
+        return None
+    cores = set[int]().union(*([own] if isinstance(own, int) else own for own in each))
+    return lambda: os.sched_setaffinity(0, cores)

@@ -1,0 +1,517 @@
+"""The life of a batch: from the number that it has in its epoch to the training loop.
+
+A source of batches turns an order of seeds into tasks. A task travels: any thread samples it, asks
+it for rows and assembles them (`Finisher.prepare`); the consumer's thread transforms and counts
+what came of it (`Finisher.finish`). Tasks differ by strategy, and nothing else here does.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from gnnstore.disk.buffers import keep_within_budget, trim
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.parallel import Lookahead, ordered_map
+from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
+from gnnstore.timeline import OFF, Timeline
+
+if TYPE_CHECKING:
+    from gnnstore.features.source import Rows
+    from gnnstore.pipeline.order.cursor import Iteration
+    from gnnstore.pipeline.order.epoch import EpochOrder
+    from gnnstore.pipeline.order.state import Position
+    from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
+
+# Number of a batch in its epoch, and the positions of its seeds.
+Planned = tuple[int, Any]
+
+
+class Sampled(NamedTuple):
+    """A sample and what the batch shows of the seeds that it was drawn from."""
+
+    subgraph: SampledSubgraph
+    labels: SeedLabels
+
+
+class Task(ABC):
+    """A batch that is to be prepared; in any thread, and among the other tasks in any order.
+
+    Attributes
+    ----------
+    key : BatchKey
+    stage : str
+        Name of sampling it, on a timeline.
+    seconds_ahead : float
+        Time that was spent on sampling it before.
+    """
+
+    key: BatchKey
+    stage: ClassVar[str] = "sampling"
+    seconds_ahead: float = 0.0
+
+    @abstractmethod
+    def sample(self) -> Sampled:
+        """Return the sample; to be called once."""
+
+    def rows(self, output: Any) -> Mapping[str, Rows]:  # noqa: ARG002
+        """Return rows that were provided for this batch, by the attribute's path.
+
+        Parameters
+        ----------
+        output : SamplerOutput
+            The sample, which the user may have changed. Rows that are not returned are gathered by
+            its ids.
+        """
+        return {}
+
+    def finish(self) -> None:  # noqa: B027 - most have nothing to let go of
+        """Let go of what was held for the batch: it has its rows, or failed."""
+
+
+class Recorder:
+    """Where stages are recorded at present; a loader and its threads share one.
+
+    Attributes
+    ----------
+    timeline : Timeline
+    """
+
+    def __init__(self) -> None:
+        self.timeline: Timeline = OFF
+
+
+class Stage:
+    """Measures a stage of a batch, and records it if somebody asked for a timeline.
+
+    Attributes
+    ----------
+    args : dict
+        Shown with it.
+    seconds : float
+        How long it took, once it is over.
+    """
+
+    __slots__ = ("_name", "_recorder", "_start_ns", "args", "seconds")
+
+    def __init__(self, recorder: Recorder, name: str, key: BatchKey) -> None:
+        self._recorder = recorder
+        self._name = name
+        self.args: dict[str, Any] = {"epoch": key.epoch, "batch": key.batch}
+        self.seconds = 0.0
+
+    def __enter__(self) -> Stage:
+        self._start_ns = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        end_ns = time.perf_counter_ns()
+        self.seconds = (end_ns - self._start_ns) * 1e-9
+        timeline = self._recorder.timeline
+        if timeline is not OFF:
+            if kind is not None:
+                self.args["error"] = kind.__name__
+            timeline.add(self._name, self._start_ns, end_ns, **self.args)
+
+
+@dataclass(frozen=True, eq=False)
+class EpochRun:
+    """One iteration over an epoch, or over the rest of it, as a source of batches sees it.
+
+    It does not hold the loader, which may be forgotten before the run ends.
+
+    Attributes
+    ----------
+    seed, epoch : int
+        First words of the keys.
+    first : int
+        Batches of the epoch that were handed out before.
+    num_threads : int
+    joins_in_threads : bool
+        Whether the threads that sample batches also assemble them.
+    initializer : callable or None
+        Called in each thread that a source starts.
+    timeout_seconds : float or None
+        The longest wait for a batch.
+    describe : callable
+        What the k-th batch of the run is, to be noted on errors.
+    recorder : Recorder
+    following : callable
+        Returns the run that is expected next and its batches; None if that is not known.
+    """
+
+    seed: int
+    epoch: int
+    first: int
+    num_threads: int
+    joins_in_threads: bool
+    initializer: Callable[[], None] | None
+    timeout_seconds: float | None
+    describe: Callable[[int], str]
+    recorder: Recorder
+    following: Callable[[], tuple[EpochRun, Iterator[Planned]] | None] = lambda: None
+
+
+class BatchSource(Protocol):
+    """Where the batches of a loader come from. Pickles without data."""
+
+    @property
+    def sampler(self) -> NeighborSampler:
+        """The sampler of its batches; refused where they were sampled long ago."""
+
+    def agree(
+        self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int
+    ) -> int | None:
+        """Check that it has the batches of a loader; return their seed, None if any will do.
+
+        Raises
+        ------
+        UsageError
+            If the loader has other batches.
+        """
+
+    def with_seed(self, seed: int) -> BatchSource:
+        """Return a source of batches of another seed."""
+
+    def task(self, index: Any, key: BatchKey) -> Task:
+        """Return a batch for any positions, outside of an epoch."""
+
+    def epoch(
+        self, planned: Iterator[Planned], run: EpochRun
+    ) -> AbstractContextManager[Iterator[Task]]:
+        """Give the tasks of a run, in the order of its batches.
+
+        Parameters
+        ----------
+        planned : iterator
+            Number and positions of each batch; consumed in the consumer's thread.
+        """
+
+
+class Samplers(Protocol):
+    """An open graph that can be sampled; pickles as what is to be opened."""
+
+    def sampler(self, config: SamplingConfig) -> NeighborSampler:
+        """Return a sampler."""
+
+
+class SamplingSource:
+    """Samples each batch when its turn comes, in the thread that assembles it.
+
+    Parameters
+    ----------
+    graph : Samplers
+    seeds : SeedSource
+    config : SamplingConfig
+        How to sample; the seed of the keys included.
+    """
+
+    def __init__(self, graph: Samplers, seeds: SeedSource, config: SamplingConfig) -> None:
+        self._arguments = (graph, seeds, config)
+        self.seeds = seeds
+        self.sampler = graph.sampler(config)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), self._arguments)
+
+    def agree(
+        self,
+        fingerprint: Mapping[str, Any],  # noqa: ARG002
+        seed: int | None,
+        world_size: int,  # noqa: ARG002
+    ) -> int | None:
+        """Return the loader's seed: any batch can be sampled."""
+        return seed
+
+    def with_seed(self, seed: int) -> SamplingSource:
+        """Return a source that samples under another seed."""
+        graph, seeds, config = self._arguments
+        return type(self)(graph, seeds, config.with_seed(seed))
+
+    def task(self, index: Any, key: BatchKey) -> SampleTask:
+        """Return a batch for any positions."""
+        return SampleTask(key, index, self.seeds, self.sampler)
+
+    @contextmanager
+    def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
+        """Give the tasks of a run."""
+        seed, epoch, seeds, sampler = run.seed, run.epoch, self.seeds, self.sampler
+        yield (
+            SampleTask(BatchKey(seed, epoch, batch), index, seeds, sampler)
+            for batch, index in planned
+        )
+
+
+class SampleTask(Task):
+    """A batch that is sampled now; its rows are gathered by their ids."""
+
+    def __init__(
+        self, key: BatchKey, index: Any, seeds: SeedSource, sampler: NeighborSampler
+    ) -> None:
+        self.key = key
+        self._index = index
+        self._seeds = seeds
+        self._sampler = sampler
+
+    def sample(self) -> Sampled:
+        """Select the seeds, and sample from them."""
+        key = self.key
+        seeds = self._seeds.select(self._index, key)
+        nodes = seeds.start_nodes()[None]
+        subgraph = self._sampler.sample(nodes, epoch=key.epoch, batch=key.batch)
+        return Sampled(subgraph, seeds.labels)
+
+
+class Assembler(Protocol):
+    """Makes batches of samples and rows."""
+
+    def output(self, sampled: Sampled) -> Any:
+        """Return a sample as PyG's `SamplerOutput`."""
+
+    def assemble(
+        self, output: Any, labels: SeedLabels, rows: Mapping[str, Rows]
+    ) -> tuple[Any, int, ReadCounts]:
+        """Return a batch, the bytes gathered for it, and what reading them took."""
+
+
+class PreparedBatch:
+    """A batch on its way from the threads to the consumer, and what it cost.
+
+    Attributes
+    ----------
+    output : SamplerOutput or Data
+        The sample alone, or joined with its attributes.
+    num_bytes : int
+        Bytes of the sample, and of the attributes once they are there.
+    counts : ReadCounts
+        What reading the attributes took.
+    """
+
+    __slots__ = (
+        "bytes_gathered",
+        "counts",
+        "key",
+        "labels",
+        "num_bytes",
+        "num_edges",
+        "num_nodes",
+        "output",
+        "seconds_gathering",
+        "seconds_sampling",
+        "task",
+    )
+
+    def __init__(self, task: Task, sampled: Sampled, output: Any, seconds_sampling: float) -> None:
+        subgraph, labels = sampled
+        self.task: Task | None = task
+        self.key = task.key
+        self.labels = labels
+        self.output = output
+        self.num_nodes = len(subgraph.n_id)
+        self.num_edges = len(subgraph.edge_pos)
+        self.num_bytes = subgraph.num_bytes + sum(array.nbytes for array in labels.arrays())
+        self.seconds_sampling = seconds_sampling
+        self.seconds_gathering = 0.0
+        self.bytes_gathered = 0
+        self.counts = NO_READS
+
+
+class Totals:
+    """What a loader has handed out so far.
+
+    Attributes
+    ----------
+    amounts : dict of str to float
+        Sums by their names in `LoaderStats`.
+    counts : ReadCounts
+        Reads of attribute values.
+    """
+
+    def __init__(self) -> None:
+        self.amounts: dict[str, float] = {}
+        self.counts = NO_READS
+
+    def add(self, counts: ReadCounts, **amounts: float) -> None:
+        """Count a batch."""
+        known = self.amounts
+        self.amounts = {name: known.get(name, 0) + amount for name, amount in amounts.items()}
+        if counts is not NO_READS:
+            self.counts += counts
+
+
+@dataclass(frozen=True, eq=False)
+class Finisher:
+    """What happens to each batch after its seeds are known: the same for all sources.
+
+    Attributes
+    ----------
+    assembler : Assembler
+    transform, transform_sampler_output : callable or None
+        The user's; called in the consumer's thread, in the order of the batches.
+    pin : callable or None
+        Copies a batch to where a GPU can fetch it by itself.
+    totals : Totals
+    recorder : Recorder
+    """
+
+    assembler: Assembler
+    transform: Callable[[Any], Any] | None
+    transform_sampler_output: Callable[[Any], Any] | None
+    pin: Callable[[Any], Any] | None
+    totals: Totals
+    recorder: Recorder
+
+    def prepare(self, task: Task) -> PreparedBatch:
+        """Sample a batch and assemble it, as far as its turn need not have come."""
+        try:
+            with Stage(self.recorder, task.stage, task.key) as stage:
+                sampled = task.sample()
+                stage.args["nodes"] = len(sampled.subgraph.n_id)
+                stage.args["edges"] = len(sampled.subgraph.edge_pos)
+            output = self.assembler.output(sampled)
+            batch = PreparedBatch(task, sampled, output, task.seconds_ahead + stage.seconds)
+            if self.transform_sampler_output is not None:
+                return batch
+            self._join(batch)
+        except BaseException:
+            task.finish()
+            raise
+        if self.transform is None:
+            self._pin(batch)
+        return batch
+
+    def finish(self, batch: PreparedBatch, seconds_waiting: float) -> Any:
+        """Do in the consumer's thread what must happen in the order of the batches."""
+        start = time.perf_counter()
+        gathering = 0.0
+        if self.transform_sampler_output is not None:
+            with Stage(self.recorder, "transform_sampler_output", batch.key):
+                batch.output = self.transform_sampler_output(batch.output)
+            batch.labels = batch.labels.from_metadata(batch.output.metadata)
+            try:
+                self._join(batch)
+            except BaseException:
+                if batch.task is not None:
+                    batch.task.finish()
+                raise
+            gathering = batch.seconds_gathering
+        if self.transform is not None:
+            with Stage(self.recorder, "transform", batch.key):
+                batch.output = self.transform(batch.output)
+        if self.transform is not None or self.transform_sampler_output is not None:
+            self._pin(batch)
+        self.totals.add(
+            batch.counts,
+            batches=1,
+            nodes=batch.num_nodes,
+            edges=batch.num_edges,
+            seconds_sampling=batch.seconds_sampling,
+            seconds_gathering=batch.seconds_gathering,
+            seconds_transforming=time.perf_counter() - start - gathering,
+            seconds_waiting=seconds_waiting + gathering,
+            bytes_gathered=batch.bytes_gathered,
+        )
+        return batch.output
+
+    def _join(self, batch: PreparedBatch) -> None:
+        """Join a sample with its attributes."""
+        task = batch.task
+        if task is None:
+            return
+        with Stage(self.recorder, "gathering", batch.key) as stage:
+            rows = task.rows(batch.output)
+            batch.output, num_bytes, counts = self.assembler.assemble(
+                batch.output, batch.labels, rows
+            )
+            stage.args |= {
+                "bytes": num_bytes,
+                "rows_read": counts.rows_read,
+                "rows_cached": counts.rows_cached,
+                "reads": counts.reads,
+                "bytes_read": counts.bytes_read,
+                "ms_reading": round(counts.seconds_waiting * 1e3, 3),
+            }
+        task.finish()
+        batch.task = None
+        batch.seconds_gathering = stage.seconds
+        batch.bytes_gathered = num_bytes
+        batch.num_bytes += num_bytes
+        batch.counts = counts
+
+    def _pin(self, batch: PreparedBatch) -> None:
+        if self.pin is not None:
+            with Stage(self.recorder, "pinning", batch.key):
+                batch.output = self.pin(batch.output)
+
+
+def load_batches(
+    run: EpochRun,
+    iteration: Iteration,
+    order: EpochOrder,
+    source: BatchSource,
+    finisher: Finisher,
+    *,
+    lookahead: Lookahead,
+    initializer: Callable[[], None] | None,
+) -> Generator[Any, None, None]:
+    """Yield the batches of a run, prepared ahead by threads.
+
+    Parameters
+    ----------
+    iteration : Iteration
+        Moved on with each batch that is handed out.
+    lookahead : Lookahead
+        How many batches may be prepared ahead.
+    initializer : callable or None
+        Called once in each preparing thread.
+    """
+    ahead: deque[Position] = deque()
+    recorder = finisher.recorder
+
+    def planned() -> Iterator[Planned]:
+        for number, index, after in order.batches(iteration.start, run.seed):
+            ahead.append(after)
+            yield number, index
+
+    if lookahead.recycled_bytes is not None:
+        keep_within_budget()
+    with ExitStack() as stack:
+        tasks: Iterable[Task] = stack.enter_context(source.epoch(planned(), run))
+        batches = ordered_map(
+            finisher.prepare,
+            tasks,
+            num_threads=run.num_threads,
+            lookahead=lookahead,
+            timeout_seconds=run.timeout_seconds,
+            initializer=initializer,
+            describe=run.describe,
+        )
+        stack.enter_context(closing(batches))
+        start_ns = time.perf_counter_ns()
+        for batch in batches:
+            key = batch.key
+            end_ns = time.perf_counter_ns()
+            _record(recorder, "wait", start_ns, end_ns, key)
+            lookahead.observe(batch.num_bytes)
+            if lookahead.recycled_bytes is not None:
+                trim(lookahead.recycled_bytes)
+            output = finisher.finish(batch, (end_ns - start_ns) * 1e-9)
+            iteration.position, iteration.is_left = ahead.popleft(), False
+            start_ns = time.perf_counter_ns()
+            yield output
+            # Let go of it before the next is waited for: its buffers are recycled.
+            del batch, output
+            end_ns = time.perf_counter_ns()
+            _record(recorder, "training", start_ns, end_ns, key)
+            start_ns = end_ns
+    iteration.end()
+
+
+def _record(recorder: Recorder, stage: str, start_ns: int, end_ns: int, key: BatchKey) -> None:
+    if recorder.timeline is not OFF:
+        recorder.timeline.add(stage, start_ns, end_ns, epoch=key.epoch, batch=key.batch)

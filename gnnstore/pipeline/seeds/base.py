@@ -1,0 +1,114 @@
+"""What batches start from, as the pipeline sees it: positions in, seeds and their labels out.
+
+A loader of another kind is another `SeedSource`. Strategies, saved plans and resuming know nothing
+else of it: they pass on start nodes to sample from, and labels to be written on the batch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+# Where a fingerprint says how many positions there are.
+NUM_POSITIONS = "number of input_nodes"
+# Where it names the kind of the labels, if these are not nodes.
+KIND = "seeds"
+
+
+class BatchKey(NamedTuple):
+    """The key of a batch: with the store and the options it determines the batch.
+
+    Attributes
+    ----------
+    seed, epoch, batch : int
+        Seed of the run, number of the epoch, and of the batch in it.
+    """
+
+    seed: int
+    epoch: int
+    batch: int
+
+
+class SeedLabels(Protocol):
+    """What a batch shows of its seeds.
+
+    Attributes
+    ----------
+    name : str
+        Kind of labels, as a packed plan notes it.
+    num_arrays : int
+        Length of `arrays()`.
+    """
+
+    name: ClassVar[str]
+    num_arrays: ClassVar[int]
+
+    @abstractmethod
+    def label(self, batch: Any) -> None:
+        """Write the attributes that describe the seeds on a `Data`."""
+
+    @abstractmethod
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return all of it as arrays, for what waits on disk."""
+
+    @abstractmethod
+    def metadata(self) -> tuple[Any, ...]:
+        """Return it as PyG's `SamplerOutput.metadata`."""
+
+    @classmethod
+    @abstractmethod
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:
+        """Return the labels of which `arrays` gave these; it keeps them."""
+
+    @classmethod
+    @abstractmethod
+    def from_metadata(cls, metadata: Any) -> Self:
+        """Return the labels of a `SamplerOutput`, which the user may have changed."""
+
+
+class Seeds(Protocol):
+    """The seeds of one batch."""
+
+    @property
+    def labels(self) -> SeedLabels:
+        """What the batch shows of them; kept until it is assembled."""
+
+    def start_nodes(self) -> Mapping[str | None, Int64Array]:
+        """Return the nodes to sample from by node type; None is that of a homogeneous graph."""
+
+    def times(self) -> Mapping[str | None, Int64Array] | None:
+        """Return the time of each start node; None: edges of any time are sampled."""
+
+
+class SeedSource(Protocol):
+    """All that batches of a loader can start from, by position."""
+
+    @property
+    def labels(self) -> type[SeedLabels]:
+        """Kind of the labels of its seeds."""
+
+    def __len__(self) -> int:
+        """Return the number of positions."""
+
+    def select(self, index: Any, key: BatchKey) -> Seeds:
+        """Return the seeds at some positions [B].
+
+        Parameters
+        ----------
+        key : BatchKey
+            Of the batch. What is drawn, such as negatives, is drawn by it.
+
+        Raises
+        ------
+        InputError
+            If a position is out of range.
+        """
+
+    def fingerprint(self) -> Mapping[str, Any]:
+        """Return what the seeds depend on, as plain values by name; `NUM_POSITIONS` is one."""

@@ -1,0 +1,30 @@
+"""The kinds of seeds whose labels a packed plan may hold. A new one is registered here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gnnstore.errors import UnsupportedVersionError
+from gnnstore.pipeline.seeds.base import KIND, SeedLabels
+from gnnstore.pipeline.seeds.nodes import NodeLabels
+from gnnstore.registry import Registry
+
+KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels,))
+
+
+def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:
+    """Return the kind of labels of the loader that has a fingerprint.
+
+    Raises
+    ------
+    UnsupportedVersionError
+        If it is unknown.
+    """
+    name = fingerprint.get(KIND, NodeLabels.name)
+    if name not in KINDS:
+        raise UnsupportedVersionError(
+            f"batches start from seeds of the kind {name!r}, and this gnnstore knows "
+            f"{', '.join(KINDS.names)}; use the gnnstore that packed them"
+        )
+    return KINDS[name]
