@@ -35,7 +35,7 @@ from gnnstore.formats.packed.manifest import PlanManifest, rows_array
 from gnnstore.formats.packed.writer import PlanWriter
 from gnnstore.graph.shared import residents_of
 from gnnstore.packing.records import RecordMaker
-from gnnstore.packing.sampling import PlanSampler, PlanSettings, SampledSuperbatch
+from gnnstore.packing.sampling import PlannedSuperbatch, PlanSampler, PlanSettings
 from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.compact import CompactSubgraph
@@ -247,7 +247,7 @@ class PlanPacker:
         """Return what decides which rows are cached, for the empty cache of an epoch."""
         return self._sampler.make_planner(self.num_slots)
 
-    def first_batches(self, planner: SpillingPlanner, most: int) -> SampledSuperbatch:
+    def first_batches(self, planner: SpillingPlanner, most: int) -> PlannedSuperbatch:
         """Sample and plan the first batches; to be closed by the caller."""
         num_batches = min(most, self.superbatch)
         return next(self._sampler.superbatches(0, num_batches, planner, num_batches))
@@ -261,16 +261,17 @@ class PlanPacker:
         self._sampler.close()
 
     def _pack_superbatch(
-        self, writer: PlanWriter, of: SampledSuperbatch, advance: Callable[[int], None]
+        self, writer: PlanWriter, of: PlannedSuperbatch, advance: Callable[[int], None]
     ) -> None:
         misses, runs, offsets, frames = self._pack_rows(writer, of)
         crc_arrays = self._manifest(writer).crc_arrays
 
         def make(i: int) -> tuple[SavedRecord, int]:
-            compact = of.subgraph(i)
-            of.kept.drop(i)
+            compact = of.sampled.subgraph(i)
+            (input_id,) = of.sampled.notes[i].labels.arrays()
+            of.sampled.kept.drop(i)
             record = self._records.make(
-                compact, of.input_ids[i], of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
+                compact, input_id, of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
             )
             return record, self._records.batch_bytes(compact)
 
@@ -309,7 +310,7 @@ class PlanPacker:
         writer.finish_superbatch(index, largest, segments)
 
     def _pack_rows(
-        self, writer: PlanWriter, of: SampledSuperbatch
+        self, writer: PlanWriter, of: PlannedSuperbatch
     ) -> tuple[
         DividedMisses | None, list[DividedRuns], dict[str, npt.NDArray[np.int64]], list[Frames]
     ]:
@@ -347,12 +348,12 @@ class PlanPacker:
             file.grown_to(int(offsets[path][-1]))
         return misses, list(runs.values()), offsets, frames
 
-    def packing_memory(self, of: SampledSuperbatch) -> int:
+    def packing_memory(self, of: PlannedSuperbatch) -> int:
         """Return the memory that there is for packing a superbatch."""
         # A plan that is continued has the sizes of before, whatever memory is left now.
         return max(self._least_memory(of), self._sampler.size.memory_bytes - of.num_bytes)
 
-    def divided(self, of: SampledSuperbatch, memory_bytes: int) -> DividedMisses:
+    def divided(self, of: PlannedSuperbatch, memory_bytes: int) -> DividedMisses:
         """Sort out what the batches miss, and what they share."""
         tables = self.tables.values()
         num_rows = next(iter(tables)).num_rows
@@ -370,7 +371,7 @@ class PlanPacker:
             row_bytes=max(table.row_bytes for table in tables),
         )
 
-    def _least_memory(self, of: SampledSuperbatch) -> int:
+    def _least_memory(self, of: PlannedSuperbatch) -> int:
         least = least_memory(self.tables, of.plan.misses, of.id_bytes, of.trace.read_rows)
         if self.segment == 1:
             return least

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,28 +11,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
-from gnnstore.caching.trace import TraceBuilder
-from gnnstore.disk.scratch import RunDirectory, default_parent
-from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
+from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.frames import COMPRESSIONS
 from gnnstore.loaders.options import read_options
-from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
 from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.sizing.plan_size import size_plan
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.static import CacheMaker
+from gnnstore.timeline import OFF
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
@@ -41,6 +38,8 @@ if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
     from gnnstore.formats.store.schema import AttributeSpec
     from gnnstore.graph.store import GraphStore
+    from gnnstore.pipeline.batch import Planned
+    from gnnstore.pipeline.seeds.base import Seeds
 
 # Rolling packing must fit a budget of disk with every superbatch; here all are kept, and what
 # they take is compared with the budget as a whole.
@@ -121,7 +120,7 @@ class PlanSettings:
 
 
 @dataclass(eq=False)
-class SampledSuperbatch:
+class PlannedSuperbatch:
     """Batches of one epoch, sampled and planned.
 
     Attributes
@@ -131,29 +130,27 @@ class SampledSuperbatch:
     """
 
     first: int
-    kept: Spool
-    trace: Trace
+    sampled: SampledSuperbatch
     plan: CachePlan
-    input_ids: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
+
+    @property
+    def trace(self) -> Trace:
+        """The rows that the batches need."""
+        return self.sampled.trace
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return self.kept.num_bytes + self.trace.num_bytes + self.plan.num_bytes
+        return self.sampled.num_bytes + self.plan.num_bytes
 
     @property
     def id_bytes(self) -> int:
         """Of a node id in the trace: 4 or 8."""
         return self.trace.ids.itemsize
 
-    def subgraph(self, i: int) -> CompactSubgraph:
-        """Return the subgraph of batch i."""
-        return CompactSubgraph.from_arrays(self.kept.read(i))
-
     def close(self) -> None:
         """Let go of what is kept of it. Idempotent."""
-        self.kept.close()
-        self.trace.close()
+        self.sampled.close()
         self.plan.close()
 
 
@@ -220,8 +217,6 @@ class PlanSampler:
         )
         rolling = self.tables.placement.superbatch
         self._bulk_bytes = None if rolling is None else rolling.bulk_bytes
-        # As many subgraphs as a loader would keep in memory.
-        self._most_in_memory = 2 * rolling.num_batches if rolling and rolling.in_memory else 0
         specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
         self.size = size_plan(
             self.tables.placement,
@@ -233,7 +228,16 @@ class PlanSampler:
             superbatch_is_given=settings.superbatch is not None,
         )
         self._sampler = self.tables.structure.sampler(settings.config, store.schema.index_dtype)
-        self._run: RunDirectory | None = None
+        csc = self.tables.structure.csc
+        self._spools = Spools(
+            settings.tmpdir or default_parent(store.path),
+            csc.num_nodes,
+            csc.num_edges,
+            # As many subgraphs as a loader would keep in memory.
+            most_in_memory=2 * rolling.num_batches if rolling and rolling.in_memory else 0,
+            table_bytes=self.size.table_bytes,
+            purpose="what a plan has sampled ahead",
+        )
         self._presampler, self._specs = presampler, tuple(specs)
         self._fixed: npt.NDArray[np.int64] | None = None
 
@@ -276,7 +280,7 @@ class PlanSampler:
 
     def superbatches(
         self, epoch: int, superbatch: int, planner: SpillingPlanner, most: int | None = None
-    ) -> Iterator[SampledSuperbatch]:
+    ) -> Iterator[PlannedSuperbatch]:
         """Sample and plan the batches of an epoch.
 
         Parameters
@@ -288,7 +292,7 @@ class PlanSampler:
 
         Yields
         ------
-        SampledSuperbatch
+        PlannedSuperbatch
             To be closed by the caller.
         """
         settings = self.settings
@@ -296,71 +300,35 @@ class PlanSampler:
         if settings.shuffle:
             order = epoch_permutation(self.seeds.num_seeds, settings.config.seed, epoch)
         batches = batches_in_order(order, settings.batch_size, drop_last=settings.drop_last)
-        wanted = list(islice(batches, most))
+        sampling = SamplingJob(
+            select=lambda planned: self._select(epoch, planned),
+            sampler=self._sampler,
+            num_threads=settings.num_threads,
+            initializer=None,
+            timeout_seconds=None,
+            joins_in_threads=False,
+            describe=lambda k: f"while sampling batch {k} of epoch {epoch}",
+            timeline=lambda: OFF,
+        )
+        wanted = [(batch, (batch, index)) for batch, index in enumerate(islice(batches, most))]
         for first in range(0, len(wanted), superbatch):
-            yield self._sample(epoch, first, wanted[first : first + superbatch], planner)
+            chunk = wanted[first : first + superbatch]
+            sampled = self._spools.sample(chunk, sampling, bulk_bytes=self._bulk_bytes)
+            try:
+                if sampled.error is not None:
+                    raise sampled.error
+                number = epoch * self.batches_per_epoch + first
+                plan = self._spools.plan(planner, sampled.trace, f"{number}")
+            except BaseException:
+                sampled.close()
+                raise
+            yield PlannedSuperbatch(number, sampled, plan)
 
-    def _sample(
-        self, epoch: int, first: int, batches: list[Any], planner: SpillingPlanner
-    ) -> SampledSuperbatch:
-        csc = self.tables.structure.csc
-        number = epoch * self.batches_per_epoch + first
-        path = self._run_directory() / f"trace-{number}" if self.size.table_bytes else None
-        trace = TraceBuilder(len(batches), csc.num_nodes, path)
-        input_ids: dict[int, npt.NDArray[np.int64]] = {}
-        kept = self._keep(first, len(batches))
-
-        def request(place: int, index: Any) -> tuple[npt.NDArray[np.int64], int, int]:
-            seeds = self.seeds.select(index)
-            input_ids[place] = seeds.labels.input_id.numpy()
-            return seeds.nodes, epoch, first + place
-
-        def keep(place: int, subgraph: Any, _: float) -> None:
-            compact = CompactSubgraph.of(subgraph, csc.num_nodes, csc.num_edges)
-            trace.put(place, compact.n_id)
-            kept.append(place, compact.arrays())
-
-        try:
-            sampled = sample_in_order(
-                self._sampler,
-                batches,
-                request,
-                keep,
-                num_threads=self.settings.num_threads,
-                lookahead=lambda: 2 * self.settings.num_threads,
-                bulk_bytes=self._bulk_bytes,
-                describe=lambda k: f"while sampling batch {first + k} of epoch {epoch}",
-            )
-            with closing(sampled):
-                for _ in sampled:
-                    pass
-            built = trace.build()
-            plan = self._plan(built, planner, number)
-        except BaseException:
-            kept.close()
-            trace.close()
-            raise
-        return SampledSuperbatch(number, kept, built, plan, input_ids)
-
-    def _plan(self, trace: Trace, planner: SpillingPlanner, number: int) -> CachePlan:
-        if trace.file is None:
-            return planner.plan(trace)
-        path = self._run_directory() / f"plan-{number}"
-        return planner.plan(trace, PlanPlace(path, self.size.table_bytes))
-
-    def _keep(self, first: int, num_batches: int) -> Spool:
-        if num_batches <= self._most_in_memory:
-            return MemorySpool()
-        path = self._run_directory() / f"batch-{first}"
-        return FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
-
-    def _run_directory(self) -> Path:
-        if self._run is None:
-            parent = self.settings.tmpdir or default_parent(self.store.path)
-            self._run = RunDirectory.create(parent, purpose="what a plan has sampled ahead")
-        return self._run.path
+    def _select(self, epoch: int, planned: Planned) -> tuple[Seeds, BatchKey]:
+        batch, index = planned
+        key = BatchKey(self.settings.config.seed, epoch, batch)
+        return self.seeds.select(index, key), key
 
     def close(self) -> None:
         """Remove what was written beside the plan. Idempotent."""
-        if self._run is not None:
-            self._run.close()
+        self._spools.close()

@@ -27,7 +27,8 @@ from gnnstore import NeighborLoader
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
 from gnnstore.pipeline.lookahead import packer as rolling
-from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
+from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
 from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import Superbatches
 from gnnstore.strategies.builtin import STRATEGIES

@@ -21,7 +21,8 @@ from gnnstore import NeighborLoader
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import residents_of
-from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
+from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import same

@@ -1,18 +1,38 @@
-"""Batches sampled one after the other, in the way that suits where the graph lies."""
+"""Batches sampled one after the other, in the way that suits where the graph lies.
+
+Superbatches of them wait for their plan and their turn: subgraphs, traces and plans lie in memory
+or in files.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
 
+from gnnstore.caching.plan import PlanPlace
+from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.disk.buffers import release
+from gnnstore.disk.scratch import RunDirectory
+from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.parallel import ordered_map
+from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph
 from gnnstore.timeline import OFF, Timeline
 
+if TYPE_CHECKING:
+    from gnnstore.caching.plan import CachePlan
+    from gnnstore.caching.policies.base import Planner, SpillingPlanner
+    from gnnstore.pipeline.batch import Planned
+    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, Seeds
+
 I = TypeVar("I")  # noqa: E741 - an item
 T = TypeVar("T")
+
 
 # Without a budget: enough for a few hundred batches to be read in nearly one pass.
 BULK_BYTES = 1 << 30
@@ -98,3 +118,216 @@ def sample_in_order(
         initializer=initializer,
         describe=describe,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingJob:
+    """The way in which the batches of one iteration are sampled.
+
+    Attributes
+    ----------
+    select : callable
+        Returns the seeds of a batch, and its key.
+    sampler : NeighborSampler
+    num_threads : int
+        Threads that sample; 0: whoever asks for a superbatch samples it.
+    initializer : callable or None
+        Called once in each thread.
+    timeout_seconds : float or None
+        The longest wait for a batch.
+    joins_in_threads : bool
+        Whether batches are assembled by other threads than the one that asks for them.
+    describe : callable
+        Returns what the k-th batch of the iteration is; noted on an exception.
+    timeline : callable
+        Returns where stages are recorded at present.
+    """
+
+    select: Callable[[Planned], tuple[Seeds, BatchKey]]
+    sampler: NeighborSampler
+    num_threads: int
+    initializer: Callable[[], None] | None
+    timeout_seconds: float | None
+    joins_in_threads: bool
+    describe: Callable[[int], str]
+    timeline: Callable[[], Timeline]
+
+
+@dataclass(frozen=True)
+class BatchNote:
+    """A batch's facts beside its subgraph."""
+
+    key: BatchKey
+    labels: SeedLabels
+    seconds_sampling: float
+
+
+@dataclass(eq=False)
+class SampledSuperbatch:
+    """S batches that are sampled, but not planned.
+
+    Attributes
+    ----------
+    first : int
+        Number of the first in its iteration.
+    error : Exception or None
+        Why there are no more batches after these.
+    """
+
+    first: int
+    kept: Spool
+    trace: Trace
+    notes: list[BatchNote]
+    error: Exception | None
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return self.kept.num_bytes + self.trace.num_bytes
+
+    def subgraph(self, i: int) -> CompactSubgraph:
+        """Return the subgraph of batch i."""
+        return CompactSubgraph.from_arrays(self.kept.read(i))
+
+    def close(self) -> None:
+        """Let go of samples and trace. Idempotent."""
+        self.kept.close()
+        self.trace.close()
+
+
+class Spools:
+    """The samples, traces and plans of superbatches, in memory or in files of one directory.
+
+    Parameters
+    ----------
+    tmpdir : Path
+        Where a directory for files is made once there are any.
+    num_nodes, num_edges : int
+        Of the graph.
+    most_in_memory : int
+        Batches of a superbatch whose samples stay in memory; those of a longer one go to a file.
+    table_bytes : int
+        Memory for planning from files; 0: traces and plans stay in memory.
+    purpose : str
+        What the directory is for, for people who find it.
+    """
+
+    def __init__(
+        self,
+        tmpdir: Path,
+        num_nodes: int,
+        num_edges: int,
+        *,
+        most_in_memory: int,
+        table_bytes: int,
+        purpose: str,
+    ) -> None:
+        self.num_nodes, self.num_edges = num_nodes, num_edges
+        self._tmpdir = tmpdir
+        self._most_in_memory = most_in_memory
+        self._table_bytes = table_bytes
+        self._purpose = purpose
+        self._directory: Path | None = None
+        self._closing = ExitStack()
+
+    @property
+    def directory(self) -> Path:
+        """The directory for files, which is removed by `close`."""
+        if self._directory is None:
+            run = RunDirectory.create(self._tmpdir, purpose=self._purpose)
+            self._directory = self._closing.enter_context(run).path
+        return self._directory
+
+    def samples(self, name: str, num_batches: int) -> Spool:
+        """Return where the subgraphs of a superbatch wait."""
+        if num_batches <= self._most_in_memory:
+            return MemorySpool()
+        path = self.directory / f"batch-{name}"
+        kept = FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
+        self._closing.callback(kept.close)
+        return kept
+
+    def trace(self, name: str, num_batches: int) -> TraceBuilder:
+        """Return where the trace of some batches goes."""
+        if not self._table_bytes:
+            return TraceBuilder(num_batches, self.num_nodes)
+        trace = TraceBuilder(num_batches, self.num_nodes, self.directory / f"trace-{name}")
+        self._closing.callback(trace.close)
+        return trace
+
+    def plan(self, planner: Planner, trace: Trace, name: str) -> CachePlan:
+        """Plan a superbatch, in files if its trace is in one."""
+        if trace.file is None:
+            return planner.plan(trace)
+        place = PlanPlace(self.directory / f"plan-{name}", self._table_bytes)
+        plan = cast("SpillingPlanner", planner).plan(trace, place)
+        self._closing.callback(plan.close)
+        return plan
+
+    def sample(
+        self,
+        chunk: list[tuple[int, Planned]],
+        sampling: SamplingJob,
+        *,
+        bulk_bytes: int | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> SampledSuperbatch:
+        """Sample batches until one cannot be, and keep them.
+
+        Parameters
+        ----------
+        chunk : list
+            Batches, numbered as they come in the iteration.
+        bulk_bytes : int, optional
+            Memory for those that are sampled together.
+        check : callable, optional
+            Called before each batch and after the last; raises if they are not wanted any more.
+        """
+        first = chunk[0][0]
+        kept = self.samples(f"{first}", len(chunk))
+        trace = self.trace(f"{first}", len(chunk))
+        labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
+        notes: list[BatchNote] = []
+        failure: Exception | None = None
+
+        def request(place: int, numbered: tuple[int, Planned]) -> BatchRequest:
+            check()
+            seeds, key = sampling.select(numbered[1])
+            labelled[place] = key, seeds.labels
+            return seeds.start_nodes()[None], key.epoch, key.batch
+
+        def keep(place: int, subgraph: SampledSubgraph, seconds: float) -> float:
+            start = time.perf_counter()
+            compact = CompactSubgraph.of(subgraph, self.num_nodes, self.num_edges)
+            trace.put(place, compact.n_id)
+            kept.append(place, compact.arrays())
+            return seconds + time.perf_counter() - start
+
+        sampled = sample_in_order(
+            sampling.sampler,
+            chunk,
+            request,
+            keep,
+            num_threads=sampling.num_threads,
+            lookahead=lambda: 2 * max(1, sampling.num_threads),
+            bulk_bytes=bulk_bytes,
+            initializer=sampling.initializer,
+            timeout_seconds=sampling.timeout_seconds,
+            timeline=sampling.timeline,
+            describe=lambda place: sampling.describe(chunk[min(place, len(chunk) - 1)][0]),
+        )
+        with closing(sampled):
+            try:
+                for place, seconds in enumerate(sampled):
+                    notes.append(BatchNote(*labelled[place], seconds))
+            except Exception as error:
+                failure = error
+        check()
+        joined = trace.build()
+        release()  # of subgraphs as they were sampled, before as much is taken for the plan
+        return SampledSuperbatch(first, kept, joined, notes, failure)
+
+    def close(self) -> None:
+        """Remove the files, and let go of all that waits. Idempotent."""
+        self._closing.close()
+        self._directory = None

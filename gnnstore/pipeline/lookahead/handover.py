@@ -36,11 +36,11 @@ def hand_out(
         for i in range(len(superbatch)):
             if _may_take_back(maker, superbatch, len(superbatch) - i):
                 maker.plan_again(superbatch, i)
-            if i == 0 and superbatch.error is None:
+            if i == 0 and superbatch.sampled.error is None:
                 then()
             yield PlannedTask(superbatch, superbatch.part, i, job.index_dtype)
-        if superbatch.error is not None:
-            raise superbatch.error
+        if superbatch.sampled.error is not None:
+            raise superbatch.sampled.error
 
 
 def _may_take_back(maker: SuperbatchMaker, superbatch: Superbatch, num_left: int) -> bool:

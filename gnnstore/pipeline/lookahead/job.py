@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.features.tiers.planned import PlannedCache
-    from gnnstore.pipeline.batch import Planned
-    from gnnstore.pipeline.seeds.base import BatchKey, Seeds
-    from gnnstore.sampling.neighbor import IndexDtype, NeighborSampler
+    from gnnstore.sampling.neighbor import IndexDtype
     from gnnstore.sizing.superbatch_size import SuperbatchSize
-    from gnnstore.timeline import Timeline
 
 
 @dataclass
@@ -70,23 +67,3 @@ class SuperbatchJob:
         return self.fixed is not None or fills(
             self.policy, self.size, self.num_nodes, packs=self.packs
         )
-
-
-@dataclass(frozen=True, eq=False)
-class SamplingJob:
-    """How the batches of one iteration are sampled; see `Superbatches.run`.
-
-    Attributes
-    ----------
-    select : callable
-        Returns the seeds of a batch, and its key.
-    """
-
-    select: Callable[[Planned], tuple[Seeds, BatchKey]]
-    sampler: NeighborSampler
-    num_threads: int
-    initializer: Callable[[], None] | None
-    timeout_seconds: float | None
-    joins_in_threads: bool
-    describe: Callable[[int], str]
-    timeline: Callable[[], Timeline]

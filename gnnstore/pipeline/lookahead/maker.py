@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
-from gnnstore.caching.plan import PlanPlace
-from gnnstore.caching.trace import TraceBuilder
-from gnnstore.disk.buffers import release, release_heap
-from gnnstore.disk.scratch import RunDirectory
-from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
+from gnnstore.disk.buffers import release_heap
 from gnnstore.features.source import files_of
 from gnnstore.parallel import CancelledError
-from gnnstore.pipeline.lookahead.driver import sample_in_order
-from gnnstore.pipeline.lookahead.job import SamplingJob, SuperbatchJob
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.lookahead.job import SuperbatchJob
 from gnnstore.pipeline.lookahead.packer import PackedBatches, Packer
 from gnnstore.pipeline.lookahead.session import Course
-from gnnstore.pipeline.lookahead.superbatch import BatchNote, PlannedPart, Superbatch
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
+from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
 
 if TYPE_CHECKING:
-    from gnnstore.caching.plan import CachePlan
-    from gnnstore.caching.policies.base import SpillingPlanner
     from gnnstore.caching.trace import Trace
     from gnnstore.pipeline.batch import Planned
-    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
-    from gnnstore.sampling.disk import BatchRequest
-    from gnnstore.sampling.neighbor import SampledSubgraph
-
-
-@dataclass(eq=False)
-class SampledSuperbatch:
-    """S batches that are sampled, but not planned.
-
-    Attributes
-    ----------
-    first : int
-        Number of the first in its iteration.
-    error : Exception or None
-        Why there are no more batches after these.
-    """
-
-    first: int
-    kept: Spool
-    trace: Trace
-    notes: list[BatchNote]
-    error: Exception | None
 
 
 class SuperbatchMaker:
@@ -69,7 +38,15 @@ class SuperbatchMaker:
         self.sampling = sampling
         self._end = 0  # under the course's lease, of what was planned here
         self._closing = ExitStack()
-        self._directory: Path | None = None
+        self._spools = Spools(
+            job.tmpdir,
+            job.num_nodes,
+            job.num_edges,
+            most_in_memory=job.size.num_batches if job.size.in_memory else 0,
+            table_bytes=job.size.table_bytes,
+            purpose="what a loader has sampled ahead",
+        )
+        self._closing.callback(self._spools.close)
         self._packer: Packer | None = None
         self._planning = threading.RLock()  # of one superbatch at a time
         self._is_stopped = threading.Event()
@@ -90,37 +67,31 @@ class SuperbatchMaker:
 
     def sample(self, chunk: list[tuple[int, Planned]]) -> SampledSuperbatch:
         """Sample some batches, numbered as they come in the iteration."""
-        first = chunk[0][0]
-        kept = self._keep(first, len(chunk))
-        trace = self._begin_trace(f"{first}", len(chunk))
-        notes: list[BatchNote] = []
-        error = self._sample_all(chunk, kept, trace, notes)
-        self._check_wanted()
-        joined = trace.build()
-        release()  # of subgraphs as they were sampled, before as much is taken for the plan
-        return SampledSuperbatch(first, kept, joined, notes, error)
+        return self._spools.sample(
+            chunk, self.sampling, bulk_bytes=self.job.size.bulk_bytes, check=self._check_wanted
+        )
 
     def finish(self, sampled: SampledSuperbatch) -> Superbatch:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
-        kept, trace = sampled.kept, sampled.trace
+        trace = sampled.trace
         part, seconds = self._plan(trace, f"{sampled.first}", fills=self.job.fills)
         self._check_wanted()
         part.packed = self._pack(trace, part)
-        spilled = kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
+        spilled = sampled.kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
         trace.close()
-        return Superbatch(kept, part, sampled.notes, seconds, spilled, sampled.error)
+        return Superbatch(sampled, part, seconds, spilled)
 
     def plan_again(self, superbatch: Superbatch, begin: int) -> None:
         """Plan the batches from one on, which nobody has, from what the cache holds now.
 
         Their rows are packed again if reading them one by one would take longer.
         """
-        kept, name = superbatch.kept, f"{self._num_again}-again"
+        name = f"{self._num_again}-again"
         self._num_again += 1
         superbatch.part.give_up(len(superbatch) - begin)
-        builder = self._begin_trace(name, len(superbatch) - begin)
+        builder = self._spools.trace(name, len(superbatch) - begin)
         for i in range(begin, len(superbatch)):
-            builder.put(i - begin, CompactSubgraph.from_arrays(kept.read(i)).n_id)
+            builder.put(i - begin, superbatch.sampled.subgraph(i).n_id)
         with self._planning:
             # Superbatches that have been planned come later, so they will be planned again too.
             self.take_over()
@@ -156,33 +127,14 @@ class SuperbatchMaker:
                     job.totals.filling += course.fill(trace, job.num_nodes, job.degrees)
             start = time.perf_counter()
             with sampling.timeline().span("planning", batches=trace.num_batches) as args:
-                plan = self._cache_plan(trace, name)
+                plan = self._spools.plan(course.planner, trace, name)
                 args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
             seconds = time.perf_counter() - start
             part = PlannedPart(plan, course.lease, begin, course.num_planned)
             course.num_planned += plan.num_batches
             self._end = course.num_planned
-        if plan.files is not None:
-            self._closing.callback(part.close)
         release_heap()
         return part, seconds
-
-    def _cache_plan(self, trace: Trace, name: str) -> CachePlan:
-        planner = self.course.planner
-        if trace.file is None:
-            return planner.plan(trace)
-        place = PlanPlace(self._run_directory() / f"plan-{name}", self.job.size.table_bytes)
-        return cast("SpillingPlanner", planner).plan(trace, place)
-
-    def _begin_trace(self, name: str, num_batches: int) -> TraceBuilder:
-        """Return where the trace of some batches goes."""
-        job = self.job
-        if job.size.plans_in_memory:
-            return TraceBuilder(num_batches, job.num_nodes)
-        path = self._run_directory() / f"trace-{name}"
-        trace = TraceBuilder(num_batches, job.num_nodes, path)
-        self._closing.callback(trace.close)
-        return trace
 
     def _pack(
         self, trace: Trace, part: PlannedPart, *, only_if_faster: bool = False
@@ -194,7 +146,7 @@ class SuperbatchMaker:
         if self._packer is None:
             self._packer = Packer(
                 files_of(tables),
-                self._run_directory(),
+                self._spools.directory,
                 room=job.room,
                 memory_bytes=job.size.packing_bytes,
                 num_threads=sampling.num_threads,
@@ -218,66 +170,6 @@ class SuperbatchMaker:
         if packed is not None:
             self._closing.callback(packed.close)
         return packed
-
-    def _run_directory(self) -> Path:
-        if self._directory is None:
-            run = RunDirectory.create(self.job.tmpdir, purpose="what a loader has sampled ahead")
-            self._directory = self._closing.enter_context(run).path
-        return self._directory
-
-    def _keep(self, first: int, num_batches: int) -> Spool:
-        """Return where the subgraphs of a superbatch wait; `first` is its first batch's number."""
-        if self.job.size.in_memory:
-            return MemorySpool()
-        path = self._run_directory() / f"batch-{first}"
-        kept = FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
-        self._closing.callback(kept.close)
-        return kept
-
-    def _sample_all(
-        self,
-        chunk: list[tuple[int, Planned]],
-        kept: Spool,
-        trace: TraceBuilder,
-        notes: list[BatchNote],
-    ) -> Exception | None:
-        """Sample batches until one cannot be; return why."""
-        job, sampling = self.job, self.sampling
-        labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
-
-        def request(place: int, numbered: tuple[int, Planned]) -> BatchRequest:
-            self._check_wanted()
-            seeds, key = sampling.select(numbered[1])
-            labelled[place] = key, seeds.labels
-            return seeds.start_nodes()[None], key.epoch, key.batch
-
-        def keep(place: int, subgraph: SampledSubgraph, seconds: float) -> float:
-            start = time.perf_counter()
-            compact = CompactSubgraph.of(subgraph, job.num_nodes, job.num_edges)
-            trace.put(place, compact.n_id)
-            kept.append(place, compact.arrays())
-            return seconds + time.perf_counter() - start
-
-        sampled = sample_in_order(
-            sampling.sampler,
-            chunk,
-            request,
-            keep,
-            num_threads=sampling.num_threads,
-            lookahead=lambda: 2 * max(1, sampling.num_threads),
-            bulk_bytes=job.size.bulk_bytes,
-            initializer=sampling.initializer,
-            timeout_seconds=sampling.timeout_seconds,
-            timeline=sampling.timeline,
-            describe=lambda place: sampling.describe(chunk[min(place, len(chunk) - 1)][0]),
-        )
-        with closing(sampled):
-            try:
-                for place, seconds in enumerate(sampled):
-                    notes.append(BatchNote(*labelled[place], seconds))
-            except Exception as error:
-                return error
-        return None
 
     def take_over(self, course: Course | None = None) -> None:
         """Go on with another course, by default one that takes the cache from whoever has it.

@@ -15,7 +15,8 @@ from collections.abc import Hashable
 
 from gnnstore.parallel import THREAD_NAME
 from gnnstore.pipeline.batch import Planned
-from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
+from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 
 _log = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import Planned
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob
 from gnnstore.pipeline.lookahead.handover import hand_out
-from gnnstore.pipeline.lookahead.job import SamplingJob, SuperbatchJob, Totals
-from gnnstore.pipeline.lookahead.maker import SampledSuperbatch, SuperbatchMaker
+from gnnstore.pipeline.lookahead.job import SuperbatchJob, Totals
+from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
 from gnnstore.pipeline.lookahead.next_epoch import Made, NextSuperbatch
 from gnnstore.pipeline.lookahead.packer import Room
 from gnnstore.pipeline.lookahead.session import Course, FixedNodes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
-from gnnstore.pipeline.lookahead.job import SamplingJob
+from gnnstore.pipeline.lookahead.driver import SamplingJob
 from gnnstore.pipeline.lookahead.producer import Following, Superbatches
 from gnnstore.pipeline.seeds.base import BatchKey, Seeds, SeedSource
 from gnnstore.timeline import Timeline

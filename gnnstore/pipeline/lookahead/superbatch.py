@@ -14,26 +14,16 @@ from gnnstore.disk.buffers import empty
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.pipeline.batch import Sampled, Task
-from gnnstore.sampling.compact import CompactSubgraph
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
     from gnnstore.caching.plan import CachePlan
-    from gnnstore.disk.spool import Spool
     from gnnstore.features.tiers.planned import Lease
+    from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
     from gnnstore.pipeline.lookahead.packer import PackedBatches
-    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
+    from gnnstore.sampling.compact import CompactSubgraph
     from gnnstore.sampling.neighbor import IndexDtype
-
-
-@dataclass(frozen=True)
-class BatchNote:
-    """What is remembered of a batch beside its subgraph."""
-
-    key: BatchKey
-    labels: SeedLabels
-    seconds_sampling: float
 
 
 @dataclass(eq=False)
@@ -101,37 +91,33 @@ class Superbatch:
     ----------
     part : PlannedPart
         How batches that are handed out from now on are planned.
-    error : Exception or None
-        Why there are no more batches after these.
     """
 
-    kept: Spool
+    sampled: SampledSuperbatch
     part: PlannedPart
-    notes: list[BatchNote]
     seconds_planning: float
     bytes_spilled: int
-    error: Exception | None
 
     def __post_init__(self) -> None:
-        self._num_waiting = len(self.notes)
+        self._num_waiting = len(self)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self.notes)
+        return len(self.sampled.notes)
 
     def take(self, part: PlannedPart, i: int) -> tuple[CompactSubgraph, PlanStep]:
         """Return a subgraph and what the plan says of it, and forget both.
 
         The last one closes what has kept them.
         """
-        subgraph = CompactSubgraph.from_arrays(self.kept.read(i))
+        kept, subgraph = self.sampled.kept, self.sampled.subgraph(i)
         step = part.step(i, subgraph.n_id)
-        self.kept.drop(i)
+        kept.drop(i)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
         if is_last:
-            self.kept.close()
+            kept.close()
             part.close()
         return subgraph, step
 
@@ -144,7 +130,7 @@ class PlannedTask(Task):
     def __init__(
         self, superbatch: Superbatch, part: PlannedPart, i: int, index_dtype: IndexDtype
     ) -> None:
-        note = superbatch.notes[i]
+        note = superbatch.sampled.notes[i]
         self.key = note.key
         self.seconds_ahead = note.seconds_sampling
         self._labels = note.labels

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -13,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.scores import Score, count_out_degrees
-from gnnstore.caching.trace import Trace
+from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.errors import UsageError
 from gnnstore.graph.topology import Structure
-from gnnstore.parallel import ordered_map
+from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
 from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
@@ -103,17 +102,25 @@ def sample_epoch(
     with progress.phase("read the topology"):
         csc = store.topology(place(StoreSizes.of(store.schema), strategy=MMAP).topology)
     began = time.perf_counter()
-    batches: list[npt.NDArray[Any]] = []
+    trace = TraceBuilder(num_batches, store.num_nodes)
     with progress.phase("sample", num_batches, "batches") as phase:
         sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
         order = epoch_permutation(seeds.num_seeds, config.seed, 0)
         positions = islice(batches_in_order(order, batch_size, drop_last=False), num_batches)
-        for batch in _sample(sampler, seeds, positions, num_threads):
-            batches.append(batch)
-            phase.advance()
+        sampled = sample_in_order(
+            sampler,
+            positions,
+            lambda batch, index: (seeds.select(index).nodes, 0, batch),
+            lambda batch, subgraph, _: trace.put(batch, subgraph.n_id),
+            num_threads=num_threads,
+            lookahead=lambda: 2 * num_threads,
+            bulk_bytes=None,
+            describe=lambda k: f"while sampling batch {k}",
+        )
+        with closing(sampled):
+            for _ in sampled:
+                phase.advance()
     seconds = time.perf_counter() - began
-    trace = Trace.of(batches)
-    batches.clear()
 
     scores: dict[Score, npt.NDArray[Any]] = {}
     with progress.phase("score nodes"):
@@ -121,24 +128,4 @@ def sample_epoch(
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
         presampler.run(Structure(csc), num_threads, scores["frequency"])
-    return SampledEpoch(name, seeds.num_seeds, epoch_batches, trace, scores, seconds)
-
-
-def _sample(
-    sampler: NeighborSampler, seeds: InputNodes, batches: Iterator[Any], num_threads: int
-) -> Iterator[npt.NDArray[Any]]:
-    """Yield the node ids of each batch, from the positions of its seeds, sampled by threads."""
-
-    def sample(item: tuple[int, Any]) -> npt.NDArray[Any]:
-        batch, positions = item
-        return sampler.sample(seeds.select(positions).nodes, epoch=0, batch=batch).n_id
-
-    sampled = ordered_map(
-        sample,
-        enumerate(batches),
-        num_threads=num_threads,
-        lookahead=lambda: 2 * num_threads,
-        describe=lambda k: f"while sampling batch {k}",
-    )
-    with closing(sampled):
-        yield from sampled
+    return SampledEpoch(name, seeds.num_seeds, epoch_batches, trace.build(), scores, seconds)
