@@ -40,9 +40,9 @@ from gnnstore.graph.topology import Structure
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sizing.in_flight import expected_bytes
 from gnnstore.tools.bench.rounds import measure_disk_of, run_cold
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Outcome, Task

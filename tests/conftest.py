@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
-from gnnstore.sizing import placement
 from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.sizes import placement
 from gnnstore.testing.forks import ForkServer, fork_server
 
 # Real graphs are not part of the project; they lie beside it where somebody put them there.

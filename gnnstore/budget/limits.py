@@ -33,11 +33,14 @@ class MemoryBudget:
         Whether the user set the budget, so that batches in flight must stay within it too.
     source : str
         Where the number is from, as a phrase that follows a size.
+    is_measured : bool
+        Whether it follows from what is free now, so that what others hold is not part of it.
     """
 
     num_bytes: int
     is_promise: bool
     source: str
+    is_measured: bool = False
 
     @classmethod
     def of(cls, memory: int | str | None, shared_bytes: int = 0) -> MemoryBudget:
@@ -60,11 +63,13 @@ class MemoryBudget:
             If a cgroup allows less.
         """
         if memory is None:
-            return cls(available_bytes() + shared_bytes, False, "of available memory")
+            free = available_bytes()
+            return cls(free + shared_bytes, False, "of available memory", is_measured=True)
         if memory == "auto":
             free = available_bytes()
             source = f"of the budget, three quarters of the {format_size(free)} that are free"
-            return cls(free - free // _FREE_SHARE + shared_bytes, True, source)
+            num_bytes = free - free // _FREE_SHARE + shared_bytes
+            return cls(num_bytes, True, source, is_measured=True)
         return cls(parse_memory(memory), True, "of the memory= budget")
 
 

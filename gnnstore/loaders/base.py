@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from gnnstore.disk.engines import Engine
     from gnnstore.pipeline.order.epoch import EpochOrder
-    from gnnstore.sizing.placement import Placement
+    from gnnstore.strategies.sizes.placement import Placement
 
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 # Epoch of batches on demand; no run counts so far.

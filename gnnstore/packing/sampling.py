@@ -18,6 +18,7 @@ from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.frames import COMPRESSIONS
 from gnnstore.loaders.options import read_options
+from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
@@ -25,7 +26,6 @@ from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sizing.plan_size import size_plan
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.request import ReadRequest

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.planning.reads import ReadTotals
+from gnnstore.planning.traits import Candidate
 from gnnstore.planning.workload import PAGE_BYTES, Workload
-from gnnstore.sizing.traits import Candidate
 
 # What is done once is worth waiting for if a run has a few epochs.
 _EPOCHS = 10

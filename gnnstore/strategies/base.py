@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gnnstore.sizing.traits import Candidate, Mode, StrategyTraits
+from gnnstore.planning.traits import Candidate, Mode, StrategyTraits
 
 
 @dataclass(frozen=True)

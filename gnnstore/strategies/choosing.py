@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import BudgetError
 from gnnstore.planning.cost_model import Prediction
-from gnnstore.sizing.placement import ASKED_FOR
 from gnnstore.strategies.optimizer import (
     Situation,
     is_worth_it,
     place_for,
     with_candidate,
 )
+from gnnstore.strategies.sizes.placement import ASKED_FOR
 
 if TYPE_CHECKING:
     from gnnstore.strategies.base import Auto
@@ -38,7 +38,7 @@ class Chosen:
     options : ReadOptions
         With the strategy in place of "auto".
     why, instead_of_static : str
-        See `gnnstore.sizing.placement.place`.
+        See `gnnstore.strategies.sizes.placement.place`.
     seconds : float or None
         Predicted of an epoch; None where nothing was.
     """

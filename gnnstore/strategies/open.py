@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,14 @@ from gnnstore.pipeline.batch import SamplingSource
 from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.pipeline.lookahead.producer import Superbatches
 from gnnstore.pipeline.lookahead.source import LookaheadSource
-from gnnstore.sizing.in_flight import check_two_batches
-from gnnstore.sizing.placement import ASKED_FOR, Placement
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.choosing import choices_for
 from gnnstore.strategies.lookahead import size_superbatches
-from gnnstore.strategies.optimizer import place_for
+from gnnstore.strategies.optimizer import placer_for
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.sampling_run import out_degrees
+from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement
+from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.static import divide_rest
 from gnnstore.units import format_size
 
@@ -199,16 +199,22 @@ def open_sources(request: ReadRequest) -> DataSources:
 
 def _placed(request: ReadRequest, why: str = ASKED_FOR, instead_of_static: str = "") -> Placement:
     options = request.options
-    placement = place_for(request, options.strategy, why=why, instead_of_static=instead_of_static)
+    place = placer_for(request, options.strategy, why=why, instead_of_static=instead_of_static)
+    placement = place(0)
     if not placement.reads_disk:
         _check_two_batches(request, placement)
         return placement
-    own = request.without_second_cache()
+    own, engine = request.without_second_cache(), request.open_engine()
+
+    def placed(more_bytes: int) -> Placement:
+        found = place(more_bytes)
+        return found if engine is None else found.because(f"read by {engine.reason}")
+
     if own is request:
-        return _divided(request, placement)
+        return _divided(request, placed)
     taken = format_size(request.taken_bytes(options.strategy))
     try:
-        placement = _divided(own, placement)
+        placement = _divided(own, placed)
     except BudgetError as error:
         raise BudgetError(
             f"{error}. Of memory=, {taken} are the cache of a loader on the same store, with "
@@ -223,20 +229,23 @@ def _check_two_batches(request: ReadRequest, placement: Placement) -> None:
         structure = request.structure(placement, None)
         seen = request.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
         release()
-        check_two_batches(placement, seen.largest_bytes)
+        check_two_batches(placement.ledger, seen.largest_bytes)
 
 
-def _divided(request: ReadRequest, placement: Placement) -> Placement:
-    """Divide what a budget leaves between batches, a cache, and what says which rows it holds."""
-    options = request.options
-    engine = request.open_engine()
-    if engine is not None:
-        placement = placement.because(f"read by {engine.reason}")
+def _divided(request: ReadRequest, placed: Callable[[int], Placement]) -> Placement:
+    """Divide what a budget leaves between batches, a cache, and what says which rows it holds.
+
+    Parameters
+    ----------
+    placed : callable
+        Returns the placement with so many more bytes of memory.
+    """
+    options, placement, engine = request.options, placed(0), request.open_engine()
     structure = request.structure(placement, engine)
     if options.planned is not None:
         specs = request.node_specs(placement)
         placement = size_superbatches(
-            placement,
+            placed,
             structure,
             request.presampler,
             strategy=placement.strategy,

@@ -6,44 +6,39 @@ Each strategy is given what the budgets would leave it, by the rules that divide
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings
-from gnnstore.caching.trace import id_dtype
 from gnnstore.disk.buffers import release
 from gnnstore.disk.profile.first_use import disk_profile
-from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import residents_of
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.pipeline.margins import MANY_BATCHES, expected_bytes
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.calibrate import gather_rate
 from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict
+from gnnstore.planning.traits import Candidate, StrategyTraits
 from gnnstore.planning.workload import Workload
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sizing.in_flight import (
-    MANY_BATCHES,
-    cache_rows,
-    check_two_batches,
-    expected_bytes,
-)
-from gnnstore.sizing.placement import ASKED_FOR, Placement, place
-from gnnstore.sizing.sizes import StoreSizes
-from gnnstore.sizing.superbatch_costs import SuperbatchCosts, with_measured_changes
-from gnnstore.sizing.superbatch_size import SuperbatchSize, choose_size, takes_from_rows
-from gnnstore.sizing.traits import Candidate, StrategyTraits
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.sampling_run import out_degrees, reads_of, sample_workload
-from gnnstore.strategies.superbatch_memory import Division, superbatch_memory
-from gnnstore.units import format_size
+from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
+from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, place
+from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.static import cache_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.store.schema import AttributeSpec
@@ -61,35 +56,52 @@ def place_for(
     request: ReadRequest,
     strategy: StrategyTraits | Auto,
     memory: int | str | None = None,
-    *,
-    staging: bool = True,
-    why: str = ASKED_FOR,
-    instead_of_static: str = "",
+    **options: Any,
 ) -> Placement:
-    """Return where a strategy has the store's parts lie.
-
-    Parameters
-    ----------
-    memory : int or str, optional
-        The budget; by default that of the request.
-    staging : bool
-        Whether an engine is opened to ask what it needs; else nothing is counted for it.
-    why, instead_of_static : str
-        See `gnnstore.sizing.placement.place`.
+    """Return where a strategy has the store's parts lie; see `placer_for`.
 
     Raises
     ------
     UsageError, BudgetError
         As `place`.
     """
+    return placer_for(request, strategy, memory, **options)(0)
+
+
+def placer_for(
+    request: ReadRequest,
+    strategy: StrategyTraits | Auto,
+    memory: int | str | None = None,
+    *,
+    staging: bool = True,
+    why: str = ASKED_FOR,
+    instead_of_static: str = "",
+) -> Callable[[int], Placement]:
+    """Return a callable that places a store's parts, given more bytes of memory than there are.
+
+    Parameters
+    ----------
+    memory : int or str, optional
+        The budget; by default that of the request. It is looked at now.
+    staging : bool
+        Whether an engine is opened to ask what it needs; else nothing is counted for it.
+    why, instead_of_static : str
+        See `gnnstore.strategies.sizes.placement.place`.
+
+    Raises
+    ------
+    UsageError, BudgetError
+        If the budget is none, or more than this process may take.
+    """
     options, shared = request.options, residents_of(request.store)
-    return place(
+    memory = options.memory if memory is None else memory
+    placed = partial(
+        place,
         StoreSizes.of(request.store.schema),
+        MemoryBudget.of(memory, shared.resident_bytes - shared.cached_bytes),
         strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,
         topology=options.topology,
-        memory=options.memory if memory is None else memory,
         seeds_bytes=request.seeds_bytes,
-        shared_bytes=shared.resident_bytes - shared.cached_bytes,
         cached_bytes=shared.cached_bytes,
         taken_bytes=request.taken_bytes(strategy),
         shared_tables=shared.tables_in_memory,
@@ -97,6 +109,7 @@ def place_for(
         why=why,
         instead_of_static=instead_of_static,
     )
+    return lambda more_bytes: placed(more_bytes=more_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,9 +283,10 @@ class Situation:
             options = replace(options, memory=memory)
         # Beside another kind of cache there is none; all cost what they take of the budget.
         request = replace(self.request, options=options).without_second_cache()
-        placement = place_for(request, options.strategy)
+        placed = placer_for(request, options.strategy)
+        placement = placed(0)
         if not strategy.reads_disk and placement.budget_is_promise:
-            check_two_batches(placement, self.seen.largest_bytes)
+            check_two_batches(placement.ledger, self.seen.largest_bytes)
         if strategy.mode == "memory":
             return Resources(placement.resident_bytes)
         if strategy.mode == "mmap":
@@ -282,7 +296,7 @@ class Situation:
         batch_bytes = 0
         if placement.budget_is_promise and not strategy.plans:
             batch_bytes = expected_bytes(self.seen.largest_bytes)
-            check_two_batches(placement, batch_bytes)
+            check_two_batches(placement.ledger, batch_bytes)
         held = placement.resident_bytes + placement.staging_bytes
         if not strategy.plans:
             if candidate.score is None:
@@ -297,17 +311,30 @@ class Situation:
                 )
             taken = cost.bytes_of(num_rows)
             return Resources(held + taken, num_rows, num_rows * self.workload.row_bytes)
-        settings_of = request.options.planned or PlannedSettings()
-        division = Division(placement, self.seen, self.machine.num_threads)
-        size, disk, division = division.first_that_fits(
-            lambda way: (*self._superbatch(candidate, settings_of, way, disk_bytes), way),
-            packs=strategy.packs,
-            staging_bytes=self.engine.staging_bytes,
+        structure, specs = self.structure, {spec.path for spec in self.specs}
+        read = {path for path, mode in placement.modes.items() if mode == "disk"}
+        work = self.workload
+        misses = EstimatedMisses(work, POLICIES[strategy.policy])
+        found = LookaheadSizer(
+            placed=placed,
+            seen=self.seen,
+            see_many=self._see_many,
+            misses=lambda *_: misses,
+            strategy=strategy,
+            settings=request.options.planned or PlannedSettings(),
+            num_rows=work.num_rows,
+            row_bytes=work.row_bytes,
+            epoch_batches=work.epoch_batches,
+            num_threads=self.machine.num_threads,
             may_use_fewer=request.may_use_fewer,
-            look_again=self._see_many,
-        )
-        at_once = 1 if size.num_batches >= self.workload.epoch_batches else 2
-        held = placement.resident_bytes + division.placement.staging_bytes
+            staging_bytes=self.engine.staging_bytes,
+            reads_neighbors=structure.is_read,
+            reads_more=bool(read - specs),
+            disk_bytes=disk_bytes,
+            packed_bytes=misses.packed_bytes if candidate.is_offline else None,
+        ).choose()
+        size, disk, placement = found.size, found.disk_bytes, found.placement
+        held = placement.resident_bytes + placement.staging_bytes
         return Resources(
             held + size.num_bytes,
             size.num_slots,
@@ -315,83 +342,45 @@ class Situation:
             size.num_batches,
             size.in_memory and size.plans_in_memory,
             disk,
-            overlaps=2 * disk <= at_once * disk_bytes,
-            num_threads=division.num_threads,
+            overlaps=size.overlaps,
+            num_threads=found.num_threads,
         )
 
-    def _superbatch(
-        self,
-        candidate: Candidate,
-        settings: PlannedSettings,
-        division: Division,
-        disk_bytes: int,
-    ) -> tuple[SuperbatchSize, int]:
-        """Return how a budget is divided, by the rules of `planned_sizing`, and the disk space."""
-        work, packs = self.workload, candidate.strategy.packs
-        policy = POLICIES[candidate.strategy.policy]
-        memory = superbatch_memory(
-            division,
-            structure_staging_bytes=self.engine.staging_bytes if self.structure.is_read else None,
-            packs=packs,
-            spared_bytes=division.placement.staging_bytes,
-        )
-        left = memory.num_bytes
-        batch_nodes = division.expected(self.seen.largest_nodes)
-        costs = SuperbatchCosts(
-            num_rows=work.num_rows,
-            row_bytes=work.row_bytes,
-            batch_nodes=batch_nodes,
-            id_bytes=id_dtype(work.num_rows).itemsize,
-            kept_bytes=division.expected(self.seen.largest_ids_bytes),
-            packed_rows=batch_nodes if packs else 0,
-            policy=policy,
-            strategy=candidate.strategy.name,
-            epoch_batches=work.epoch_batches,
-            sampling_bytes=memory.lent_bytes,
-        )
-        choose = partial(
-            choose_size,
-            settings=settings,
-            left_bytes=left,
-            num_batches=work.epoch_batches,
-            disk_bytes=disk_bytes,
-            memory_for=memory.memory_for,
-        )
-        size = choose(costs)
-        misses = work.misses(policy, size.num_slots, size.num_batches)
-        trades_rows = misses > 0 and takes_from_rows(size, costs, settings, left)
-        accesses = work.batch_rows * work.epoch_batches
-        costs = with_measured_changes(costs, int(misses), int(accesses))
-        if packs:
-            missed = division.expected(int(misses / work.epoch_batches))
-            costs = replace(costs, packed_rows=max(1, missed))
 
-        def disk_of(size: SuperbatchSize) -> int:
-            spilled = 0 if size.plans_in_memory else costs.spilled_disk_bytes(size.num_batches)
-            return spilled + (costs.disk_bytes(size.num_batches) if packs else 0)
+@dataclass(frozen=True)
+class EstimatedMisses:
+    """Misses of an epoch, from how often a sample needs rows again."""
 
-        def misses_of(size: SuperbatchSize) -> float:
-            return work.misses(policy, size.num_slots, size.num_batches)
+    workload: Workload
+    policy: CachePolicy
 
-        def packing_cost(size: SuperbatchSize) -> float:
-            if disk_of(size) > disk_bytes:
-                return math.inf
-            scans = work.epoch_batches / size.num_batches
-            return scans * work.num_rows + 2 * misses_of(size)
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch."""
+        return self.workload.epoch_batches
 
-        cost = packing_cost if packs else misses_of if trades_rows else None
-        size = choose(costs, cost=cost)
-        taken = disk_of(size)
-        if candidate.is_offline:
-            # An epoch's records, and its packed rows, whatever a superbatch has.
-            misses = work.misses(policy, size.num_slots, size.num_batches, holds="nothing")
-            taken = int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
-        if packs and taken > disk_bytes:
-            raise DiskBudgetError(
-                f"strategy {candidate.name!r} would take {format_size(taken)} on disk, and "
-                f"{format_size(disk_bytes)} may be used"
-            )
-        return size, taken
+    @property
+    def compares(self) -> bool:
+        """Whether sizes of superbatches can be compared: any can."""
+        return True
+
+    def first(self, size: SuperbatchSize) -> Misses:
+        """Return the misses of an epoch."""
+        work, misses = self.workload, self.later(size)
+        accesses = int(work.batch_rows * work.epoch_batches)
+        each = int(misses / work.epoch_batches)
+        return Misses(misses, int(misses), accesses, each, each)
+
+    def later(self, size: SuperbatchSize) -> float:
+        """Return the rows that an epoch misses."""
+        return self.workload.misses(self.policy, size.num_slots, size.num_batches)
+
+    def packed_bytes(self, size: SuperbatchSize) -> int:
+        """Return the disk space of an epoch's records and packed rows, planned from no cache."""
+        work = self.workload
+        sizes = (size.num_slots, size.num_batches)
+        misses = work.misses(self.policy, *sizes, holds="nothing")
+        return int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
 
 
 def is_worth_it(request: ReadRequest, placement: Placement) -> bool:

@@ -11,13 +11,13 @@ from gnnstore.caching.scores import CacheSettings
 from gnnstore.disk.scratch import default_parent
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import residents_of
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Structure
 from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.pipeline.lookahead.session import FixedNodes
-from gnnstore.sizing.placement import Placement
-from gnnstore.sizing.sizes import StoreSizes
-from gnnstore.sizing.traits import StrategyTraits
+from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.base import Auto
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:

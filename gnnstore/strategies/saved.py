@@ -6,16 +6,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gnnstore.budget.ledger import SLOTS
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.saved import NotPacked, SavedPlan
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PlanReader, find_plan
-from gnnstore.sizing.placement import Placement
-from gnnstore.sizing.traits import StrategyTraits
+from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.saved_batches import SavedBatches
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class PackedSources:
             most = budget.num_bytes // _STAGING_SHARE // staging_bytes
             num_threads = max(1, min(num_threads, most))
         row_bytes = sum(table.row_bytes for table in self.plan.tables.values())
-        cache_bytes = PlannedCache.bytes_for(row_bytes, manifest.num_slots)
+        cache_bytes = PlannedCache.reserve(row_bytes).bytes_of({SLOTS: manifest.num_slots})
         self.placement = Placement(
             strategy=_PACKED,
             topology="disk",

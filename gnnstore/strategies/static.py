@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.budget.ledger import IN_FLIGHT, Reservation
 from gnnstore.caching.scores import (
     SCORE_DTYPES,
     CacheCost,
@@ -19,7 +20,8 @@ from gnnstore.caching.scores import (
 from gnnstore.disk.buffers import release
 from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.graph.shared import residents_of
-from gnnstore.sizing.in_flight import cache_rows, check_two_batches, expected_bytes
+from gnnstore.pipeline.margins import expected_bytes
+from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -28,7 +30,10 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampler
-    from gnnstore.sizing.placement import Placement
+    from gnnstore.strategies.sizes.placement import Placement
+
+# Without memory= nobody has said what the model needs besides.
+_CACHE_SHARE = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +162,7 @@ def divide_rest(
         if placement.budget_is_promise:
             release()  # the samples' buffers: nothing gives them back before the first batch
             batch_bytes = expected_bytes(presampled.largest_bytes)
-            check_two_batches(placement, batch_bytes)
+            check_two_batches(placement.ledger, batch_bytes)
     if maker is None:
         return placement
 
@@ -175,6 +180,40 @@ def divide_rest(
     if cache is None:
         return placement.with_cache(CachePlan(score, 0, 0, note))
     return placement.with_cache(CachePlan(score, cache.num_rows, cache.num_bytes))
+
+
+def cache_rows(
+    placement: Placement,
+    settings: CacheSettings,
+    cost: CacheCost,
+    batch_bytes: int,
+    num_threads: int,
+) -> int:
+    """Return the number of nodes whose rows can be cached.
+
+    Parameters
+    ----------
+    batch_bytes : int
+        Bytes of a batch, at most; 0 if no budget was promised.
+    num_threads : int
+        Preparing threads.
+
+    Raises
+    ------
+    BudgetError
+        If the cache was given a size that does not fit beside two batches.
+    """
+    memory = placement.ledger
+    if settings.num_bytes is not None:
+        num_rows = cost.rows_in(settings.num_bytes)
+        cached = Reservation("cached rows", cost.bytes_of(num_rows))
+        batches = {IN_FLIGHT: 2 * batch_bytes}
+        with_batches(memory.add(cached)).check(batches, "lower cache_bytes=")
+        return num_rows
+    if not placement.budget_is_promise:
+        return cost.rows_in(memory.left() // _CACHE_SHARE)
+    wish = prefetch_wish(memory.left(), batch_bytes, num_threads)
+    return cost.rows_in(memory.left() - with_batches(memory).solve(wish)[IN_FLIGHT])
 
 
 def _why_none(maker: CacheMaker, left_bytes: int) -> str:

@@ -243,10 +243,10 @@ def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.Monke
         assert found[name]["problem"] is None
         assert found[name]["memory_bytes"] <= 90 * 10**6
         assert found[name]["cached_bytes"] == size
-    assert "on disk, and 0 B may be used" in found["packed"]["problem"]
-    assert "on disk, and 0 B may be used" in found["plan"]["problem"]
+    assert "but has 0 bytes of disk space" in found["packed"]["problem"]
+    assert "but has 0 bytes of disk space" in found["plan"]["problem"]
     text = run("plan", store, *more, "--disk", "0").stdout
-    assert "packed: strategy 'packed' would take" in text
+    assert "packed: strategy 'packed' needs" in text
 
 
 def test_narrow_rows_are_not_predicted(run: Any, tmp_path: Path) -> None:

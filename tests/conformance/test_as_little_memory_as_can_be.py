@@ -15,7 +15,7 @@ from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
 from gnnstore.pipeline.lookahead.presample import Presampled
-from gnnstore.sizing.in_flight import MANY_BATCHES, expected_bytes, margin_of
+from gnnstore.pipeline.margins import MANY_BATCHES, expected_bytes, margin_of
 from gnnstore.strategies import sampling_run as workload_sampling
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same

@@ -625,7 +625,7 @@ def test_a_budget_too_small_is_refused_before_any_work(store: gnnstore.GraphStor
 def test_a_budget_without_room_for_two_batches_is_refused_at_once(
     store: gnnstore.GraphStore,
 ) -> None:
-    with pytest.raises(BudgetError, match=r"and 2 batches of up to .* choose a smaller"):
+    with pytest.raises(BudgetError, match=r"of batches in flight.* choose a smaller"):
         NeighborLoader(
             store, [-1, -1], strategy="mmap", topology="mmap", batch_size=100, memory="20kB"
         )

@@ -17,7 +17,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
-from gnnstore.sizing import placement
+from gnnstore.strategies.sizes import placement
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
 

@@ -16,7 +16,7 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PlanReader
-from gnnstore.sizing.plan_size import size_plan
+from gnnstore.packing.size import size_plan
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
 from gnnstore.testing.stores import assert_same_files

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore.budget.ledger import SLOTS
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.counts import ReadCounts
@@ -108,7 +109,9 @@ def test_rows_are_the_tables_rows(
     """Superbatch after superbatch; by one lease, or anew from what the one before has left."""
     rng = np.random.default_rng(seed)
     cache = PlannedCache(tables.opened, num_slots)
-    assert cache.num_bytes == PlannedCache.bytes_for(sum(WIDTHS.values()), num_slots)
+    assert cache.num_bytes == PlannedCache.reserve(sum(WIDTHS.values())).bytes_of(
+        {SLOTS: num_slots}
+    )
     planner = POLICIES[policy].planner(num_slots)
     lease, num_gathered = cache.begin(), 0
     for size, is_taken_over in zip(sizes, takeovers, strict=False):

@@ -28,7 +28,6 @@ LAYERS = (
     ("caching",),
     ("features",),
     ("graph",),
-    ("sizing",),
     ("pipeline",),
     ("planning",),
     ("strategies",),

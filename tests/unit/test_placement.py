@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 
 from gnnstore.budget import limits
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import CacheCost, CachePlan, CacheSettings
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
-from gnnstore.sizing import placement
-from gnnstore.sizing.in_flight import cache_rows, check_two_batches, expected_bytes
-from gnnstore.sizing.placement import HELD_ROW_BYTES, Placement
-from gnnstore.sizing.sizes import StoreSizes, TableSize
+from gnnstore.graph.sizes import StoreSizes, TableSize
+from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
+from gnnstore.strategies.sizes import placement
+from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES, Placement
+from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.static import cache_rows
 
 GB = 10**9
 X = TableSize("x", num_rows=10**7, row_bytes=800)
@@ -32,7 +35,8 @@ SIZES = StoreSizes(
 def place(sizes: StoreSizes, strategy: str = "auto", **options: Any) -> Placement:
     chosen = find_strategy(strategy)
     given = chosen.by_mode if isinstance(chosen, Auto) else chosen
-    return placement.place(sizes, strategy=given, **options)
+    budget = MemoryBudget.of(options.pop("memory", None), options.pop("shared_bytes", 0))
+    return placement.place(sizes, budget, strategy=given, **options)
 
 
 def spec(name: str, dtype: str, *shape: int, layout: str = "paged") -> AttributeSpec:
@@ -277,12 +281,12 @@ def test_batches_in_flight_come_before_the_cache() -> None:
 
 def test_two_batches_are_the_least() -> None:
     chosen = place(SIZES, strategy="direct", topology="mmap", memory="1.1GB")
-    check_two_batches(chosen, GB // 2)
+    check_two_batches(chosen.ledger, GB // 2)
     with pytest.raises(BudgetError) as caught:
-        check_two_batches(chosen, GB // 2 + 1)
+        check_two_batches(chosen.ledger, GB // 2 + 1)
     assert str(caught.value) == (
-        "strategy 'direct' needs 1100000002 bytes: 100000000 that it holds, and 2 batches of up to "
-        "500000001 bytes; memory=1100000000 is 2 bytes too few; "
+        "strategy 'direct' needs 1100000002 bytes (100 MB of topology, seeds and attributes + 1 GB "
+        "of batches in flight), but has 1100000000 bytes of the memory= budget: 2 bytes too few; "
         "raise memory= by at least 2 B, or choose a smaller batch_size or fan-out"
     )
     assert expected_bytes(800) == 900
@@ -295,9 +299,10 @@ def test_a_cache_of_a_given_size() -> None:
     with pytest.raises(BudgetError) as caught:
         cache_rows(chosen, settings, COST, 60_000_000, 2)
     assert str(caught.value) == (
-        "cache_bytes=900000000 does not fit beside 2 batches of up to 60000000 bytes: of "
-        "1100000000 bytes in all, 1000000000 are left after what strategy 'static' holds; 20000000 "
-        "bytes too few: lower cache_bytes= or raise memory= by at least 20 MB"
+        "strategy 'static' needs 1120000000 bytes (100 MB of topology, seeds and attributes + "
+        "900 MB of cached rows + 120 MB of batches in flight), but has 1100000000 bytes of the "
+        "memory= budget: 20000000 bytes too few; raise memory= by at least 20 MB, or lower "
+        "cache_bytes="
     )
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from gnnstore.sizing.placement import Placement
-from gnnstore.sizing.plan_size import PlanSize, size_plan
-from gnnstore.sizing.superbatch_size import SuperbatchSize
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.packing.size import PlanSize, size_plan
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
+from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.sizes.superbatch import SuperbatchCosts
 
 MIB = 1 << 20
+COSTS = SuperbatchCosts(10**6, 400, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000)
 
 
-def placement_of(num_slots: int, num_batches: int, num_bytes: int, resident: int) -> Placement:
+def placement_of(num_slots: int, num_batches: int, resident: int, row_bytes: int) -> Placement:
+    rows = PlannedCache.reserve(row_bytes)
+    parts = (rows, *COSTS.plans, COSTS.samples, Reservation("packing", 24 * MIB))
     return Placement(
         strategy=PACKED,
         topology="memory",
@@ -22,7 +28,7 @@ def placement_of(num_slots: int, num_batches: int, num_bytes: int, resident: int
         budget_bytes=1000 * MIB,
         budget_is_promise=True,
         reason="",
-        superbatch=SuperbatchSize(num_batches, num_slots, True, num_bytes),
+        superbatch=SuperbatchSize(num_batches, num_slots, True, parts),
     )
 
 
@@ -39,43 +45,43 @@ def sized(placement: Placement, row_bytes: int = 400, **options: bool) -> PlanSi
 
 
 @pytest.mark.parametrize("row_bytes", [4, 80, 400, 4096])
-@pytest.mark.parametrize("slot_share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("num_slots", [1000, 100_000, 700_000])
 @pytest.mark.parametrize("resident", [2 * MIB, 200 * MIB])
-def test_nothing_exceeds_what_the_loader_has(
-    row_bytes: int, slot_share: float, resident: int
-) -> None:
-    num_bytes = 300 * MIB
-    slots = int(slot_share * num_bytes) // (row_bytes + 48)
-    planning = num_bytes - slots * (row_bytes + 48)
-    placement = placement_of(slots, 20, num_bytes, resident)
+def test_nothing_exceeds_what_the_loader_has(row_bytes: int, num_slots: int, resident: int) -> None:
+    placement = placement_of(num_slots, 20, resident, row_bytes)
+    assert placement.superbatch is not None
+    num_bytes = placement.superbatch.num_bytes
     size = sized(placement, row_bytes)
-    assert size.num_slots >= min(slots, 10**6) or size.num_slots == slots
-    assert size.superbatch >= 20
+    assert num_slots <= size.num_slots <= 10**6
+    assert 20 <= size.superbatch <= 300
     # In training: the slots, in place of all that the loader held but seeds.
-    held = size.num_slots * (row_bytes + 8)
-    assert held <= max(resident + num_bytes - MIB, slots * (row_bytes + 48))
-    # While packing: what the planner knows of slots, and superbatches.
-    per_batch = (planning - 24 * MIB) // 20 if planning > 24 * MIB else planning // 20
-    assert size.memory_bytes + 48 * size.num_slots == num_bytes
-    if size.superbatch > 20:
-        assert 24 * MIB + size.superbatch * per_batch <= size.memory_bytes
+    held = PlannedCache.reserve(row_bytes).bytes_of({SLOTS: size.num_slots})
+    assert size.num_slots == num_slots or held <= resident + num_bytes - MIB
+    # While packing: what is known of slots, as the planner's policy says, and superbatches.
+    planned = (PlannedCache.reserve(0), *placement.superbatch.reservations[1:])
+    packing = Ledger(num_bytes, planned)
+    assert size.num_slots == num_slots or packing.left(
+        {SLOTS: size.num_slots, PLANNED: size.superbatch}
+    ) in range(num_bytes)
+    policy, (planner,) = packing.bytes_each(SLOTS), COSTS.policy.reserve(10_000)
+    assert policy == planner.per[SLOTS] + 8
+    assert size.memory_bytes + policy * size.num_slots == num_bytes
 
 
 def test_more_is_cached_than_while_training_and_packing_at_once() -> None:
-    placement = placement_of(100_000, 20, 100_000 * 448 + 100 * MIB, 200 * MIB)
-    size = sized(placement)
+    size = sized(placement_of(100_000, 20, 200 * MIB, 400))
     assert size.num_slots > 5 * 100_000
     assert size.superbatch > 20
 
 
 def test_what_the_user_has_decided_stays() -> None:
-    placement = placement_of(100_000, 20, 100_000 * 448 + 100 * MIB, 200 * MIB)
+    placement = placement_of(100_000, 20, 200 * MIB, 400)
     assert sized(placement, cache_is_given=True).num_slots == 100_000
     assert sized(placement, superbatch_is_given=True).superbatch == 20
 
 
 def test_bounds() -> None:
-    placement = placement_of(100_000, 200, 100_000 * 448 + 30 * MIB, 9000 * MIB)
+    placement = placement_of(100_000, 200, 9000 * MIB, 400)
     size = sized(placement)
     assert size.num_slots <= 10**6
     assert size.superbatch <= 300

@@ -12,57 +12,78 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.belady import spilled_transient_bytes, transient_bytes
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.trace import TraceBuilder, id_dtype
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.memory import Shares, share_with_rows, sorting_bytes, spilled_bytes
-from gnnstore.sizing.superbatch_costs import SuperbatchCosts, with_measured_changes
-from gnnstore.sizing.superbatch_size import SuperbatchSize, choose_size, size_of
+from gnnstore.features.packed.memory import (
+    PackedBatch,
+    Shares,
+    share_with_rows,
+    sorting_bytes,
+    spilled_bytes,
+)
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer
 
 MB = 10**6
 COSTS = SuperbatchCosts(
     num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000
 )
-BELADY = PlannedSettings()
 FIXED = transient_bytes(0, 0)  # tables that any plan takes
 SLOT = 512 + 8 + 12 + transient_bytes(0, 1) - FIXED
 
 
+def sizer(
+    left: int,
+    num_batches: int = 1000,
+    *,
+    costs: SuperbatchCosts = COSTS,
+    disk_bytes: int = 0,
+    cache_bytes: int | None = None,
+    superbatch: int | None = None,
+) -> SuperbatchSizer:
+    memory = Ledger(left, who="strategy 'belady'")
+    settings = PlannedSettings(cache_bytes, superbatch)
+    return SuperbatchSizer(costs, settings, memory, num_batches, disk_bytes)
+
+
 def test_what_plans_take() -> None:
     # An id and two slots of 4 bytes, 6 of the planner, twice a position and a slot.
-    assert COSTS.planning_bytes(1) == 10_000 * (4 + 8 + 6 + 16) + FIXED
-    few = with_measured_changes(COSTS, changes=1000, accesses=10_000)
+    planning = Ledger(0, tuple(COSTS.plans))
+    assert planning.peak({PLANNED: 1}) == 10_000 * (4 + 8 + 6 + 16) + FIXED
+    few = COSTS.with_changes(changes=1000, accesses=10_000)
     assert few.changes_share == 0.125, "a quarter more than was measured"
-    assert few.planning_bytes(7) == 7 * 10_000 * (4 + 8 + 6 + 2) + FIXED
-    assert with_measured_changes(COSTS, 10_000, 10_000).changes_share == 1.0
-    assert with_measured_changes(COSTS, 0, 0).changes_share == 1.0
+    of_few = Ledger(0, tuple(few.plans))
+    assert of_few.peak({PLANNED: 7}) == 7 * 10_000 * (4 + 8 + 6 + 2) + FIXED
+    assert COSTS.with_changes(10_000, 10_000).changes_share == 1.0
+    assert COSTS.with_changes(0, 0).changes_share == 1.0
 
 
 def test_what_is_left_is_for_rows() -> None:
-    size = size_of(COSTS, BELADY, 100 * MB, 10)
+    size = sizer(100 * MB).size_of(10)
     # The subgraphs of 20 batches, 2 MB, are less than a sixteenth.
     assert size.in_memory
     assert size.num_slots == (100 * MB - 3_400_000 - FIXED - 2 * MB) // SLOT
     assert size.num_bytes <= 100 * MB < size.num_bytes + SLOT
-    more = size_of(COSTS, BELADY, 100 * MB, 32)
+    more = sizer(100 * MB).size_of(32)
     assert not more.in_memory, "6.4 MB are more"
     assert more.num_slots == (100 * MB - 32 * 340_000 - FIXED) // SLOT
-    assert size_of(COSTS, BELADY, 10**12, 10).num_slots == 10**6, "no more than there are rows"
-    nothing = replace(COSTS, row_bytes=0)
-    assert size_of(nothing, BELADY, 100 * MB, 10).num_slots == 0
+    assert sizer(10**12).size_of(10).num_slots == 10**6, "no more than there are rows"
+    assert sizer(100 * MB, costs=replace(COSTS, row_bytes=0)).size_of(10).num_slots == 0
 
 
 def test_a_cache_of_a_given_size() -> None:
-    settings = replace(BELADY, cache_bytes=100 * SLOT)
-    assert size_of(COSTS, settings, 100 * MB, 10).num_slots == 100
-    with pytest.raises(BudgetError, match="cache_bytes=96000000 and the plans of 32 batches") as e:
-        size_of(COSTS, replace(BELADY, cache_bytes=96 * MB), 100 * MB, 32)
+    assert sizer(100 * MB, cache_bytes=100 * SLOT).size_of(10).num_slots == 100
+    with pytest.raises(BudgetError, match=r"of cached rows \+ 8.96 MB of traces") as caught:
+        sizer(100 * MB, cache_bytes=96 * MB).size_of(32)
     missing = 96 * MB // SLOT * SLOT + 32 * 340_000 + FIXED - 100 * MB
-    assert f": {missing} bytes too few" in str(e.value)
-    with pytest.raises(BudgetError, match=r"or lower superbatch=$"):
-        size_of(COSTS, BELADY, 10 * MB, 32)
+    assert f": {missing} bytes too few" in str(caught.value)
+    assert str(caught.value).endswith(", lower cache_bytes=, or lower superbatch=")
+    with pytest.raises(BudgetError, match=r"MB, or lower superbatch=$"):
+        sizer(10 * MB).size_of(32)
 
 
 def test_the_largest_size_that_disk_has_room_for_is_tried() -> None:
@@ -72,11 +93,10 @@ def test_the_largest_size_that_disk_has_room_for_is_tried() -> None:
         tried.append(size.num_batches)
         return math.inf if size.num_batches > 100 else 1000 - size.num_batches
 
-    chosen = choose_size(COSTS, BELADY, 100 * MB, 1000, cost=misses)
-    assert chosen.num_batches == 94
+    assert sizer(100 * MB).choose(misses).num_batches == 94
     assert tried == [142, 124, 108, 94, 47, 23, 11]
     # Where none will do, the smallest says what it would take.
-    assert choose_size(COSTS, BELADY, 100 * MB, 1000, cost=lambda _: math.inf).num_batches == 2
+    assert sizer(100 * MB).choose(lambda _: math.inf).num_batches == 2
 
 
 def test_the_size_that_misses_least_is_chosen() -> None:
@@ -86,52 +106,62 @@ def test_the_size_that_misses_least_is_chosen() -> None:
         tried.append(size)
         return abs(size.num_batches - 35)
 
-    chosen = choose_size(COSTS, BELADY, 100 * MB, 1000, cost=misses)
+    chosen = sizer(100 * MB).choose(misses)
     assert [size.num_batches for size in tried] == [142, 71, 35, 17]
     assert chosen.num_batches == 35
     assert all(a.num_slots < b.num_slots for a, b in pairwise(tried))
-    assert choose_size(COSTS, BELADY, 100 * MB, 1000, cost=lambda _: 7).num_batches == 17
+    assert sizer(100 * MB).choose(lambda _: 7).num_batches == 17
 
     tried.clear()
-    assert choose_size(COSTS, BELADY, 100 * MB, 20, cost=misses).num_batches == 20
+    assert sizer(100 * MB, 20).choose(misses).num_batches == 20
     assert tried[0].num_batches == 20, "an epoch is as far as one can look"
 
 
 def test_plans_that_are_large_go_to_the_disk() -> None:
-    few = choose_size(COSTS, BELADY, 100 * MB, 10, disk_bytes=10**9)
+    few = sizer(100 * MB, 10, disk_bytes=10**9).choose()
     assert few.plans_in_memory, "3.4 MB are less than a sixteenth"
-    whole = choose_size(COSTS, BELADY, 100 * MB, 500, disk_bytes=10**9)
+    whole = sizer(100 * MB, 500, disk_bytes=10**9).choose()
     assert (whole.num_batches, whole.plans_in_memory) == (500, False)
     # However far it looks, it takes the same but for what is known of each batch.
-    fewer = replace(BELADY, num_batches=100)
-    near = choose_size(COSTS, fewer, 100 * MB, 500, disk_bytes=10**9)
+    near = sizer(100 * MB, 500, disk_bytes=10**9, superbatch=100).choose()
     assert not near.plans_in_memory
     assert 0 <= near.num_slots - whole.num_slots <= 400 * 200 // 500
     assert whole.table_bytes == 4 * 10**6, "an entry for each row: one pass over the trace"
     assert COSTS.table_bytes(48 * MB) == 2 * MB, "two passes"
     assert COSTS.table_bytes(0) == 10**6, "four"
-    with_half = choose_size(COSTS, BELADY, 100 * MB, 500, disk_bytes=50 * MB)
+    with_half = sizer(100 * MB, 500, disk_bytes=50 * MB).choose()
     assert with_half.plans_in_memory, "there is no room on the disk for so many"
     assert with_half.num_batches < 500
 
 
+def packed(costs: SuperbatchCosts, rows: int) -> SuperbatchCosts:
+    return replace(costs, packed=PackedBatch(costs.batch_nodes, rows, rows, costs.id_bytes))
+
+
 def test_one_superbatch_at_a_time_where_there_is_no_other() -> None:
-    costs = replace(COSTS, packed_rows=1000, epoch_batches=300)
-    assert costs.disk_bytes(300) == 300 * 512_000
-    assert costs.disk_bytes(299) == 2 * 299 * 512_000
-    assert costs.spilled_disk_bytes(299) == 2 * 299 * (10_000 * 16 + 100_000 + 1000 * 8)
+    costs = replace(packed(COSTS, 1000), epoch_batches=300)
+    rows, spilled = Ledger(0, tuple(costs.packed_on_disk)), Ledger(0, tuple(costs.spilled_on_disk))
+    assert rows.peak(costs.on_disk(300)) == 300 * 512_000
+    assert rows.peak(costs.on_disk(299)) == 2 * 299 * 512_000
+    each = 10_000 * 16 + 100_000 + 1000 * 8
+    assert spilled.peak(costs.on_disk(299)) == 2 * 299 * each
 
 
 def test_packing_by_plans_on_disk_takes_nothing_for_each_row() -> None:
-    few = replace(COSTS, packed_rows=10_000, batch_nodes=500_000)
-    many = replace(few, packed_rows=250_000)
+    few = packed(replace(COSTS, batch_nodes=500_000), 10_000)
+    many = packed(few, 250_000)
+
+    def taken(costs: SuperbatchCosts, batches: int) -> int:
+        return Ledger(0, tuple(costs.spilled_packing)).peak({PLANNED: batches})
+
     for batches in (100, 1000):
-        grows = many.packing_bytes(batches, spills=True) - few.packing_bytes(batches, spills=True)
+        grows = taken(many, batches) - taken(few, batches)
         # Every 1024th row twice; and one batch is sorted at a time.
         assert grows <= batches * 240_000 * 2 * 4 // 1000 + 240_000 * 26
-        planned = many.spilled_planning_bytes(batches, 0)
-        assert planned - many.packing_bytes(batches, spills=True) < 4 * 10**7
-    assert many.packing_bytes(1000) > 12 * 250_000 * 1000
+        planned = Ledger(0, tuple(many.spilled(10**6))).peak({PLANNED: batches})
+        assert planned - taken(many, batches) < 4 * 10**7
+    in_memory = Ledger(0, tuple(many.packing))
+    assert in_memory.peak({PLANNED: 1000}) > 12 * 250_000 * 1000
 
 
 def test_packing_has_what_was_promised() -> None:
@@ -143,8 +173,8 @@ def test_packing_has_what_was_promised() -> None:
         (5_000_000, 5_000_000, 2, 4),
         (100, 3, 1024, 4),
     ):
-        costs = replace(COSTS, batch_nodes=nodes, packed_rows=missed, id_bytes=id_bytes)
-        memory_bytes = costs.packing_bytes(batches, spills=True)
+        reserved = PackedBatch(nodes, missed, missed, id_bytes).reserve_spilled()
+        memory_bytes = Ledger(0, tuple(reserved)).peak({PLANNED: batches})
         misses = np.full(batches, missed)
         held = spilled_bytes(misses, id_bytes)
         sorting = sorting_bytes(misses, 1, id_bytes, nodes, spills=True)
@@ -158,7 +188,7 @@ def test_packing_has_what_was_promised() -> None:
 
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 1), (1, 1), (2, 2)])
 def test_short_epochs(epoch: int, expected: int) -> None:
-    assert choose_size(COSTS, BELADY, 100 * MB, epoch, cost=lambda _: 0).num_batches == expected
+    assert sizer(100 * MB, epoch).choose(lambda _: 0).num_batches == expected
 
 
 def test_a_given_number_of_batches() -> None:
@@ -166,14 +196,14 @@ def test_a_given_number_of_batches() -> None:
         raise AssertionError("nothing is to be measured")
 
     for given_batches, expected in ((1, 1), (50, 50), (5000, 200)):
-        settings = replace(BELADY, num_batches=given_batches)
-        assert choose_size(COSTS, settings, 200 * MB, 200, cost=misses).num_batches == expected
+        chosen = sizer(200 * MB, 200, superbatch=given_batches).choose(misses)
+        assert chosen.num_batches == expected
 
 
 def test_too_little_for_two_batches() -> None:
-    with pytest.raises(BudgetError, match="the plans of 2 batches at a time"):
-        choose_size(COSTS, BELADY, FIXED + 600_000, 100)
-    assert choose_size(COSTS, BELADY, FIXED + 700_000, 100).num_batches == 2
+    with pytest.raises(BudgetError, match="of traces and plans"):
+        sizer(FIXED + 600_000, 100).choose()
+    assert sizer(FIXED + 700_000, 100).choose().num_batches == 2
 
 
 @given(
@@ -188,14 +218,15 @@ def test_what_planning_on_disk_takes_is_counted(
 ) -> None:
     costs = SuperbatchCosts(rows, 512, batch_nodes=nodes, id_bytes=4, kept_bytes=10 * nodes)
     try:
-        size = size_of(costs, replace(BELADY, cache_bytes=cache), left, batches, disk_bytes=10**15)
+        size = sizer(left, 2000, costs=costs, disk_bytes=10**15, cache_bytes=cache).size_of(batches)
     except BudgetError:
         return
     if size.plans_in_memory:
         return
     taken = spilled_transient_bytes(rows, nodes, batches, size.num_slots, size.table_bytes)
     state = (512 + 8 + 12) * size.num_slots
-    assert taken + state <= left
+    kept = costs.samples.bytes_of(size.sizes) if size.in_memory else 0
+    assert taken + state + kept == size.num_bytes <= left
 
 
 @given(
@@ -227,14 +258,19 @@ def test_a_choice_stays_within_the_budget(
     has_cost: bool,
 ) -> None:
     cost = (lambda size: -size.num_slots) if has_cost else None
+    sized = SuperbatchSizer(costs, settings, Ledger(left), epoch, disk)
     try:
-        size = choose_size(costs, settings, left, epoch, disk_bytes=disk, cost=cost)
+        size = sized.choose(cost)
     except BudgetError:
         return
     assert size.num_bytes <= left
-    assert size.plans_in_memory or costs.spilled_disk_bytes(size.num_batches) <= disk
+    on_disk = Ledger(disk, tuple(costs.spilled_on_disk))
+    assert size.plans_in_memory or on_disk.left(costs.on_disk(size.num_batches)) >= 0
     assert 1 <= size.num_batches <= max(1, epoch)
-    assert size.num_slots >= 0
+    assert 0 <= size.num_slots <= costs.num_rows
+    more = Ledger(left, size.reservations).peak({**size.sizes, SLOTS: size.num_slots + 1})
+    is_free = settings.cache_bytes is None and costs.row_bytes
+    assert not is_free or size.num_slots == costs.num_rows or more > left, "one more had room"
 
 
 def test_a_trace_is_put_together_in_any_order() -> None:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -114,43 +116,32 @@ class CachePolicy(ABC):
         """Return for how many batches rows are kept until they are needed again, at most."""
         return int(reuse.batches_held(num_slots, num_batches))
 
-    def planning_bytes(self, num_accesses: int) -> int:
-        """Return what making a plan takes beside the trace, the plan and what slots take.
+    def reserve(self, batch_rows: int) -> list[Reservation]:
+        """Return the memory for making a plan, beside the trace, the plan and the cached rows.
 
         Parameters
         ----------
-        num_accesses : int
-            Rows of all batches.
+        batch_rows : int
+            Rows of a batch.
         """
         assert self.planning is not None  # noqa: S101 - asked of those that loaders follow
-        return self.planning.fixed + self.planning.per_access * num_accesses
-
-    @property
-    def slot_bytes(self) -> int:
-        """What a planner takes for each slot, while it makes a plan."""
-        return 0 if self.planning is None else self.planning.per_slot
+        of = self.planning
+        per = {PLANNED: of.per_access * batch_rows, SLOTS: of.per_slot}
+        return [Reservation("planning", of.fixed, per)]
 
 
 class SpillingPolicy(CachePolicy):
-    """Decides from traces on disk as well, so that planning takes no memory for each row.
-
-    Attributes
-    ----------
-    spilled_slot_bytes : int
-        What a planner takes for each slot, while it makes a plan in files.
-    """
-
-    spilled_slot_bytes: ClassVar[int]
+    """Decides from traces on disk as well, so that planning takes no memory for each row."""
 
     @abstractmethod
     def planner(self, num_slots: int) -> SpillingPlanner:
         """Return a planner for a cache that is empty."""
 
     @abstractmethod
-    def spilled_bytes(
-        self, *, num_nodes: int, largest_batch: int, num_batches: int, table_bytes: int
-    ) -> int:
-        """Return what making a plan in files takes, beside what slots take.
+    def reserve_spilled(
+        self, *, num_nodes: int, largest_batch: int, table_bytes: int
+    ) -> list[Reservation]:
+        """Return the memory for making a plan in files, beside the cached rows.
 
         Parameters
         ----------
@@ -158,8 +149,6 @@ class SpillingPolicy(CachePolicy):
             Of the graph.
         largest_batch : int
             Rows of the largest batch.
-        num_batches : int
-            S.
         table_bytes : int
             For next uses; see `BeladyPlanner.plan_spilled`.
         """

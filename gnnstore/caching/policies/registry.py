@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
 from gnnstore.caching.policies.base import CachePolicy, PlanningBytes, SpillingPolicy
 from gnnstore.caching.policies.belady import (
     FILE_SLOT_BYTES,
+    WAITING_BYTES,
     BeladyPlanner,
     spilled_transient_bytes,
     transient_bytes,
@@ -31,7 +34,6 @@ class Belady(SpillingPolicy):
         per_access=transient_bytes(1, 0) - transient_bytes(0, 0),
         per_slot=_STATE_BYTES + transient_bytes(0, 1) - transient_bytes(0, 0),
     )
-    spilled_slot_bytes = _STATE_BYTES + FILE_SLOT_BYTES
 
     def planner(self, num_slots: int) -> BeladyPlanner:
         """Return a planner for a cache that is empty."""
@@ -45,11 +47,19 @@ class Belady(SpillingPolicy):
         """Return for how many batches rows are kept until they are needed again, at most."""
         return reuse.longest_kept(num_slots, num_batches)
 
-    def spilled_bytes(
-        self, *, num_nodes: int, largest_batch: int, num_batches: int, table_bytes: int
-    ) -> int:
-        """Return what making a plan in files takes, beside what slots take."""
-        return spilled_transient_bytes(num_nodes, largest_batch, num_batches, 0, table_bytes)
+    def reserve_spilled(
+        self, *, num_nodes: int, largest_batch: int, table_bytes: int
+    ) -> list[Reservation]:
+        """Return the memory for making a plan in files, beside the cached rows."""
+        of = partial(spilled_transient_bytes, num_nodes, largest_batch)
+        per_batch = of(1, 0, 0) - of(0, 0, 0)
+        per_slot = _STATE_BYTES + FILE_SLOT_BYTES - WAITING_BYTES
+        # Slots have the table's memory afterwards, while they wait.
+        return [
+            Reservation("planning", of(0, 0, 0), {PLANNED: per_batch, SLOTS: per_slot}),
+            Reservation("next uses", of(0, 0, table_bytes) - of(0, 0, 0), {}, "finding next uses"),
+            Reservation("rows that wait", 0, {SLOTS: WAITING_BYTES}, "choosing rows"),
+        ]
 
 
 class Lru(CachePolicy):

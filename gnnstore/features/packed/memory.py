@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.budget.ledger import ALWAYS, PLANNED, Reservation
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import RUN_ALIGNMENT_BYTES
@@ -80,6 +81,81 @@ STRIDE_ROWS = 1024
 _PREFERRED_STRIDES = 4
 # The pool rounds buffers up to whole ones, from half a one on.
 _POOLED_UNIT_BYTES = 2 << 20
+
+# Packing that is planned with gets room for large windows and writes: for them, for a buffer of
+# each batch, and where sorted rows are in files, for so many strides of a batch's ids at a time.
+_ROOMY_BYTES = 24 << 20
+_ROOMY_BUFFER_BYTES, _ROOMY_SPILLED_BUFFER_BYTES = 128 << 10, 64 << 10
+_ROOMY_STRIDES = 4
+# Of each missed row in memory: its id, of either width, and its position.
+_ID_BYTES, _POSITION_BYTES = 8, 4
+# Of each row of a batch that is sorted: keys of 8 bytes, twice, in buffers that are rounded up.
+_SORTED_ROW_BYTES = 2 * (8 + 1)
+_SORTING_BUFFERS = 4
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """A batch whose missed rows are to be packed, as far as it is known before.
+
+    Attributes
+    ----------
+    num_rows : int
+        Rows of the largest batch.
+    most_missed, mean_missed : int
+        Missed rows of a batch: at most, and on average of a superbatch.
+    id_bytes : int
+        4 or 8, as the trace has ids.
+    """
+
+    num_rows: int
+    most_missed: int
+    mean_missed: int
+    id_bytes: int
+
+    def reserve(self, phase: str = ALWAYS) -> list[Reservation]:
+        """Return the memory for packing a superbatch by a trace in memory.
+
+        Parameters
+        ----------
+        phase : str
+            The phase of the windows, which are there only while rows are packed.
+        """
+        per_row = _ID_BYTES + _POSITION_BYTES
+        per_batch = _ROOMY_BUFFER_BYTES + per_row * self.mean_missed
+        return [
+            Reservation("packing", _ROOMY_BYTES, phase=phase),
+            Reservation("packing", 0, {PLANNED: per_batch}),
+        ]
+
+    def reserve_positions(self) -> Reservation:
+        """Return the memory for a superbatch that has been packed by a trace in memory."""
+        return Reservation("packing", 0, {PLANNED: _POSITION_BYTES * self.mean_missed})
+
+    def reserve_spilled(self, phase: str = ALWAYS) -> list[Reservation]:
+        """Return the memory for packing by a trace on disk: next to none for each missed row."""
+        samples = 2 * (self.most_missed // STRIDE_ROWS + 1)
+        per_batch = SPILLED_BATCH_BYTES + samples * self.id_bytes
+        per_batch += _ROOMY_SPILLED_BUFFER_BYTES + _ROOMY_STRIDES * STRIDE_ROWS * self.id_bytes
+        row_bytes = _POSITION_BYTES + self.id_bytes
+        sorting = self.most_missed * (_SORTED_ROW_BYTES + row_bytes)
+        sorting += self.num_rows * (row_bytes + row_bytes // 8 + 1)
+        sorting += _SORTING_BUFFERS * _POOLED_UNIT_BYTES
+        return [
+            Reservation("packing", max(_ROOMY_BYTES, sorting), phase=phase),
+            Reservation("packing", 0, {PLANNED: per_batch}),
+        ]
+
+    def reserve_disk(self, row_bytes: int) -> Reservation:
+        """Return the disk space of packed rows that have `row_bytes` in all tables."""
+        unit = RUN_ALIGNMENT_BYTES
+        run = -(-self.mean_missed * row_bytes // unit) * unit
+        return Reservation("packed rows", 0, {PLANNED: run})
+
+    def reserve_sorted(self) -> Reservation:
+        """Return the disk space of missed rows that are sorted in files."""
+        per_batch = (self.id_bytes + _POSITION_BYTES) * self.mean_missed
+        return Reservation("sorted rows", 0, {PLANNED: per_batch})
 
 
 def held_bytes(num_missed: int, num_batches: int, id_bytes: int) -> int:

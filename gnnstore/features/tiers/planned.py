@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.budget.ledger import SLOTS, Reservation
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import check_num_slots
 from gnnstore.caching.trace import Trace
@@ -83,9 +84,9 @@ class PlannedCache:
         self._sequencer = Sequencer()
 
     @staticmethod
-    def bytes_for(row_bytes: int, num_slots: int) -> int:
+    def reserve(row_bytes: int) -> Reservation:
         """Return the memory of a cache whose tables have `row_bytes` a node in all."""
-        return num_slots * (row_bytes + _NODE_BYTES)
+        return Reservation("cached rows", 0, {SLOTS: row_bytes + _NODE_BYTES})
 
     @property
     def tables(self) -> Mapping[str, RowSource]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.features.tiers.planned import PlannedCache
+    from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
-    from gnnstore.sizing.superbatch_size import SuperbatchSize
 
 
 @dataclass

@@ -20,10 +20,10 @@ from gnnstore.caching.scores import MAX_COUNTED_BATCHES
 from gnnstore.disk.buffers import keep_within_budget
 from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sizing.in_flight import MANY_BATCHES, margin_of
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import TraceBuilder

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.features.tiers.planned import PlannedCache
+    from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
-    from gnnstore.sizing.superbatch_size import SuperbatchSize
 
 # The superbatch that is assembled, and the one that is made meanwhile.
 _SUPERBATCHES = 2

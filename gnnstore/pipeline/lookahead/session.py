@@ -17,7 +17,7 @@ from gnnstore.disk.counts import NO_READS, ReadCounts
 if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
     from gnnstore.features.tiers.planned import Lease, PlannedCache
-    from gnnstore.sizing.superbatch_size import SuperbatchSize
+    from gnnstore.pipeline.superbatch_size import SuperbatchSize
 
 
 class FixedNodes:

@@ -27,7 +27,7 @@ from gnnstore.formats.store.schema import AttributeSpec, Schema
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
-from gnnstore.sizing.placement import HELD_ROW_BYTES
+from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.timeline import OFF, Timeline, recorded
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, MAP_THREADS, Task
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gnnstore.budget.limits import available_bytes
+from gnnstore.budget.limits import MemoryBudget, available_bytes
 from gnnstore.disk.engines import EngineChoice, choose_engine
 from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.container.leftovers import leftovers
 from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import AttributeSpec
-from gnnstore.sizing.placement import place
-from gnnstore.sizing.sizes import StoreSizes
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.sizes.placement import place
 from gnnstore.tools.inspect.describe_plan import describe_plans
 
 
@@ -150,7 +150,7 @@ def _reading(reader: StoreReader) -> dict[str, Any]:
     """Return how a loader with default arguments would read this store on this machine."""
     try:
         sizes = StoreSizes.of(reader.schema)
-        placement = place(sizes, strategy=auto().by_mode)
+        placement = place(sizes, MemoryBudget.of(None), strategy=auto().by_mode)
         engine = _engine(reader, sizes) if placement.reads_disk else None
     except GnnstoreError as error:  # heterogeneous, too large in any way, no such engine
         return {"strategy": None, "reason": str(error)}

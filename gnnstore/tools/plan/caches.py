@@ -16,8 +16,8 @@ from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_err
 from gnnstore.graph.store import open as open_store
 from gnnstore.planning.reads import ReadTotals, count_reads
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sizing.placement import HELD_ROW_BYTES
 from gnnstore.strategies.builtin import auto
+from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.tools.plan.render import render_plan
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
 from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch, seeds_to_plan

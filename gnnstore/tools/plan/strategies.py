@@ -12,9 +12,9 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.cost_model import Prediction
+from gnnstore.planning.traits import Candidate
 from gnnstore.progress import Progress
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.sizing.traits import Candidate
 from gnnstore.strategies.builtin import STATIC, auto
 from gnnstore.strategies.optimizer import Situation, place_for
 from gnnstore.strategies.request import ReadOptions, ReadRequest

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import Score, count_out_degrees
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.errors import UsageError
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Structure
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
 from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
-from gnnstore.sizing.placement import place
-from gnnstore.sizing.sizes import StoreSizes
 from gnnstore.strategies.builtin import MMAP
+from gnnstore.strategies.sizes.placement import place
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -100,7 +101,9 @@ def sample_epoch(
     epoch_batches = -(-seeds.num_seeds // batch_size)
     num_batches = min(num_batches, epoch_batches)
     with progress.phase("read the topology"):
-        csc = store.topology(place(StoreSizes.of(store.schema), strategy=MMAP).topology)
+        csc = store.topology(
+            place(StoreSizes.of(store.schema), MemoryBudget.of(None), strategy=MMAP).topology
+        )
     began = time.perf_counter()
     trace = TraceBuilder(num_batches, store.num_nodes)
     with progress.phase("sample", num_batches, "batches") as phase:

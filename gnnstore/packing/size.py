@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gnnstore.sizing.superbatch_size import MAX_BATCHES
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
+from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.strategies.sizes.superbatch import MAX_BATCHES
 
 if TYPE_CHECKING:
-    from gnnstore.sizing.placement import Placement
+    from gnnstore.strategies.sizes.placement import Placement
 
-# What is known of a slot while plans are made (as of superbatches), and while they are followed.
-_PLANNED_SLOT_BYTES = 48
-_FOLLOWED_SLOT_BYTES = 8
-# Packing takes this much before the first batch (as of superbatches).
+# Of a plan without rows on disk, packing takes next to nothing.
 _PACKING_BYTES = 24 << 20
 # For records of batches while they are read: they were not part of a loader's staging.
 _RECORDS_SHARE = 16
@@ -76,20 +75,18 @@ def size_plan(
         return PlanSize(0, min(num_batches, MAX_BATCHES), _PACKING_BYTES)
     if row_bytes == 0 or num_rows == 0:
         return PlanSize(0, size.num_batches, size.num_bytes, size.table_bytes)
-    rolling_bytes = size.num_bytes - size.num_slots * (row_bytes + _PLANNED_SLOT_BYTES)
-    num_slots = size.num_slots
+    rows, slots = PlannedCache.reserve(row_bytes), PlannedCache.reserve(0)
+    # While it is packed, what is known of the slots; in training, their rows.
+    others = [part for part in size.reservations if part != rows]
+    packing = Ledger(size.num_bytes, (*others, slots))
+    room = placement.resident_bytes - seeds_bytes + size.num_bytes
+    training = Ledger(room - room // _RECORDS_SHARE, (rows,))
+    num_slots, superbatch = size.num_slots, size.num_batches
     if not cache_is_given:
-        room = placement.resident_bytes - seeds_bytes + size.num_bytes
-        room -= room // _RECORDS_SHARE
-        most = (size.num_bytes - rolling_bytes) // _PLANNED_SLOT_BYTES
-        larger = min(room // (row_bytes + _FOLLOWED_SLOT_BYTES), most, num_rows)
-        num_slots = max(num_slots, larger)
-    memory_bytes = size.num_bytes - num_slots * _PLANNED_SLOT_BYTES
-    superbatch = size.num_batches
+        planned = packing.largest(SLOTS, {PLANNED: superbatch})
+        num_slots = max(num_slots, min(planned, training.largest(SLOTS, most=num_rows)))
     if not superbatch_is_given:
-        # Of two superbatches; what that is too much goes to subgraphs in memory.
-        planning_bytes = rolling_bytes - (_PACKING_BYTES if rolling_bytes > _PACKING_BYTES else 0)
-        batch_bytes = max(1, planning_bytes // size.num_batches)
-        larger = (memory_bytes - _PACKING_BYTES) // batch_bytes
-        superbatch = max(superbatch, min(larger, num_batches, MAX_BATCHES))
+        most = min(num_batches, MAX_BATCHES)
+        superbatch = max(superbatch, packing.largest(PLANNED, {SLOTS: num_slots}, most))
+    memory_bytes = size.num_bytes - num_slots * packing.bytes_each(SLOTS)
     return PlanSize(num_slots, superbatch, memory_bytes, size.table_bytes)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self, cast
 
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import CachePlan
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.sizing.sizes import StoreSizes, TableSize
-from gnnstore.sizing.superbatch_size import SuperbatchSize
-from gnnstore.sizing.traits import Mode, StrategyTraits
+from gnnstore.graph.sizes import StoreSizes, TableSize
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.planning.traits import Mode, StrategyTraits
 from gnnstore.units import format_at_least, format_size
 
 Topology = Literal["memory", "mmap", "disk"]
@@ -93,6 +94,15 @@ class Placement:
     predicted_seconds: float | None = None
 
     @property
+    def ledger(self) -> Ledger:
+        """What is held as long as the loader lives."""
+        parts = [Reservation("topology, seeds and attributes", self.resident_bytes)]
+        parts.append(Reservation("staging for reads", self.staging_bytes))
+        if self.cache is not None:
+            parts.append(Reservation("cached rows", self.cache.num_bytes))
+        return Ledger(self.budget_bytes, tuple(parts), f"strategy {self.strategy.name!r}")
+
+    @property
     def reads_disk(self) -> bool:
         """Whether rows are read by an engine, so that threads wait for the disk."""
         return self.strategy.reads_disk
@@ -132,14 +142,14 @@ class Placement:
 
 def place(
     sizes: StoreSizes,
+    budget: MemoryBudget,
     *,
     strategy: StrategyTraits | Mapping[Mode, StrategyTraits],
     topology: str = "auto",
-    memory: int | str | None = None,
     seeds_bytes: int = 0,
-    shared_bytes: int = 0,
     cached_bytes: int = 0,
     taken_bytes: int = 0,
+    more_bytes: int = 0,
     shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     instead_of_static: str = "",
@@ -151,25 +161,23 @@ def place(
     ----------
     sizes : StoreSizes
         What there is to place.
+    budget : MemoryBudget
     strategy : StrategyTraits or mapping of str to StrategyTraits
         The strategy; or, for "auto", those to take by where rows lie: in memory where everything
         fits the budget, else on disk.
     topology : "auto", "memory", "mmap" or "disk"
         "auto": in memory where it fits the budget beside the rest; else on disk where rows are
         read from disk too, and mapped where they are mapped.
-    memory : int or str, optional
-        The budget; "auto": three quarters of what this process may still allocate. By default
-        all of that, without a promise to stay within it.
     seeds_bytes : int
         What the loader holds besides: its seed nodes and their order.
-    shared_bytes : int
-        What other loaders on the same store already hold, which costs nothing to share.
     cached_bytes : int
-        What their caches hold besides: memory that a loader with such a cache shares, and one
-        of another strategy does not have.
+        What caches of other loaders on the same store hold: memory that a loader with such a cache
+        shares, and one of another strategy does not have.
     taken_bytes : int
         What those of them take that such a loader has no part in: it is theirs of a budget that
         the user has set, which is one for all loaders on a store.
+    more_bytes : int
+        Memory that the budget is assumed to have besides.
     shared_tables : collection of str
         Paths of tables that other loaders hold in memory. Narrow ones are taken from there: they
         stay, and would come on top of the budget.
@@ -190,14 +198,13 @@ def place(
         If what must lie in memory does not fit.
     """
     _check_topology(None if isinstance(strategy, Mapping) else strategy, topology)
-    given = MemoryBudget.of(memory, shared_bytes)
-    budget, source = given.num_bytes, given.source
-    if memory not in {None, "auto"}:
+    limit, source = budget.num_bytes + more_bytes, budget.source
+    if not budget.is_measured:
         cached_bytes = 0  # what is free is known without the caches of others, and a promise is not
-        budget -= taken_bytes
+        limit -= taken_bytes
         source += f", less {format_size(taken_bytes)} of other caches" if taken_bytes else ""
-    have = f"{format_size(budget)} {source}"
-    usable = budget - budget // _BATCH_SHARE
+    have = f"{format_size(limit)} {source}"
+    usable = limit - limit // _BATCH_SHARE
 
     if isinstance(strategy, Mapping):
         total = format_size(sizes.total_bytes)
@@ -215,9 +222,9 @@ def place(
 
     mode = strategy.mode
     if mode == "disk":
-        budget += cached_bytes
-        usable = budget - budget // _BATCH_SHARE
-    staging = staging_bytes(budget) if mode == "disk" else 0
+        limit += cached_bytes
+        usable = limit - limit // _BATCH_SHARE
+    staging = staging_bytes(limit) if mode == "disk" else 0
     base = seeds_bytes + sizes.cold_bytes + (sizes.rows_bytes if mode == "memory" else 0)
     where = _place_topology(topology, mode, sizes, usable - base - staging)
     held_topology = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
@@ -228,23 +235,23 @@ def place(
         narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
         held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
         if mode == "disk":
-            held = _held_tables(sizes, narrow, held, budget - resident - staging)
+            held = _held_tables(sizes, narrow, held, limit - resident - staging)
         modes |= dict.fromkeys(held, "memory")
         resident += sum(held.values())
     neighbors = neighbors_on_disk = 0
     if where == "disk":
-        left = budget - resident - staging
+        left = limit - resident - staging
         neighbors = max(0, min(sizes.indices_bytes, left // _NEIGHBORS_SHARE))
         neighbors_on_disk = sizes.indices_bytes - neighbors
         resident += neighbors
 
-    if resident + staging >= budget:
-        missing = resident + staging - budget + 1
+    if resident + staging >= limit:
+        missing = resident + staging - limit + 1
         parts = _parts(sizes, mode, where, seeds_bytes, staging)
         raise BudgetError(
             f"strategy {strategy.name!r} with the topology {_WHERE[where]} needs "
             f"{resident + staging} bytes ({parts}) and room for batches, but has "
-            f"{budget} bytes {source}: {missing} bytes too few; raise memory= by at least "
+            f"{limit} bytes {source}: {missing} bytes too few; raise memory= by at least "
             f"{format_at_least(missing)}{_ALTERNATIVES[mode, where]}"
         )
     return Placement(
@@ -253,8 +260,8 @@ def place(
         modes=modes,
         resident_bytes=resident,
         staging_bytes=staging,
-        budget_bytes=budget,
-        budget_is_promise=given.is_promise,
+        budget_bytes=limit,
+        budget_is_promise=budget.is_promise,
         reason=(
             f"strategy {strategy.name!r} because {why}; topology {_WHERE[where]} "
             f"({format_size(sizes.topology_bytes)}); {format_size(resident)} held in memory"

@@ -1,0 +1,235 @@
+"""Declares who needs how much of a resource, finds the largest sizes within a limit, and refuses.
+
+The bytes of a part grow with a few sizes: preparing threads, batches that are planned together,
+slots of a cache. A part reserves a fixed number of bytes and so many for each, in a phase of the
+work; parts of different phases are never there at once. So the peak is the largest of sums that are
+linear in the sizes, and the largest size beside others follows from it by division.
+
+There is one ledger for each resource: memory, disk, and the memory of a device.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self, TypeVar
+
+from gnnstore.errors import BudgetError
+from gnnstore.units import format_at_least, format_size
+
+E = TypeVar("E", bound=BudgetError)
+
+# The phase of parts that are there all the time.
+ALWAYS = ""
+# The sizes that reservations grow with.
+IN_FLIGHT = "bytes in flight"
+PLANNED = "batches planned together"
+SLOTS = "slots"
+
+Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """Bytes that a part takes.
+
+    Attributes
+    ----------
+    what : str
+        The part, as a phrase that follows a number of bytes.
+    fixed : int
+        Bytes whatever the sizes are.
+    per : Mapping of str to int
+        Bytes for each unit of a size, by the size's name.
+    phase : str
+        The phase in which they are taken; `ALWAYS` by default.
+    """
+
+    what: str
+    fixed: int = 0
+    per: Mapping[str, int] = field(default_factory=dict)
+    phase: str = ALWAYS
+
+    def bytes_of(self, sizes: Sizes) -> int:
+        """Return the bytes with some sizes, 0 for those that are not named."""
+        return self.fixed + sum(each * sizes.get(name, 0) for name, each in self.per.items())
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A size that is to be as large as possible.
+
+    Attributes
+    ----------
+    size : str
+        Its name.
+    least : int
+        The smallest that will do.
+    most : int
+        The largest that is of use.
+    enough : int
+        The size up to which it comes before what is wished later.
+    share : int
+        Beyond `enough`, the size gets at most one part in so many of what all wishes share.
+    """
+
+    size: str
+    least: int = 0
+    most: int = 2**62
+    enough: int = 0
+    share: int = 1
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The reservations of one resource, within a limit.
+
+    Attributes
+    ----------
+    limit : int
+        Bytes that may be taken.
+    reservations : tuple of Reservation
+    who : str
+        The part of the program that takes them, to begin an error with.
+    source : str
+        Where the limit is from, as a phrase that follows it.
+    option : str
+        The option that raises the limit.
+    raise_by : int
+        Bytes by which the limit must grow at least, where it is too small: more than are missing
+        where a part of them would go elsewhere.
+    """
+
+    limit: int
+    reservations: tuple[Reservation, ...] = ()
+    who: str = "this"
+    source: str = "of the memory= budget"
+    option: str = "memory="
+    raise_by: int = 0
+
+    def add(self, *reservations: Reservation) -> Self:
+        """Return the ledger with more reservations."""
+        return replace(self, reservations=(*self.reservations, *reservations))
+
+    def with_limit(self, limit: int) -> Self:
+        """Return the ledger with another limit."""
+        return replace(self, limit=limit)
+
+    def peak(self, sizes: Sizes | None = None) -> int:
+        """Return the most bytes that are taken at once: the largest sum of a phase."""
+        always, phases = 0, {ALWAYS: 0}
+        for reservation in self.reservations:
+            num_bytes = reservation.bytes_of(sizes or {})
+            if reservation.phase == ALWAYS:
+                always += num_bytes
+            else:
+                phases[reservation.phase] = phases.get(reservation.phase, 0) + num_bytes
+        return always + max(phases.values())
+
+    def left(self, sizes: Sizes | None = None) -> int:
+        """Return the bytes that are left with some sizes; negative where they do not fit."""
+        return self.limit - self.peak(sizes)
+
+    def bytes_each(self, size: str) -> int:
+        """Return the bytes by which one more of a size raises the peak, at most."""
+        each = replace(self, reservations=tuple(replace(r, fixed=0) for r in self.reservations))
+        return each.peak({size: 1})
+
+    def largest(self, size: str, sizes: Sizes | None = None, most: int = 2**62) -> int:
+        """Return the largest of a size that fits beside others, at most `most`; 0 if none does."""
+        beside = {**(sizes or {}), size: 0}
+        found = most
+        for phase in {ALWAYS, *(r.phase for r in self.reservations)}:
+            taken = [r for r in self.reservations if r.phase in {ALWAYS, phase}]
+            if each := sum(r.per.get(size, 0) for r in taken):
+                left = self.limit - sum(r.bytes_of(beside) for r in taken)
+                found = min(found, left // each)
+        return max(0, found) if self.left(beside) >= 0 else 0
+
+    def solve(self, *wishes: Wish) -> dict[str, int]:
+        """Return the largest sizes that fit, in the order of the wishes.
+
+        Raises
+        ------
+        BudgetError
+            If the smallest that will do take more than the limit.
+        """
+        sizes = {wish.size: wish.least for wish in wishes}
+        self.check(sizes)
+        for wish in wishes:
+            beside = {**sizes, wish.size: 0}
+            found = self.largest(wish.size, beside, wish.most)
+            if wish.share > 1:
+                shared = self.left({**sizes, **{later.size: 0 for later in wishes}}) // wish.share
+                part = self.with_limit(self.peak(beside) + shared).largest(wish.size, beside)
+                found = min(found, max(part, wish.enough))
+            sizes[wish.size] = max(wish.least, found)
+        return sizes
+
+    def check(self, sizes: Sizes | None = None, *remedies: str) -> None:
+        """Check that some sizes fit.
+
+        Raises
+        ------
+        BudgetError
+            If they do not; says how much is needed, and by how much to raise the limit.
+        """
+        if self.left(sizes) < 0:
+            raise self.refusal(sizes, *remedies)
+
+    def explain(self, sizes: Sizes | None = None) -> str:
+        """Return the parts of the phase that takes the most, as "1 GB of this + 2 MB of that"."""
+        phases = {r.phase for r in self.reservations} - {ALWAYS}
+        largest = max(
+            sorted(phases),
+            key=lambda phase: sum(
+                r.bytes_of(sizes or {}) for r in self.reservations if r.phase == phase
+            ),
+            default=ALWAYS,
+        )
+        parts: dict[str, int] = {}
+        for reservation in self.reservations:
+            if reservation.phase in {ALWAYS, largest}:
+                num_bytes = reservation.bytes_of(sizes or {})
+                parts[reservation.what] = parts.get(reservation.what, 0) + num_bytes
+        return " + ".join(f"{format_size(size)} of {what}" for what, size in parts.items() if size)
+
+    def refusal(
+        self,
+        sizes: Sizes | None = None,
+        *remedies: str,
+        error: Callable[[str], E] = BudgetError,  # type: ignore[assignment]
+    ) -> E:
+        """Return the error that says why some sizes do not fit, and what to do.
+
+        Parameters
+        ----------
+        remedies : str
+            Ways to do with less, each as a phrase.
+        error : callable
+            The type of the error.
+        """
+        missing, parts = max(-self.left(sizes), self.raise_by), self.explain(sizes)
+        *others, last = (f"raise {self.option} by at least {format_at_least(missing)}", *remedies)
+        todo = f"{', '.join(others)}, or {last}" if others else last
+        return error(
+            f"{self.who} needs {self.limit + missing} bytes{f' ({parts})' if parts else ''}, but "
+            f"has {self.limit} bytes {self.source}: {missing} bytes too few; {todo}"
+        )
+
+
+def least_more(fits: Callable[[int], bool], guess: int = 1) -> int:
+    """Return the fewest bytes by which a limit must grow.
+
+    Parameters
+    ----------
+    fits : callable
+        Returns whether so many bytes more will do: once they do, more do as well.
+    guess : int
+        A number to begin with.
+    """
+    low, high = 0, max(1, guess)
+    while not fits(high):
+        low, high = high, 2 * high
+    return low + 1 + bisect_left(range(low + 1, high), True, key=fits)

@@ -1,0 +1,87 @@
+"""The size of superbatches: how many batches are planned together, and how many rows are cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.units import format_size
+
+# Of all that planning will take, for counts before it begins.
+_COUNTS_SHARE = 4
+
+
+@dataclass(frozen=True)
+class SuperbatchSize:
+    """The size of the superbatches of one loader, and the memory that they take.
+
+    Attributes
+    ----------
+    num_batches : int
+        S.
+    num_slots : int
+        C, the rows that are cached.
+    in_memory : bool
+        Whether sampled subgraphs stay in memory until they are used; else on disk.
+    reservations : tuple of Reservation
+        Memory for all of it: rows, traces, plans, subgraphs, and sampling them.
+    packing_bytes : int
+        Part of it for packing a superbatch.
+    table_bytes : int
+        Part of it for the table of a planner whose traces and plans are on disk; 0 where they
+        are in memory.
+    bulk_bytes : int
+        Part of it for sampling batches together, where in-neighbours are on disk.
+    overlaps : bool
+        Whether disk has room for two superbatches, so that one can be made beside another.
+    lends : bool
+        Whether planning and packing have memory that sampling has at other times: nothing is
+        planned while a superbatch is sampled.
+    """
+
+    num_batches: int
+    num_slots: int
+    in_memory: bool
+    reservations: tuple[Reservation, ...] = ()
+    packing_bytes: int = 0
+    table_bytes: int = 0
+    bulk_bytes: int = 0
+    overlaps: bool = True
+    lends: bool = False
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that reservations grow with."""
+        return {PLANNED: self.num_batches, SLOTS: self.num_slots}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory for all of it."""
+        return Ledger(0, self.reservations).peak(self.sizes)
+
+    @property
+    def plans_in_memory(self) -> bool:
+        """Whether traces and plans are in memory; else in files of the run."""
+        return self.table_bytes == 0
+
+    def fills(self, num_nodes: int) -> bool:
+        """Whether there is room to count how often nodes are needed, before the first plan.
+
+        A byte a node, where later rows are.
+        """
+        return num_nodes <= self.num_bytes // _COUNTS_SHARE
+
+    def degrees_bytes(self, num_nodes: int) -> int:
+        """Return the memory for the nodes' degrees where later rows are, beside those counts."""
+        return max(0, self.num_bytes // _COUNTS_SHARE - num_nodes)
+
+    def describe(self, policy: str) -> str:
+        """Return a phrase for the loader's reason."""
+        where = "in memory" if self.in_memory else "on disk"
+        plans = (
+            "" if self.plans_in_memory else ", plans too" if not self.in_memory else ", plans not"
+        )
+        return (
+            f"{self.num_slots} rows cached as {policy!r} says, {self.num_batches} batches planned "
+            f"at a time and kept {where}{plans}, {format_size(self.num_bytes)} in all"
+        )

@@ -1,0 +1,382 @@
+"""Divides a budget between batches in flight, sampling threads, cached rows and their plans.
+
+A few batches tell how large they are; a model of misses tells how many rows are packed, and what a
+cache is worth. Sizing a loader measures misses by planning batches; predicting an epoch estimates
+them. All else is the same, so that what is predicted is what would run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from gnnstore.budget.ledger import ALWAYS, IN_FLIGHT, Ledger, Reservation, least_more
+from gnnstore.caching.policies.registry import POLICIES
+from gnnstore.caching.policies.settings import PlannedSettings
+from gnnstore.caching.trace import id_dtype
+from gnnstore.errors import BudgetError, DiskBudgetError
+from gnnstore.features.packed.chunks import RUN_STAGING_BYTES
+from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.pipeline.margins import expected_bytes
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.strategies.sizes.prefetch import (
+    PrefetchDepth,
+    check_two_batches,
+    prefetch_wish,
+    with_batches,
+)
+from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer, per_batch
+
+if TYPE_CHECKING:
+    from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.planning.traits import StrategyTraits
+    from gnnstore.strategies.sizes.placement import Placement
+
+# Without memory= nobody has said what the model needs besides.
+_UNPROMISED_SHARE = 2
+# A half batch more is what is kept otherwise, and an eighth of the others.
+_MOST_MARGIN = 0.4
+# What a plan says of each node of a batch: a slot, and one that it enters.
+_STEP_BYTES = 4 + 8
+_POSITION_BYTES = 4
+# Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
+# one pass; more memory makes for fewer passes.
+_BULK_SHARE = 8
+# Phases of making a superbatch, where one thread goes through them: its plan has another.
+_SAMPLING, _PACKING = "sampling", "packing"
+_TOGETHER = "sampling batches together"
+
+
+@dataclass(frozen=True)
+class Misses:
+    """The rows that caches miss of some batches.
+
+    Attributes
+    ----------
+    num_missed : float
+        Rows that are missed.
+    num_changes, num_accesses : int
+        Rows that enter the cache, and all rows of the batches.
+    most_missed, mean_missed : int
+        Rows that one batch misses.
+    """
+
+    num_missed: float
+    num_changes: int
+    num_accesses: int
+    most_missed: int
+    mean_missed: int
+
+
+class MissModel(Protocol):
+    """Tells how many rows caches miss of some batches."""
+
+    @property
+    def num_batches(self) -> int:
+        """Batches whose misses are told."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether they tell how many batches are worth planning together."""
+
+    def first(self, size: SuperbatchSize) -> Misses:
+        """Return the misses from where a loader begins."""
+
+    def later(self, size: SuperbatchSize) -> float:
+        """Return the rows that are missed in mid-run."""
+
+
+@dataclass(frozen=True)
+class LookaheadSize:
+    """A budget as it is divided.
+
+    Attributes
+    ----------
+    placement : Placement
+        With staging memory for the threads that there are.
+    num_threads : int
+        Threads that prepare batches.
+    size : SuperbatchSize
+    disk_bytes : int
+        Disk space that superbatches take.
+    """
+
+    placement: Placement
+    num_threads: int
+    size: SuperbatchSize
+    disk_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class LookaheadSizer:
+    """Sizes a strategy that samples and plans ahead.
+
+    Attributes
+    ----------
+    placed : callable
+        Returns where a store's parts lie with so many more bytes of memory.
+    seen : Presampled
+        Some batches.
+    see_many : callable
+        Samples more batches than were seen, if it comes to that.
+    misses : callable
+        Returns a model of misses, given the preparing threads, and how many batches may be planned
+        to find out.
+    strategy : StrategyTraits
+    settings : PlannedSettings
+    num_rows, row_bytes : int
+        Of the tables whose rows are cached together.
+    epoch_batches : int
+    num_threads : int
+        Preparing threads, of which fewer will be started where staging memory is for fewer.
+    may_use_fewer : bool
+        Whether one thread will do where there is no room for more.
+    staging_bytes : int
+        Memory of a thread that reads; 0: nothing is read.
+    reads_neighbors : bool
+        Whether in-neighbours are read from disk.
+    reads_more : bool
+        Whether other rows than those of the tables are read one by one.
+    disk_bytes : int
+        For what is kept on disk: packed rows, and traces and plans that memory is too small for.
+    packed_bytes : callable, optional
+        Returns the disk space of epochs that are packed before training.
+    """
+
+    placed: Callable[[int], Placement]
+    seen: Presampled
+    see_many: Callable[[], Presampled]
+    misses: Callable[[int, int], MissModel]
+    strategy: StrategyTraits
+    settings: PlannedSettings
+    num_rows: int
+    row_bytes: int
+    epoch_batches: int
+    num_threads: int
+    may_use_fewer: bool
+    staging_bytes: int
+    reads_neighbors: bool
+    reads_more: bool
+    disk_bytes: int
+    packed_bytes: Callable[[SuperbatchSize], int] | None = None
+
+    def choose(self) -> LookaheadSize:
+        """Return the sizes with as many batches in flight as there is room for.
+
+        Raises
+        ------
+        BudgetError
+            If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
+        """
+        division = _Division(self, self.placed(0), self.seen)
+        if not division.placement.budget_is_promise:
+            return division.size()
+        # Fewer batches at once are slower, but may fit.
+        if division.packs:
+            with suppress(BudgetError):
+                return replace(division, depth="double_buffered").size()
+        try:
+            return division.size()
+        except DiskBudgetError:
+            raise  # with less memory it would be more
+        except BudgetError:
+            pass
+        seen = self.see_many()
+        if seen.margin <= _MOST_MARGIN:
+            division = replace(division, seen=seen, depth="minimal")
+        raise_by = 0 if division.fits_with(0) else least_more(division.fits_with)
+        return division.size(raise_by)
+
+
+@dataclass(frozen=True, eq=False)
+class _Division:
+    """A budget that is divided for some depth of prefetching."""
+
+    of: LookaheadSizer
+    placement: Placement
+    seen: Presampled
+    depth: PrefetchDepth = "default"
+
+    def size(self, raise_by: int = 0) -> LookaheadSize:
+        """Divide the budget.
+
+        Parameters
+        ----------
+        raise_by : int
+            Bytes by which the budget must grow, for the error if it is too small.
+        """
+        of, packs, held = self.of, self.packs, self._held(raise_by)
+        sampling = self._sampling(held)
+        sizer = self._sizer(held.add(*sampling))
+        # Of the rows of a batch few are missed, and few enter the cache. What that leaves of the
+        # memory for the worst case caches more, so it is told before the sizes are compared.
+        size = sizer.choose()
+        costs, cost = sizer.costs, None
+        if packs or (size.num_slots and size.plans_in_memory):
+            # Half of what batches and rows will take later is for a trace and its plan; threads
+            # that sample have the other half.
+            plans = Ledger(self.placement.left_bytes // 2, tuple(costs.plans))
+            affordable = plans.left() // max(1, per_batch(costs.plans))
+            model = of.misses(self.num_threads, affordable)
+            found = model.first(size)
+            costs = costs.with_changes(found.num_changes, found.num_accesses)
+            if model.compares and found.num_missed > 0 and sizer.takes_from_rows(size):
+                cost = model.later
+            if costs.packed is not None:
+                # Misses vary more than nodes do.
+                most = max(1, expected_bytes(found.most_missed))
+                mean = max(1, self._expected(found.mean_missed))
+                packed = replace(costs.packed, most_missed=most, mean_missed=mean)
+                costs = replace(costs, packed=packed)
+
+                def cost(size: SuperbatchSize) -> float:
+                    if self._disk(costs, size).left(costs.on_disk(size.num_batches)) < 0:
+                        return math.inf
+                    # The table is read once for each superbatch; what is packed is written and
+                    # read.
+                    scans = model.num_batches / size.num_batches
+                    return scans * costs.num_rows + 2 * model.first(size).num_missed
+
+        size = replace(sizer, costs=costs).choose(cost)
+        disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
+        if of.packed_bytes is not None:
+            epochs = Reservation("packed epochs", of.packed_bytes(size))
+            disk, on_disk = replace(disk, reservations=(epochs,)), {}
+        if packs and disk.left(on_disk) < 0:
+            remedies = ("name a roomier tmpdir=", "choose strategy='belady'")
+            raise disk.refusal(on_disk, *remedies, error=DiskBudgetError)
+        needed = disk.peak(on_disk)
+        at_once = 1 if size.num_batches >= of.epoch_batches else 2
+        return LookaheadSize(
+            self._thrifty,
+            self.num_threads,
+            replace(
+                size,
+                reservations=(*sampling, *size.reservations),
+                bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
+                overlaps=2 * needed <= at_once * of.disk_bytes,
+                lends=costs.sampling_bytes > 0,
+            ),
+            needed,
+        )
+
+    def fits_with(self, more: int) -> bool:
+        """Whether so many more bytes of memory will do."""
+        try:
+            division = replace(self, placement=self.of.placed(more))
+            held = division._held()
+            division._sizer(held.add(*division._sampling(held))).choose()
+        except BudgetError:
+            return False
+        return True
+
+    @property
+    def packs(self) -> bool:
+        """Whether missed rows are packed."""
+        return self.of.strategy.packs and self.of.row_bytes > 0
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that prepare batches."""
+        of = self.of
+        if self._uses_one:
+            return 1
+        if not of.staging_bytes:
+            return of.num_threads
+        return max(1, min(of.num_threads, self.placement.staging_bytes // of.staging_bytes))
+
+    @property
+    def _uses_one(self) -> bool:
+        return self.depth == "minimal" and self.of.may_use_fewer
+
+    @property
+    def _thrifty(self) -> Placement:
+        """The placement, with staging memory for as many threads as there are."""
+        placement = self.placement
+        if self.depth != "minimal":
+            return placement
+        if self._uses_one and self.of.staging_bytes:
+            placement = replace(placement, staging_bytes=self.of.staging_bytes)
+        threads = "one thread, and " if self._uses_one else ""
+        return placement.because(f"{threads}no batch that waits, for memory= has no room for more")
+
+    def _expected(self, largest: int) -> int:
+        """Return what a batch may have of something of which the largest seen has so much."""
+        if self.depth == "minimal":
+            return expected_bytes(largest, self.seen.margin)
+        return expected_bytes(largest)
+
+    def _sizer(self, memory: Ledger) -> SuperbatchSizer:
+        """Return what sizes superbatches, whose batches may miss all of their rows."""
+        of, seen, is_minimal = self.of, self.seen, self.depth == "minimal"
+        batch_nodes, id_bytes = self._expected(seen.largest_nodes), id_dtype(of.num_rows).itemsize
+        packed = None
+        if self.packs:
+            packed = PackedBatch(batch_nodes, batch_nodes, batch_nodes, id_bytes)
+        costs = SuperbatchCosts(
+            num_rows=of.num_rows,
+            row_bytes=of.row_bytes,
+            batch_nodes=batch_nodes,
+            id_bytes=id_bytes,
+            # Kept with four bytes where the sampler gives eight, but for graphs of 2^31 edges.
+            kept_bytes=self._expected(seen.largest_ids_bytes),
+            packed=packed,
+            policy=POLICIES[of.strategy.policy],
+            epoch_batches=of.epoch_batches,
+            packing_phase=_PACKING if is_minimal else ALWAYS,
+            sampling_bytes=sum(r.fixed for r in memory.reservations if r.phase == _SAMPLING),
+        )
+        return SuperbatchSizer(costs, of.settings, memory, of.epoch_batches, of.disk_bytes)
+
+    def _held(self, raise_by: int = 0) -> Ledger:
+        """Return the memory with batches in flight, and everything that is held anyway."""
+        placement = self._thrifty
+        memory = replace(placement.ledger, raise_by=raise_by)
+        if not placement.budget_is_promise:
+            left = memory.left()
+            kept = Reservation("a model and batches in flight", left - left // _UNPROMISED_SHARE)
+            return memory.add(kept)
+        seen = self.seen
+        batch_bytes = self._expected(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
+        check_two_batches(memory, batch_bytes)
+        wish = prefetch_wish(memory.left(), batch_bytes, self.num_threads, self.depth)
+        in_flight = with_batches(memory).solve(wish)[IN_FLIGHT]
+        return memory.add(Reservation("batches in flight", in_flight))
+
+    def _sampling(self, held: Ledger) -> list[Reservation]:
+        """Return the memory of threads that sample, and read what is packed."""
+        of, seen, num_threads = self.of, self.seen, self.num_threads
+        found: list[Reservation] = []
+        # For a cache that another loader had meanwhile, a superbatch is planned and packed again
+        # while the next one is sampled; not where memory is short.
+        phase = _SAMPLING if self.depth == "minimal" else ALWAYS
+        if self.placement.budget_is_promise:
+            if of.reads_neighbors:
+                # In-neighbours are fetched by a thread of their own; batches are sampled together,
+                # in memory that is counted apart.
+                found.append(Reservation("staging for in-neighbours", of.staging_bytes))
+            else:
+                # As the sampler gives it, and as much until it is kept in half the memory.
+                ids_bytes = num_threads * 2 * self._expected(seen.largest_ids_bytes)
+                found.append(Reservation("subgraphs as they are sampled", ids_bytes, phase=phase))
+            if self.packs:
+                # They have a reader of their own, in place of the other where nothing else is
+                # read; and a place for each row.
+                spared = 0 if of.reads_more else self._thrifty.staging_bytes
+                reading = max(0, num_threads * RUN_STAGING_BYTES - spared)
+                reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
+                found.append(Reservation("reading packed rows", reading))
+        if of.reads_neighbors:
+            bulk_bytes = max(0, held.add(*found).left()) // _BULK_SHARE
+            found.append(Reservation(_TOGETHER, bulk_bytes, phase=phase))
+        return found
+
+    def _disk(self, costs: SuperbatchCosts, size: SuperbatchSize) -> Ledger:
+        """Return the disk with what superbatches of some size keep there."""
+        who = self.placement.ledger.who
+        disk = Ledger(self.of.disk_bytes, (), who, "of disk space", "disk=")
+        spilled = [] if size.plans_in_memory else costs.spilled_on_disk
+        return disk.add(*costs.packed_on_disk, *spilled)

@@ -1,0 +1,318 @@
+"""How many batches to plan at a time, and how many rows to cache: both out of one budget.
+
+The further a plan looks ahead, the fewer rows are missed. In memory it would take more and more of
+what rows could have, so where the traces and plans of a whole epoch are not small beside the cache,
+they go through files: then a plan takes the same memory however far it looks (Ginex, section 3.5,
+divides memory between the two by a profile instead).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from gnnstore.budget.ledger import ALWAYS, PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
+from gnnstore.caching.policies.registry import BELADY
+from gnnstore.caching.policies.settings import PlannedSettings
+from gnnstore.errors import BudgetError
+from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.pipeline.superbatch_size import SuperbatchSize
+
+# The slot of each row, in the plan that is followed and in the one that is made.
+_ACCESS_BYTES = 2 * np.dtype(np.int32).itemsize
+# A row that enters the cache: its position and slot, in two plans.
+_CHANGE_BYTES = 2 * 2 * np.dtype(np.int32).itemsize
+# Of what is left, for subgraphs in memory, and as much for plans: beyond, they are cheap to write
+# to disk and read back (2.8 MB for a batch of 136,000 nodes, in one piece) and rows are not.
+_KEPT_SHARE = 16
+# As much at most for the table in which a plan outside memory finds next uses, but at least this.
+_LEAST_TABLE_BYTES = 1 << 20
+_TABLE_ENTRY_BYTES = 4
+# On disk, for each node of a batch, beside its id: its slot, and the change that it may bring.
+_SPILLED_NODE_BYTES = 4 + 8
+
+# With more, a plan reaches further than a cache does; and it is made before the first batch.
+MAX_BATCHES = 1024
+# Sizes that are tried where there is something to weigh: the largest that leaves half of the rest
+# to rows, and smaller ones.
+_TRIED = 4
+_ROWS_SHARE = 2
+
+
+@dataclass(frozen=True)
+class SuperbatchCosts:
+    """The reservations of superbatches, from the sizes of a batch.
+
+    Attributes
+    ----------
+    num_rows : int
+        Rows of the tables: more slots are of no use.
+    row_bytes : int
+        Bytes of a row, of all tables that are cached.
+    batch_nodes : int
+        Nodes of the largest batch.
+    id_bytes : int
+        Of a node id in a trace.
+    kept_bytes : int
+        Of a batch's subgraph, from when it is sampled until it is joined with its rows.
+    changes_share : float
+        Rows of a batch that enter the cache, among all of it.
+    packed : PackedBatch or None
+        Where missed rows are packed. With a cache that is empty, the first batches miss all of
+        their rows.
+    policy : CachePolicy
+        Whose planner it is.
+    epoch_batches : int
+        Batches of an iteration; with a superbatch of so many, there is one at a time.
+    packing_phase : str
+        The phase in which a superbatch is packed.
+    sampling_bytes : int
+        Memory of sampling that is free while a superbatch is planned.
+    """
+
+    num_rows: int
+    row_bytes: int
+    batch_nodes: int
+    id_bytes: int
+    kept_bytes: int
+    changes_share: float = 1.0
+    packed: PackedBatch | None = None
+    policy: CachePolicy = BELADY
+    epoch_batches: int = 0
+    packing_phase: str = ALWAYS
+    sampling_bytes: int = 0
+
+    @property
+    def plans(self) -> list[Reservation]:
+        """The memory of traces and plans of two superbatches: one made, one followed."""
+        access_bytes = self.id_bytes + _ACCESS_BYTES
+        access_bytes += math.ceil(_CHANGE_BYTES * self.changes_share)
+        return [
+            Reservation("traces and plans", 0, {PLANNED: self.batch_nodes * access_bytes}),
+            *self.policy.reserve(self.batch_nodes),
+        ]
+
+    @property
+    def packing(self) -> list[Reservation]:
+        """The memory for packing a superbatch, where its trace and plan are in memory."""
+        return [] if self.packed is None else self.packed.reserve(self.packing_phase)
+
+    @property
+    def spilled_packing(self) -> list[Reservation]:
+        """The memory for packing a superbatch, where its trace and plan are on disk."""
+        return [] if self.packed is None else self.packed.reserve_spilled(self.packing_phase)
+
+    @property
+    def in_memory(self) -> list[Reservation]:
+        """The memory of superbatches whose traces and plans are in memory."""
+        positions = [] if self.packed is None else [self.packed.reserve_positions()]
+        return [self.rows, *self.plans, *self.packing, *positions]
+
+    def spilled(self, table_bytes: int) -> list[Reservation]:
+        """Return the memory of superbatches whose traces and plans are on disk."""
+        planning = cast("SpillingPolicy", self.policy).reserve_spilled(
+            num_nodes=self.num_rows, largest_batch=self.batch_nodes, table_bytes=table_bytes
+        )
+        return [self.rows, *planning, *self.spilled_packing]
+
+    @property
+    def rows(self) -> Reservation:
+        """The memory of cached rows."""
+        return PlannedCache.reserve(self.row_bytes)
+
+    @property
+    def samples(self) -> Reservation:
+        """The memory of the subgraphs of two superbatches, where they are kept there."""
+        return Reservation("sampled subgraphs", 0, {PLANNED: 2 * self.kept_bytes})
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether traces and plans may be on disk."""
+        return isinstance(self.policy, SpillingPolicy)
+
+    def table_bytes(self, left_bytes: int) -> int:
+        """Return the memory to give to a table of next uses.
+
+        With fewer than 4 bytes a node, a plan takes its trace in several passes: 0.8 ms each for
+        a batch of 136,000 nodes, and more where the files have to come from the disk.
+        """
+        whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
+        most = max(_LEAST_TABLE_BYTES, left_bytes // _KEPT_SHARE, self.sampling_bytes)
+        num_passes = -(-whole // most)
+        return -(-whole // num_passes)
+
+    @property
+    def packed_on_disk(self) -> list[Reservation]:
+        """The disk space of packed rows."""
+        return [] if self.packed is None else [self.packed.reserve_disk(self.row_bytes)]
+
+    @property
+    def spilled_on_disk(self) -> list[Reservation]:
+        """The disk space of traces, plans, subgraphs and sorted misses, where they are there."""
+        batch_bytes = (self.id_bytes + _SPILLED_NODE_BYTES) * self.batch_nodes + self.kept_bytes
+        found = [Reservation("batches sampled ahead", 0, {PLANNED: batch_bytes})]
+        return found if self.packed is None else [*found, self.packed.reserve_sorted()]
+
+    def on_disk(self, num_batches: int) -> dict[str, int]:
+        """Return the sizes by which disk space grows: two superbatches, or the only one."""
+        return {PLANNED: (1 if 0 < self.epoch_batches <= num_batches else 2) * num_batches}
+
+    def with_changes(self, changes: int, accesses: int) -> SuperbatchCosts:
+        """Return the costs where so many of the rows of some batches entered the cache."""
+        # A quarter more: a cache that is still being filled takes in more than later.
+        share = min(1.0, 1.25 * changes / accesses) if accesses else 1.0
+        return replace(self, changes_share=share)
+
+
+def per_batch(reservations: list[Reservation]) -> int:
+    """Return the bytes by which some reservations grow with each batch that is planned."""
+    return sum(reservation.per.get(PLANNED, 0) for reservation in reservations)
+
+
+@dataclass(frozen=True)
+class SuperbatchSizer:
+    """Sizes superbatches within the budgets of a loader.
+
+    Attributes
+    ----------
+    costs : SuperbatchCosts
+    settings : PlannedSettings
+        The sizes that the user has given.
+    memory : Ledger
+        With everything that is held besides, batches in flight included.
+    num_batches : int
+        Batches of an epoch: to look further is of no use, since the next is not drawn yet.
+    disk_bytes : int
+        Disk space for what is kept there.
+    """
+
+    costs: SuperbatchCosts
+    settings: PlannedSettings
+    memory: Ledger
+    num_batches: int
+    disk_bytes: int = 0
+
+    @property
+    def _left_bytes(self) -> int:
+        return self.memory.left()
+
+    def size_of(self, num_batches: int) -> SuperbatchSize:
+        """Return what a superbatch of so many batches leaves for a cache.
+
+        Raises
+        ------
+        BudgetError
+            If traces and plans do not fit, or a cache of a given size does not beside them.
+        """
+        costs, left = self.costs, self._left_bytes
+        sizes = {PLANNED: num_batches}
+        ledger, table, packing = self.memory.add(*costs.in_memory), 0, costs.packing
+        if costs.may_spill and num_batches * per_batch(costs.in_memory) > left // _KEPT_SHARE:
+            whole = costs.table_bytes(left)
+            spilled = self.memory.add(*costs.spilled(whole))
+            with_rows = sizes | {SLOTS: self._slots(spilled, sizes)}
+            saves = spilled.peak(with_rows) < ledger.peak(with_rows)
+            on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk))
+            if saves and on_disk.left(costs.on_disk(num_batches)) >= 0:
+                ledger, table, packing = spilled, whole, costs.spilled_packing
+        samples = Ledger(left // _KEPT_SHARE, (costs.samples,))
+        in_memory = samples.left(sizes) >= 0
+        if in_memory:
+            ledger = ledger.add(costs.samples)
+        sizes[SLOTS] = self._slots(ledger, sizes)
+        given = self.settings.cache_bytes is not None
+        ledger.check(sizes, *["lower cache_bytes="] * given, "lower superbatch=")
+        return SuperbatchSize(
+            num_batches,
+            sizes[SLOTS],
+            in_memory,
+            reservations=ledger.reservations[len(self.memory.reservations) :],
+            packing_bytes=Ledger(0, tuple(packing)).peak(sizes),
+            table_bytes=table,
+        )
+
+    def choose(self, cost: Callable[[SuperbatchSize], float] | None = None) -> SuperbatchSize:
+        """Choose how many batches to plan at a time.
+
+        Parameters
+        ----------
+        cost : callable, optional
+            Returns what batches sampled beforehand would cost with some size; infinity if it will
+            not do. By default the more batches the better, as long as half of the memory is left
+            to rows.
+
+        Raises
+        ------
+        BudgetError
+            If not even two batches can be planned at a time, or a size that was given does not
+            fit.
+        """
+        most = max(1, min(self.num_batches, MAX_BATCHES))
+        if self.settings.num_batches is not None:
+            return self.size_of(min(self.settings.num_batches, most))
+        least = min(2, most)
+        largest = self._most_batches(range(least, most + 1))
+        if cost is None:
+            return self.size_of(largest)
+        tried: list[tuple[float, SuperbatchSize]] = []
+        while len(tried) < _TRIED:
+            will_do = False
+            try:
+                size = self.size_of(largest)
+            except BudgetError:
+                if largest == least:
+                    raise
+            else:
+                will_do = (found := cost(size)) < math.inf
+                if will_do or largest == least:
+                    tried.append((found, size))
+            if largest == least:
+                break
+            # Towards those that will do in small steps: the largest of them counts.
+            largest = max(least, largest // 2 if will_do else largest * 7 // 8)
+        # Of equal ones the smallest: it is planned soonest.
+        return min(reversed(tried), key=lambda one: one[0])[1]
+
+    def takes_from_rows(self, size: SuperbatchSize) -> bool:
+        """Whether plans take so much memory that fewer batches at a time might miss less."""
+        plans_bytes = size.num_batches * per_batch(self.costs.in_memory)
+        is_much = size.plans_in_memory and plans_bytes > self._left_bytes // _KEPT_SHARE
+        return is_much and size.num_slots > 0 and self.settings.cache_bytes is None
+
+    def _slots(self, ledger: Ledger, sizes: dict[str, int]) -> int:
+        """Return how many rows can be cached; none where no table is read."""
+        costs, given = self.costs, self.settings.cache_bytes
+        if costs.row_bytes == 0:
+            return 0
+        if given is None:
+            return ledger.largest(SLOTS, sizes, costs.num_rows)
+        return min(costs.num_rows, given // ledger.bytes_each(SLOTS))
+
+    def _most_batches(self, counts: range) -> int:
+        """Return the most batches whose plans leave half of the rest to rows, or the fewest."""
+        # Some of it is taken by any plan, which says nothing of how many batches are worth it.
+        ledger = self.memory.add(*self.costs.in_memory)
+        most = ledger.peak() + max(0, ledger.left()) // _ROWS_SHARE
+        if self.settings.cache_bytes is not None:
+            most = ledger.limit - self._slots(ledger, {}) * ledger.bytes_each(SLOTS)
+
+        def takes_too_much(count: int) -> bool:
+            try:
+                size = self.size_of(count)
+            except BudgetError:
+                return True
+            beside = self.memory.with_limit(most).add(*size.reservations)
+            rows_bytes = size.num_slots * beside.bytes_each(SLOTS)
+            kept_bytes = self.costs.samples.bytes_of(size.sizes) if size.in_memory else 0
+            return beside.left(size.sizes) + rows_bytes + kept_bytes < 0
+
+        # False for the first of them, and from some count on true: files, where there is disk for
+        # them, are cheaper from where they are taken.
+        return counts[max(0, bisect_left(counts, True, key=takes_too_much) - 1)]

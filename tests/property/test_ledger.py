@@ -1,0 +1,139 @@
+"""Sizes that a ledger finds fit, are as large as can be, and grow with the limit."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gnnstore.budget.ledger import (
+    ALWAYS,
+    IN_FLIGHT,
+    PLANNED,
+    SLOTS,
+    Ledger,
+    Reservation,
+    Wish,
+    least_more,
+)
+from gnnstore.errors import BudgetError
+
+SIZES = (IN_FLIGHT, PLANNED, SLOTS)
+reservations = st.lists(
+    st.builds(
+        Reservation,
+        what=st.sampled_from(["topology", "traces and plans", "cached rows"]),
+        fixed=st.integers(0, 10**9),
+        per=st.dictionaries(st.sampled_from(SIZES), st.integers(0, 10**6), max_size=3),
+        phase=st.sampled_from([ALWAYS, "sampling", "packing"]),
+    ),
+    max_size=6,
+).map(tuple)
+wishes = st.permutations(SIZES).flatmap(
+    lambda names: st.tuples(
+        *(
+            st.builds(
+                lambda name, least, more, enough, share: Wish(
+                    name, least, least + more, least + enough, share
+                ),
+                st.just(name),
+                st.integers(0, 100),
+                st.integers(0, 10**5),
+                st.integers(0, 10**4),
+                st.integers(1, 8),
+            )
+            for name in names
+        )
+    )
+)
+
+
+@given(limit=st.integers(0, 10**11), parts=reservations, wished=wishes)
+def test_what_is_found_fits_and_no_less_is_found_with_more(
+    limit: int, parts: tuple[Reservation, ...], wished: tuple[Wish, ...]
+) -> None:
+    ledger = Ledger(limit, parts)
+    try:
+        sizes = ledger.solve(*wished)
+    except BudgetError:
+        assert ledger.left({wish.size: wish.least for wish in wished}) < 0
+        return
+    assert ledger.peak(sizes) <= limit
+    assert all(wish.least <= sizes[wish.size] <= wish.most for wish in wished)
+    first, last = wished[0], wished[-1]
+    more = Ledger(limit + limit // 7 + 1, parts).solve(*wished)
+    assert more[first.size] >= sizes[first.size], "the first wish gets no less with more"
+    if last.share == 1 and sizes[last.size] < last.most:
+        assert ledger.left({**sizes, last.size: sizes[last.size] + 1}) < 0, "one more had room"
+
+
+@given(limit=st.integers(0, 10**11), parts=reservations, wished=wishes)
+def test_what_a_refusal_asks_for_is_enough_and_no_more(
+    limit: int, parts: tuple[Reservation, ...], wished: tuple[Wish, ...]
+) -> None:
+    ledger = Ledger(limit, parts)
+    try:
+        ledger.solve(*wished)
+    except BudgetError as error:
+        (missing,) = map(int, re.findall(r"(\d+) bytes too few", str(error)))
+    else:
+        assume(False)
+    ledger.with_limit(limit + missing).solve(*wished)
+    with pytest.raises(BudgetError):
+        ledger.with_limit(limit + missing - 1 - missing // 100).solve(*wished)
+
+
+@given(
+    limit=st.integers(0, 10**11), parts=reservations, size=st.sampled_from(SIZES), n=st.integers(1)
+)
+def test_the_largest_is_what_trying_finds(
+    limit: int, parts: tuple[Reservation, ...], size: str, n: int
+) -> None:
+    ledger, beside = Ledger(limit, parts), {name: 3 for name in SIZES if name != size}
+    found = ledger.largest(size, beside, n)
+    assert 0 <= found <= n
+    assert found == 0 or ledger.left({**beside, size: found}) >= 0
+    assert found == n or ledger.left({**beside, size: found + 1}) < 0
+
+
+@given(needed=st.integers(1, 10**12), guess=st.integers(1, 10**10))
+def test_the_fewest_more_that_do(needed: int, guess: int) -> None:
+    assert least_more(lambda more: more >= needed, guess) == needed
+
+
+def test_phases_do_not_add_up() -> None:
+    ledger = Ledger(
+        1000,
+        (
+            Reservation("topology", 100),
+            Reservation("samples", 300, phase="sampling"),
+            Reservation("windows", 200, {PLANNED: 10}, phase="packing"),
+            Reservation("cached rows", 0, {SLOTS: 50}),
+        ),
+        "strategy 'packed'",
+    )
+    assert (ledger.peak(), ledger.left()) == (400, 600)
+    assert ledger.peak({PLANNED: 20, SLOTS: 2}) == 100 + 400 + 100
+    assert ledger.largest(SLOTS) == 12
+    assert ledger.largest(PLANNED, {SLOTS: 4}) == 50
+    assert ledger.bytes_each(SLOTS) == 50
+    assert ledger.explain({PLANNED: 20}) == "100 B of topology + 400 B of windows"
+    assert ledger.explain() == "100 B of topology + 300 B of samples"
+    with pytest.raises(BudgetError) as caught:
+        ledger.check({PLANNED: 71, SLOTS: 1}, "lower superbatch=")
+    assert str(caught.value) == (
+        "strategy 'packed' needs 1060 bytes (100 B of topology + 910 B of windows + 50 B of cached "
+        "rows), but has 1000 bytes of the memory= budget: 60 bytes too few; raise memory= by at "
+        "least 60 B, or lower superbatch="
+    )
+
+
+def test_a_wish_beyond_enough_gets_a_share() -> None:
+    ledger = Ledger(1000, (Reservation("a", 200, {IN_FLIGHT: 1}), Reservation("b", 0, {SLOTS: 7})))
+    sizes = ledger.solve(Wish(IN_FLIGHT, 50, 900, 100, share=4), Wish(SLOTS))
+    assert sizes == {IN_FLIGHT: 200, SLOTS: 600 // 7}
+    sizes = ledger.solve(Wish(IN_FLIGHT, 50, 900, 300, share=4), Wish(SLOTS, least=60))
+    assert sizes == {IN_FLIGHT: 300, SLOTS: 500 // 7}
+    assert ledger.solve(Wish(IN_FLIGHT, 50, 900), Wish(SLOTS, 60))[IN_FLIGHT] == 380
