@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,10 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from gnnstore.errors import NotFoundError, UsageError
+from gnnstore.errors import BadIndexError, CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
 from gnnstore.formats.arrays.csc import TopologyMode
+from gnnstore.formats.store.schema import TextSpec
 from gnnstore.graph.indexing import select
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
@@ -117,6 +118,48 @@ def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
     """Return a tensor that shares memory with `values`; bits of bfloat16 become bfloat16."""
     tensor = torch.from_numpy(np.asarray(values))  # a single value is no array
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
+
+
+class Texts(Sequence[str]):
+    """Texts by number, read as they are asked for: `texts[3]`, `texts[10:20]`."""
+
+    def __init__(self, reader: StoreReader, spec: TextSpec) -> None:
+        self._letters = reader.paged(spec.bytes)
+        self._offsets = reader.paged(spec.offsets)
+
+    def __len__(self) -> int:
+        return self._offsets.num_rows - 1
+
+    @overload
+    def __getitem__(self, key: int) -> str: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> list[str]: ...
+
+    def __getitem__(self, key: int | slice) -> str | list[str]:
+        """Return a text, or a list of them.
+
+        Raises
+        ------
+        BadIndexError
+            If there is no such text.
+        """
+        if isinstance(key, slice):
+            return [self[i] for i in range(*key.indices(len(self)))]
+        number = int(key)
+        if not -len(self) <= number < len(self):
+            raise BadIndexError(f"there is no text {number}; there are {len(self)}")
+        number %= len(self)
+        begin, end = self._offsets.read_slice(number, number + 2).tolist()
+        if not 0 <= begin <= end <= self._letters.num_rows:
+            raise CorruptStoreError(
+                f"{self._offsets.spec.path}: text {number} goes from byte {begin} to {end} of "
+                f"{self._letters.num_rows}; run gnnstore verify --level full"
+            )
+        return self._letters.read_slice(begin, end).tobytes().decode("utf-8", "replace")
+
+    def __repr__(self) -> str:
+        return f"Texts({len(self)})"
 
 
 class Splits(Mapping[str, npt.NDArray[np.int64]]):
@@ -220,6 +263,12 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         """Ids of the nodes in the original data, int64 [N]; None where they are the same."""
         spec = self.schema.node.original_id
         return None if spec is None else self.reader.read(spec)
+
+    @property
+    def original_names(self) -> Texts | None:
+        """Names of the nodes in the original data, by id; None where they had none."""
+        spec = self.schema.node.original_name
+        return None if spec is None else Texts(self.reader, spec)
 
     def node_attribute(self, name: str) -> Attribute:
         """Return a node attribute.

@@ -509,3 +509,16 @@ def test_scales_are_verified(tmp_path: Path, value: float) -> None:
         writer.set_graph_array("x_scale", np.array([value], np.float32))  # not of a row's shape
         writer.commit()
     assert verify(tmp_path / "t.gnn", level="full").ok
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_features_that_are_no_numbers_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, dtype: str
+) -> None:
+    x = np.ones((50, 4), dtype)
+    x[3, 1] = x[40, 0] = np.nan
+    x[7] = np.inf
+    np.savez(tmp_path / "a.npz", edge_index=[[0], [1]], x=x, y=np.full(50, np.nan, np.float32))
+    from_numpy(tmp_path / "a.npz", tmp_path / "a.gnn")
+    (said,) = caplog.messages
+    assert "a.npz: x: of 200 values 2 are NaN and 4 infinite" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,16 @@ def test_cora(tmp_path: Path, cora_directory: Path) -> None:
     with gzip.open(cora_directory / "raw" / "edge.csv.gz", "rt") as file:
         lines = [tuple(map(int, line.split(","))) for line in file]
     assert [lines[e] for e in stored.edge_id] == stored.pairs()
+
+
+def test_a_missing_split_is_said(
+    tmp_path: Path, graph: GraphArrays, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = csv_data_set(tmp_path / "a", graph)
+    (root / "split/random/test.csv.gz").unlink()
+    from_ogb(root, tmp_path / "a.gnn")
+    sizes = ", ".join(f"{name} has {len(graph.splits[name])}" for name in ("train", "valid"))
+    assert f"the split test is not there ({sizes}, of 60 nodes)" in caplog.messages[-1]
+    shutil.rmtree(root / "split")
+    from_ogb(root, tmp_path / "b.gnn")
+    assert "the split train, valid, test is not there (there is none, of" in caplog.messages[-1]

@@ -10,9 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import gnnstore
 from gnnstore.converters import ConvertOptions, from_snap
+from gnnstore.converters.arrays.text.tables import TextTable
 from gnnstore.converters.edges.id_remap import IdCollector
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import CorruptStoreError, InputError, NoSpaceError, UsageError
+from gnnstore.formats.store import verification
+from gnnstore.formats.store.verification import verify
 from gnnstore.testing.graphs import read_store
 
 HEADER = "# Directed graph\n# FromNodeId\tToNodeId\n"
@@ -161,3 +165,143 @@ def test_twitch(tmp_path: Path, twitch_edges: Path) -> None:
     assert stored.pairs() == sorted(
         [*lines, *((t, s) for s, t in lines)], key=lambda edge: edge[::-1]
     )
+
+
+# ---- columns, headers, names
+
+
+def test_a_weight_column_becomes_an_edge_attribute(tmp_path: Path) -> None:
+    path = tmp_path / "edges.csv"
+    path.write_text("source,target,when,weight\n5,7,x,0.5\n\n7,9,y,1e-3\n9,5,z,-2\n")
+    output = from_snap(path, tmp_path / "a.gnn", skip_header=True, edge_weight=4)
+    stored = read_store(output)
+    weights = dict(zip(stored.pairs(), stored.edge_attributes["edge_weight"], strict=True))
+    assert weights == {(0, 1): np.float32(0.5), (1, 2): np.float32(1e-3), (2, 0): np.float32(-2)}
+    assert stored.original_ids is not None
+    assert stored.original_ids.tolist() == [5, 7, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (
+            "1 2 0.5\n",
+            {},
+            "found 3 fields, expected 2.*--ignore-extra-columns.*--edge-weight COLUMN",
+        ),
+        ("source target\n1 2\n", {}, "line 1: column 1: 'source' is not an integer.*--skip-header"),
+        ("ann bob\n", {}, "'ann' is not an integer.*--string-ids"),
+        ("1 2 x\n", {"edge_weight": 3}, "line 1: column 3: 'x' is not a number, expected a weight"),
+        ("1 2\n", {"edge_weight": 3}, "found 2 fields, expected 3"),
+        ("a b c\n", {"string_ids": True}, "found 3 fields, expected 2.*--edge-weight COLUMN"),
+        ("a,\n", {"string_ids": True}, "line 1: column 2 is empty: a node name is missing"),
+    ],
+)
+def test_errors_name_the_option_that_helps(
+    tmp_path: Path, text: str, options: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        from_snap(path, tmp_path / "a.gnn", **options)
+
+
+@pytest.mark.parametrize("kind", [{"edge_weight": 2}, {"string_ids": True, "num_nodes": 3}])
+def test_options_that_make_no_sense(tmp_path: Path, kind: dict[str, Any]) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text("1 2\n")
+    with pytest.raises(UsageError, match=r"columns count from 1|numbers nodes in order"):
+        from_snap(path, tmp_path / "a.gnn", **kind)
+
+
+def named_edges(path: Path, separator: str, num_edges: int = 1500) -> list[str]:
+    """Write edges between names; return the names in order of appearance."""
+    rng = np.random.default_rng(0)
+    ends = [[f"Ö{n} x" if separator == "\t" else f"Ö{n}x" for n in rng.integers(0, 700, num_edges)]
+            for _ in range(2)]  # fmt: skip
+    lines = [
+        f"{s}{separator}{t}{separator}{i / 8}" for i, (s, t) in enumerate(zip(*ends, strict=True))
+    ]
+    path.write_text("# names\n" + "\n\n".join(lines))
+    return list(dict.fromkeys(name for pair in zip(*ends, strict=True) for name in pair))
+
+
+@pytest.mark.parametrize("separator", [",", "\t", " "])
+@pytest.mark.parametrize("where", ["memory", "disk", "by the letter"])
+def test_names_are_numbered_in_order_of_appearance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, where: str
+) -> None:
+    path = tmp_path / "edges.txt"
+    names = named_edges(path, separator)
+    monkeypatch.setattr("gnnstore.converters.arrays.text.tables.BLOCK_BYTES", 2**12)
+    if where == "disk":
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGE_NAMES", 2)
+        monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK_NAMES", 3)
+    if where == "by the letter":
+        monkeypatch.setattr(TextTable, "_parse_arrow", lambda *_: None)
+    output = from_snap(
+        path,
+        tmp_path / "a.gnn",
+        string_ids=True,
+        edge_weight=3,
+        options=ConvertOptions(memory_bytes=2**26),
+    )
+    store = gnnstore.open(output)
+    assert store.original_names is not None
+    assert store.original_ids is None
+    assert list(store.original_names) == names
+    assert store.original_names[-1] == names[-1]
+    assert store.original_names[1:3] == names[1:3]
+    with pytest.raises(IndexError):
+        store.original_names[len(names)]
+    number = {name: i for i, name in enumerate(names)}
+    lines = [line.split(separator) for line in path.read_text().split("\n")[1:] if line]
+    stored = read_store(output)
+    order = np.argsort(stored.edge_id)
+    pairs = np.array(stored.pairs())[order].tolist()
+    assert pairs == [[number[s], number[t]] for s, t, _ in lines]
+    weights = stored.edge_attributes["edge_weight"][order]
+    assert weights.tolist() == [float(weight) for *_, weight in lines]
+    assert verify(output, level="full").ok
+    assert not any("names" in file.name for file in tmp_path.rglob("*.names"))
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_bytes(b"a b\nc \xff\xfe\n")
+    with pytest.raises(InputError, match=r"line 2: column 2: .* is not UTF-8"):
+        from_snap(path, tmp_path / "a.gnn", string_ids=True)
+
+
+def test_texts_that_are_damaged_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text("ä ö\n")
+    output = from_snap(path, tmp_path / "a.gnn", string_ids=True)
+    offsets = output / "maps/node/original_name/offsets/c.0"
+    with offsets.open("r+b") as file:
+        file.seek(8)
+        file.write((1).to_bytes(8, "little"))  # in the middle of a letter
+    assert not verify(output, level="full").ok
+    store = gnnstore.open(output)
+    text = store.schema.node.original_name
+    assert text is not None
+    (problem,) = verification._check_text(store.reader, text)
+    assert "a text is not UTF-8" in str(problem)
+    with offsets.open("r+b") as file:
+        file.seek(8)
+        file.write((99).to_bytes(8, "little"))
+    (problem,) = verification._check_text(store.reader, text)
+    assert "or is behind the 4 bytes" in str(problem)
+    names = gnnstore.open(output).original_names
+    assert names is not None
+    with pytest.raises(CorruptStoreError, match="text 0 goes from byte 0 to 99 of 4"):
+        names[0]
+
+
+def test_a_number_of_nodes_that_no_disk_holds(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text("1 2\n")
+    with pytest.raises(NoSpaceError, match=r"1099511627776 nodes take 8\.8 TB for the pointers"):
+        from_snap(path, tmp_path / "a.gnn", num_nodes=2**40)
+    assert list(tmp_path.iterdir()) == [path]

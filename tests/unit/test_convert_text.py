@@ -273,10 +273,10 @@ def test_a_bomb_without_line_ends_is_refused_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gnnstore.converters.arrays.text.blocks.MAX_LINE_BYTES", 2**20)
-    for byte in (b"0", b"\n"):
-        path = tmp_path / "bomb.gz"
-        path.write_bytes(gzip.compress(byte * 2**24))
-        with pytest.raises(InputError, match=r"bomb.gz: line 1 is longer than 1048576 bytes"):
+    path = tmp_path / "bomb.gz"
+    for text in (b"0" * 2**24, b"\n" * 2**24 + b"0" * 2**24):
+        path.write_bytes(gzip.compress(text))
+        with pytest.raises(InputError, match=r"bomb.gz: line \d+ is longer than 1048576 bytes"):
             read(path, SNAP, 2**18)
 
 
@@ -320,3 +320,21 @@ def test_a_file_that_is_only_named_gz_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"1,2\n")
     with pytest.raises(InputError, match=r"edge.csv.gz: not a gzip file, though it is named"):
         read(path, PAIRS)
+
+
+@pytest.mark.parametrize("comments", [b"#", b""])
+def test_any_number_of_blank_lines(tmp_path: Path, comments: bytes) -> None:
+    """They are not kept: a gigabyte of them takes no memory."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"1 2\n" + 10_000 * b"\n" + b"3 4\n" + 5000 * b"\r\n")
+    table_format = TableFormat("int64", num_columns=2, delimiter=None, comments=comments)
+    table = TextTable(path, table_format, block_bytes=64)
+    assert max(len(block.data) for block in read_blocks(path, block_bytes=64)) <= 64
+    if comments:
+        assert table.read().tolist() == [[1, 2], [3, 4]]
+    else:
+        with pytest.raises(InputError, match="line 2: the line is blank"):
+            table.read()
+    path.write_bytes(b"1 2\n" + 10_000 * b"\n" + b"3 x")
+    with pytest.raises(InputError, match="line 10002: column 2: 'x'" if comments else "line 2"):
+        table.read()

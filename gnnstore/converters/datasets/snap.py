@@ -13,8 +13,9 @@ from gnnstore.converters.arrays.npy import open_npy_directory
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.raw import RawLayout
 from gnnstore.converters.arrays.source import ArraySource, SequentialArray
-from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.arrays.text.tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
+from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.features.external import Paths, open_external, open_labels
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -24,6 +25,15 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Phase, Progress
 
 _COMMENTS = b"#%"
+_NUM_ENDS = 2
+_EXTRA_HINT = (
+    ". Drop the columns after the first two (--ignore-extra-columns, extra_columns='ignore'), "
+    "or keep one as edge_weight (--edge-weight COLUMN, edge_weight=)"
+)
+_TYPE_HINT = (
+    ". If the line names the columns, skip it (--skip-header, skip_header=True); if nodes go by "
+    "names, number them (--string-ids, string_ids=True)"
+)
 
 
 def from_snap(
@@ -37,13 +47,17 @@ def from_snap(
     splits: PathLike | None = None,
     num_nodes: int | None = None,
     extra_columns: Literal["refuse", "ignore"] = "refuse",
+    skip_header: bool = False,
+    edge_weight: int | None = None,
+    string_ids: bool = False,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Convert a text edge list.
 
     A line is "source target", with a tab, spaces or a comma between; lines that begin with
-    `#` or `%`, and blank ones, are skipped. The file may be gzipped.
+    `#` or `%`, and blank ones, are skipped. The file may be gzipped. Quotation marks have no
+    meaning.
 
     Ids need not be contiguous: nodes are numbered 0, ..., N - 1 in ascending order of their
     ids, and the store keeps the ids (`original_id`), unless they are 0, ..., N - 1 already.
@@ -71,6 +85,15 @@ def from_snap(
         N, where ids are the node numbers already.
     extra_columns : "refuse" or "ignore"
         What to do with columns after the first two (weights, times): an error, or nothing.
+    skip_header : bool
+        Skip the first line that is no comment: it names the columns.
+    edge_weight : int, optional
+        Number of the column, counted from 1, that becomes the edge attribute `edge_weight`,
+        float32 [E]; columns between are passed over.
+    string_ids : bool
+        Ids are names: UTF-8 text without the separator. Nodes are numbered in order of
+        appearance, and the store keeps the names (`original_names`). Names that do not fit in
+        half of the memory allowed are numbered on disk.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -82,8 +105,7 @@ def from_snap(
         If a line is no edge (the message has its number), the gzip stream is damaged, or
         counts disagree.
     """
-    if num_nodes is not None and num_nodes < 0:
-        raise UsageError(f"num_nodes={num_nodes} is negative")
+    _check_ids(num_nodes, edge_weight, string_ids, features_ids)
     path = existing_file(input, "the edge list")
     x = open_external(features, features_raw, features_ids)
     y = None if labels is None else open_labels(labels)
@@ -96,17 +118,29 @@ def from_snap(
     }
     if features_raw is not None:
         source["features_raw"] = str(features_raw)
+    more = {"skip_header": skip_header, "edge_weight": edge_weight, "string_ids": string_ids}
+    source |= {name: value for name, value in more.items() if value}
+    table_format = TableFormat(
+        "text" if string_ids else "int64",
+        num_columns=edge_weight or _NUM_ENDS,
+        weight_column=None if edge_weight is None else edge_weight - 1,
+        delimiter=None,
+        comments=_COMMENTS,
+        minimum=0,
+        limit=num_nodes,
+        what="node name" if string_ids else "node id",
+        ignore_extra=extra_columns == "ignore",
+        skip_header=skip_header,
+        extra_hint=_EXTRA_HINT,
+        type_hint=_TYPE_HINT,
+    )
     with GraphWriter(
         output, kind="snap", source=source, options=options, num_nodes=num_nodes, progress=progress
     ) as writer:
-        reader = _EdgeList(path, num_nodes, extra_columns == "ignore", writer.options.memory_bytes)
+        reader = _EdgeList(path, table_format, writer.options.memory_bytes)
         writer.reserve_memory(reader.memory_bytes)
-        ids = None
-        if num_nodes is None:
-            ids = _collect_ids(writer, reader)
-            writer.set_num_nodes(ids.num_nodes)
-            if not ids.is_identity:
-                writer.set_original_ids(ids.original_ids())
+        names = _collect_names(writer, reader) if string_ids else None
+        ids = _collect_ids(writer, reader) if num_nodes is None and names is None else None
         max_id = None if ids is None else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
@@ -120,36 +154,53 @@ def from_snap(
         for name, split in split_arrays.items():
             writer.set_split(name, split, where=split.label)
         if not writer.has_edges:
-            _read_edges(writer, reader, ids)
+            _read_edges(writer, reader, ids, names)
+        if names is not None:
+            names.close()
         return writer.commit()
+
+
+def _check_ids(
+    num_nodes: int | None,
+    edge_weight: int | None,
+    string_ids: bool,
+    features_ids: PathLike | None,
+) -> None:
+    if num_nodes is not None and num_nodes < 0:
+        raise UsageError(f"num_nodes={num_nodes} is negative")
+    if edge_weight is not None and edge_weight <= _NUM_ENDS:
+        raise UsageError(
+            f"edge_weight={edge_weight} is no column of weights: columns count from 1, and the "
+            "first two are the ends of an edge"
+        )
+    if string_ids and (num_nodes is not None or features_ids is not None):
+        raise UsageError(
+            "string_ids numbers nodes in order of appearance; leave out num_nodes and features_ids "
+            "(--num-nodes, --features-ids), which go by ids that are numbers"
+        )
 
 
 class _EdgeList:
     """The edge list as id pairs [k, 2], which can be read from the start any number of times."""
 
-    def __init__(
-        self, path: Path, num_nodes: int | None, ignore_extra: bool, memory_bytes: int | None
-    ) -> None:
+    def __init__(self, path: Path, table_format: TableFormat, memory_bytes: int | None) -> None:
         self.path = path
+        self._format = table_format
         self._memory_bytes = memory_bytes
-        self._format = TableFormat(
-            "int64",
-            num_columns=2,
-            delimiter=None,
-            comments=_COMMENTS,
-            minimum=0,
-            limit=num_nodes,
-            what="node id",
-            ignore_extra=ignore_extra,
-        )
 
     @property
     def memory_bytes(self) -> int:
         """The most memory that reading it takes."""
         return self._table().memory_bytes
 
-    def blocks(self, phase: Phase) -> Iterator[npt.NDArray[Any]]:
+    def blocks(self, phase: Phase) -> Iterator[Any]:
+        """Yield blocks of rows; see `TextTable.blocks`."""
         return self._table().blocks(phase)
+
+    def pairs(self, phase: Phase) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield the ids of the ends, [k, 2]."""
+        for rows in self.blocks(phase):
+            yield rows["ends"] if rows.dtype.names else rows
 
     def _table(self) -> TextTable:
         return TextTable(self.path, self._format, memory_bytes=self._memory_bytes)
@@ -178,19 +229,52 @@ class _NumberedIds(SequentialArray):
 def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:
     collector = IdCollector(memory_bytes=writer.options.memory_bytes)
     with writer.progress.phase("read ids", reader.path.stat().st_size, "bytes") as phase:
-        for pairs in reader.blocks(phase):
+        for pairs in reader.pairs(phase):
             collector.add(pairs.reshape(-1))
             writer.expect_edges(collector.num_added // 2)
     ids = collector.finish()
     writer.reserve_memory(ids.num_bytes)
+    writer.set_num_nodes(ids.num_nodes)
+    if not ids.is_identity:
+        writer.set_original_ids(ids.original_ids())
     return ids
 
 
-def _read_edges(writer: GraphWriter, reader: _EdgeList, ids: IdMap | None) -> None:
+def _collect_names(writer: GraphWriter, reader: _EdgeList) -> NameNumbering:
+    names = NameNumbering(writer.spill_directory / "names", writer.options.memory_bytes)
+
+    def read() -> Iterator[NameBlock]:
+        num_edges = 0
+        with writer.progress.phase("read names", reader.path.stat().st_size, "bytes") as phase:
+            for block in reader.blocks(phase):
+                yield block
+                num_edges += len(block)
+                writer.expect_edges(num_edges)
+
+    names.collect(read)
+    writer.reserve_memory(names.memory_bytes)
+    writer.set_num_nodes(names.num_nodes)
+    writer.set_original_names(names.names(), names.num_nodes, names.name_bytes)
+    return names
+
+
+def _read_edges(
+    writer: GraphWriter, reader: _EdgeList, ids: IdMap | None, names: NameNumbering | None
+) -> None:
     with writer.progress.phase("read edges", reader.path.stat().st_size, "bytes") as phase:
-        for pairs in reader.blocks(phase):
-            sources, targets = pairs.T if ids is None else ids.to_nodes(pairs).T
-            writer.add_edges(sources, targets, where=str(reader.path))
+        for block in reader.blocks(phase):
+            pairs, weight = block, None
+            if isinstance(block, NameBlock):
+                weight = block.weight
+            elif block.dtype.names:
+                pairs, weight = block["ends"], block["weight"]
+            if names is not None:
+                pairs = names.numbers(block)
+            elif ids is not None:
+                pairs = ids.to_nodes(pairs)
+            attributes = {} if weight is None else {"edge_weight": weight}
+            sources, targets = pairs.T
+            writer.add_edges(sources, targets, attributes, where=str(reader.path))
 
 
 def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:

@@ -24,18 +24,25 @@ from gnnstore.converters.edges.spill.builder import make_edge_builder
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, check_rows
-from gnnstore.converters.writer.opening import announce, open_store, place_spill, provenance
+from gnnstore.converters.writer.opening import (
+    announce,
+    check_pointers,
+    open_store,
+    place_spill,
+    provenance,
+)
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.container import names
+from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.schema import (
     NODE_TYPE,
     AttributeSpec,
     EdgeTypeSpec,
     NodeTypeSpec,
     Schema,
+    TextSpec,
 )
 from gnnstore.progress import NullProgress, Progress
 
@@ -105,6 +112,8 @@ class GraphWriter:
                 progress=self.progress,
                 workload=workload,
             )
+            if num_nodes is not None:
+                check_pointers(self._store, num_nodes)
             self._builder: EdgeBuilder = make_edge_builder(
                 rules,
                 num_nodes=num_nodes,
@@ -121,8 +130,14 @@ class GraphWriter:
         self._nodes.num_nodes = num_nodes
         self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
         self._original_ids: AttributeSpec | None = None
+        self._original_name: TextSpec | None = None
         self._graph_values: dict[str, Any] = {}
         self._graph_arrays: dict[str, AttributeSpec] = {}
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """Entries of each split so far."""
+        return {name: len(values) for name, (_, values) in self._splits.items()}
 
     @property
     def num_nodes(self) -> int | None:
@@ -135,8 +150,9 @@ class GraphWriter:
             raise InputError(
                 f"the input says {self.num_nodes} nodes in one place and {num_nodes} in another"
             )
-        self._nodes.num_nodes = num_nodes
         self._builder.set_num_nodes(num_nodes)
+        check_pointers(self._store, num_nodes)
+        self._nodes.num_nodes = num_nodes
         for where, values in self._splits.values():
             split_ids(values, num_nodes, where)
 
@@ -354,8 +370,42 @@ class GraphWriter:
     def set_original_ids(self, ids: npt.NDArray[np.int64]) -> None:
         """Record the input's own id [N] of every node."""
         check_rows("the original ids", len(ids), self.num_nodes)
-        path = names.original_id_array(NODE_TYPE)
+        path = store_names.original_id_array(NODE_TYPE)
         self._original_ids = self._store.cold(path, ids, name="original_id")
+
+    def set_original_names(
+        self, names: Iterable[list[bytes]], num_names: int, num_bytes: int
+    ) -> None:
+        """Record the input's own name of every node.
+
+        Parameters
+        ----------
+        names : iterable of list of bytes
+            All names in the order of nodes, as UTF-8, some at a time.
+        num_names, num_bytes : int
+            How many there are, and how many bytes they have together.
+        """
+        check_rows("the original names", num_names, self.num_nodes)
+        directory = store_names.original_name_directory(NODE_TYPE)
+        letters, offsets = (
+            self._store.paged(
+                f"{directory}/{part}", name=part, row_shape=(), dtype=dtype, num_rows=num_rows
+            )
+            for part, dtype, num_rows in (
+                ("bytes", "uint8", num_bytes),
+                ("offsets", "int64", num_names + 1),
+            )
+        )
+        position = 0
+        offsets.append(np.zeros(1, np.int64))
+        for some in names:
+            ends = position + np.cumsum(np.fromiter(map(len, some), np.int64, len(some)))
+            position = int(ends[-1])
+            letters.append(np.frombuffer(b"".join(some), np.uint8))
+            offsets.append(ends)
+        letters.close()
+        offsets.close()
+        self._original_name = TextSpec(letters.spec, offsets.spec)
 
     # ---- the graph as a whole
 
@@ -367,7 +417,7 @@ class GraphWriter:
         self, name: str, array: npt.NDArray[Any], *, dtype: str | None = None
     ) -> None:
         """Record an array of the whole graph."""
-        path = names.graph_array(name)
+        path = store_names.graph_array(name)
         self._graph_arrays[name] = self._store.cold(path, array, name=name, dtype=dtype)
 
     def commit(self) -> Path:
@@ -395,11 +445,20 @@ class GraphWriter:
         splits = {}
         for name, (where, values) in self._splits.items():
             ids = split_ids(values, num_nodes, where)
-            splits[name] = self._store.cold(names.split_array(NODE_TYPE, name), ids, name=name)
+            splits[name] = self._store.cold(
+                store_names.split_array(NODE_TYPE, name), ids, name=name
+            )
         attributes = self._nodes.attributes
         schema = Schema(
             node_types=(
-                NodeTypeSpec(NODE_TYPE, num_nodes, attributes, splits, self._original_ids),
+                NodeTypeSpec(
+                    NODE_TYPE,
+                    num_nodes,
+                    attributes,
+                    splits,
+                    self._original_ids,
+                    self._original_name,
+                ),
             ),
             edge_types=(edges,),
             graph_attributes=self._graph_values,

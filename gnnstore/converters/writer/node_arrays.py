@@ -6,6 +6,7 @@ besides (another type, a scale per column) is decided here as well, for every co
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from gnnstore.converters.features.casting import Caster, ScalingCaster, column_s
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, UsageError
-from gnnstore.formats.arrays.dtypes import dtype_name
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, from_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.container import names
 from gnnstore.formats.store.schema import NODE_TYPE, AttributeSpec
@@ -28,7 +29,13 @@ from gnnstore.progress import Phase, Progress
 
 
 class RowSink:
-    """Takes the rows of one paged attribute, in any pieces, cast on their way."""
+    """Takes the rows of one paged attribute, in any pieces, cast on their way.
+
+    Attributes
+    ----------
+    num_nan, num_infinite : int
+        Such values among the rows that were appended.
+    """
 
     def __init__(
         self, array: PagedArrayWriter, caster: Caster | ScalingCaster, phase: Phase
@@ -36,6 +43,8 @@ class RowSink:
         self._array = array
         self._caster = caster
         self._phase = phase
+        self._is_float = np.dtype(STORAGE_DTYPES[caster.source]).kind == "f"
+        self.num_nan = self.num_infinite = 0
 
     @property
     def num_committed_rows(self) -> int:
@@ -72,9 +81,22 @@ class RowSink:
         """
         rows = rows[self.skip(len(rows)) :]
         if len(rows):
+            self._count(rows)
             self._array.append(self._caster(rows))
             self._phase.advance(len(rows))
 
+    def _count(self, rows: npt.NDArray[Any]) -> None:
+        """Count values that are no numbers to learn from."""
+        if self._caster.source == "bfloat16":
+            rows = from_bfloat16_bits(rows)
+        elif not self._is_float:
+            return
+        if not np.isfinite(rows).all():
+            self.num_nan += int(np.isnan(rows).sum())
+            self.num_infinite += int(np.isinf(rows).sum())
+
+
+_LOG = logging.getLogger(__name__)
 
 # Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
 # and read whole; wider ones are read by row, so they are laid out in pages.
@@ -163,7 +185,17 @@ class NodeArrays:
             cat_dim=cat_dim,
         )
         with self._progress.phase(f"write {name}", num_rows, "rows") as phase:
-            yield RowSink(array, caster, phase)
+            sink = RowSink(array, caster, phase)
+            yield sink
+        if is_features and (sink.num_nan or sink.num_infinite):
+            _LOG.warning(
+                "%s: of %d values %d are NaN and %d infinite; replace them, or a model that sees "
+                "them has no loss",
+                where or name,
+                math.prod((num_rows, *row_shape)),
+                sink.num_nan,
+                sink.num_infinite,
+            )
         if array.is_complete:  # close now: what comes before the commit may be interrupted
             array.close()
         self.attributes[name] = array.spec

@@ -154,6 +154,24 @@ def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
     return place
 
 
+def check_pointers(store: StoreWriter, num_nodes: int) -> None:
+    """Refuse a number of nodes whose column pointers alone the disk has no room for.
+
+    Raises
+    ------
+    NoSpaceError
+        Saying how much they would take.
+    """
+    needed, free = 8 * (num_nodes + 1), free_bytes(store.temporary_path)
+    if needed > free + directory_bytes(store.temporary_path):
+        raise NoSpaceError(
+            f"cannot convert: {num_nodes} nodes take {format_size(needed)} for the pointers to "
+            f"their edges alone, on disk and in memory where they are sampled; {format_size(free)} "
+            f"are free for {store.path}. Check the number of nodes",
+            path=store.path,
+        )
+
+
 def announce(
     store: StoreWriter,
     options: ConvertOptions,

@@ -57,6 +57,11 @@ def original_id_array(node_type: str) -> str:
     return f"maps/{encode(node_type)}/original_id"
 
 
+def original_name_directory(node_type: str) -> str:
+    """Path of the group of the nodes' names in the original data: holds bytes and offsets."""
+    return f"maps/{encode(node_type)}/original_name"
+
+
 def edge_directory(source: str, relation: str, target: str) -> str:
     """Path of an edge type's group: holds indptr, indices, edge_id and attrs/."""
     return f"edges/{encode(source)}__{encode(relation)}__{encode(target)}"

@@ -79,14 +79,34 @@ class AttributeSpec:
 
 
 @dataclass(frozen=True)
+class TextSpec:
+    """Texts, one behind the other, and where each begins.
+
+    Attributes
+    ----------
+    bytes : AttributeSpec
+        UTF-8, uint8 [B].
+    offsets : AttributeSpec
+        int64 [N + 1]; text i is bytes[offsets[i]:offsets[i + 1]].
+    """
+
+    bytes: AttributeSpec
+    offsets: AttributeSpec
+
+
+@dataclass(frozen=True)
 class NodeTypeSpec:
-    """The nodes of one type: how many, their attributes [N, ...], splits, original ids [N]."""
+    """The nodes of one type: how many, their attributes [N, ...], splits, original ids [N].
+
+    Nodes whose original ids are texts have names [N] instead.
+    """
 
     name: str
     num_nodes: int
     attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
     splits: Mapping[str, AttributeSpec] = field(default_factory=dict)
     original_id: AttributeSpec | None = None
+    original_name: TextSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +179,8 @@ class Schema:
         for node in self.node_types:
             found += [*node.attributes.values(), *node.splits.values()]
             found += [node.original_id] if node.original_id else []
+            if node.original_name is not None:
+                found += [node.original_name.bytes, node.original_name.offsets]
         for edge in self.edge_types:
             found += [edge.indptr, edge.indices, *([edge.edge_id] if edge.edge_id else [])]
             found += edge.attributes.values()
@@ -168,6 +190,9 @@ class Schema:
         """Return the schema as JSON values."""
         document = asdict(self)
         document["node_types"] = list(document["node_types"])
+        for node in document["node_types"]:
+            if node["original_name"] is None:  # what few stores have, others do not mention
+                del node["original_name"]
         document["edge_types"] = list(document["edge_types"])
         return document
 
@@ -221,6 +246,8 @@ class Schema:
             rows = [*node.attributes.values(), *([node.original_id] if node.original_id else [])]
             for spec in rows:
                 require(spec, node.num_nodes, f"there are {node.num_nodes} nodes")
+            if node.original_name is not None:
+                _check_text(node.original_name, node.num_nodes, file)
         for edge in self.edge_types:
             missing = {edge.source, edge.target} - counts.keys()
             if missing:
@@ -273,7 +300,30 @@ def _node_type(fields: Fields) -> NodeTypeSpec:
         attributes=_attributes(fields, "attributes"),
         splits=_attributes(fields, "splits"),
         original_id=_optional(fields, "original_id"),
+        original_name=_text(fields.fields("original_name"))
+        if fields.has("original_name")
+        else None,
     )
+
+
+def _text(fields: Fields) -> TextSpec:
+    return TextSpec(_attribute(fields.fields("bytes")), _attribute(fields.fields("offsets")))
+
+
+def _check_text(text: TextSpec, num_texts: int, file: str) -> None:
+    for spec, dtype in ((text.bytes, "uint8"), (text.offsets, "int64")):
+        if spec.dtype != dtype or spec.layout != "paged" or len(spec.shape) != 1:
+            raise CorruptStoreError(
+                f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "
+                f"{list(spec.shape)}; expected one-dimensional paged {dtype}",
+                path=file,
+            )
+    if text.offsets.num_rows != num_texts + 1:
+        raise CorruptStoreError(
+            f"{file}: the array {text.offsets.path!r} has {text.offsets.num_rows} entries, but "
+            f"there are {num_texts} texts",
+            path=file,
+        )
 
 
 def _edge_type(fields: Fields) -> EdgeTypeSpec:

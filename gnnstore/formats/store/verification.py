@@ -31,7 +31,7 @@ from gnnstore.formats.packed.manifest import PLANS_DIRECTORY, find_plans, is_pla
 from gnnstore.formats.packed.reader import PlanReader
 from gnnstore.formats.store.manifest import BLOCK_BYTES, FileEntry
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec
+from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, TextSpec
 from gnnstore.progress import NullProgress, Progress
 
 Level = Literal["header", "checksums", "full"]
@@ -44,6 +44,7 @@ _LINK = "a symbolic link, which no reader follows; remove it, or put there what 
 _MAX_BATCHES = 8  # named for a damaged range
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
+_TEXT_SCAN_BYTES = 2**16  # of offsets; the texts are many times as long
 
 
 @dataclass(frozen=True)
@@ -285,6 +286,8 @@ def _check_meaning(reader: StoreReader) -> Iterator[Problem]:
     for node in schema.node_types:
         yield from _check_node_ids(reader, node)
         yield from _check_scales(reader, node)
+        if node.original_name is not None:
+            yield from _check_text(reader, node.original_name)
     for edge in schema.edge_types:
         yield from _check_columns(reader, edge, num_src[edge.source])
 
@@ -357,6 +360,37 @@ def _check_scales(reader: StoreReader, node: NodeTypeSpec) -> Iterator[Problem]:
                 f"the scale of column {', '.join(map(str, place))} of {name!r} is "
                 f"{values[place]!s}, expected a finite number above 0",
             )
+
+
+def _check_text(reader: StoreReader, text: TextSpec) -> Iterator[Problem]:
+    """Offsets ascend from the first byte to the last, and every text is UTF-8."""
+    where = str(reader.path / text.offsets.path)
+    num_bytes = text.bytes.num_rows
+    letters = reader.paged(text.bytes)
+    latest = 0
+    for first, piece in reader.paged(text.offsets).pieces(_TEXT_SCAN_BYTES):
+        if first == 0 and piece[0] != 0:
+            yield Problem(where, f"the first text begins at byte {int(piece[0])}, expected 0")
+            return
+        descents = np.flatnonzero(np.diff(piece, prepend=latest) < 0)
+        if len(descents) or piece[-1] > num_bytes:
+            place = first + int(descents[0]) if len(descents) else first + len(piece) - 1
+            yield Problem(where, f"entry {place} descends, or is behind the {num_bytes} bytes")
+            return
+        data = letters.read_slice(latest, int(piece[-1]))
+        begins = piece[:-1] - latest
+        try:
+            str(data.tobytes(), "utf-8")
+            is_utf8 = not (data[begins[begins < len(data)]] & 0xC0 == 0x80).any()
+        except UnicodeDecodeError:
+            is_utf8 = False
+        if not is_utf8:
+            path = str(reader.path / text.bytes.path)
+            yield Problem(path, "a text is not UTF-8", latest, int(piece[-1]))
+            return
+        latest = int(piece[-1])
+    if latest != num_bytes:
+        yield Problem(where, f"the last text ends at byte {latest} of {num_bytes}")
 
 
 def _check_columns(reader: StoreReader, edge: EdgeTypeSpec, num_src: int) -> Iterator[Problem]:

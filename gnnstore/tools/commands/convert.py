@@ -99,6 +99,18 @@ Examples:
 @click.option(
     "--ignore-extra-columns", is_flag=True, help="Read the first two columns and drop the rest."
 )
+@click.option("--skip-header", is_flag=True, help="Skip the first line: it names the columns.")
+@click.option(
+    "--edge-weight",
+    type=click.IntRange(min=3),
+    metavar="COLUMN",
+    help="Keep this column, counted from 1, as the edge attribute edge_weight.",
+)
+@click.option(
+    "--string-ids",
+    is_flag=True,
+    help="Ids are names: number nodes in order of appearance, and keep the names.",
+)
 @common_options
 @session_options
 def snap(session: Session, output: str, ignore_extra_columns: bool, **arguments: Any) -> None:

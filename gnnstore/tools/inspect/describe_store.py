@@ -46,6 +46,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
                     "attributes": sorted(node.attributes),
                     "splits": {name: spec.num_rows for name, spec in node.splits.items()},
                     "original_ids": node.original_id is not None,
+                    "original_names": node.original_name is not None,
                 }
                 for node in schema.node_types
             ],

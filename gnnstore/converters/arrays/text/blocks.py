@@ -84,6 +84,7 @@ def read_blocks(
     """
     phase = phase or NullPhase()
     line, rest = 1, b""
+    num_blank = 0  # lines before `rest`, which count only if something follows them
     try:
         with open_input(path) as raw:
             zipped = raw.read(2) == _GZIP_MAGIC
@@ -99,11 +100,15 @@ def read_blocks(
             while chunk := stream.read(block_bytes):
                 phase.advance(raw.tell() - position)
                 position = raw.tell()
-                data, rest = _cut(rest + chunk)
+                data, more_blank, rest = _cut(rest + chunk)
                 if data:
+                    if num_blank:
+                        yield TextBlock(line, b"\n")  # one stands for all of them
+                        line, num_blank = line + num_blank, 0
                     yield _block(line, data)
                     line += data.count(b"\n")
-                elif len(rest) > MAX_LINE_BYTES:
+                num_blank += more_blank
+                if len(rest) > MAX_LINE_BYTES:
                     raise InputError(
                         f"{path}: line {line} is longer than {MAX_LINE_BYTES} bytes; "
                         "this is not a table of numbers",
@@ -124,7 +129,9 @@ def read_blocks(
     except OSError as error:
         raise read_error(error, "the text file", path) from error
     if rest.strip():
-        yield _block(line, rest)
+        if num_blank:
+            yield TextBlock(line, b"\n")
+        yield _block(line + num_blank, rest)
 
 
 def _block(line: int, data: bytes) -> TextBlock:
@@ -132,9 +139,9 @@ def _block(line: int, data: bytes) -> TextBlock:
     return TextBlock(line, data.removeprefix(codecs.BOM_UTF8) if line == 1 else data)
 
 
-def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Split before the blank lines at the end, which count only if something follows them."""
+def _cut(data: bytes) -> tuple[bytes, int, bytes]:
+    """Split into lines, the number of blank ones behind them, and the beginning of a line."""
     end = data.rfind(b"\n") + 1
     lines = data[:end].rstrip(b"\r\n")
-    end = data.find(b"\n", len(lines)) + 1 if lines else 0
-    return data[:end], data[end:]
+    last = data.find(b"\n", len(lines)) + 1 if lines else 0
+    return data[:last], data.count(b"\n", last, end), data[end:]

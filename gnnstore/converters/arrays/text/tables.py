@@ -44,9 +44,12 @@ class TableFormat:
     Attributes
     ----------
     dtype : str
-        "int64", "float32" or "float64".
+        "int64", "float32" or "float64"; "text" gives blocks of `NameBlock`.
     num_columns : int, optional
         Fields in a line; None: as many as in the first.
+    weight_column : int, optional
+        Position of a field that is a float32, in a table whose first two fields are the ends of
+        an edge; fields between these are skipped. Blocks are structured: see `row_dtype`.
     delimiter : str, optional
         What stands between two fields; None: a comma, a tab or spaces, whichever the first
         line has.
@@ -61,10 +64,15 @@ class TableFormat:
         Whether NaN is a value (in a table of floats).
     ignore_extra : bool
         Whether fields after the `num_columns` first ones are skipped.
+    skip_header : bool
+        Whether the first line that is no comment is skipped.
+    extra_hint, type_hint : str
+        What to do about too many fields, and about one that is no integer, for messages.
     """
 
     dtype: str
     num_columns: int | None = None
+    weight_column: int | None = None
     delimiter: str | None = ","
     comments: bytes = b""
     minimum: int | None = None
@@ -72,11 +80,46 @@ class TableFormat:
     what: str = "value"
     allow_nan: bool = True
     ignore_extra: bool = False
+    skip_header: bool = False
+    extra_hint: str = ""
+    type_hint: str = ""
 
     @property
     def is_integer(self) -> bool:
         """Whether the values are integers."""
         return self.dtype == "int64"
+
+    @property
+    def row_dtype(self) -> np.dtype[Any]:
+        """The element type of blocks: `dtype`, or `ends` (two of them) and `weight`."""
+        if self.weight_column is None:
+            return np.dtype(self.dtype)
+        return np.dtype([("ends", self.dtype, 2), ("weight", np.float32)])
+
+
+@dataclass(frozen=True)
+class NameBlock:
+    """Rows whose first two fields are names.
+
+    Attributes
+    ----------
+    names : list of bytes
+        The distinct names, in order of appearance, as UTF-8.
+    codes : ndarray of int64, shape [k, 2]
+        The position in `names` of each field.
+    first : ndarray of int64, shape [len(names)]
+        Where each name appears first: 2 i + c in column c of row i.
+    weight : ndarray of float32, shape [k], or None
+        The weight column.
+    """
+
+    names: list[bytes]
+    codes: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    weight: npt.NDArray[np.float32] | None
+
+    def __len__(self) -> int:
+        return len(self.codes)
 
 
 class _Count(NullPhase):
@@ -122,6 +165,7 @@ class TextTable:
         self.format = table_format
         self._block_bytes = min(block_bytes, block_bytes_for(memory_bytes, _num_in_flight()))
         self._delimiter = table_format.delimiter
+        self._has_header = table_format.skip_header
         self._num_columns = table_format.num_columns
 
     @property
@@ -168,7 +212,7 @@ class TextTable:
         Yields
         ------
         ndarray of the format's dtype, [rows, columns]
-            At least one row.
+            At least one row; structured, [rows], with a weight column. `NameBlock` for text.
 
         Raises
         ------
@@ -194,7 +238,9 @@ class TextTable:
 
     def _prepared(self, read: Phase) -> Iterator[TextBlock]:
         """Yield the blocks, once it is known what fields are like."""
-        for block in read_blocks(self.path, read, block_bytes=self._block_bytes):
+        self._has_header = self.format.skip_header
+        for found in read_blocks(self.path, read, block_bytes=self._block_bytes):
+            block = self._without_header(found) if self._has_header else found
             if self._delimiter is None or self._num_columns is None:
                 data = self._strip(block.data)
                 if not data:
@@ -202,12 +248,27 @@ class TextTable:
                 self._look_at_first_line(data)
             yield block
 
-    def _parse(self, block: TextBlock) -> npt.NDArray[Any]:
+    def _without_header(self, block: TextBlock) -> TextBlock:
+        """Return what follows the first line that is no comment."""
+        data = block.data
+        place = self._first_row_place(data)
+        if place is None:
+            return block
+        self._has_header = False
+        begin = place.stop + 1
+        return TextBlock(block.first_line + data.count(b"\n", 0, begin), data[begin:])
+
+    def _parse(self, block: TextBlock) -> Any:
         data = self._strip(block.data)
         if not data:
-            return np.empty((0, self._num_columns or 0), self.format.dtype)
+            return self._empty()
         rows = self._parse_fast(data)
         return self._parse_by_line(block) if rows is None else rows
+
+    def _empty(self) -> npt.NDArray[Any]:
+        if self.format.dtype == "text" or self.format.weight_column is not None:
+            return np.empty(0)
+        return np.empty((0, self._num_columns or 0), self.format.dtype)
 
     def _strip(self, data: bytes) -> bytes:
         """Return the lines that are no comments, with plain line ends."""
@@ -236,25 +297,30 @@ class TextTable:
 
     def _first_row(self, data: bytes) -> bytes | None:
         """Return the first line that is not to be skipped."""
+        place = self._first_row_place(data)
+        return None if place is None else data[place]
+
+    def _first_row_place(self, data: bytes) -> slice | None:
         begin = 0
         while begin < len(data):
             end = data.find(b"\n", begin)
-            line = data[begin : end if end >= 0 else len(data)]
-            if not self.format.comments or not self._is_skipped(line):
-                return line
-            begin += len(line) + 1
+            place = slice(begin, end if end >= 0 else len(data))
+            if not self.format.comments or not self._is_skipped(data[place]):
+                return place
+            begin = place.stop + 1
         return None
 
     def _fields(self, line: bytes) -> list[bytes]:
-        if self._delimiter == ",":
-            return [field.strip() for field in line.split(b",")]
+        if self._delimiter == "," or (self._delimiter == "\t" and self.format.dtype == "text"):
+            return [field.strip() for field in line.split(self._delimiter.encode())]
         return line.split()
 
     # ---- fast: pyarrow, on blocks where it agrees with the letter
 
-    def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | None:
+    def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
         rows = self._parse_arrow(data)
-        if rows is None and self._delimiter in ("\t", " "):
+        is_text = self.format.dtype == "text"
+        if rows is None and (self._delimiter == " " or (self._delimiter == "\t" and not is_text)):
             # Columns aligned with several spaces, or trailing ones.
             space = self._delimiter.encode()
             single = re.sub(rb"[ \t]+", space, data)
@@ -262,7 +328,7 @@ class TextTable:
             rows = self._parse_arrow(single.strip(space))
         return rows if rows is not None and self._allowed(rows) else None
 
-    def _parse_arrow(self, data: bytes) -> npt.NDArray[Any] | None:
+    def _parse_arrow(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
         import pyarrow as pa  # noqa: PLC0415  (60 ms, and only text input needs it)
         from pyarrow import csv  # noqa: PLC0415
 
@@ -276,13 +342,16 @@ class TextTable:
         text = pa.allocate_buffer(len(data), memory_pool=pool)
         memoryview(text).cast("B")[:] = data
         names = [str(column) for column in range(self._num_columns or 0)]
-        extra: dict[str, Any] = {}
+        weight = self.format.weight_column
+        wanted = names if weight is None else ["0", "1", str(weight)]
         if self.format.ignore_extra:
             line = self._first_row(data) or b""
             total = len(line.split((self._delimiter or " ").encode()))
-            extra["include_columns"] = names
             names = [str(column) for column in range(max(total, len(names)))]
-        kind = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64()}
+        kinds = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64()}
+        types = dict.fromkeys(wanted, kinds.get(self.format.dtype, pa.string()))
+        if weight is not None:
+            types[str(weight)] = pa.float32()
         try:
             table = csv.read_csv(
                 pa.BufferReader(text),
@@ -295,18 +364,32 @@ class TextTable:
                     ignore_empty_lines=bool(self.format.comments),
                 ),
                 convert_options=csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, kind[self.format.dtype]),
+                    column_types=types,
+                    include_columns=wanted,
                     null_values=[],
                     strings_can_be_null=False,
-                    **extra,
                 ),
                 memory_pool=pool,
             )
         except pa.ArrowInvalid:
             return None
-        return np.stack([column.to_numpy() for column in table.columns], axis=1)
+        if self.format.dtype == "text":
+            return _encode_names(table)
+        columns = [column.to_numpy() for column in table.columns]
+        return np.stack(columns, axis=1) if weight is None else self._weighted(columns)
 
-    def _allowed(self, rows: npt.NDArray[Any]) -> bool:
+    def _weighted(self, columns: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        rows = np.empty(len(columns[0]), self.format.row_dtype)
+        rows["ends"][:, 0], rows["ends"][:, 1], rows["weight"] = columns
+        return rows
+
+    def _allowed(self, rows: npt.NDArray[Any] | NameBlock) -> bool:
+        if isinstance(rows, NameBlock):
+            return b"" not in rows.names and (rows.weight is None or self._finite(rows.weight))
+        if self.format.weight_column is not None:
+            if not self._finite(rows["weight"]):
+                return False
+            rows = rows["ends"]
         if not self.format.is_integer:
             # An infinity may be a number too large for the type; the letter tells.
             nan_is_fine = self.format.allow_nan or not np.isnan(rows).any()
@@ -316,9 +399,12 @@ class TextTable:
         low, limit = self.format.minimum, self.format.limit
         return (low is None or rows.min() >= low) and (limit is None or rows.max() < limit)
 
+    def _finite(self, weight: npt.NDArray[Any]) -> bool:
+        return bool(np.isfinite(weight).all())
+
     # ---- by the letter: one line after the other
 
-    def _parse_by_line(self, block: TextBlock) -> npt.NDArray[Any]:
+    def _parse_by_line(self, block: TextBlock) -> npt.NDArray[Any] | NameBlock:
         parsed = []
         for number, line in enumerate(block.data.split(b"\n"), block.first_line):
             text = line.strip(b" \t\r")
@@ -334,20 +420,42 @@ class TextTable:
             if len(fields) != self._num_columns:
                 self._fail_fields(number, text, len(fields))
             parsed.append([self._value(number, c, f) for c, f in enumerate(fields, 1)])
+        weight = self.format.weight_column
+        if self.format.dtype == "text":
+            return _encode_fields(parsed, weight)
+        if weight is not None:
+            columns = [np.array([row[c] for row in parsed]) for c in (0, 1, weight)]
+            return self._weighted(columns)
         return np.array(parsed, dtype=self.format.dtype).reshape(-1, self._num_columns or 0)
 
-    def _value(self, line: int, column: int, field: bytes) -> int | float:
+    def _value(self, line: int, column: int, field: bytes) -> Any:
         where = f"column {column}"
+        if self.format.weight_column is not None and column > 2:
+            is_weight = column - 1 == self.format.weight_column
+            return self._decimal(line, where, field, "weight", "float32") if is_weight else None
         if not field:
             self._fail(line, f"{where} is empty: a {self.format.what} is missing")
         if self.format.is_integer:
             return self._integer(line, where, field)
-        return self._decimal(line, where, field)
+        if self.format.dtype == "text":
+            return self._text(line, where, field)
+        return self._decimal(line, where, field, self.format.what, self.format.dtype)
+
+    def _text(self, line: int, where: str, field: bytes) -> bytes:
+        try:
+            field.decode()
+        except UnicodeDecodeError:
+            self._fail(line, f"{where}: {_show(field)} is not UTF-8; convert the file to UTF-8")
+        return field
 
     def _integer(self, line: int, where: str, field: bytes) -> int:
         what = self.format.what
         if not _INTEGER.fullmatch(field):
-            self._fail(line, f"{where}: {_show(field)} is not an integer, expected a {what}")
+            self._fail(
+                line,
+                f"{where}: {_show(field)} is not an integer, expected a {what}"
+                f"{self.format.type_hint}",
+            )
         # A number of more digits is out of range in any case, and slow to convert.
         value = int(field) if len(field) < 25 else int(_INT64.max) + 1
         if not _INT64.min <= value <= _INT64.max:
@@ -358,8 +466,7 @@ class TextTable:
             self._fail(line, f"{where}: {what} {value} is outside {allowed}")
         return value
 
-    def _decimal(self, line: int, where: str, field: bytes) -> float:
-        what, dtype = self.format.what, self.format.dtype
+    def _decimal(self, line: int, where: str, field: bytes, what: str, dtype: str) -> float:
         if not _DECIMAL.fullmatch(field.lower()):
             self._fail(line, f"{where}: {_show(field)} is not a number, expected a {what}")
         value = float(field)
@@ -381,6 +488,8 @@ class TextTable:
                 f"{_SEPARATORS[',' if self._delimiter != ',' else ' ']} instead of "
                 f"{_SEPARATORS[self._delimiter or ' ']}"
             )
+        elif found > (self._num_columns or 0):
+            problem += self.format.extra_hint
         self._fail(line, problem)
 
     def _fail(self, line: int, problem: str) -> NoReturn:
@@ -390,3 +499,38 @@ class TextTable:
 def _show(field: bytes) -> str:
     text = field.decode("utf-8", "replace")
     return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _encode_names(table: Any) -> NameBlock:
+    """Return the rows of a pyarrow table of two columns of text, and perhaps a weight."""
+    import pyarrow as pa  # noqa: PLC0415
+    from pyarrow import compute  # noqa: PLC0415
+
+    columns = [chunk for column in table.columns[:2] for chunk in column.chunks]
+    trimmed = compute.ascii_trim_whitespace(pa.concat_arrays(columns))
+    encoded = trimmed.dictionary_encode()
+    codes = encoded.indices.to_numpy().reshape(2, -1).T
+    # The dictionary has the sources before the targets; names are to come as lines have them.
+    _, first = np.unique(codes, return_index=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    names = encoded.dictionary.cast(pa.binary()).take(pa.array(order)).to_pylist()
+    weight = table.column(2).to_numpy() if table.num_columns > 2 else None
+    return NameBlock(names, rank[codes], first[order].astype(np.int64), weight)
+
+
+def _encode_fields(rows: list[list[Any]], weight_column: int | None) -> NameBlock:
+    """Return rows of fields as a block."""
+    numbers: dict[bytes, int] = {}
+    first: list[int] = []
+    codes = np.empty((len(rows), 2), np.int64)
+    for i, row in enumerate(rows):
+        for c in range(2):
+            codes[i, c] = numbers.setdefault(row[c], len(numbers))
+            if len(first) < len(numbers):
+                first.append(2 * i + c)
+    weight = None
+    if weight_column is not None:
+        weight = np.array([row[weight_column] for row in rows], np.float32)
+    return NameBlock(list(numbers), codes, np.array(first, np.int64), weight)

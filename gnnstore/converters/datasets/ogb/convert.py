@@ -7,6 +7,7 @@ layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
+
+_LOG = logging.getLogger(__name__)
 
 _SPLITS = ("train", "valid", "test")
 # Files that only data sets of several node or edge types have, in either layout.
@@ -97,6 +100,7 @@ def from_ogb(
         writer = GraphWriter(output, kind="ogb", source=found, options=options, progress=progress)
         with writer:
             convert_mag240m(writer, papers)
+            _warn_of_splits(writer, papers)
             return writer.commit()
     files = _find(directory, split)
     split_files = [] if files.split is None else files.split.iterdir()
@@ -113,6 +117,7 @@ def from_ogb(
             _read_splits(writer, files.split)
         convert = convert_binary if files.binary else convert_csv
         convert(writer, files.raw, add_inverse_edge=add_inverse_edge)
+        _warn_of_splits(writer, directory)
         return writer.commit()
 
 
@@ -155,6 +160,21 @@ def _find_split(directory: Path, split: str | None) -> Path | None:
     if not found:
         return None
     return directory / (split or found[0])
+
+
+def _warn_of_splits(writer: GraphWriter, directory: Path) -> None:
+    sizes = writer.split_sizes
+    missing = [name for name in _SPLITS if name not in sizes]
+    if missing:
+        found = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "there is none"
+        _LOG.warning(
+            "%s: the split %s is not there (%s, of %d nodes); copy split/ of the data set too, or "
+            "name the nodes to train on yourself",
+            directory,
+            ", ".join(missing),
+            found,
+            writer.num_nodes or 0,
+        )
 
 
 def _read_splits(writer: GraphWriter, directory: Path) -> None:

@@ -1,0 +1,259 @@
+"""Numbers nodes that a text calls by names, in order of appearance, within a budget of memory.
+
+A dictionary holds the names while it fits. Else they are divided by a hash into parts on disk,
+each small enough for a dictionary of its own, which finds where each of its names appears first.
+That position is an id of the node, as an edge list of integers has them, and `IdCollector`
+numbers ids: smaller ones first, which is the order of appearance.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.limits import available_bytes
+from gnnstore.converters.arrays.text.tables import NameBlock
+from gnnstore.converters.edges.id_remap import IdCollector, IdMap
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.errors import BudgetError, CorruptStoreError, storage_error
+from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.units import format_size
+
+# Of the memory allowed, for names: edges are to be sorted beside them.
+_SHARE = 0.5
+# What a name takes in a dictionary besides its bytes: an object of bytes, one of int, an entry.
+_ENTRY_BYTES = 160
+_NUM_PARTS = 256
+_CHUNK_NAMES = 2**16
+_MERGE_NAMES = 256  # read at a time of each part, when all are merged
+
+
+class NameNumbering:
+    """Numbers names in order of appearance.
+
+    Parameters
+    ----------
+    directory : Path
+        Where names go that memory cannot hold; made if it is needed.
+    memory_bytes : int, optional
+        The most memory that the conversion may use; None: what is available.
+
+    Attributes
+    ----------
+    num_nodes : int
+        Distinct names.
+    name_bytes : int
+        Bytes of all distinct names.
+    memory_bytes : int
+        Memory that is taken while blocks are turned into numbers.
+    """
+
+    def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
+        self.num_nodes = self.name_bytes = self.memory_bytes = 0
+        self._limit = memory_bytes
+        allowed = available_bytes() if memory_bytes is None else memory_bytes
+        self._budget = int(_SHARE * allowed)
+        self._numbers: dict[bytes, int] = {}
+        self._spilled: _SpilledNames | None = None
+        self._ids: IdMap | None = None
+        self._directory = directory
+
+    def collect(self, read: Callable[[], Iterable[NameBlock]]) -> None:
+        """Collect all names of a text, and number them.
+
+        Parameters
+        ----------
+        read : callable
+            Reads the text from its beginning; again, if memory does not hold the names.
+
+        Raises
+        ------
+        StorageError
+            If names have to go to the disk, and cannot.
+        BudgetError
+            If the memory allowed does not even hold a part of them.
+        """
+        if self._collect_in_memory(read()):
+            return
+        self._numbers = {}
+        self._spilled = _SpilledNames(self._directory)
+        num_ends = 0
+        for block in read():
+            self._spilled.add(block.names, block.first + num_ends)
+            num_ends += 2 * len(block)
+        collector = IdCollector(memory_bytes=self._limit)
+        self.num_nodes, self.name_bytes = self._spilled.find_first(self._budget, collector)
+        self._ids = collector.finish()
+        self.memory_bytes = self._ids.num_bytes
+
+    def _collect_in_memory(self, blocks: Iterable[NameBlock]) -> bool:
+        for block in blocks:
+            for name in block.names:
+                if self._numbers.setdefault(name, len(self._numbers)) == self.num_nodes:
+                    self.num_nodes += 1
+                    self.name_bytes += len(name)
+            self.memory_bytes = _ENTRY_BYTES * self.num_nodes + self.name_bytes
+            if self.memory_bytes > self._budget:
+                return False
+        return True
+
+    def numbers(self, block: NameBlock) -> npt.NDArray[Any]:
+        """Return the node of each end of the next rows, [k, 2]; blocks come in order."""
+        if self._spilled is not None and self._ids is not None:
+            known = self._ids.to_nodes(self._spilled.take_first(block.names))
+        else:
+            numbers = map(self._numbers.__getitem__, block.names)
+            known = np.fromiter(numbers, id_dtype(self.num_nodes), len(block.names))
+        return known[block.codes]
+
+    def names(self) -> Iterator[list[bytes]]:
+        """Yield all names in the order of their numbers, some at a time."""
+        names = iter(self._numbers) if self._spilled is None else self._spilled.merged()
+        while some := list(islice(names, _CHUNK_NAMES)):
+            yield some
+
+    def close(self) -> None:
+        """Remove the files."""
+        if self._spilled is not None:
+            self._spilled.close()
+
+
+class _SpilledNames:
+    """Names in files, divided by a hash into parts: those that came, then the distinct ones."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._counts = np.zeros(_NUM_PARTS, np.int64)  # names that came
+        self._taken = np.zeros(_NUM_PARTS, np.int64)  # position in the file of ids
+        # Distinct names of each part and their bytes, before the next.
+        self._ends: list[tuple[int, int]] = [(0, 0)]
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for old in directory.iterdir():  # of an attempt that was interrupted
+                old.unlink()
+        except OSError as error:
+            raise storage_error(error, "create the directory", directory) from error
+
+    def add(self, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
+        """Add names and the position at which each appears."""
+        for part, chosen in _divide(names):
+            self._append(f"{part}", [names[i] for i in chosen.tolist()], first[chosen])
+            self._counts[part] += len(chosen)
+
+    def find_first(self, budget: int, collector: IdCollector) -> tuple[int, int]:
+        """Find where each name appears first; return how many there are, and their bytes."""
+        for part in range(_NUM_PARTS):
+            known: dict[bytes, int] = {}
+            num_bytes = 0
+            for names, first in self._records(f"{part}", 0, 0, int(self._counts[part])):
+                found = [
+                    known.setdefault(*pair) for pair in zip(names, first.tolist(), strict=True)
+                ]
+                resolved = np.array(found, np.int64)
+                num_bytes += sum(len(names[i]) for i in np.flatnonzero(resolved == first))
+                if (needed := _ENTRY_BYTES * len(known) + num_bytes) > budget:
+                    raise BudgetError(
+                        f"numbering the names of nodes takes more than {format_size(needed)} of "
+                        "memory, and no more than half of what is allowed may go to it; raise "
+                        "memory_bytes (--memory)"
+                    )
+                self._write("ids", resolved.tobytes())
+            firsts = np.fromiter(known.values(), np.int64, len(known))
+            collector.add(firsts)
+            self._append("distinct", list(known), firsts)
+            self._ends.append((self._ends[-1][0] + len(known), self._ends[-1][1] + num_bytes))
+            self._remove(f"{part}")
+        self._taken = np.cumsum(self._counts) - self._counts
+        return self._ends[-1]
+
+    def take_first(self, names: list[bytes]) -> npt.NDArray[np.int64]:
+        """Return where each of the next names appears first."""
+        first = np.empty(len(names), np.int64)
+        for part, chosen in _divide(names):
+            data = self._read("ids", 8 * int(self._taken[part]), 8 * len(chosen))
+            first[chosen] = np.frombuffer(data, np.int64)
+            self._taken[part] += len(chosen)
+        return first
+
+    def merged(self) -> Iterator[bytes]:
+        """Yield the distinct names in order of appearance."""
+        parts = zip(self._ends[:-1], self._ends[1:], strict=True)
+        for _, name in heapq.merge(*(self._distinct(begin, end) for begin, end in parts)):
+            yield name
+
+    def _distinct(
+        self, begin: tuple[int, int], end: tuple[int, int]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Yield (first position, name) of a part, in order."""
+        for names, first in self._records("distinct", *begin, end[0] - begin[0], _MERGE_NAMES):
+            yield from zip(first.tolist(), names, strict=True)
+
+    def close(self) -> None:
+        """Remove the files."""
+        if self._directory.is_dir():
+            for file in self._directory.iterdir():
+                file.unlink()
+            self._directory.rmdir()
+
+    # ---- records: a name, its length and its position, in a file each
+
+    def _append(self, stem: str, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
+        self._write(f"{stem}.names", b"".join(names))
+        self._write(f"{stem}.lengths", np.fromiter(map(len, names), np.int64).tobytes())
+        self._write(f"{stem}.first", first.tobytes())
+
+    def _records(
+        self, stem: str, begin: int, begin_byte: int, count: int, step: int = _CHUNK_NAMES
+    ) -> Iterator[tuple[list[bytes], npt.NDArray[np.int64]]]:
+        """Yield names and positions of some records, `step` at a time."""
+        for at in range(begin, begin + count, step):
+            num_bytes = 8 * min(step, begin + count - at)
+            lengths = np.frombuffer(self._read(f"{stem}.lengths", 8 * at, num_bytes), np.int64)
+            first = np.frombuffer(self._read(f"{stem}.first", 8 * at, num_bytes), np.int64)
+            text = self._read(f"{stem}.names", begin_byte, int(lengths.sum()))
+            begin_byte += len(text)
+            ends = np.cumsum(lengths).tolist()
+            yield [text[low:high] for low, high in zip([0, *ends], ends, strict=False)], first
+
+    def _remove(self, stem: str) -> None:
+        for ending in ("names", "lengths", "first"):
+            (self._directory / f"{stem}.{ending}").unlink(missing_ok=True)
+
+    def _open(self, name: str, flags: int) -> int:
+        path = self._directory / name
+        return open_regular(path, flags, error=CorruptStoreError, root=self._directory)
+
+    def _write(self, name: str, data: bytes) -> None:
+        try:
+            descriptor = self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with open(descriptor, "ab") as file:  # noqa: PTH123 - a descriptor
+                file.write(data)
+        except OSError as error:
+            raise storage_error(error, "write names of nodes", self._directory / name) from error
+
+    def _read(self, name: str, offset: int, num_bytes: int) -> bytes:
+        try:
+            with open(self._open(name, os.O_RDONLY), "rb") as file:  # noqa: PTH123
+                file.seek(offset)
+                data = file.read(num_bytes)
+        except OSError as error:
+            raise storage_error(error, "read names of nodes", self._directory / name) from error
+        if len(data) != num_bytes:
+            raise CorruptStoreError(f"{self._directory / name}: ends early; convert again")
+        return data
+
+
+def _divide(names: list[bytes]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield the parts that names belong to, and which names belong to each, in order."""
+    parts = np.fromiter(map(zlib.crc32, names), np.uint32, len(names)) % _NUM_PARTS
+    order = np.argsort(parts, kind="stable")
+    present, begins = np.unique(parts[order], return_index=True)
+    yield from zip(present.tolist(), np.split(order, begins[1:]), strict=True)
