@@ -7,7 +7,6 @@ where (`strategies`). Everything else is that of any loader (`base`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,21 +16,14 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
-from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
-from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
-from gnnstore.strategies.open import open_sources
-from gnnstore.strategies.request import ReadRequest
-from gnnstore.strategies.saved import open_packed_sources
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
-
-_log = logging.getLogger(__name__)
 
 
 class NeighborLoader(BatchLoader):
@@ -259,30 +251,13 @@ class NeighborLoader(BatchLoader):
         self.input_id = input_id
         self.custom_cls = custom_cls
 
-        presampler = Presampler.of(
+        self._open(
             self.data,
-            config,
             self._seeds,
-            *batch_shape(kwargs),
-            world_size=world_size or 1,
-        )
-        request = ReadRequest(
-            self.data,
-            options,
-            presampler,
-            # Ids, what input_id shows, the keys and order of a shuffle, and the order of the
-            # next: 8 bytes each.
-            seeds_bytes=8 * len(self._seeds) * (5 if self._order.shuffles else 2),
-            num_threads=max(1, self._most_threads()),
-            may_use_fewer=self._num_threads_given is None,
-        )
-        opened = open_sources(request) if plan is None else open_packed_sources(request)
-        _log.info("%s: %s", self.data.path, opened.placement.reason)
-        self._read_from(
-            opened,
-            opened.batches(self._seeds, config),
-            BatchAssembler(self.data, opened, custom_cls or Data),
-            epoch_batches=presampler.epoch_batches,
+            config,
+            options=options,
+            given=kwargs,
+            data_class=custom_cls or Data,
         )
 
     @property

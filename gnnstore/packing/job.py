@@ -268,10 +268,10 @@ class PlanPacker:
 
         def make(i: int) -> tuple[SavedRecord, int]:
             compact = of.sampled.subgraph(i)
-            (input_id,) = of.sampled.notes[i].labels.arrays()
+            labels = of.sampled.notes[i].labels
             of.sampled.kept.drop(i)
             record = self._records.make(
-                compact, input_id, of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
+                compact, labels, of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
             )
             return record, self._records.batch_bytes(compact)
 

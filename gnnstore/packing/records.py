@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.features.segments.packing import DividedMisses, DividedRuns
     from gnnstore.formats.store.schema import AttributeSpec, Schema
+    from gnnstore.pipeline.seeds.base import SeedLabels
     from gnnstore.sampling.compact import CompactSubgraph
     from gnnstore.strategies.open import DataSources
 
@@ -47,7 +48,7 @@ class RecordMaker:
     def make(
         self,
         subgraph: CompactSubgraph,
-        input_id: npt.NDArray[np.int64],
+        labels: SeedLabels,
         plan: CachePlan,
         misses: DividedMisses | None,
         i: int,
@@ -82,7 +83,7 @@ class RecordMaker:
         if tables.edge_ids is not None:
             edge_ids = tables.edge_ids.gather(subgraph.edge_pos).values
         return SavedRecord(
-            input_id=input_id,
+            seeds=tuple(labels.arrays()),
             slots=plan.batch_slots(i),
             change_positions=changes[0],
             change_slots=changes[1],

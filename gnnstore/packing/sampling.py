@@ -23,7 +23,7 @@ from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, S
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
 from gnnstore.pipeline.order.state import sampling_fingerprint
-from gnnstore.pipeline.seeds.base import BatchKey
+from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import PACKED
@@ -62,6 +62,8 @@ class PlanSettings:
     input_nodes : None, str, tensor, array or sequence
         A split, or as of `NeighborLoader`; None: all nodes.
     batch_size, epochs : int
+    seeds : SeedSource or None
+        What batches start from; None: from `input_nodes`.
     shuffle, drop_last : bool
     cache : str or None
         By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady";
@@ -85,6 +87,7 @@ class PlanSettings:
     input_nodes: Any
     batch_size: int
     epochs: int
+    seeds: SeedSource | None = None
     shuffle: bool = True
     drop_last: bool = False
     cache: str | None = None
@@ -181,13 +184,17 @@ class PlanSampler:
     def __init__(self, store: GraphStore, settings: PlanSettings) -> None:
         self.store = store
         self.settings = settings
-        self.seeds = resolve_input_nodes(store, settings.input_nodes)
-        whole = self.seeds.num_seeds // settings.batch_size
-        rest = 0 if settings.drop_last else int(self.seeds.num_seeds % settings.batch_size > 0)
+        self.seeds: SeedSource = (
+            resolve_input_nodes(store, settings.input_nodes)
+            if settings.seeds is None
+            else settings.seeds
+        )
+        whole = len(self.seeds) // settings.batch_size
+        rest = 0 if settings.drop_last else int(len(self.seeds) % settings.batch_size > 0)
         self.batches_per_epoch = whole + rest
         if self.batches_per_epoch == 0:
             raise UsageError(
-                f"{store.path}: {self.seeds.num_seeds} input nodes make no batch of "
+                f"{store.path}: {len(self.seeds)} input nodes make no batch of "
                 f"{settings.batch_size}, so there is nothing to pack; choose other input nodes"
             )
         presampler = Presampler.of(
@@ -204,7 +211,7 @@ class PlanSampler:
             tmpdir=settings.tmpdir,
             disk=_NO_DISK_LIMIT,
         )
-        seeds_bytes = 8 * self.seeds.num_seeds * (4 if settings.shuffle else 2)
+        seeds_bytes = 8 * len(self.seeds) * (4 if settings.shuffle else 2)
         self.tables = open_sources(
             ReadRequest(
                 store,
@@ -296,9 +303,9 @@ class PlanSampler:
             To be closed by the caller.
         """
         settings = self.settings
-        order: Any = range(self.seeds.num_seeds)
+        order: Any = range(len(self.seeds))
         if settings.shuffle:
-            order = epoch_permutation(self.seeds.num_seeds, settings.config.seed, epoch)
+            order = epoch_permutation(len(self.seeds), settings.config.seed, epoch)
         batches = batches_in_order(order, settings.batch_size, drop_last=settings.drop_last)
         sampling = SamplingJob(
             select=lambda planned: self._select(epoch, planned),

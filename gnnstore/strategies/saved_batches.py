@@ -210,7 +210,7 @@ class SavedTask(Task):
         record = self._record = self._read()
         try:
             subgraph = record.subgraph.expand(self._of.index_dtype, empty)
-            labels = self._of.labels.from_arrays([_owned(record.input_id)])
+            labels = self._of.labels.from_arrays([_owned(array) for array in record.seeds])
         except BaseException as error:
             self._lease.fail(self._turn, error)
             raise

@@ -15,11 +15,11 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.sampling.compact import CompactSubgraph
 
-# Arrays of a record before those of the attributes: input_id, slots, changes (positions and
-# slots), and where missed rows go (positions; targets and sources of those that come again). In a
-# plan with segments there follow positions and ranks of rows that batches share; then checksums of
-# runs and of shared rows, one array for each cached attribute, as the manifest says.
-_STEP_ARRAYS = 7
+# Arrays of a record after those of its seeds: slots, changes (positions and slots), and where
+# missed rows go (positions; targets and sources of those that come again). In a plan with segments
+# there follow positions and ranks of rows that batches share; then checksums of runs and of shared
+# rows, one array for each cached attribute, as the manifest says.
+_STEP_ARRAYS = 6
 _SHARED_ARRAYS = 2
 
 
@@ -29,7 +29,8 @@ class SavedRecord:
 
     Attributes
     ----------
-    input_id : ndarray of int64 [B]
+    seeds : tuple of ndarray
+        What the batch shows of its seeds: `input_id`, int64 [B], where these are nodes.
     slots : ndarray of int32 [n]
     change_positions, change_slots : ndarray of int32 [c]
         As in `PlanStep`.
@@ -50,7 +51,7 @@ class SavedRecord:
     subgraph : CompactSubgraph
     """
 
-    input_id: npt.NDArray[np.int64]
+    seeds: tuple[npt.NDArray[Any], ...]
     slots: npt.NDArray[np.int32]
     change_positions: npt.NDArray[np.int32]
     change_slots: npt.NDArray[np.int32]
@@ -72,7 +73,7 @@ class SavedRecord:
 
     def encode(self, number: int) -> tuple[list[memoryview], int, int]:
         """Return the bytes of the record in pieces, their number, and their crc32c."""
-        arrays: list[npt.NDArray[Any]] = [self.input_id, self.slots]
+        arrays: list[npt.NDArray[Any]] = [*self.seeds, self.slots]
         arrays += [self.change_positions, self.change_slots]
         arrays += [self.positions, self.repeat_targets, self.repeat_sources]
         arrays += [*(self.shared or ()), *self.run_crcs, *self.shared_crcs, *self.plain]
@@ -91,6 +92,8 @@ class SavedRecord:
         has_edge_ids: bool,
         has_segments: bool = False,
         crc_arrays: tuple[int, int] = (0, 0),
+        *,
+        num_seeds: int = 1,
     ) -> SavedRecord:
         """Return the record that was encoded as these arrays; it keeps them.
 
@@ -98,32 +101,35 @@ class SavedRecord:
         ----------
         crc_arrays : pair of int
             How many there are with checksums, as the manifest says.
+        num_seeds : int
+            How many there are of its seeds.
 
         Raises
         ------
         CorruptStoreError
             If they are those of no record.
         """
-        step = _STEP_ARRAYS + (_SHARED_ARRAYS if has_segments else 0)
-        of_shared = step + crc_arrays[0]
+        step = num_seeds + _STEP_ARRAYS
+        of_run = step + (_SHARED_ARRAYS if has_segments else 0)
+        of_shared = of_run + crc_arrays[0]
         plain = of_shared + crc_arrays[1]
         first = plain + num_plain
         last = first + int(has_edge_ids)
         if len(arrays) < last:
             raise CorruptStoreError(f"{len(arrays)} arrays are no record of a batch")
-        input_id, slots, change_positions, change_slots, *places = arrays[:_STEP_ARRAYS]
+        slots, change_positions, change_slots, *places = arrays[num_seeds:step]
         return cls(
-            input_id=input_id,
+            seeds=tuple(arrays[:num_seeds]),
             slots=slots,
             change_positions=change_positions,
             change_slots=change_slots,
             positions=places[0],
             repeat_targets=places[1],
             repeat_sources=places[2],
-            run_crcs=tuple(arrays[step:of_shared]),
+            run_crcs=tuple(arrays[of_run:of_shared]),
             shared_crcs=tuple(arrays[of_shared:plain]),
             plain=tuple(arrays[plain:first]),
             edge_ids=arrays[first] if has_edge_ids else None,
             subgraph=CompactSubgraph.from_arrays(arrays[last:]),
-            shared=(arrays[_STEP_ARRAYS], arrays[_STEP_ARRAYS + 1]) if has_segments else None,
+            shared=(arrays[step], arrays[step + 1]) if has_segments else None,
         )

@@ -163,6 +163,7 @@ class SavedPlan:
                 manifest.has_edge_ids,
                 manifest.has_segments,
                 manifest.crc_arrays,
+                num_seeds=manifest.num_seed_arrays,
             )
             self._check(saved)
         except (CorruptStoreError, ValueError, TypeError, IndexError) as error:

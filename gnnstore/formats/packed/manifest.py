@@ -62,6 +62,11 @@ PLAN_ALIGNMENT_BYTES = 4096
 
 _MAX_EPOCHS = 2**31
 
+# In a fingerprint, the number of arrays by which a record says what its batch starts from; by
+# default one, `input_id`.
+SEED_ARRAYS = "seed arrays"
+_MAX_SEED_ARRAYS = 64
+
 
 @dataclass(frozen=True)
 class PlanManifest:
@@ -144,6 +149,12 @@ class PlanManifest:
         # Frames have theirs in the index, in every version.
         is_framed = self.compression is not None and not self.has_segments
         return not self.cached or is_framed or self.piece_bytes is not None
+
+    @property
+    def num_seed_arrays(self) -> int:
+        """Arrays of a record that say what the batch shows of its seeds; one of nodes."""
+        count = self.fingerprint.get(SEED_ARRAYS, 1)
+        return count if isinstance(count, int) and 0 < count <= _MAX_SEED_ARRAYS else 1
 
     @property
     def crc_arrays(self) -> tuple[int, int]:

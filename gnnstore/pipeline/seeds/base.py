@@ -6,12 +6,14 @@ else of it: they pass on start nodes to sample from, and labels to be written on
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from gnnstore.formats.packed.manifest import SEED_ARRAYS
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -35,7 +37,7 @@ class BatchKey(NamedTuple):
     batch: int
 
 
-class SeedLabels(Protocol):
+class SeedLabels(ABC):
     """What a batch shows of its seeds.
 
     Attributes
@@ -48,6 +50,11 @@ class SeedLabels(Protocol):
 
     name: ClassVar[str]
     num_arrays: ClassVar[int]
+
+    @classmethod
+    def fingerprint(cls) -> dict[str, Any]:
+        """Return the kind, for the fingerprint of a source whose seeds are no nodes."""
+        return {KIND: cls.name, SEED_ARRAYS: cls.num_arrays}
 
     @abstractmethod
     def label(self, batch: Any) -> None:

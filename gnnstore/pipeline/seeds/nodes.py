@@ -18,7 +18,7 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey
+from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey, SeedLabels
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -29,7 +29,7 @@ _CRC_CHUNK = 2**20  # 8 MB at a time of what is not there as an array
 
 
 @dataclass(frozen=True, eq=False)
-class NodeLabels:
+class NodeLabels(SeedLabels):
     """What a batch shows of its seed nodes, as PyG's `NodeLoader` writes it.
 
     Attributes

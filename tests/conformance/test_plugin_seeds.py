@@ -1,0 +1,294 @@
+"""Seeds of another kind that stand in this file alone: pairs of nodes, with drawn negatives.
+
+They go through every strategy, packed plans and a resumed run. Were anything between the order of
+an epoch and the finished batch to know what a seed node is, something here would not come through.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch_geometric.data import Data
+
+import gnnstore
+from gnnstore.loaders.base import BatchLoader
+from gnnstore.loaders.options import read_options, sampling_config
+from gnnstore.pipeline.order.ranks import RankShard
+from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey, SeedLabels
+from gnnstore.pipeline.seeds.kinds import KINDS
+from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.plans import pack
+
+N, FANOUTS, BATCH_SIZE, SEED = 800, [4, 3], 30, 5
+
+
+class PairLabels(SeedLabels):
+    """Where the ends of each pair, and its negative, are among the nodes of the batch."""
+
+    name: ClassVar[str] = "pairs"
+    num_arrays: ClassVar[int] = 2
+
+    def __init__(self, input_id: torch.Tensor, local: torch.Tensor) -> None:
+        self.input_id = input_id
+        self.local = local
+
+    def label(self, batch: Any) -> None:
+        batch.input_id = self.input_id
+        batch.edge_label_index, batch.dst_neg_index = self.local[:2], self.local[2]
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        return [self.input_id.numpy(), self.local.numpy()]
+
+    def metadata(self) -> tuple[Any, ...]:
+        return self.input_id, self.local
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> PairLabels:
+        input_id, local = map(torch.from_numpy, arrays)
+        return cls(input_id, local.view(3, -1))
+
+    @classmethod
+    def from_metadata(cls, metadata: Any) -> PairLabels:
+        return cls(*metadata)
+
+
+class PairSeeds(NamedTuple):
+    nodes: npt.NDArray[np.int64]
+    labels: PairLabels
+
+    def start_nodes(self) -> dict[str | None, npt.NDArray[np.int64]]:
+        return {None: self.nodes}
+
+    def times(self) -> None:
+        return None
+
+
+def negatives(key: BatchKey, count: int) -> npt.NDArray[np.int64]:
+    words = np.array([key.seed, key.epoch], np.uint64)
+    generator = np.random.Philox(key=words, counter=key.batch)
+    return (generator.random_raw(count) % N).astype(np.int64)
+
+
+class Pairs:
+    labels = PairLabels
+
+    def __init__(self, pairs: npt.NDArray[np.int64]) -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs[0])
+
+    def select(self, index: Any, key: BatchKey) -> PairSeeds:
+        positions = np.asarray(index, np.int64)
+        ends = np.stack([*self.pairs[:, positions], negatives(key, len(positions))])
+        nodes, local = np.unique(ends, return_inverse=True)
+        labels = PairLabels(
+            torch.from_numpy(positions.copy()), torch.from_numpy(local.reshape(ends.shape))
+        )
+        return PairSeeds(nodes, labels)
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {
+            **PairLabels.fingerprint(),
+            NUM_POSITIONS: len(self),
+            "sum of pairs": int(self.pairs.sum()),
+        }
+
+
+class PairLoader(BatchLoader):
+    """A loader of another kind; what it has of its own is how it reads its options."""
+
+    def __init__(
+        self,
+        path: Path,
+        pairs: npt.NDArray[np.int64],
+        *,
+        strategy: str = "auto",
+        plan: Path | None = None,
+        cache_bytes: str | None = None,
+        superbatch: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int | None = SEED,
+        num_threads: int = 2,
+        transform_sampler_output: Any = None,
+        **given: Any,
+    ) -> None:
+        self.data = gnnstore.open(path)
+        config = sampling_config(
+            FANOUTS,
+            replace=False,
+            subgraph_type="directional",
+            disjoint=False,
+            directed=True,
+            seed=seed or 0,
+        )
+        options = read_options(
+            strategy=strategy,
+            topology="auto",
+            memory=None,
+            io_engine=None,
+            cache=None,
+            cache_bytes=cache_bytes,
+            superbatch=superbatch,
+            plan=plan,
+        )
+        seeds = Pairs(pairs)
+        super().__init__(
+            len(seeds),
+            labels=seeds.labels,
+            fingerprint=partial(sampling_fingerprint, self.data, config, seeds),
+            seed=seed,
+            transform=None,
+            transform_sampler_output=transform_sampler_output,
+            num_threads=num_threads,
+            prefetch_batches=None,
+            options=given,
+            shard=RankShard.of(rank, world_size, seed, given),
+        )
+        self._open(self.data, seeds, config, options=options, given=given, data_class=Data)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, 9_000, seed=2, feature_dim=40, num_classes=5, skew=1.5)
+    return graph.write(tmp_path_factory.mktemp("pairs") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def pairs() -> npt.NDArray[np.int64]:
+    return np.random.default_rng(0).integers(0, N, (2, 200))
+
+
+@pytest.fixture(scope="module")
+def plan(path: Path, pairs: npt.NDArray[np.int64]) -> Path:
+    options: dict[str, Any] = {"seed": SEED, "batch_size": BATCH_SIZE, "superbatch": 3}
+    return pack(path, FANOUTS, seeds=Pairs(pairs), cache_bytes="20kB", **options)
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    with KINDS.having(PairLabels):
+        yield
+
+
+def loader_of(path: Path, pairs: npt.NDArray[np.int64], **options: Any) -> PairLoader:
+    if "strategy" in options and STRATEGIES[options["strategy"]].plans:
+        options |= {"cache_bytes": "20kB", "superbatch": 3}
+    return PairLoader(path, pairs, **({"batch_size": BATCH_SIZE, "shuffle": True} | options))
+
+
+def epochs(loader: Any) -> list[dict[str, Any]]:
+    return as_dicts(batch for _ in range(2) for batch in loader)
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path, pairs: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
+    return epochs(loader_of(path, pairs, strategy="memory", num_threads=0))
+
+
+def test_a_batch_is_what_its_labels_say(
+    path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
+) -> None:
+    x = gnnstore.open(path).features
+    for number, batch in enumerate(expected):
+        key = BatchKey(SEED, *divmod(number, len(expected) // 2))
+        n_id, input_id = batch["n_id"].numpy(), batch["input_id"].numpy()
+        assert np.array_equal(n_id[batch["edge_label_index"]], pairs[:, input_id])
+        assert np.array_equal(n_id[batch["dst_neg_index"]], negatives(key, len(input_id)))
+        assert np.array_equal(batch["x"].numpy(), x[n_id])
+        assert "batch_size" not in batch
+    seen = np.concatenate([batch["input_id"] for batch in expected[: len(expected) // 2]])
+    assert sorted(seen.tolist()) == list(range(200))
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("strategy", STRATEGIES.names)
+def test_every_strategy_gives_the_same(
+    path: Path,
+    pairs: npt.NDArray[np.int64],
+    expected: list[dict[str, Any]],
+    strategy: str,
+    num_threads: int,
+) -> None:
+    found = loader_of(path, pairs, strategy=strategy, num_threads=num_threads)
+    assert same(epochs(found), expected)
+    found.set_epoch(0)
+    found.transform_sampler_output = lambda output: output
+    assert same(epochs(found), expected)
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+def test_a_packed_plan_gives_the_same(
+    path: Path,
+    pairs: npt.NDArray[np.int64],
+    plan: Path,
+    expected: list[dict[str, Any]],
+    num_threads: int,
+) -> None:
+    """With the store, and without it."""
+    assert same(epochs(loader_of(path, pairs, plan=plan, num_threads=num_threads)), expected)
+    assert same(epochs(gnnstore.open_plan(plan).loader(num_threads=num_threads)), expected)
+
+
+def test_a_plan_of_other_pairs_or_of_nodes_is_refused(
+    path: Path, pairs: npt.NDArray[np.int64], plan: Path
+) -> None:
+    with pytest.raises(gnnstore.UsageError, match="sum of pairs"):
+        loader_of(path, np.flip(pairs, axis=1) + 1, plan=plan)
+    with pytest.raises(gnnstore.UsageError, match="seeds: expected nothing, found 'pairs'"):
+        gnnstore.NeighborLoader(
+            path, FANOUTS, range(200), batch_size=BATCH_SIZE, shuffle=True, plan=plan
+        )
+
+
+def test_a_plan_of_an_unknown_kind_is_refused(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KINDS, "_values", {"nodes": KINDS["nodes"]})
+    with pytest.raises(gnnstore.UnsupportedVersionError, match="'pairs', and this gnnstore knows"):
+        gnnstore.open_plan(plan).loader()
+    monkeypatch.undo()  # before the kind is taken out
+
+
+@pytest.mark.parametrize("then", STRATEGIES.names)
+def test_a_run_goes_on_under_another_strategy(
+    path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]], then: str
+) -> None:
+    first = loader_of(path, pairs, strategy="static")
+    batches = iter(first)
+    begun = as_dicts(next(batches) for _ in range(4))
+    state = json.loads(json.dumps(first.state_dict()))
+    second = loader_of(path, pairs, strategy=then)
+    second.load_state_dict(state)
+    assert same(begun + as_dicts(second) + as_dicts(second), expected)
+    with pytest.raises(gnnstore.UsageError, match="sum of pairs"):
+        loader_of(path, pairs + 1, strategy="memory").load_state_dict(state)
+
+
+def test_ranks_share_the_batches(
+    path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
+) -> None:
+    ranks = [loader_of(path, pairs, strategy="memory", rank=r, world_size=2) for r in range(2)]
+    shared = [as_dicts(loader) for loader in ranks]
+    assert same(shared[0], expected[:7:2])
+    assert same(shared[1], [*expected[1:7:2], expected[0]])
+
+
+def test_a_loader_is_pickled_and_called(
+    path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
+) -> None:
+    loader = pickle.loads(pickle.dumps(loader_of(path, pairs, strategy="memory")))  # noqa: S301
+    assert same(epochs(loader), expected)
+    batch = loader([3, 1])
+    assert np.array_equal(batch.n_id[batch.edge_label_index], pairs[:, [3, 1]])
