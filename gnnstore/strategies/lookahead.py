@@ -13,7 +13,7 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import TraceBuilder
 from gnnstore.disk.buffers import release
-from gnnstore.pipeline.lookahead.session import FixedNodes, fills, in_slots
+from gnnstore.pipeline.lookahead.session import FixedNodes, slot_layout, warms_up
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
@@ -165,12 +165,12 @@ class MeasuredMisses:
         num_slots, num_nodes = size.num_slots, self._structure.csc.num_nodes
         if self._fixed is not None:
             planner: Planner = self._fixed.planner(num_slots)
-            planner.restart(in_slots(self._fixed.of(num_slots), num_slots))
+            planner.restart(slot_layout(self._fixed.of(num_slots), num_slots))
             return planner
         planner = self._policy.planner(num_slots)
-        if fills(self._policy, size, num_nodes, packs=self._packs):
+        if warms_up(self._policy, size, num_nodes, packs=self._packs):
             first = _part(self._sampled(), 0, num_filled_for)
-            planner.restart(in_slots(most_needed(first, num_nodes, num_slots), num_slots))
+            planner.restart(slot_layout(most_needed(first, num_nodes, num_slots), num_slots))
         return planner
 
     def _sampled(self) -> Trace:

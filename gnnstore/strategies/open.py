@@ -14,8 +14,9 @@ from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.batch import SamplingSource
-from gnnstore.pipeline.lookahead.packer import disk_budget
-from gnnstore.pipeline.lookahead.producer import Superbatches
+from gnnstore.pipeline.lookahead.epochs import Superbatches
+from gnnstore.pipeline.lookahead.packer import DiskQuota, disk_budget
+from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.lookahead.source import LookaheadSource
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.choosing import choices_for
@@ -123,13 +124,13 @@ class DataSources:
             return None
         shared, specs = residents_of(store), request.node_specs(self.placement)
         tmpdir = request.tmpdir(settings)
-        return Superbatches(
+        job = LookaheadJob(
             lambda: shared.planned_cache(store, specs, engine, size.num_slots),
             POLICIES[self.placement.strategy.policy],
             size,
             packs=self.placement.strategy.packs,
             tmpdir=tmpdir,
-            disk_bytes=disk_budget(tmpdir, settings.disk_bytes),
+            quota=DiskQuota(disk_budget(tmpdir, settings.disk_bytes)),
             num_nodes=self.structure.csc.num_nodes,
             num_edges=self.structure.csc.num_edges,
             index_dtype=store.schema.index_dtype,
@@ -138,6 +139,7 @@ class DataSources:
                 out_degrees, self.structure, size.degrees_bytes(self.structure.csc.num_nodes)
             ),
         )
+        return Superbatches(job)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (DataSources, self._arguments)
@@ -162,7 +164,7 @@ class DataSources:
         )
         if self.superbatches is None:
             return stats
-        totals = self.superbatches.totals
+        totals = self.superbatches.job.totals
         return replace(
             stats.plus_reads(totals.filling),
             seconds_planning=totals.seconds_planning,

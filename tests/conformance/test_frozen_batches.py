@@ -269,7 +269,7 @@ def have_spill(loader: NeighborLoader) -> None:
     """
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    superbatches.size = replace(superbatches.size, in_memory=False, table_bytes=256)
+    superbatches.job.size = replace(superbatches.job.size, in_memory=False, table_bytes=256)
 
 
 def pack_plan(store: Path, sampling: Sampling, output: Path) -> Path:

@@ -28,9 +28,9 @@ from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
-from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
+from gnnstore.pipeline.lookahead.epochs import Superbatches
 from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
-from gnnstore.pipeline.lookahead.producer import Superbatches
+from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.graphs import random_graph
@@ -85,7 +85,7 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sampled = self.planned = self.packed = 0
-        of = SuperbatchMaker
+        of = LookaheadProducer
         sample, plan, pack = of.sample, of._plan, of._pack
 
         def counting_sample(*args: Any) -> Any:
@@ -173,7 +173,7 @@ def test_two_superbatches_must_fit_on_disk(
 ) -> None:
     loader = loader_of(path, tmpdir=tmp_path)
     list(loader)
-    one = ahead_of(loader).totals.bytes_spilled
+    one = ahead_of(loader).job.totals.bytes_spilled
     del loader
     small = loader_of(path, tmpdir=tmp_path, disk=one + one // 2)
     for epoch in expected:
@@ -350,7 +350,7 @@ def test_a_forgotten_loader_is_gone(path: Path, tmp_path: Path, strategy: str) -
 LEFT = """
 import sys, time
 from gnnstore import NeighborLoader
-from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
+from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 
 request = None
 loader = NeighborLoader(
@@ -387,10 +387,10 @@ def test_the_cache_is_taken_from_nobody(
     path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another loader began while the next epoch was sampled: it keeps what it has."""
-    sample, goes_on = SuperbatchMaker.sample, threading.Event()
-    begun: list[SuperbatchMaker] = []
+    sample, goes_on = LookaheadProducer.sample, threading.Event()
+    begun: list[LookaheadProducer] = []
 
-    def sample_and_wait(maker: SuperbatchMaker, chunk: list[Any]) -> Any:
+    def sample_and_wait(maker: LookaheadProducer, chunk: list[Any]) -> Any:
         sampled = sample(maker, chunk)
         if maker not in begun:
             begun.append(maker)
@@ -398,7 +398,7 @@ def test_the_cache_is_taken_from_nobody(
             assert goes_on.wait(60)
         return sampled
 
-    monkeypatch.setattr(SuperbatchMaker, "sample", sample_and_wait)
+    monkeypatch.setattr(LookaheadProducer, "sample", sample_and_wait)
     store = gnnstore.open(path)
     options: dict[str, Any] = {"strategy": "belady", "superbatch": BATCHES}
     loader, other = loader_of(store, **options), loader_of(store, **options)
@@ -408,7 +408,7 @@ def test_the_cache_is_taken_from_nobody(
         if len(found) == BATCHES - 1:
             theirs: Any = iter(other)
             next(theirs)
-            turns = ahead_of(other).cache()._sequencer
+            turns = ahead_of(other).job.cache()._sequencer
             latest = turns.latest
             goes_on.set()
     assert same(found, expected[0])
@@ -441,7 +441,7 @@ def test_a_fork_between_epochs(
             if goes_on:  # without torch, whose threads the child has not
                 for batch, of_batch in zip(loader, nodes, strict=True):
                     assert np.array_equal(batch.n_id.numpy(), of_batch)
-            ahead_of(loader).forget_next()
+            ahead_of(loader)._next = None
             status = 0 if set(files) <= set(tmp_path.rglob("*")) else 2
         finally:
             os._exit(status)

@@ -30,7 +30,7 @@ from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.parallel import interruptible
-from gnnstore.pipeline.lookahead.packer import Room
+from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.faults import inject
@@ -77,7 +77,7 @@ def spill(loader: NeighborLoader) -> NeighborLoader:
     """Have a loader keep subgraphs on disk, whatever its budget says."""
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    superbatches.size = replace(superbatches.size, in_memory=False)
+    superbatches.job.size = replace(superbatches.job.size, in_memory=False)
     return loader
 
 
@@ -171,8 +171,8 @@ def test_two_superbatches_stay_within_what_is_given_on_disk(
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     list(loader)
-    each = superbatches.totals.bytes_spilled // -(-len(loader) // 3)
-    superbatches.room = Room(each + each // 2)
+    each = superbatches.job.totals.bytes_spilled // -(-len(loader) // 3)
+    superbatches.job.quota = DiskQuota(each + each // 2)
     found, most = [], 0
     loader.set_epoch(0)
     for batch in loader:
@@ -195,10 +195,10 @@ def test_more_is_missed_than_there_is_disk_for(
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     if on_disk:
-        superbatches.size = replace(superbatches.size, table_bytes=256)
+        superbatches.job.size = replace(superbatches.job.size, table_bytes=256)
     list(loader)
-    packed = superbatches.totals.bytes_spilled // -(-len(loader) // 6)
-    superbatches.room = Room(int(share * packed))
+    packed = superbatches.job.totals.bytes_spilled // -(-len(loader) // 6)
+    superbatches.job.quota = DiskQuota(int(share * packed))
     loader.set_epoch(0)
     most = 0
     for batch, wanted in zip(loader, expected, strict=True):
@@ -206,7 +206,7 @@ def test_more_is_missed_than_there_is_disk_for(
         files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
         runs = [file for file in files if file.parent.name.startswith("packed-")]
         most = max(most, sum(_size_of(file) for file in runs))
-    assert most <= superbatches.room.num_bytes
+    assert most <= superbatches.job.quota.num_bytes
     assert (most > 0) == (share > 0)
 
 
@@ -253,13 +253,13 @@ def test_a_disk_that_is_full(
     spill(loader)
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    superbatches.tmpdir = tiny_disk
+    superbatches.job.tmpdir = tiny_disk
     got: list[Any] = []
     with pytest.raises(NoSpaceError, match="Free some space"):
         got.extend(loader)
     assert not list(tiny_disk.iterdir())
     assert not threads()
-    superbatches.tmpdir = tmp_path
+    superbatches.job.tmpdir = tmp_path
     loader.set_epoch(0)
     assert same(as_dicts(loader), expected)
 
@@ -342,6 +342,7 @@ def test_interrupts_at_any_time(
         path, strategy=strategy, superbatch=2, num_threads=num_threads, tmpdir=tmp_path
     )
     spill(loader)
+    gc.collect()  # what tests before have left would be closed in the middle of an interrupt
     for delay_seconds in (0.002, 0.01, 0.03, 0.06):
         timer = threading.Timer(delay_seconds, os.kill, (os.getpid(), signal.SIGINT))
         loader.set_epoch(0)
@@ -356,7 +357,7 @@ def test_interrupts_at_any_time(
         timer.join()
         superbatches = loader._sources.superbatches
         assert superbatches is not None
-        superbatches.forget_next()
+        superbatches._next = None  # which ends what is being made
         # If that came while threads were waited for, they end a little later.
         deadline = time.monotonic() + 20
         while threads() or any(tmp_path.iterdir()):

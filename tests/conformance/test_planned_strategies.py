@@ -22,7 +22,7 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
-from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
+from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import same
@@ -110,8 +110,11 @@ def test_packed_beside_a_cache_that_stays(
     assert same(batches(loader), expected[:BATCHES])
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    assert superbatches.fixed is not None
-    nodes, held = superbatches.fixed.of(loader.stats().cache_rows), superbatches.cache().nodes
+    assert superbatches.job.fixed is not None
+    nodes, held = (
+        superbatches.job.fixed.of(loader.stats().cache_rows),
+        superbatches.job.cache().nodes,
+    )
     assert held[held >= 0].tolist() == nodes.tolist()
     if score == "degree":
         degrees = np.bincount(gnnstore.open(path).topology("mmap").indices, minlength=N)
@@ -167,7 +170,7 @@ def test_a_budget_of_disk(path: Path, expected: list[dict[str, Any]], disk: str)
     loader = loader_of(path, **options, superbatch=BATCHES, disk=disk)
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    assert superbatches.size.plans_in_memory or disk == "100MB"
+    assert superbatches.job.size.plans_in_memory or disk == "100MB"
     assert same(batches(loader), expected[:BATCHES])
     with pytest.raises(UsageError, match="has no use for disk="):
         loader_of(path, strategy="static", superbatch=None, disk=disk)
@@ -267,15 +270,15 @@ def test_validation_while_the_next_epoch_waits(
     taken_back: bool,
 ) -> None:
     """The next epoch was planned, under the lease of this one, before another loader took it."""
-    finish, made = SuperbatchMaker.finish, threading.Semaphore(0)
+    finish, made = LookaheadProducer.finish, threading.Semaphore(0)
 
-    def finish_and_tell(maker: SuperbatchMaker, sampled: SampledSuperbatch) -> Superbatch:
+    def finish_and_tell(maker: LookaheadProducer, sampled: SampledSuperbatch) -> Superbatch:
         try:
             return finish(maker, sampled)
         finally:
             made.release()
 
-    monkeypatch.setattr(SuperbatchMaker, "finish", finish_and_tell)
+    monkeypatch.setattr(LookaheadProducer, "finish", finish_and_tell)
     store = gnnstore.open(path)
     train = loader_of(store, superbatch=BATCHES, num_threads=2)
     valid = NeighborLoader(
@@ -519,7 +522,7 @@ def planned_on_disk(loader: NeighborLoader) -> NeighborLoader:
     """Have a loader keep traces and plans in files, whatever its budget says."""
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    superbatches.size = replace(superbatches.size, table_bytes=256)
+    superbatches.job.size = replace(superbatches.job.size, table_bytes=256)
     return loader
 
 
@@ -527,4 +530,4 @@ def _keep_subgraphs(loader: NeighborLoader, *, in_memory: bool) -> None:
     """Have a loader keep subgraphs in memory or on disk, whatever its budget says."""
     superbatches = loader._sources.superbatches
     assert superbatches is not None
-    superbatches.size = replace(superbatches.size, in_memory=in_memory)
+    superbatches.job.size = replace(superbatches.job.size, in_memory=in_memory)

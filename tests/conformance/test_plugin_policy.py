@@ -75,9 +75,6 @@ class DirectMappedPlanner:
         self._nodes[:] = -1
         self._nodes[own] = nodes[own]
 
-    def clear(self) -> None:
-        self._nodes[:] = -1
-
 
 class DirectMapped(CachePolicy):
     name, title = "direct-mapped", "direct-mapped"

@@ -173,7 +173,7 @@ def test_the_cache_is_carried_over() -> None:
     planner.plan(trace_of(batches[:20]))
     assert (planner.nodes >= 0).all()
     warm = planner.plan(trace_of(batches[20:]))
-    planner.clear()
+    planner.restart(np.full(planner.num_slots, -1))
     cold = planner.plan(trace_of(batches[20:]))
     assert warm.misses[0] < cold.misses[0]
     assert warm.num_misses < cold.num_misses
@@ -372,7 +372,7 @@ def test_plans_are_made_anew_after_clear(policy: str) -> None:
     trace = trace_of(random_batches(4, num_rows=100, num_batches=10, batch_rows=30))
     planner = PLANNERS[policy](20)
     first = planner.plan(trace)
-    planner.clear()
+    planner.restart(np.full(planner.num_slots, -1))
     assert (planner.nodes == -1).all()
     assert planner.plan(trace).slots.tolist() == first.slots.tolist()
 

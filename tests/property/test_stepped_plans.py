@@ -77,7 +77,7 @@ def test_a_fixed_cache_is_planned_as_its_twin_says(data: st.DataObject) -> None:
         for _ in range(3):
             match data.draw(st.sampled_from(["go on", "clear", "restart"])):
                 case "clear":
-                    planner.clear()
+                    planner.restart(np.full(planner.num_slots, -1))
                     held = set()
                 case "restart":
                     # Some of them in their slots, others in other ones, and rows that are not

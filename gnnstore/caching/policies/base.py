@@ -34,9 +34,6 @@ class Planner(Protocol):
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows (int64 [C], -1: none), nothing else known."""
 
-    def clear(self) -> None:
-        """Forget the cache."""
-
 
 class SpillingPlanner(Planner, Protocol):
     """Plans from traces on disk, too."""

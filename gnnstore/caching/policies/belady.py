@@ -279,8 +279,3 @@ class BeladyPlanner:
         """
         distinct_nodes(nodes, self.num_slots, out=self._nodes)
         np.greater_equal(self._nodes, 0, out=self._frequencies, casting="unsafe")
-
-    def clear(self) -> None:
-        """Forget the cache, so that the next superbatch finds it empty."""
-        self._nodes.fill(-1)
-        self._frequencies.fill(0)

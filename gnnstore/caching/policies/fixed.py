@@ -118,7 +118,3 @@ class FixedPlanner:
                 f"expected the rows in {self.num_slots} slots, got an array of shape {nodes.shape}"
             )
         self._held = ((nodes == self._fixed) & (self._fixed >= 0)).astype(np.uint8)
-
-    def clear(self) -> None:
-        """Forget the cache, so that the next superbatch finds it empty."""
-        self._held.fill(0)

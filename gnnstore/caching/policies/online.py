@@ -98,10 +98,6 @@ class _OnlinePlanner:
         order[: len(held)] = held
         self._state = (distinct, order, np.zeros(self.num_slots, np.uint8), -1)
 
-    def clear(self) -> None:
-        """Forget the cache, so that the next superbatch finds it empty."""
-        self.restart(np.full(self.num_slots, -1, np.int64))
-
 
 class LruPlanner(_OnlinePlanner):
     """Keeps the rows that were used last. After a batch its rows are used one by one, in order."""

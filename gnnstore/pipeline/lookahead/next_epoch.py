@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from gnnstore.parallel import THREAD_NAME
 from gnnstore.pipeline.batch import Planned
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
-from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
+from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class NextSuperbatch:
     ----------
     key : object
         What the iteration must be that it is for.
-    maker : SuperbatchMaker
+    producer : LookaheadProducer
         Of that iteration.
     chunk : list
         Its first batches.
@@ -44,44 +44,44 @@ class NextSuperbatch:
     def __init__(
         self,
         key: Hashable,
-        maker: SuperbatchMaker,
+        producer: LookaheadProducer,
         chunk: Chunk,
         *,
         plans: bool,
     ) -> None:
         self.key = key
-        self.maker = maker
-        self._making = _Making(maker, chunk, plans)
+        self.producer = producer
+        self._making = _Making(producer, chunk, plans)
         # Of none of these does the thread know: it shall not keep the loader alive.
         self._thread = threading.Thread(target=self._making.work, name=THREAD_NAME, daemon=True)
         self._pid = os.getpid()
-        self.give_up = weakref.finalize(self, _give_up, self._making, self._thread, self._pid)
-        maker.waits_for_others = True
+        self.abandon = weakref.finalize(self, _abandon, self._making, self._thread, self._pid)
+        producer.waits_for_others = True
         self._thread.start()
 
     def take(self) -> Made | None:
         """Return it once it is made; None if that failed, or it is of a process before a fork.
 
-        Whoever takes it closes the maker.
+        Whoever takes it closes the producer.
         """
         if os.getpid() != self._pid:
             return None
-        self.maker.waits_for_others = False
+        self.producer.waits_for_others = False
         self._thread.join()
         if self._making.made is None:
-            self.give_up()
+            self.abandon()
         else:
-            self.give_up.detach()
+            self.abandon.detach()
         return self._making.made
 
 
 class _Making:
     """What the thread does."""
 
-    def __init__(self, maker: SuperbatchMaker, chunk: Chunk, plans: bool) -> None:
-        self.maker = maker
+    def __init__(self, producer: LookaheadProducer, chunk: Chunk, plans: bool) -> None:
+        self.producer = producer
         self.made: Made | None = None
-        self.is_given_up = False
+        self.is_abandoned = False
         self._chunk = chunk
         self._plans = plans
 
@@ -89,25 +89,25 @@ class _Making:
         """Make the superbatch."""
         try:
             chunk, self._chunk = self._chunk, []
-            sampled, course = self.maker.sample(chunk), self.maker.course
-            if self._plans and course.lease.is_current:  # nobody else uses the cache
-                self.made = self.maker.finish(sampled)
-                if self.maker.course is not course:  # somebody has begun to in between
-                    self.maker.course.lease.rest()
+            sampled, session = self.producer.sample(chunk), self.producer.session
+            if self._plans and session.lease.is_current:  # nobody else uses the cache
+                self.made = self.producer.finish(sampled)
+                if self.producer.session is not session:  # somebody has begun to in between
+                    self.producer.session.lease.rest()
             else:
                 self.made = sampled
         except Exception as error:
             # What stands in the way will be met again when it is made for whoever asks for it.
             _log.debug("the next superbatch cannot be made yet: %s", error)
-        if self.is_given_up:
-            self.maker.close()
+        if self.is_abandoned:
+            self.producer.close()
 
 
-def _give_up(making: _Making, thread: threading.Thread, pid: int) -> None:
+def _abandon(making: _Making, thread: threading.Thread, pid: int) -> None:
     if os.getpid() != pid:
         return  # files and thread are the parent's
-    making.maker.stop()
-    making.is_given_up = True
+    making.producer.stop()
+    making.is_abandoned = True
     # The garbage collector may do this from any thread, even from that one, which closes itself.
     if thread is threading.current_thread():
         return
@@ -115,4 +115,4 @@ def _give_up(making: _Making, thread: threading.Thread, pid: int) -> None:
         thread.join()
     finally:  # after an interrupt the thread does it, which may be over by now
         if not thread.is_alive():
-            making.maker.close()
+            making.producer.close()

@@ -39,7 +39,7 @@ def disk_budget(directory: Path, given: int | None) -> int:
     return shutil.disk_usage(existing).free // _FREE_SHARE
 
 
-class Packer:
+class SuperbatchPacker:
     """Packs the superbatches of one iteration.
 
     Parameters
@@ -48,8 +48,8 @@ class Packer:
         The tables whose missed rows are packed, by path.
     directory : Path
         Where files go; removed with what is in it by whoever made it.
-    room : Room
-        On disk.
+    quota : DiskQuota
+        Of disk.
     memory_bytes : int
         For packing one superbatch.
     num_threads : int
@@ -69,7 +69,7 @@ class Packer:
         tables: Mapping[str, FileRows],
         directory: Path,
         *,
-        room: Room,
+        quota: DiskQuota,
         memory_bytes: int,
         num_threads: int,
         may_wait: bool,
@@ -81,7 +81,7 @@ class Packer:
         self._memory_bytes = memory_bytes
         self._num_threads = num_threads
         self._may_wait = may_wait
-        self._room = room
+        self._quota = quota
         self._stop = stop
         self._waits_for_others = waits_for_others
 
@@ -111,8 +111,8 @@ class Packer:
         num_batches, wanted = self._fitting(trace, plan)
         if num_batches == 0:
             return None
-        while not self._room.take(self, wanted):
-            if not (self._may_wait and (self._waits_for_others() or self._room.is_of(self))):
+        while not self._quota.take(self, wanted):
+            if not (self._may_wait and (self._waits_for_others() or self._quota.is_of(self))):
                 return None
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
@@ -124,38 +124,38 @@ class Packer:
                 self._directory,
                 memory_bytes=self._memory_bytes,
                 num_threads=max(1, self._num_threads),
-                disk_bytes=self._room.num_bytes,
+                disk_bytes=self._quota.num_bytes,
                 stop=self._stop,
             )
         except BaseException:
-            self._room.give_back(self, wanted)
+            self._quota.give_back(self, wanted)
             raise
-        return PackedBatches(packed, plan.num_batches, lambda: self._room.give_back(self, wanted))
+        return PackedBatches(packed, plan.num_batches, lambda: self._quota.give_back(self, wanted))
 
     def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
         """Return how many batches, from the first on, the disk has room for, and their bytes."""
         id_bytes = 0 if trace.file is None else trace.ids.itemsize
         wanted = packed_bytes(self._tables, plan.misses, id_bytes)
-        if wanted <= self._room.num_bytes:
+        if wanted <= self._quota.num_bytes:
             return plan.num_batches, wanted
 
         def bytes_of(count: int) -> int:
             return packed_bytes(self._tables, plan.misses[:count], id_bytes)
 
         counts = range(plan.num_batches + 1)
-        most = bisect_right(counts, self._room.num_bytes, key=bytes_of) - 1
+        most = bisect_right(counts, self._quota.num_bytes, key=bytes_of) - 1
         return most, bytes_of(most)
 
 
-class Room:
+class DiskQuota:
     """For two superbatches on disk at most, within a number of bytes together."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
-        self._taken: list[tuple[Packer, int]] = []
+        self._taken: list[tuple[SuperbatchPacker, int]] = []
         self._lock = threading.Lock()
 
-    def take(self, packer: Packer, wanted: int) -> bool:
+    def take(self, packer: SuperbatchPacker, wanted: int) -> bool:
         """Take room for a superbatch, if there is some; one alone may always try."""
         with self._lock:
             is_fitting = len(self._taken) == 1 and self._taken[0][1] + wanted <= self.num_bytes
@@ -164,12 +164,12 @@ class Room:
                 return True
             return False
 
-    def is_of(self, packer: Packer) -> bool:
+    def is_of(self, packer: SuperbatchPacker) -> bool:
         """Whether all that is taken is one packer's."""
         with self._lock:
             return all(other is packer for other, _ in self._taken)
 
-    def give_back(self, packer: Packer, taken: int) -> None:
+    def give_back(self, packer: SuperbatchPacker, taken: int) -> None:
         """Give back what a superbatch has taken."""
         with self._lock:
             self._taken.remove((packer, taken))

@@ -1,65 +1,59 @@
-"""Batches sampled ahead a superbatch at a time, planned, and handed out with their plan (Ginex).
-
-While the batches of one superbatch are assembled, those of the next are sampled by threads and
-planned, which touches no row. A batch that is handed out knows its subgraph, and where each of
-its rows comes from.
-"""
+"""Makes the superbatches of one iteration: samples their batches, plans them, packs their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gnnstore.parallel import ordered_map
-from gnnstore.pipeline.batch import Planned
-from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob
-from gnnstore.pipeline.lookahead.handover import hand_out
-from gnnstore.pipeline.lookahead.job import SuperbatchJob, Totals
-from gnnstore.pipeline.lookahead.maker import SuperbatchMaker
-from gnnstore.pipeline.lookahead.next_epoch import Made, NextSuperbatch
-from gnnstore.pipeline.lookahead.packer import Room
-from gnnstore.pipeline.lookahead.session import Course, FixedNodes
-from gnnstore.pipeline.lookahead.superbatch import PlannedTask, Superbatch
+from gnnstore.disk.buffers import release_heap
+from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.features.source import files_of
+from gnnstore.parallel import CancelledError
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
+from gnnstore.pipeline.lookahead.session import CacheSession, FixedNodes, warms_up
+from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from gnnstore.caching.policies.base import CachePolicy
+    from gnnstore.caching.trace import Trace
     from gnnstore.features.tiers.planned import PlannedCache
+    from gnnstore.pipeline.batch import Planned
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
 
-# The superbatch that is assembled, and the one that is made meanwhile.
-_SUPERBATCHES = 2
 
-
-@dataclass(frozen=True, eq=False)
-class Following:
-    """The iteration that is expected to come next.
+@dataclass
+class LookaheadTotals:
+    """The cost of the superbatches that have been handed out.
 
     Attributes
     ----------
-    key : object
-        Equal to that of the iteration, if it is the one.
-    items : iterable
-        Its batches in order.
-    sampling : SamplingJob
-        How they are sampled. It lives as long as that takes, so it should not hold the loader.
+    seconds_planning : float
+    bytes_spilled : int
+        Of their subgraphs and packed rows, on disk.
+    filling : ReadCounts
+        Of warming the cache up.
     """
 
-    key: Hashable
-    items: Iterable[Planned]
-    sampling: SamplingJob
+    seconds_planning: float = 0.0
+    bytes_spilled: int = 0
+    filling: ReadCounts = NO_READS
 
 
-class Superbatches:
-    """Makes the superbatches of one loader, iteration after iteration.
+@dataclass(eq=False)
+class LookaheadJob:
+    """The way in which the superbatches of a loader are made, and what has been done for them.
 
-    Parameters
+    Attributes
     ----------
     cache : callable
         Returns the slots. They may be shared with other loaders, which take turns.
@@ -70,216 +64,223 @@ class Superbatches:
         Whether missed rows are packed.
     tmpdir : Path
         Where subgraphs wait that do not fit in memory, and packed rows.
-    disk_bytes : int
+    quota : DiskQuota
         For packed rows.
     num_nodes, num_edges : int
         Of the graph.
     index_dtype : "int64" or "int32"
         Of `n_id` and `edge_index` in a batch.
-    fixed : FixedNodes, optional
-        What the cache holds always; by default the policy decides.
-    degrees : callable, optional
+    fixed : FixedNodes or None
+        What the cache holds always; None: the policy decides.
+    degrees : callable
         Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
-
-    Attributes
-    ----------
-    cache, policy, size, packs, tmpdir, num_nodes, num_edges, index_dtype, fixed, degrees
-        As given.
-    room : Room
-        For packed rows.
-    totals : Totals
-        What all iterations have taken.
+    totals : LookaheadTotals
     """
 
-    def __init__(
-        self,
-        cache: Callable[[], PlannedCache],
-        policy: CachePolicy,
-        size: SuperbatchSize,
-        *,
-        packs: bool = False,
-        tmpdir: Path,
-        disk_bytes: int,
-        num_nodes: int,
-        num_edges: int,
-        index_dtype: IndexDtype,
-        fixed: FixedNodes | None = None,
-        degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
-    ) -> None:
-        self.cache = cache
-        self.policy = policy
-        self.packs = packs
-        self.size = size
-        self.tmpdir = tmpdir
-        self.num_nodes = num_nodes
-        self.num_edges = num_edges
-        self.index_dtype: IndexDtype = index_dtype
-        self.fixed = fixed
-        self.degrees = degrees
-        self.totals = Totals()
-        self.room = Room(disk_bytes)
-        self._idle: Course | None = None  # of the last iteration, if it came to its end
-        self._next: NextSuperbatch | None = None
-        # Whether a plan for the next iteration would be worth making: not if another loader uses
-        # the cache between two iterations.
-        self._plans_next = True
+    cache: Callable[[], PlannedCache]
+    policy: CachePolicy
+    size: SuperbatchSize
+    packs: bool
+    tmpdir: Path
+    quota: DiskQuota
+    num_nodes: int
+    num_edges: int
+    index_dtype: IndexDtype
+    fixed: FixedNodes | None = None
+    degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None
+    totals: LookaheadTotals = field(default_factory=LookaheadTotals)
+
+    def begin_session(self) -> CacheSession:
+        """Take the cache over, from whoever has it."""
+        return CacheSession.begin(self.cache(), self.policy, self.fixed)
 
     @property
-    def num_slots(self) -> int:
-        """Rows that there is room for."""
-        return self.cache().num_slots
-
-    @contextmanager
-    def run(
-        self,
-        items: Iterable[Planned],
-        sampling: SamplingJob,
-        *,
-        key: Hashable = None,
-        following: Callable[[], Following | None] = lambda: None,
-    ) -> Iterator[Iterator[PlannedTask]]:
-        """Sample, plan and hand out the batches of one iteration.
-
-        Parameters
-        ----------
-        items : iterable
-            The batches in order; consumed in the consumer's thread, two superbatches ahead.
-        sampling : SamplingJob
-            Without threads in it, the consumer's samples and plans.
-        key : object
-            What this iteration is, as one before may have told with `following`.
-        following : callable, optional
-            Returns the next iteration, if it is known. Its first superbatch is made once the
-            last of this one is, if disk has room for both.
-
-        Yields
-        ------
-        iterator of PlannedTask
-            To be prepared in any order, joined in theirs. Where a batch cannot be sampled, it
-            raises that error once those before it have been handed out.
-        """
-        maker, made = self._begin(key, sampling)
-        maker.course.lease.rest(False)
-        chunks = _Chunks(enumerate(items), self.size.num_batches)
-        coming: list[NextSuperbatch] = []
-        num_handed_out = 0
-
-        def make(chunk: list[tuple[int, Planned]]) -> Superbatch:
-            first = made.pop() if made else None
-            if isinstance(first, SampledSuperbatch):
-                return maker.finish(first)
-            return maker.make(chunk) if first is None else first
-
-        def make_next() -> None:
-            nonlocal num_handed_out
-            num_handed_out += 1
-            is_last = chunks.are_all_taken and num_handed_out == chunks.num_taken
-            if is_last and sampling.num_threads and self.size.overlaps:
-                coming.extend(self._make_next(maker, following()))
-
-        with ExitStack() as stack:
-            stack.callback(maker.close)
-            superbatches = ordered_map(
-                make,
-                chunks,
-                num_threads=min(1, sampling.num_threads),
-                lookahead=lambda: _SUPERBATCHES,
-                describe="while sampling superbatch {} of the iteration".format,
-                stop=maker.stop,
-            )
-            stack.enter_context(closing(superbatches))
-            unless_done = stack.enter_context(ExitStack())
-            unless_done.callback(lambda: [superbatch.give_up() for superbatch in coming])
-            yield hand_out(maker, superbatches, make_next)
-            unless_done.pop_all()
-        if maker.is_followed:
-            self._idle = maker.course
-        for superbatch in coming:
-            self._next = superbatch
-
-    def forget_next(self) -> None:
-        """Give up what is being made, or was, for an iteration that has not begun."""
-        coming, self._next = self._next, None
-        if coming is not None:
-            coming.give_up()
-
-    def _begin(self, key: Hashable, sampling: SamplingJob) -> tuple[SuperbatchMaker, list[Made]]:
-        """Return what makes an iteration's superbatches, and the first one if there is one."""
-        course, self._idle = self._idle, None
-        coming, self._next = self._next, None
-        if course is not None:
-            self._plans_next = course.lease.is_current
-        if coming is not None:
-            is_it = coming.key == key and coming.maker.sampling.sampler is sampling.sampler
-            made = coming.take() if is_it else None
-            if made is not None:
-                maker = coming.maker
-                maker.sampling = sampling
-                if not maker.course.lease.is_current:
-                    maker.take_over(_if_usable(course))
-                return maker, [made]
-            coming.give_up()
-        course = _if_usable(course) or self._job().begin_course()
-        return SuperbatchMaker(self._job(), course, sampling), []
-
-    def _make_next(
-        self, maker: SuperbatchMaker, following: Following | None
-    ) -> Iterator[NextSuperbatch]:
-        """Yield the first superbatch of the next iteration, if there is to be one."""
-        if following is None:
-            return
-        chunk = next(_Chunks(enumerate(following.items), self.size.num_batches), None)
-        if chunk is not None:
-            own = SuperbatchMaker(self._job(), maker.course, following.sampling)
-            yield NextSuperbatch(following.key, own, chunk, plans=self._plans_next)
-
-    def _job(self) -> SuperbatchJob:
-        return SuperbatchJob(
-            self.cache,
-            self.policy,
-            self.packs,
-            self.size,
-            self.tmpdir,
-            self.room,
-            self.num_nodes,
-            self.num_edges,
-            self.index_dtype,
-            self.fixed,
-            self.degrees,
-            self.totals,
+    def warms_up(self) -> bool:
+        """Whether a cache that is empty is warmed up before the first batch."""
+        return self.fixed is not None or warms_up(
+            self.policy, self.size, self.num_nodes, packs=self.packs
         )
 
 
-def _if_usable(course: Course | None) -> Course | None:
-    """Return a course that has the cache, none of whose batches is yet to come.
+class LookaheadProducer:
+    """Makes superbatches, one at a time, and keeps what is to be closed after them.
 
-    The process that this one was forked from may have planned some, which nobody will assemble.
+    Parameters
+    ----------
+    job : LookaheadJob
+    session : CacheSession
+        Goes on with the next plan.
+    sampling : SamplingJob
     """
-    is_usable = course is not None and course.lease.is_current and course.is_followed
-    return course if is_usable else None
+
+    def __init__(self, job: LookaheadJob, session: CacheSession, sampling: SamplingJob) -> None:
+        self.job = job
+        self.session = session
+        self.sampling = sampling
+        self._end = 0  # under the session's lease, of what was planned here
+        self._closing = ExitStack()
+        self._spools = Spools(
+            job.tmpdir,
+            job.num_nodes,
+            job.num_edges,
+            most_in_memory=job.size.num_batches if job.size.in_memory else 0,
+            table_bytes=job.size.table_bytes,
+            purpose="what a loader has sampled ahead",
+        )
+        self._closing.callback(self._spools.close)
+        self._packer: SuperbatchPacker | None = None
+        self._planning = threading.RLock()  # of one superbatch at a time
+        self._is_stopped = threading.Event()
+        self._num_again = 0
+        # Whether packing waits for room on disk that another iteration has: for ever, if whoever
+        # drives that one waits for this.
+        self.waits_for_others = False
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all batches that were planned here have been assembled."""
+        lease = self.session.lease
+        return lease.is_current and lease.num_gathered >= self._end
+
+    def make(self, chunk: list[tuple[int, Planned]]) -> Superbatch:
+        """Sample, plan and pack some batches."""
+        return self.finish(self.sample(chunk))
+
+    def sample(self, chunk: list[tuple[int, Planned]]) -> SampledSuperbatch:
+        """Sample some batches, numbered as they come in the iteration."""
+        return self._spools.sample(
+            chunk, self.sampling, bulk_bytes=self.job.size.bulk_bytes, check=self._check_wanted
+        )
+
+    def finish(self, sampled: SampledSuperbatch) -> Superbatch:
+        """Plan batches that have been sampled, after all that have been planned, and pack them."""
+        trace = sampled.trace
+        part, seconds = self._plan(trace, f"{sampled.first}", warms_up=self.job.warms_up)
+        self._check_wanted()
+        part.packed = self._pack(trace, part)
+        spilled = sampled.kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
+        trace.close()
+        return Superbatch(sampled, part, seconds, spilled)
+
+    def plan_again(self, superbatch: Superbatch, begin: int) -> None:
+        """Plan the batches from one on, which nobody has, from what the cache holds now.
+
+        Their rows are packed again if reading them one by one would take longer.
+        """
+        name = f"{self._num_again}-again"
+        self._num_again += 1
+        superbatch.part.abandon(len(superbatch) - begin)
+        builder = self._spools.trace(name, len(superbatch) - begin)
+        for i in range(begin, len(superbatch)):
+            builder.put(i - begin, superbatch.sampled.subgraph(i).n_id)
+        with self._planning:
+            # Superbatches that have been planned come later, so they will be planned again too.
+            self.take_over()
+            trace = builder.build()
+            part, seconds = self._plan(trace, name, begin=begin)
+        part.packed = self._pack(trace, part, only_if_faster=True)
+        trace.close()
+        superbatch.part = part
+        self.job.totals.seconds_planning += seconds
+        self.job.totals.bytes_spilled += _disk_bytes(part)
+
+    def _plan(
+        self, trace: Trace, name: str, *, begin: int = 0, warms_up: bool = False
+    ) -> tuple[PlannedPart, float]:
+        """Plan batches that come after all that have been planned; return the seconds as well.
+
+        Parameters
+        ----------
+        name : str
+            Of files that it may take.
+        begin : int
+            The first of the batches in its superbatch.
+        warms_up : bool
+            Whether a cache that is empty is to be warmed up before.
+        """
+        job, sampling = self.job, self.sampling
+        with self._planning:
+            if not self.session.lease.is_current:
+                self.take_over()
+            session = self.session
+            if warms_up:
+                with sampling.timeline().span("filling"):
+                    job.totals.filling += session.warm_up(trace, job.num_nodes, job.degrees)
+            start = time.perf_counter()
+            with sampling.timeline().span("planning", batches=trace.num_batches) as args:
+                plan = self._spools.plan(session.planner, trace, name)
+                args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
+            seconds = time.perf_counter() - start
+            part = PlannedPart(plan, session.lease, begin, session.num_planned)
+            session.num_planned += plan.num_batches
+            self._end = session.num_planned
+        release_heap()
+        return part, seconds
+
+    def _pack(
+        self, trace: Trace, part: PlannedPart, *, only_if_faster: bool = False
+    ) -> PackedBatches | None:
+        job, sampling, plan = self.job, self.sampling, part.plan
+        tables = job.cache().tables
+        if not job.packs or plan is None or plan.num_batches == 0 or not tables:
+            return None
+        if self._packer is None:
+            self._packer = SuperbatchPacker(
+                files_of(tables),
+                self._spools.directory,
+                quota=job.quota,
+                memory_bytes=job.size.packing_bytes,
+                num_threads=sampling.num_threads,
+                may_wait=sampling.joins_in_threads,
+                stop=self._is_stopped,
+                waits_for_others=lambda: self.waits_for_others,
+            )
+        if only_if_faster and not self._packer.is_faster(plan.num_misses):
+            return None
+        start_ns = time.perf_counter_ns()
+        packed = self._packer.pack(trace, plan)
+        num_bytes = 0 if packed is None else packed.bytes_packed
+        # By whatever records now: it takes seconds, in which a recording of an epoch may begin.
+        sampling.timeline().add(
+            "packing",
+            start_ns,
+            time.perf_counter_ns(),
+            batches=plan.num_batches,
+            bytes=num_bytes,
+        )
+        if packed is not None:
+            self._closing.callback(packed.close)
+        return packed
+
+    def take_over(self, session: CacheSession | None = None) -> None:
+        """Go on with another session, by default one that takes the cache from whoever has it.
+
+        What was planned before goes on without the cache, reading every row.
+        """
+        self.session = self.job.begin_session() if session is None else session
+        self._end = 0
+
+    def _check_wanted(self) -> None:
+        if self._is_stopped.is_set():
+            raise CancelledError("a superbatch was given up before it was made")
+
+    def stop(self) -> None:
+        """End what is being made, as soon as may be. It is not to be used any more."""
+        self._is_stopped.set()
+
+    def close(self) -> None:
+        """Let go of everything that is held for batches that nobody will ask for. Idempotent."""
+        self._closing.close()
+        # A lease that was overtaken keeps nobody waiting; and the next epoch may have been planned
+        # under it by now, whose batches go on without the cache, or are planned again.
+        lease = self.session.lease
+        if lease.is_current and lease.num_gathered < self._end:
+            lease.close()
+        elif lease.is_current:
+            lease.rest()
 
 
-class _Chunks(Iterator[list[Any]]):
-    """Lists of `size` items; what came before an error is yielded before it is raised."""
-
-    def __init__(self, items: Iterable[Any], size: int) -> None:
-        self._items = iter(items)
-        self._size = size
-        self._error: Exception | None = None
-        self.are_all_taken = False
-        self.num_taken = 0
-
-    def __next__(self) -> list[Any]:
-        chunk: list[Any] = []
-        while len(chunk) < self._size and not self.are_all_taken:
-            try:
-                chunk.append(next(self._items))
-            except StopIteration:
-                self.are_all_taken = True
-            except Exception as error:
-                self.are_all_taken, self._error = True, error
-        if chunk:
-            self.num_taken += 1
-            return chunk
-        ended_by, self._error = self._error, None
-        raise StopIteration if ended_by is None else ended_by
+def _disk_bytes(part: PlannedPart) -> int:
+    """Return what a plan and the rows that were packed for it take on disk."""
+    planned = 0 if part.plan is None else part.plan.num_disk_bytes
+    return planned + (0 if part.packed is None else part.packed.bytes_packed)

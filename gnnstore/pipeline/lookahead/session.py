@@ -1,4 +1,4 @@
-"""One use of a planned cache: turns are taken as they were planned, from filling it on."""
+"""A session of a planned cache: turns are taken as they were planned, from warming it up on."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class FixedNodes:
 
     def planner(self, num_slots: int) -> FixedPlanner:
         """Return a planner of a cache that is empty, and is to hold them."""
-        return FixedPlanner(in_slots(self.of(num_slots), num_slots), self.num_nodes)
+        return FixedPlanner(slot_layout(self.of(num_slots), num_slots), self.num_nodes)
 
 
 @dataclass(eq=False)
-class Course:
+class CacheSession:
     """A lease of a cache, and the planner that knows what the cache holds.
 
     Plans are made in the order in which they are followed, so the next batch's number under the
@@ -68,13 +68,13 @@ class Course:
         planner.restart(cache.nodes)
         return cls(lease, planner, fixed)
 
-    def fill(
+    def warm_up(
         self,
         trace: Trace,
         num_nodes: int,
         degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
     ) -> ReadCounts:
-        """Fill a cache that is empty with the rows that it always holds, or most batches need.
+        """Warm up a cache that is empty, with the rows that it always holds, or most batches need.
 
         The batches would read them too, but one by one and as they come; in order, most of a
         million rows out of 17 million come with one pass over the table. Where there is room for
@@ -104,7 +104,7 @@ class Course:
         if filled is None:
             return NO_READS
         self.num_planned += 1
-        self.planner.restart(in_slots(nodes, num_slots))
+        self.planner.restart(slot_layout(nodes, num_slots))
         return filled
 
     @property
@@ -117,8 +117,8 @@ class Course:
         return bool((self.planner.nodes >= 0).any())
 
 
-def fills(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: bool) -> bool:
-    """Whether a cache that decides by itself is filled before the first batch.
+def warms_up(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: bool) -> bool:
+    """Whether a cache that decides by itself is warmed up before the first batch.
 
     One that does not know what is needed begins empty; and rows that are packed come with the pass
     that packs the others, so that filling would be one more.
@@ -126,7 +126,7 @@ def fills(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: b
     return policy.looks_ahead and not packs and size.fills(num_nodes)
 
 
-def in_slots(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
+def slot_layout(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
     """Return what each slot holds, where nodes have the first ones."""
     slots = np.full(num_slots, -1, np.int64)
     slots[: len(nodes)] = nodes

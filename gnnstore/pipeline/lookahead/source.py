@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
 from gnnstore.pipeline.lookahead.driver import SamplingJob
-from gnnstore.pipeline.lookahead.producer import Following, Superbatches
+from gnnstore.pipeline.lookahead.epochs import NextEpoch, Superbatches
 from gnnstore.pipeline.seeds.base import BatchKey, Seeds, SeedSource
 from gnnstore.timeline import Timeline
 
@@ -43,12 +43,12 @@ class LookaheadSource(SamplingSource):
             raise TypeError("nothing looks ahead")
         seeds, sampler = self.seeds, self.sampler
 
-        def following() -> Following | None:
+        def following() -> NextEpoch | None:
             found = run.following()
             if found is None:
                 return None
             coming, items = found
-            return Following((coming.epoch, coming.first), items, _job(coming, seeds, sampler))
+            return NextEpoch((coming.epoch, coming.first), items, _job(coming, seeds, sampler))
 
         with self._superbatches.run(
             planned,

@@ -71,7 +71,7 @@ class PlannedPart:
         """Give up a batch that cannot be gathered, or what waits for it would wait for ever."""
         self.lease.fail(self.number(i), error)
 
-    def give_up(self, num_batches: int) -> None:
+    def abandon(self, num_batches: int) -> None:
         """Note that so many batches have their rows, or will not get them from here."""
         if self.packed is not None:
             self.packed.done(num_batches)
@@ -105,7 +105,7 @@ class Superbatch:
     def __len__(self) -> int:
         return len(self.sampled.notes)
 
-    def take(self, part: PlannedPart, i: int) -> tuple[CompactSubgraph, PlanStep]:
+    def pop(self, part: PlannedPart, i: int) -> tuple[CompactSubgraph, PlanStep]:
         """Return a subgraph and what the plan says of it, and forget both.
 
         The last one closes what has kept them.
@@ -149,7 +149,7 @@ class PlannedTask(Task):
             If it or its plan was written to disk and cannot be read back as it was.
         """
         try:
-            compact, self._step = self._superbatch.take(self._part, self._i)
+            compact, self._step = self._superbatch.pop(self._part, self._i)
             return Sampled(compact.expand(self._index_dtype, empty), self._labels)
         except BaseException as error:
             self._part.fail(self._i, error)
@@ -168,7 +168,7 @@ class PlannedTask(Task):
 
     def finish(self) -> None:
         """Give up the place of its packed rows."""
-        self._part.give_up(1)
+        self._part.abandon(1)
 
 
 def reselected(

@@ -1,0 +1,247 @@
+"""Batches sampled ahead a superbatch at a time, planned, and handed out with their plan (Ginex).
+
+While the batches of one superbatch are assembled, those of the next are sampled by threads and
+planned, which touches no row. A batch that is handed out knows its subgraph, and where each of
+its rows comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gnnstore.parallel import ordered_map
+from gnnstore.pipeline.batch import Planned
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob
+from gnnstore.pipeline.lookahead.next_epoch import Made, NextSuperbatch
+from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
+from gnnstore.pipeline.lookahead.session import CacheSession
+from gnnstore.pipeline.lookahead.superbatch import PlannedTask, Superbatch
+
+# The superbatch that is assembled, and the one that is made meanwhile.
+_SUPERBATCHES = 2
+# A lease that was lost is not worth taking back for less: a plan is made, and its trace written.
+_WORTH_PLANNING = 2
+
+
+@dataclass(frozen=True, eq=False)
+class NextEpoch:
+    """The iteration that is expected to come next.
+
+    Attributes
+    ----------
+    key : object
+        Equal to that of the iteration, if it is the one.
+    items : iterable
+        Its batches in order.
+    sampling : SamplingJob
+        How they are sampled. It lives as long as that takes, so it should not hold the loader.
+    """
+
+    key: Hashable
+    items: Iterable[Planned]
+    sampling: SamplingJob
+
+
+class Superbatches:
+    """Makes the superbatches of one loader, iteration after iteration.
+
+    Parameters
+    ----------
+    job : LookaheadJob
+
+    Attributes
+    ----------
+    job
+        As given.
+    """
+
+    def __init__(self, job: LookaheadJob) -> None:
+        self.job = job
+        self._idle: CacheSession | None = None  # of the last iteration, if it came to its end
+        self._next: NextSuperbatch | None = None
+        # Whether a plan for the next iteration would be worth making: not if another loader uses
+        # the cache between two iterations.
+        self._plans_next = True
+
+    @property
+    def num_slots(self) -> int:
+        """Rows that there is room for."""
+        return self.job.cache().num_slots
+
+    @contextmanager
+    def run(
+        self,
+        items: Iterable[Planned],
+        sampling: SamplingJob,
+        *,
+        key: Hashable = None,
+        following: Callable[[], NextEpoch | None] = lambda: None,
+    ) -> Iterator[Iterator[PlannedTask]]:
+        """Sample, plan and hand out the batches of one iteration.
+
+        Parameters
+        ----------
+        items : iterable
+            The batches in order; consumed in the consumer's thread, two superbatches ahead.
+        sampling : SamplingJob
+            Without threads in it, the consumer's samples and plans.
+        key : object
+            What this iteration is, as one before may have told with `following`.
+        following : callable, optional
+            Returns the next iteration, if it is known. Its first superbatch is made once the
+            last of this one is, if disk has room for both.
+
+        Yields
+        ------
+        iterator of PlannedTask
+            To be prepared in any order, joined in theirs. Where a batch cannot be sampled, it
+            raises that error once those before it have been handed out.
+        """
+        producer, made = self._begin(key, sampling)
+        producer.session.lease.rest(False)
+        chunks = _Chunks(enumerate(items), self.job.size.num_batches)
+        coming: list[NextSuperbatch] = []
+        num_handed_out = 0
+
+        def make(chunk: list[tuple[int, Planned]]) -> Superbatch:
+            first = made.pop() if made else None
+            if isinstance(first, SampledSuperbatch):
+                return producer.finish(first)
+            return producer.make(chunk) if first is None else first
+
+        def make_next() -> None:
+            nonlocal num_handed_out
+            num_handed_out += 1
+            is_last = chunks.are_all_taken and num_handed_out == chunks.num_taken
+            if is_last and sampling.num_threads and self.job.size.overlaps:
+                coming.extend(self._make_next(producer, following()))
+
+        with ExitStack() as stack:
+            stack.callback(producer.close)
+            superbatches = ordered_map(
+                make,
+                chunks,
+                num_threads=min(1, sampling.num_threads),
+                lookahead=lambda: _SUPERBATCHES,
+                describe="while sampling superbatch {} of the iteration".format,
+                stop=producer.stop,
+            )
+            stack.enter_context(closing(superbatches))
+            unless_done = stack.enter_context(ExitStack())
+            unless_done.callback(lambda: [superbatch.abandon() for superbatch in coming])
+            yield _batches_of(producer, superbatches, make_next)
+            unless_done.pop_all()
+        if producer.is_followed:
+            self._idle = producer.session
+        for superbatch in coming:
+            self._next = superbatch
+
+    def _begin(self, key: Hashable, sampling: SamplingJob) -> tuple[LookaheadProducer, list[Made]]:
+        """Return what makes an iteration's superbatches, and the first one if there is one."""
+        session, self._idle = self._idle, None
+        coming, self._next = self._next, None
+        if session is not None:
+            self._plans_next = session.lease.is_current
+        if coming is not None:
+            is_it = coming.key == key and coming.producer.sampling.sampler is sampling.sampler
+            made = coming.take() if is_it else None
+            if made is not None:
+                producer = coming.producer
+                producer.sampling = sampling
+                if not producer.session.lease.is_current:
+                    producer.take_over(_if_usable(session))
+                return producer, [made]
+            coming.abandon()
+        session = _if_usable(session) or self.job.begin_session()
+        return LookaheadProducer(self.job, session, sampling), []
+
+    def _make_next(
+        self, producer: LookaheadProducer, following: NextEpoch | None
+    ) -> Iterator[NextSuperbatch]:
+        """Yield the first superbatch of the next iteration, if there is to be one."""
+        if following is None:
+            return
+        chunk = next(_Chunks(enumerate(following.items), self.job.size.num_batches), None)
+        if chunk is not None:
+            own = LookaheadProducer(self.job, producer.session, following.sampling)
+            yield NextSuperbatch(following.key, own, chunk, plans=self._plans_next)
+
+
+def _batches_of(
+    producer: LookaheadProducer,
+    superbatches: Iterator[Superbatch],
+    then: Callable[[], None],
+) -> Iterator[PlannedTask]:
+    """Yield the batches of some superbatches, one superbatch after the other.
+
+    A session may be overtaken: where another loader takes the cache over, batches that were planned
+    before would read every row. When that loader is done, the rest is planned again.
+
+    Parameters
+    ----------
+    producer : LookaheadProducer
+        Of them.
+    then : callable
+        Called once a superbatch is made, before its first batch.
+    """
+    job = producer.job
+    for superbatch in superbatches:
+        job.totals.seconds_planning += superbatch.seconds_planning
+        job.totals.bytes_spilled += superbatch.bytes_spilled
+        for i in range(len(superbatch)):
+            if _may_take_back(producer, superbatch, len(superbatch) - i):
+                producer.plan_again(superbatch, i)
+            if i == 0 and superbatch.sampled.error is None:
+                then()
+            yield PlannedTask(superbatch, superbatch.part, i, job.index_dtype)
+        if superbatch.sampled.error is not None:
+            raise superbatch.sampled.error
+
+
+def _may_take_back(producer: LookaheadProducer, superbatch: Superbatch, num_left: int) -> bool:
+    """Whether another loader took the cache over, and has no use for it any more.
+
+    Not where the next superbatch may be sampled in the memory that planning takes.
+    """
+    if not superbatch.part.lease.is_overtaken or producer.job.size.lends:
+        return False
+    is_free = producer.job.cache().is_free or producer.session.lease.is_current
+    return is_free and num_left >= _WORTH_PLANNING
+
+
+def _if_usable(session: CacheSession | None) -> CacheSession | None:
+    """Return a session that has the cache, none of whose batches is yet to come.
+
+    The process that this one was forked from may have planned some, which nobody will assemble.
+    """
+    is_usable = session is not None and session.lease.is_current and session.is_followed
+    return session if is_usable else None
+
+
+class _Chunks(Iterator[list[Any]]):
+    """Lists of `size` items; what came before an error is yielded before it is raised."""
+
+    def __init__(self, items: Iterable[Any], size: int) -> None:
+        self._items = iter(items)
+        self._size = size
+        self._error: Exception | None = None
+        self.are_all_taken = False
+        self.num_taken = 0
+
+    def __next__(self) -> list[Any]:
+        chunk: list[Any] = []
+        while len(chunk) < self._size and not self.are_all_taken:
+            try:
+                chunk.append(next(self._items))
+            except StopIteration:
+                self.are_all_taken = True
+            except Exception as error:
+                self.are_all_taken, self._error = True, error
+        if chunk:
+            self.num_taken += 1
+            return chunk
+        ended_by, self._error = self._error, None
+        raise StopIteration if ended_by is None else ended_by
