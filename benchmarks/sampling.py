@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import Timing, parser, report, time_in_turns
 from gnnstore import _core
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling import NeighborSampler, SampledSubgraph, SamplingConfig
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)

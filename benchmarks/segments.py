@@ -29,7 +29,7 @@ from gnnstore.caching.segment_search import Recurrences, merged_reads, search_se
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.profile.device_profile import load_profile
 from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.estimate import estimate_plan
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
@@ -158,7 +158,7 @@ def graph(
     """Pack w with each budget, and read the plans in turns."""
     features = gnnstore.open(store).schema.node.attributes["x"].num_bytes
     plans = {"no limit": make_plan(store, directory / "all", None, arguments)}
-    whole = PlanReader.open(plans["no limit"]).total_bytes / features
+    whole = PackedReader.open(plans["no limit"]).total_bytes / features
     rows: list[tuple[str, str]] = []
     for budget in (0.5 * whole, 0.75 * whole) if arguments.quick else BUDGETS:
         name = f"{budget:.1f} times the features"
@@ -175,7 +175,7 @@ def graph(
             turns[name].append(turn)
     numbers = {}
     for name, plan in plans.items():
-        reader, found = PlanReader.open(plan), stats[name]
+        reader, found = PackedReader.open(plan), stats[name]
         ratios = [
             turn.seconds / first.seconds
             for turn, first in zip(turns[name], turns["no limit"], strict=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.harness import parser, report, time_in_turns
 from gnnstore.disk.profile.page_cache import drop_from_cache
-from gnnstore.formats.store.verification import verify
+from gnnstore.features.check import verify
 from gnnstore.testing.stores import write_example_store
 
 

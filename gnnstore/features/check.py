@@ -6,16 +6,24 @@ are of what was to be written, and training compares them; so does this, batch b
 
 from __future__ import annotations
 
+import itertools
 import os
 from contextlib import closing
 from pathlib import Path
 
+from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.features.source import RowRequest
-from gnnstore.formats.packed.manifest import find_plans, is_plan
-from gnnstore.formats.packed.reader import PlanReader
-from gnnstore.formats.store import verification
-from gnnstore.formats.store.verification import Level, Problem, Report
+from gnnstore.formats.container.files import Problem
+from gnnstore.formats.container.verify import (
+    LEVELS,
+    Level,
+    Report,
+    compare_checksums,
+    open_units,
+    stray_files,
+)
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
 
@@ -53,16 +61,40 @@ def verify(
     StorageError
         If the operating system refuses a read.
     """
-    report = verification.verify(path, level, num_threads=num_threads, progress=progress)
+    if level not in LEVELS:
+        raise UsageError(f"level={level!r}: choose one of {', '.join(LEVELS)}")
+    threads = num_threads or len(os.sched_getaffinity(0))
+    progress = progress or NullProgress()
+    try:
+        readers, problems = open_units(Path(path))
+    except CorruptStoreError as error:
+        return Report(level, [Problem(error.path or str(path), str(error))])
+    report = Report(level, problems, sum(len(reader.files) + 1 for reader in readers))
+    found = {reader: list(stray_files(reader)) for reader in readers}
+    if level != "header":
+        total = sum(reader.total_bytes for reader in readers)
+        with progress.phase("compare checksums", total, "bytes") as phase:
+
+            def compared(num_bytes: int) -> None:
+                report.bytes_read += num_bytes
+                phase.advance(num_bytes)
+
+            for reader in readers:
+                found[reader] += compare_checksums(reader, threads, compared)
+    if level == "full":
+        # Numbers that fail their checksum need no second complaint about what they mean.
+        for reader in (reader for reader in readers if not found[reader]):
+            with progress.phase("look at what the numbers mean"):
+                found[reader] += reader.problems()
+    report.problems += itertools.chain(*found.values())
     if level == "full" and report.ok:
-        directory = Path(path)
-        threads = num_threads or len(os.sched_getaffinity(0))
-        for plan in [directory] if is_plan(directory) else find_plans(directory):
-            report.problems += check_batches(plan, threads, progress or NullProgress())
+        for reader in readers:
+            if isinstance(reader, PackedReader):
+                report.problems += check_batches(reader, threads, progress)
     return report
 
 
-def check_batches(path: Path, num_threads: int, progress: Progress) -> list[Problem]:
+def check_batches(reader: PackedReader, num_threads: int, progress: Progress) -> list[Problem]:
     """Read every batch of a plan, but for what the cache gives it; return what is wrong.
 
     Each thread holds a batch's rows of one attribute.
@@ -72,7 +104,7 @@ def check_batches(path: Path, num_threads: int, progress: Progress) -> list[Prob
     StorageError
         If the operating system refuses a read.
     """
-    plan = SavedPlan.open(PlanReader.open(path))
+    plan, path = SavedPlan.open(reader), reader.path
 
     def check(number: int) -> Problem | None:
         try:

@@ -26,7 +26,7 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
 
 # Two threads copy twice as fast as one; a few more are as fast as memory.
 _MAX_COPYING = 4

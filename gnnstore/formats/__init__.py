@@ -1,19 +1,23 @@
-"""What lies on disk, one layout a module: no I/O policy, no sampling.
+"""Layouts on disk, one a module: no I/O policy, no sampling.
 
-Start with `pages` (where a row lies), `manifest` (what makes a directory a store),
-`writer` and `reader`. `docs/format.md` is the normative description.
+`container` is a directory that is written whole or not at all and lists its files; `arrays` are
+what lies in one; `store` and `packed` are the kinds that there are, a schema each. Start with
+`arrays.pages` (where a row lies) and `container.manifest`. `docs/format.md` is the normative
+description.
 """
 
-from gnnstore.formats.arrays.csc import Csc, load_csc
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
-from gnnstore.formats.store.manifest import FORMAT_VERSION, FileEntry, Manifest
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.manifest import FileEntry
+from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.store.csc import Csc, load_csc
+from gnnstore.formats.store.manifest import FORMAT_VERSION, StoreManifest
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
     NODE_TYPE,
-    AttributeSpec,
     EdgeTypeSpec,
     NodeTypeSpec,
     Schema,
@@ -28,13 +32,14 @@ __all__ = [
     "Csc",
     "EdgeTypeSpec",
     "FileEntry",
-    "Manifest",
     "NodeTypeSpec",
+    "PackedReader",
     "PageGeometry",
     "PagedArray",
     "PagedArrayWriter",
     "Schema",
     "ShardLayout",
+    "StoreManifest",
     "StoreReader",
     "StoreWriter",
     "load_csc",

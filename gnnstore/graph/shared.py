@@ -19,13 +19,13 @@ from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.source import RowSource, Tier
 from gnnstore.features.tiers.planned import PlannedCache
-from gnnstore.formats.store.schema import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
 
 if TYPE_CHECKING:
     from gnnstore.caching.scores import CacheSettings
     from gnnstore.features.tiers.static import StaticCache
-    from gnnstore.formats.arrays.csc import Csc, TopologyMode
+    from gnnstore.formats.store.csc import Csc, TopologyMode
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.graph.indices import IndexRows
     from gnnstore.graph.store import GraphStore

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gnnstore.formats.store.schema import AttributeSpec, Schema
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import Schema
 
 
 @dataclass(frozen=True)

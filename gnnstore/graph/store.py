@@ -22,7 +22,7 @@ from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 from gnnstore.errors import BadIndexError, CorruptStoreError, NotFoundError, UsageError
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
-from gnnstore.formats.arrays.csc import TopologyMode
+from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import TextSpec
 from gnnstore.graph.indexing import select
 

@@ -10,7 +10,7 @@ from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
 
 if TYPE_CHECKING:
-    from gnnstore.formats.arrays.csc import Csc
+    from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.indices import IndexRows
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
     from gnnstore.sampling.staged import CachedNeighbors

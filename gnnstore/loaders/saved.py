@@ -11,7 +11,7 @@ from typing import Any
 from torch_geometric.data import Data
 
 from gnnstore.errors import CorruptStoreError
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import as_tensor
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
@@ -32,17 +32,17 @@ class Plan:
 
     Attributes
     ----------
-    reader : PlanReader
+    reader : PackedReader
         Manifest and files.
 
     Raises
     ------
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        See `PlanReader.open`.
+        See `PackedReader.open`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.reader = PlanReader.open(path)
+        self.reader = PackedReader.open(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Plan, (str(self.path),))
@@ -71,7 +71,7 @@ class Plan:
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
         arrays = {
-            name: as_tensor(self.reader.graph_array(spec), spec.dtype)
+            name: as_tensor(self.reader.cold(spec), spec.dtype)
             for name, spec in self.schema.graph_arrays.items()
         }
         return {**self.schema.graph_attributes, **arrays}
@@ -191,6 +191,6 @@ def open_plan(path: str | os.PathLike[str]) -> Plan:
     Raises
     ------
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
-        See `PlanReader.open`.
+        See `PackedReader.open`.
     """
     return Plan(path)

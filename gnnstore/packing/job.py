@@ -31,8 +31,8 @@ from gnnstore.features.segments.packing import (
     segment_memory,
 )
 from gnnstore.features.source import files_of
-from gnnstore.formats.packed.manifest import PlanManifest, rows_array
-from gnnstore.formats.packed.writer import PlanWriter
+from gnnstore.formats.packed.manifest import PackedManifest, rows_array
+from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import residents_of
 from gnnstore.packing.records import RecordMaker
 from gnnstore.packing.sampling import PlannedSuperbatch, PlanSampler, PlanSettings
@@ -44,7 +44,7 @@ from gnnstore.units import format_at_least, format_size
 if TYPE_CHECKING:
     from gnnstore.caching.policies.base import SpillingPlanner
     from gnnstore.features.source import RowSource
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
 
 
@@ -90,7 +90,6 @@ class PlanPacker:
         self.compression: Compression | None = None
         if settings.compress in COMPRESSIONS:
             self.compression = settings.compress
-        self._piece_bytes: int | None = None
 
     def _decide(self, cached: Sequence[str], num_slots: int, superbatch: int, segment: int) -> None:
         """Take over which attributes are packed, and how much is planned at a time."""
@@ -115,13 +114,6 @@ class PlanPacker:
     def plain(self) -> tuple[AttributeSpec, ...]:
         """The attributes whose rows are in the records: of nodes, and then of edges."""
         return (*self._records.plain_nodes, *self._records.edges)
-
-    @property
-    def piece_bytes(self) -> int | None:
-        """What a checksum of rows is of; None: the plan needs none in its records."""
-        # Compressed runs have theirs in the index.
-        has_plain_rows = self.compression is None or self.segment > 1
-        return PIECE_BYTES if self.tables and has_plain_rows else None
 
     @property
     def rolling(self) -> tuple[int, int] | None:
@@ -161,10 +153,10 @@ class PlanPacker:
         NoSpaceError, StorageError
             If the disk, or the budget of it, is full, or refuses; what is finished is kept.
         GnnstoreError
-            As of `PlanWriter`, and of sampling.
+            As of `PackedWriter`, and of sampling.
         """
         settings = self.settings
-        writer = PlanWriter(
+        writer = PackedWriter(
             path,
             asked={
                 "fingerprint": self._sampler.fingerprint,
@@ -185,7 +177,6 @@ class PlanPacker:
                 "superbatch": self.superbatch,
                 "segment": self.segment,
                 "compression": self.compression,
-                "piece_bytes": self.piece_bytes,
             },
             overwrite=overwrite,
             resume=resume,
@@ -196,8 +187,6 @@ class PlanPacker:
             known = writer.decided
             self._decide(known["cached"], known["num_slots"], known["superbatch"], known["segment"])
             self.compression = known["compression"]
-            # An attempt that another version began may be without.
-            self._piece_bytes = known.get("piece_bytes")
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
                 phase.advance(len(writer.index))
@@ -210,9 +199,9 @@ class PlanPacker:
                     manifest, {spec.path: self.store.reader.read(spec) for spec in arrays}
                 )
 
-    def _manifest(self, writer: PlanWriter) -> PlanManifest:
+    def _manifest(self, writer: PackedWriter) -> PackedManifest:
         settings = self.settings
-        return PlanManifest(
+        return PackedManifest(
             created_by=f"gnnstore {__version__}",
             fingerprint=self._sampler.fingerprint,
             seed=settings.config.seed,
@@ -228,10 +217,10 @@ class PlanPacker:
             segment=self.segment,
             cached_by=settings.cached_by,
             compression=self.compression,
-            piece_bytes=self._piece_bytes,
+            piece_bytes=PIECE_BYTES,
         )
 
-    def _pack_epoch(self, writer: PlanWriter, epoch: int, advance: Callable[[int], None]) -> None:
+    def _pack_epoch(self, writer: PackedWriter, epoch: int, advance: Callable[[int], None]) -> None:
         """Pack what is left of an epoch; what was packed of it is planned again, not read."""
         per_epoch = -(-self.batches_per_epoch // self.superbatch)
         if writer.num_superbatches >= (epoch + 1) * per_epoch:
@@ -261,7 +250,7 @@ class PlanPacker:
         self._sampler.close()
 
     def _pack_superbatch(
-        self, writer: PlanWriter, of: PlannedSuperbatch, advance: Callable[[int], None]
+        self, writer: PackedWriter, of: PlannedSuperbatch, advance: Callable[[int], None]
     ) -> None:
         misses, runs, offsets, frames = self._pack_rows(writer, of)
         crc_arrays = self._manifest(writer).crc_arrays
@@ -310,7 +299,7 @@ class PlanPacker:
         writer.finish_superbatch(index, largest, segments)
 
     def _pack_rows(
-        self, writer: PlanWriter, of: PlannedSuperbatch
+        self, writer: PackedWriter, of: PlannedSuperbatch
     ) -> tuple[
         DividedMisses | None, list[DividedRuns], dict[str, npt.NDArray[np.int64]], list[Frames]
     ]:
@@ -377,7 +366,7 @@ class PlanPacker:
             return least
         return least + segment_memory(of.plan.misses, of.id_bytes, len(self.tables))
 
-    def _check_disk(self, writer: PlanWriter, more_bytes: int) -> None:
+    def _check_disk(self, writer: PackedWriter, more_bytes: int) -> None:
         """Stop, in a way that can be resumed, where the budget of disk is used up."""
         most = self.settings.disk_bytes
         if most is None or (missing := writer.num_bytes + more_bytes - most) <= 0:

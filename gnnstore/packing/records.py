@@ -15,7 +15,8 @@ from gnnstore.features.segments.packing import BatchMisses
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.features.segments.packing import DividedMisses, DividedRuns
-    from gnnstore.formats.store.schema import AttributeSpec, Schema
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.seeds.base import SeedLabels
     from gnnstore.sampling.compact import CompactSubgraph
     from gnnstore.strategies.open import DataSources

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import SpillingPlanner
     from gnnstore.caching.trace import Trace
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.batch import Planned
     from gnnstore.pipeline.seeds.base import Seeds

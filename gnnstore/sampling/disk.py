@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.bulk import BYTES_PER_COLUMN_POSITION, advance_together
 from gnnstore.sampling.neighbor import (
     IndexDtype,

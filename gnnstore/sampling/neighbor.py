@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError, UsageError
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]

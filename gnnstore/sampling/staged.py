@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import (
     IndexDtype,
     SampledSubgraph,

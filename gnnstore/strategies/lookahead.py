@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gnnstore.caching.trace import Trace
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
     from gnnstore.planning.traits import StrategyTraits

@@ -30,7 +30,7 @@ from gnnstore.strategies.static import divide_rest
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.request import ReadOptions, ReadRequest

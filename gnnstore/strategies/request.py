@@ -22,7 +22,7 @@ from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.lookahead.presample import Presampler
 

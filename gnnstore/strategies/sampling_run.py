@@ -17,7 +17,7 @@ from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.request import ReadRequest

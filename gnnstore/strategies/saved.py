@@ -12,7 +12,7 @@ from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError
 from gnnstore.features.packed.saved import NotPacked, SavedPlan
 from gnnstore.features.tiers.planned import PlannedCache
-from gnnstore.formats.packed.reader import PlanReader, find_plan
+from gnnstore.formats.packed.reader import PackedReader, find_plan
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.saved_batches import SavedBatches
@@ -33,7 +33,7 @@ class PackedSources:
 
     Parameters
     ----------
-    reader : PlanReader
+    reader : PackedReader
     memory, io_engine
         As of `NeighborLoader`.
     seeds_bytes, num_threads, may_use_fewer
@@ -51,7 +51,7 @@ class PackedSources:
 
     def __init__(
         self,
-        reader: PlanReader,
+        reader: PackedReader,
         memory: int | str | None = None,
         io_engine: str | None = None,
         *,
@@ -148,7 +148,7 @@ def open_packed_sources(request: ReadRequest) -> PackedSources:
         As `PackedSources`.
     """
     options = request.options
-    reader = PlanReader.open(find_plan(request.store.path, options.plan or ""))
+    reader = PackedReader.open(find_plan(request.store.path, options.plan or ""))
     return PackedSources(
         reader,
         options.memory,

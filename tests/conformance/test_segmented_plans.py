@@ -15,7 +15,7 @@ from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import UsageError
 from gnnstore.features.segments import packing as segment_packing
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.size import size_plan
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
@@ -58,7 +58,7 @@ def loader_of(path: Path, plan: Path, **options: Any) -> NeighborLoader:
 
 def stored_bytes(plan: Path) -> int:
     """Return the bytes of packed rows."""
-    return sum(array.num_rows for array in PlanReader.open(plan).rows.values())
+    return sum(array.num_rows for array in PackedReader.open(plan).rows.values())
 
 
 @pytest.mark.parametrize("num_threads", [0, 1, 3])
@@ -85,14 +85,12 @@ def test_segments_of_every_length(
     plan = pack(path, [4, 4], output=tmp_path / "plan", segment=segment, **options)
     plain = pack(path, [4, 4], output=tmp_path / "plain", **options)
     assert_same_batches(batches_of(loader_of(path, plan), EPOCHS), expected)
-    reader = PlanReader.open(plan)
-    assert reader.manifest.format_version == 3
+    reader = PackedReader.open(plan)
     assert reader.manifest.segment == min(segment, superbatch)
     assert reader.segments is not None
     assert reader.segments[:, 2].sum() > 0
     assert (np.diff(reader.segments[:, :2]) <= segment).all()
     assert stored_bytes(plan) < stored_bytes(plain)
-    assert PlanReader.open(plain).manifest.format_version == 3
 
 
 def test_chunks_of_segments(
@@ -104,7 +102,7 @@ def test_chunks_of_segments(
     monkeypatch.setattr(segment_packing, "_CHUNK_BYTES", 4000)
     monkeypatch.setattr(segment_packing, "_MAX_CHUNKS_PER_BATCH", 100)
     plan = pack(path, [4, 4], output=tmp_path / "plan", segment=6, superbatch=12)
-    reader = PlanReader.open(plan)
+    reader = PackedReader.open(plan)
     assert reader.segments is not None
     assert set(reader.segments[:, 3].tolist()) == {10}
     assert reader.segments[:, 2].min() > 30
@@ -177,7 +175,7 @@ def test_topology_alone_has_nothing_to_share(tmp_path: Path) -> None:
     graph = random_graph(N, E, seed=5, num_classes=7)
     path = graph.write(tmp_path / "s.gnn")
     plan = pack(path, [4, 4], output=tmp_path / "plan", segment=4)
-    assert not PlanReader.open(plan).manifest.has_segments
+    assert not PackedReader.open(plan).manifest.has_segments
     plain = NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS)
     assert_same_batches(batches_of(loader_of(path, plan), 2), batches_of(plain, 2))
 
@@ -214,7 +212,7 @@ def test_caches_that_stay_the_same(
     assert loader.stats().rows_cached > 0
     if segment == 1:
         best = pack(path, [4, 4], output=tmp_path / "best")
-        assert PlanReader.open(best).manifest.cached_by == "belady"
+        assert PackedReader.open(best).manifest.cached_by == "belady"
         assert stored_bytes(best) <= stored_bytes(plan)
 
 

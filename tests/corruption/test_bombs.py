@@ -22,18 +22,19 @@ from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.pickled import read_split_dict
 from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
 from gnnstore.errors import CorruptStoreError, InputError
+from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.zarr_metadata import MAX_COLD_FILE_BYTES
+from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.container.journal_file import (
     JOURNAL_FILE,
     append_record,
     encode_record,
     read_records,
 )
+from gnnstore.formats.container.manifest import ZERO_CRC, seal
 from gnnstore.formats.container.strict_json import MAX_VALUES, parse_object
-from gnnstore.formats.packed.reader import PlanReader
-from gnnstore.formats.store.manifest import ZERO_CRC, crc32c_of, seal
-from gnnstore.formats.store.verification import verify
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.stores import write_example_store
 
 BOMB_BYTES = 1_300_000_000
@@ -206,15 +207,15 @@ def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> No
 
     plan = tmp_path / "plan"
     shutil.copytree(pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1), plan)
-    (spec,) = PlanReader.open(plan).manifest.schema.graph_arrays.values()
+    (spec,) = PackedReader.open(plan).manifest.schema.graph_arrays.values()
     chunk, metadata = plan / spec.path / "c.0.0", plan / spec.path / "zarr.json"
-    sound = PlanReader.open(plan).graph_array(spec)
+    sound = PackedReader.open(plan).cold(spec)
     assert sound.shape == (4, 2)
     whole = chunk.read_bytes()
     chunk.write_bytes(frame(BOMB_BYTES, None))
     reseal(plan)
     with little_memory(), pytest.raises(CorruptStoreError, match="cannot be decoded"):
-        PlanReader.open(plan).graph_array(spec)
+        PackedReader.open(plan).cold(spec)
     chunk.write_bytes(whole)
     document = json.loads(metadata.read_text())
     document["shape"] = [2**40, 2]
@@ -225,7 +226,7 @@ def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> No
 
     reseal(plan, grow)
     with pytest.raises(CorruptStoreError, match="needs files that the manifest does not list"):
-        PlanReader.open(plan)
+        PackedReader.open(plan)
 
 
 # JSON -------------------------------------------------------------------------------------

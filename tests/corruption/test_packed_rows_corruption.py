@@ -14,10 +14,8 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.features.segments import packing as segment_packing
-from gnnstore.formats.packed.reader import PlanReader
-from gnnstore.formats.packed.writer import PlanWriter
-from gnnstore.formats.store import verification
-from gnnstore.packing.job import PlanPacker
+from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
@@ -99,22 +97,21 @@ def test_a_disk_that_alters_what_is_written(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan's own checksums are of what could be read back, those of rows are not."""
-    finish = PlanWriter.finish_superbatch
+    finish = PackedWriter.finish_superbatch
 
-    def finish_damaged(self: PlanWriter, index: Any, *rest: Any) -> None:
+    def finish_damaged(self: PackedWriter, index: Any, *rest: Any) -> None:
         if not self.num_superbatches:
             flip(self.temporary_path / "rows/x/c.0", int(index[1][4]) + 5)
         finish(self, index, *rest)
 
-    monkeypatch.setattr(PlanWriter, "finish_superbatch", finish_damaged)
+    monkeypatch.setattr(PackedWriter, "finish_superbatch", finish_damaged)
     plan = pack(store, [4, 4], output=tmp_path / "plan")
-    assert verification.verify(plan, "full").ok
     assert gnnstore.verify(plan, "checksums").ok
     told = StringIO()
     report = gnnstore.verify(plan, "full", progress=JsonProgress(told, interval_seconds=0))
     (problem,) = report.problems
     last = json.loads(told.getvalue().splitlines()[-1])
-    num_batches = PlanReader.open(plan).manifest.num_batches
+    num_batches = PackedReader.open(plan).manifest.num_batches
     assert (last["phase"], last["done"]) == ("read the batches of plan", num_batches)
     assert problem.path == str(plan / "rows/x/c.0")
     assert "batch 1 of epoch 0, 'nodes/node/x'" in problem.message
@@ -139,25 +136,3 @@ def test_what_packing_reads_back_is_compared(
     with pytest.raises(StorageError, match=message):
         pack(store, [4, 4], output=tmp_path / "plan", **options)
     assert not (tmp_path / "plan").exists()
-
-
-def test_an_attempt_without_checksums_goes_on_without(
-    store: Path, tmp_path: Path, expected: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that an earlier version began."""
-    finish = PlanWriter.finish_superbatch
-
-    def interrupted(self: PlanWriter, *given: Any) -> None:
-        if self.num_superbatches == 2:
-            raise StorageError("interrupted")
-        finish(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PlanPacker, "piece_bytes", None)
-        patch.setattr(PlanWriter, "finish_superbatch", interrupted)
-        with pytest.raises(StorageError, match="interrupted"):
-            pack(store, [4, 4], output=tmp_path / "plan")
-    plan = pack(store, [4, 4], output=tmp_path / "plan", resume=True)
-    assert not PlanReader.open(plan).manifest.is_checked
-    assert_same_batches(batches_of(gnnstore.open_plan(plan).loader(), 2), expected)
-    assert gnnstore.verify(plan, "full").ok

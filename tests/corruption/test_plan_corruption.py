@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +16,13 @@ import gnnstore
 from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.formats.container.files import crc32c_of
+from gnnstore.formats.container.manifest import ZERO_CRC, seal
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
-from gnnstore.formats.packed.reader import PlanReader
-from gnnstore.formats.store.manifest import ZERO_CRC, crc32c_of, seal
-from gnnstore.packing.job import PlanPacker
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
-from gnnstore.tools.inspect.describe_plan import describe_plan
+from gnnstore.tools.cli import main
 
 BATCHES = 12
 
@@ -71,7 +72,7 @@ def test_a_sound_plan(store: Path, level: Any) -> None:
 
 @pytest.mark.parametrize("number", [0, 7, BATCHES, 2 * BATCHES - 1])
 def test_a_record_that_is_damaged(plan: Path, number: int) -> None:
-    begin, size = (int(value) for value in PlanReader.open(plan).index[number, :2])
+    begin, size = (int(value) for value in PackedReader.open(plan).index[number, :2])
     flip(plan / "batches" / "c.0", begin + size // 2)
     name = f"batch {number % BATCHES} of epoch {number // BATCHES}"
     loader = gnnstore.open_plan(plan).loader(num_threads=2)
@@ -104,9 +105,8 @@ def read_damaged(plan: Path, number: int, message: str) -> CorruptStoreError:
 @pytest.mark.parametrize("number", [0, 7, BATCHES, 2 * BATCHES - 1])
 @pytest.mark.parametrize("piece", [0, -1])
 def test_rows_that_are_damaged_are_not_trained_on(plan: Path, number: int, piece: int) -> None:
-    reader = PlanReader.open(plan)
-    assert reader.manifest.is_checked
-    begin, size = int(reader.run_begins(number)[0]), int(reader.run_bytes(0)[number])
+    reader = PackedReader.open(plan)
+    begin, size = int(reader.chunk_begins(number)[0]), int(reader.chunk_bytes(0)[number])
     path = plan / "rows/x/c.0"
     place = begin + (size - 1 if piece else 0)
     flip(path, place)
@@ -125,9 +125,9 @@ def test_rows_that_are_damaged_are_not_trained_on(plan: Path, number: int, piece
 
 def test_rows_that_are_damaged(plan: Path, store: Path) -> None:
     """Blocks of the checksums are larger than a batch of this size, so several are named."""
-    reader = PlanReader.open(plan)
+    reader = PackedReader.open(plan)
     number = 2 * BATCHES - 1
-    flip(plan / "rows" / "x" / "c.0", int(reader.run_begins(number)[0]) + 5)
+    flip(plan / "rows" / "x" / "c.0", int(reader.chunk_begins(number)[0]) + 5)
     (problem,) = gnnstore.verify(plan).problems
     assert problem.path == str(plan / "rows" / "x" / "c.0")
     assert f"batch {number % BATCHES} of epoch 1" in problem.message
@@ -225,15 +225,9 @@ def test_an_index_that_leads_elsewhere(plan: Path, column: int, value: int) -> N
         gnnstore.open_plan(plan)
 
 
-@pytest.mark.parametrize("value", [4096, 0])
-def test_checksums_that_do_not_fit_the_manifest(plan: Path, value: int) -> None:
-    """Records of checksums of other pieces, or that ought to have none."""
-
-    def change(own: dict[str, Any]) -> None:
-        del own["piece_bytes"]
-        own.update({"piece_bytes": value} if value else {})
-
-    rewrite(plan, change)
+def test_checksums_that_do_not_fit_the_manifest(plan: Path) -> None:
+    """Records with checksums of blocks of another size."""
+    rewrite(plan, lambda own: own.update(piece_bytes=4096))
     with pytest.raises(CorruptStoreError, match="it is no record of this plan"):
         batches_of(gnnstore.open_plan(plan).loader(num_threads=1))
 
@@ -255,7 +249,7 @@ def segmented(store: Path, tmp_path: Path) -> Path:
 
 
 def test_a_segment_that_is_damaged(segmented: Path) -> None:
-    reader = PlanReader.open(segmented)
+    reader = PackedReader.open(segmented)
     assert reader.segments is not None
     assert gnnstore.verify(segmented).ok
     first, end, num_rows, _, begin = (int(value) for value in reader.segments[-1])
@@ -275,9 +269,8 @@ def test_shared_rows_that_are_damaged_are_not_trained_on(
     plan = pack(
         store, [4, 4], output=tmp_path / "plan", segment=4, superbatch=12, compress=compress
     )
-    reader = PlanReader.open(plan)
+    reader = PackedReader.open(plan)
     assert reader.segments is not None
-    assert reader.manifest.is_checked
     first, end, num_rows, _, begin = (int(value) for value in reader.segments[1])
     rank = row % num_rows
     saved = SavedPlan.open(reader)
@@ -303,42 +296,39 @@ def test_shared_rows_that_are_damaged_are_not_trained_on(
 
 
 def test_own_rows_of_a_segmented_plan(segmented: Path) -> None:
-    reader = PlanReader.open(segmented)
+    reader = PackedReader.open(segmented)
     number = BATCHES + 3
-    begin, size = int(reader.run_begins(number)[0]), int(reader.run_bytes(0)[number])
+    begin, size = int(reader.chunk_begins(number)[0]), int(reader.chunk_bytes(0)[number])
     assert 0 < size <= PIECE_BYTES
     flip(segmented / "rows/x/c.0", begin + size // 2)
     read_damaged(segmented, number, f"bytes {begin} to {begin + size} are not what was written")
 
 
-# --- plans of versions without checksums of rows -------------------------------------------
+# --- plans of earlier versions ------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "version"), [({}, 1), ({"segment": 4}, 2), ({"segment": 4, "compress": "lz4"}, 2)]
-)
-def test_plans_without_checksums_of_rows(
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    version: int,
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_an_older_plan_is_refused_with_the_command_that_packs_it_anew(
+    store: Path, tmp_path: Path, version: int
 ) -> None:
-    monkeypatch.setattr(PlanPacker, "piece_bytes", None)
-    older = pack(store, [4, 4], output=tmp_path / "older", **options)
-    reader = PlanReader.open(older)
-    assert (reader.manifest.format_version, reader.manifest.piece_bytes) == (version, None)
-    assert not reader.manifest.is_checked
-    assert describe_plan(reader)["rows_checked"] is False
-    assert "piece_bytes" not in (older / "zarr.json").read_text()
-    expected = batches_of(gnnstore.open_plan(store / "plans" / "base").loader(), 2)
-    assert_same_batches(batches_of(gnnstore.open_plan(older).loader(), 2), expected)
-    assert gnnstore.verify(older).ok
-    if reader.manifest.compression is None:
-        # Only 'verify' finds that these are damaged.
-        flip(older / "rows/x/c.0", int(reader.run_begins(0)[0]))
-        batches_of(gnnstore.open_plan(older).loader())
-        assert not gnnstore.verify(older).ok
+    """The command is run: the plan is replaced, and can be trained on."""
+    plan = shutil.copytree(store, tmp_path / "s.gnn") / "plans" / "base"
+    expected = batches_of(gnnstore.open_plan(plan).loader(num_threads=1))
+    rewrite(plan, lambda own: own.update(format_version=version))
+    with pytest.raises(UnsupportedVersionError, match=rf"has format version {version};") as caught:
+        gnnstore.open_plan(plan)
+    _, _, command = str(caught.value).partition("of before: ")
+    words = shlex.split(command)
+    assert words[:2] == ["gnnstore", "pack"]
+    (problem,) = gnnstore.verify(plan.parents[1]).problems
+    assert command in problem.message
+    assert main([*words[1:], "--input-nodes", "train", "--quiet"]) == 0
+    assert_same_batches(batches_of(gnnstore.open_plan(plan).loader(num_threads=1)), expected)
+    moved = tmp_path / "moved"
+    shutil.copytree(plan, moved)
+    rewrite(moved, lambda own: own.update(format_version=version, fingerprint=[1]))
+    with pytest.raises(UnsupportedVersionError, match=rf"pack STORE --output {moved} --overwrite"):
+        gnnstore.open_plan(moved)
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,13 @@ from gnnstore.converters import (
 )
 from gnnstore.disk.profile.device_profile import load_profile, profile_path, save_profile
 from gnnstore.errors import CorruptStoreError, InputError, NotFoundError, StorageError
+from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.journal_file import append_record, read_records
 from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.formats.packed.directory import make_plans_directory, remove_plan
 from gnnstore.formats.packed.manifest import find_plans
-from gnnstore.formats.packed.reader import PlanReader, find_plan
-from gnnstore.formats.store.verification import verify
+from gnnstore.formats.packed.reader import PackedReader, find_plan
 from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists
 from gnnstore.testing import published
 from gnnstore.testing.disks import usual_profile
@@ -125,7 +125,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_file_of_a_store_and_of_a_plan(
     tmp_path: Path, store: Path, plan: Path, kind: str
 ) -> None:
-    for directory, reopen in ((store, StoreReader.open), (plan, PlanReader.open)):
+    for directory, reopen in ((store, StoreReader.open), (plan, PackedReader.open)):
         for file in files_below(directory):
             with replaced(file, kind, tmp_path):
                 with pytest.raises(CorruptStoreError, match=said_of(file, kind)):
@@ -138,7 +138,7 @@ def test_every_file_of_a_store_and_of_a_plan(
 
 def test_every_directory_of_a_store_and_of_a_plan(tmp_path: Path, store: Path, plan: Path) -> None:
     """A link to the store itself is none of its files; one in it leads out."""
-    for directory, reopen in ((store, StoreReader.open), (plan, PlanReader.open)):
+    for directory, reopen in ((store, StoreReader.open), (plan, PackedReader.open)):
         (tmp_path / directory.name).symlink_to(directory)
         reopen(tmp_path / directory.name)
         assert verify(tmp_path / directory.name, "full").ok
@@ -197,7 +197,7 @@ def test_links_in_place_of_plans(tmp_path: Path, store: Path) -> None:
     with pytest.raises(CorruptStoreError, match=said_of(own / "plans", "outside")):
         make_plans_directory(own)
     assert list((tmp_path / "plans").iterdir()) == []
-    assert PlanReader.open(elsewhere).path == elsewhere
+    assert PackedReader.open(elsewhere).path == elsewhere
 
 
 def test_a_group_is_not_written_through_a_link(tmp_path: Path, store: Path) -> None:
@@ -353,6 +353,6 @@ def test_devices_by_name(tmp_path: Path, name: str) -> None:
 def test_no_store_is_a_fifo_or_a_device(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.gnn")
     for path in (tmp_path / "a.gnn", Path("/dev/zero")):
-        for look in (StoreReader.open, PlanReader.open, verify):
+        for look in (StoreReader.open, PackedReader.open, verify):
             with pytest.raises((NotFoundError, StorageError)):
                 look(path)

@@ -19,8 +19,8 @@ from gnnstore.errors import (
     NotFoundError,
     UnsupportedVersionError,
 )
+from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
-from gnnstore.formats.store.verification import verify
 from gnnstore.testing.stores import write_example_store
 
 Manifest = dict[str, Any]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gnnstore.disk.records import decode_record
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import pack
 from gnnstore.testing.twins.packing import piece_crcs
@@ -32,7 +32,7 @@ def test_zarr_reads_rows_and_index(tmp_path: Path) -> None:
             name for name, _ in zarr.open_group(str(store), mode="r").members(max_depth=None)
         }
     index, rows, records = group["index"][...], group["rows/x"][...], group["batches"][...]
-    assert np.array_equal(index, PlanReader.open(plan).index)
+    assert np.array_equal(index, PackedReader.open(plan).index)
     piece_bytes = group.attrs["gnnstore_plan"]["piece_bytes"]
     for begin, num_bytes, _, num_missed, run in index:
         arrays = decode_record(records[begin : begin + num_bytes])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gnnstore.disk import buffers
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
 from gnnstore.testing.effort import examples

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from gnnstore import _core
 from gnnstore.disk.engines import ENGINES, Engine, open_engine
 from gnnstore.errors import CorruptStoreError, InputError, StorageError, UsageError
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open_neighbor_cache
 from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, unpack_bits

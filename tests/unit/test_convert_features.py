@@ -28,9 +28,9 @@ from gnnstore.converters.features.casting import column_scales
 from gnnstore.converters.features.external import open_features, open_labels
 from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.arrays.dtypes import to_bfloat16_bits
-from gnnstore.formats.store.verification import verify
 from gnnstore.progress import NullPhase
 from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import read_store

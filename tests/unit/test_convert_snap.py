@@ -15,8 +15,8 @@ from gnnstore.converters import ConvertOptions, from_snap
 from gnnstore.converters.arrays.text.tables import TextTable
 from gnnstore.converters.edges.id_remap import IdCollector
 from gnnstore.errors import CorruptStoreError, InputError, NoSpaceError, UsageError
-from gnnstore.formats.store import verification
-from gnnstore.formats.store.verification import verify
+from gnnstore.features.check import verify
+from gnnstore.formats.store import checks
 from gnnstore.testing.graphs import read_store
 
 HEADER = "# Directed graph\n# FromNodeId\tToNodeId\n"
@@ -286,12 +286,12 @@ def test_texts_that_are_damaged_are_reported(tmp_path: Path) -> None:
     store = gnnstore.open(output)
     text = store.schema.node.original_name
     assert text is not None
-    (problem,) = verification._check_text(store.reader, text)
+    (problem,) = checks._check_text(store.reader, text)
     assert "a text is not UTF-8" in str(problem)
     with offsets.open("r+b") as file:
         file.seek(8)
         file.write((99).to_bytes(8, "little"))
-    (problem,) = verification._check_text(store.reader, text)
+    (problem,) = checks._check_text(store.reader, text)
     assert "or is behind the 4 bytes" in str(problem)
     names = gnnstore.open(output).original_names
     assert names is not None

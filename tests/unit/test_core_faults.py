@@ -19,8 +19,8 @@ import pytest
 
 from gnnstore import _core
 from gnnstore.errors import StorageError, UsageError
+from gnnstore.features.check import verify
 from gnnstore.formats import PagedArray, StoreReader
-from gnnstore.formats.store.verification import verify
 from gnnstore.testing.faults import Fault, Injection, SystemCall, inject, inject_all
 from gnnstore.testing.stores import write_example_store
 

@@ -11,7 +11,8 @@ from gnnstore.budget import limits
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import CacheCost, CachePlan, CacheSettings
 from gnnstore.errors import BudgetError, UsageError
-from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec, Schema
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.strategies.base import Auto

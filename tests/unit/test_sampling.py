@@ -12,7 +12,7 @@ import torch
 from torch_geometric.sampler.utils import to_bidirectional
 
 from gnnstore import _core
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling import NeighborSampler, SampledSubgraph, SamplingConfig
 from gnnstore.testing.twins import sampling as reference
 

@@ -24,8 +24,8 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.tiers.static import StaticCache, cache_cost
-from gnnstore.formats.arrays.csc import TopologyMode
 from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.loaders.options import read_options
 from gnnstore.strategies.request import ReadOptions
 from gnnstore.testing.graphs import random_graph
@@ -93,7 +93,7 @@ def test_columns_come_in_pieces(
 ) -> None:
     written = write_example_store(tmp_path / "a.gnn", num_nodes=600, num_edges=3000)
     store = gnnstore.open(written.path)
-    monkeypatch.setattr("gnnstore.formats.arrays.csc._PIECE_IDS", 700)
+    monkeypatch.setattr("gnnstore.formats.store.csc._PIECE_IDS", 700)
     expected = store.topology("memory").indices
     for num_bytes in (1, 999, 4 << 20):
         monkeypatch.setattr(PagedArray.pieces, "__defaults__", (num_bytes,))

@@ -250,7 +250,7 @@ def test_metadata_that_readers_would_refuse(tmp_path: Path) -> None:
         deep = [deep]
     old = write_example_store(tmp_path / "a.gnn").path
     with (
-        pytest.raises(InputError, match=r"would be refused by readers .* deeper than 32 levels"),
+        pytest.raises(InputError, match=r"would be refused by readers, .* deeper than 32 levels"),
         StoreWriter(old, overwrite=True) as writer,
     ):
         writer.commit(Schema((), (), {"deep": deep}), {})

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.errors import NotFoundError, UsageError
+from gnnstore.features.check import verify
 from gnnstore.formats import (
     EDGE_TYPE,
     AttributeSpec,
@@ -21,7 +22,7 @@ from gnnstore.formats import (
     Schema,
     StoreWriter,
 )
-from gnnstore.formats.store.verification import LEVELS, verify
+from gnnstore.formats.container.verify import LEVELS
 from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.ui.json_progress import JsonProgress
 
@@ -124,7 +125,7 @@ def test_negative_edge_id(tmp_path: Path) -> None:
 def test_unsorted_column_across_the_pieces_of_a_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.formats.store.verification._SCAN_BYTES", 16)
+    monkeypatch.setattr("gnnstore.formats.store.checks._SCAN_BYTES", 16)
     sound = write_raw(tmp_path / "a.gnn", [0, 8, *[8] * 8], list(range(8)))
     assert verify(sound, "full").ok
     broken = write_raw(tmp_path / "b.gnn", [0, 8, *[8] * 8], [0, 1, 2, 3, 0, 1, 2, 3])

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec, NodeTypeSpec
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
 
 _BLOCK_COLUMNS = 2**17  # columns whose pointers are looked at together: 1 MiB of them
 _READ_EDGES = 2**20

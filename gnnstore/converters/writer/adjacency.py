@@ -21,10 +21,11 @@ from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container import names
 from gnnstore.formats.container.regular_files import open_binary
-from gnnstore.formats.store.schema import EDGE_TYPE, AttributeSpec, EdgeTypeSpec
+from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
 

@@ -35,15 +35,9 @@ from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
-from gnnstore.formats.store.schema import (
-    NODE_TYPE,
-    AttributeSpec,
-    EdgeTypeSpec,
-    NodeTypeSpec,
-    Schema,
-    TextSpec,
-)
+from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, Schema, TextSpec
 from gnnstore.progress import NullProgress, Progress
 
 

@@ -22,8 +22,9 @@ from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, from_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
-from gnnstore.formats.store.schema import NODE_TYPE, AttributeSpec
+from gnnstore.formats.store.schema import NODE_TYPE
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Phase, Progress
 

@@ -33,10 +33,10 @@ from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
-from gnnstore.formats.packed.reader import PlanReader
-from gnnstore.formats.store.schema import AttributeSpec
+from gnnstore.formats.packed.reader import PackedReader
 
 _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
@@ -62,7 +62,7 @@ class SavedPlan:
 
     Parameters
     ----------
-    reader : PlanReader
+    reader : PackedReader
     engine : Engine
         What reads rows.
 
@@ -77,7 +77,7 @@ class SavedPlan:
         If a file cannot be opened.
     """
 
-    def __init__(self, reader: PlanReader, engine: Engine) -> None:
+    def __init__(self, reader: PackedReader, engine: Engine) -> None:
         self.reader = reader
         self.engine = engine
         self._runs = run_reader(engine.name)
@@ -88,7 +88,7 @@ class SavedPlan:
         self._shared = None if reader.segments is None else SharedReader(reader, engine)
         self._frames: FrameReader | None = None
         if reader.manifest.compression is not None:
-            columns = (reader.run_columns(kind) for kind in range(3))
+            columns = (reader.chunk_columns(kind) for kind in range(3))
             self._frames = FrameReader(self._runs, reader.index, *columns)
         self._columns = {path: column for column, path in enumerate(self.tables)}
         self._descriptor = -1
@@ -102,7 +102,7 @@ class SavedPlan:
             weakref.finalize(self, os.close, self._descriptor)
 
     @classmethod
-    def open(cls, reader: PlanReader, forced: str | None = None) -> SavedPlan:
+    def open(cls, reader: PackedReader, forced: str | None = None) -> SavedPlan:
         """Open a plan with the engine that is asked for, or the fastest that works.
 
         Raises
@@ -191,7 +191,7 @@ class SavedPlan:
 
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
         """Yield a record's checksums, with how many there have to be."""
-        size = self.reader.manifest.piece_bytes or 1
+        size = self.reader.manifest.piece_bytes
         for crcs, table in zip(record.run_crcs, self.tables.values(), strict=False):
             yield crcs, -(-len(record.positions) * table.row_bytes // size)
         num_shared = 0 if record.shared is None else len(record.shared[0])
@@ -212,7 +212,7 @@ class SavedPlan:
     ) -> ReadCounts:
         """Write the packed rows of a batch to their places; the others stay.
 
-        They are compared with the plan's checksums, if it has any.
+        They are compared with the plan's checksums.
 
         Parameters
         ----------
@@ -231,14 +231,15 @@ class SavedPlan:
         counts = NO_READS
         if self._shared is not None and record.shared is not None:
             # First: a row that comes again may be a shared one.
-            crcs = record.shared_crcs[column] if record.shared_crcs else None
             try:
-                counts = self._shared.read(number, column, table, record.shared, out, crcs=crcs)
+                counts = self._shared.read(
+                    number, column, table, record.shared, out, crcs=record.shared_crcs[column]
+                )
             except CorruptStoreError as error:
                 raise self._named(error, number, path) from None
         if len(record.positions) + len(record.repeat_targets) == 0:
             return counts
-        begin = int(self.reader.run_begins(number)[column])
+        begin = int(self.reader.chunk_begins(number)[column])
         try:
             if self._frames is not None:
                 return counts + self._read_frame(number, record, path, out)
@@ -252,8 +253,8 @@ class SavedPlan:
                 record.repeat_sources,
                 out.reshape(-1).view(np.uint8),
                 row_bytes=table.row_bytes,
-                crcs=record.run_crcs[column] if record.run_crcs else None,
-                piece_bytes=self.reader.manifest.piece_bytes or 0,
+                crcs=record.run_crcs[column],
+                piece_bytes=self.reader.manifest.piece_bytes,
             )
         except OSError as error:
             where = error.filename or table.array.file_paths[0]

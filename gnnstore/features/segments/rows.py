@@ -17,7 +17,7 @@ from gnnstore.formats.packed.segments import segment_layout
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.features.files import FileRows
-    from gnnstore.formats.packed.reader import PlanReader
+    from gnnstore.formats.packed.reader import PackedReader
 
 _IS_READ, _IS_LEFT = np.int32(-1), np.int32(0)
 
@@ -27,13 +27,13 @@ class SharedReader:
 
     Parameters
     ----------
-    reader : PlanReader
+    reader : PackedReader
         Of a plan that has segments.
     engine : Engine
         Reads each page once, and those that are near together.
     """
 
-    def __init__(self, reader: PlanReader, engine: Engine) -> None:
+    def __init__(self, reader: PackedReader, engine: Engine) -> None:
         assert reader.segments is not None  # noqa: S101 - for the type checker
         self._reader = reader
         self._engine = engine
@@ -47,7 +47,7 @@ class SharedReader:
         places: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]],
         out: npt.NDArray[Any],
         *,
-        crcs: npt.NDArray[np.uint32] | None = None,
+        crcs: npt.NDArray[np.uint32],
     ) -> ReadCounts:
         """Write the rows that a batch shares with others to their places; the others stay.
 
@@ -62,8 +62,8 @@ class SharedReader:
         places : pair of ndarray of int32 [d]
             Where in the batch each row goes, and its rank: its place in the segment's order.
         out : ndarray [n, *row_shape], C-ordered
-        crcs : ndarray of uint32, optional
-            What `shared_crcs` made of the rows; None: the plan has no checksums of them.
+        crcs : ndarray of uint32
+            As `shared_crcs` returns them of the rows.
 
         Raises
         ------
@@ -102,20 +102,19 @@ class SharedReader:
             first, end = self._reader.segments[segment, :2]
             doing = f"read the rows that the batches {first} to {end - 1} of a plan share"
             raise storage_error(error, doing, where) from error
-        if crcs is not None:
-            content = out.reshape(-1).view(np.uint8)
-            found = shared_crcs(_core.crc32c_rows(content, positions, layout.row_bytes))
-            bad = np.flatnonzero(found != crcs)
-            if len(bad):
-                first = int(bad[0])
-                some = ranks[first * CHECKED_ROWS : (first + 1) * CHECKED_ROWS]
-                begin, last = layout.offset(int(some[0])), layout.offset(int(some[-1]))
-                path = table.array.file_paths[0]
-                raise CorruptStoreError(
-                    f"{path}: bytes {begin} to {last + layout.row_bytes}, packed rows that batches "
-                    f"share, are damaged: the crc32c of {len(some)} rows among them is "
-                    f"{found[first]:08x}, not {crcs[first]:08x}",
-                    path=path,
-                    offset=begin,
-                )
+        content = out.reshape(-1).view(np.uint8)
+        found = shared_crcs(_core.crc32c_rows(content, positions, layout.row_bytes))
+        bad = np.flatnonzero(found != crcs)
+        if len(bad):
+            first = int(bad[0])
+            some = ranks[first * CHECKED_ROWS : (first + 1) * CHECKED_ROWS]
+            begin, last = layout.offset(int(some[0])), layout.offset(int(some[-1]))
+            path = table.array.file_paths[0]
+            raise CorruptStoreError(
+                f"{path}: bytes {begin} to {last + layout.row_bytes}, packed rows that batches "
+                f"share, are damaged: the crc32c of {len(some)} rows among them is "
+                f"{found[first]:08x}, not {crcs[first]:08x}",
+                path=path,
+                offset=begin,
+            )
         return ReadCounts.of(counts)

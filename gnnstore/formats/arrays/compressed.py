@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
     MAX_ARRAY_METADATA_BYTES,
     MAX_COLD_CHUNK_BYTES,
@@ -22,12 +23,10 @@ from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
     parse_cold,
 )
-from gnnstore.formats.container.files import read_small
+from gnnstore.formats.container.files import BLOCK_BYTES, read_small
 from gnnstore.formats.container.journal import StoredFile
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import parse_object
-from gnnstore.formats.store.manifest import BLOCK_BYTES
-from gnnstore.formats.store.schema import AttributeSpec
 
 # Level 3 is zstd's own default: the sizes of label arrays hardly change above it.
 _ZSTD_LEVEL = 3

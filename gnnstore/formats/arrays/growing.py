@@ -1,4 +1,4 @@
-"""A file of a plan that grows by a superbatch at a time, and is a Zarr array in the end.
+"""A file that grows by a region at a time, and is a Zarr array of bytes in the end.
 
 Some bytes are appended here; others are written by the kernel that packs rows, straight to disk,
 and read back for their checksums. Until `finish` the file is bytes and nothing else.
@@ -23,14 +23,14 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import ChecksummedFile
+from gnnstore.formats.container.files import BLOCK_BYTES, ChecksummedFile
 from gnnstore.formats.container.regular_files import open_regular
-from gnnstore.formats.packed.manifest import PLAN_ALIGNMENT_BYTES
-from gnnstore.formats.store.manifest import BLOCK_BYTES
 
 _READ_BYTES = 4 * 2**20
-# An array of a plan is one file, however large.
+# Such an array is one file, however large.
 ONE_SHARD_BYTES = 2**60
+# What is appended begins at multiples of this, so that it can be read around the page cache.
+ALIGNMENT_BYTES = 4096
 
 
 class _Sums:
@@ -61,13 +61,13 @@ class _Sums:
         return np.array(self._crcs, np.uint32)
 
 
-class ValuesFile:
+class GrowingFile:
     """Bytes one behind the other, in regions that are made durable one by one.
 
     Parameters
     ----------
-    plan : Path
-        The directory that the plan is built in.
+    root : Path
+        The sealed directory that is built.
     name : str
         Path of the array in it.
 
@@ -78,9 +78,9 @@ class ValuesFile:
         With what was appended to the region that is open.
     """
 
-    def __init__(self, plan: Path, name: str) -> None:
+    def __init__(self, root: Path, name: str) -> None:
         self.name = name
-        self._directory = plan / name
+        self._directory = root / name
         self.file_path = self._directory / shard_name(0, 0)
         self.size_bytes = 0
         self._region_begin = 0
@@ -89,7 +89,7 @@ class ValuesFile:
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = open_regular(
-                self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError, root=plan
+                self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError, root=root
             )
         except OSError as error:
             raise storage_error(error, "create a file", self.file_path) from error
@@ -101,7 +101,7 @@ class ValuesFile:
         ------
         NoSpaceError, StorageError
         """
-        begin = self.size_bytes + -self.size_bytes % PLAN_ALIGNMENT_BYTES
+        begin = self.size_bytes + -self.size_bytes % ALIGNMENT_BYTES
         place = begin
         try:
             for part in parts:
@@ -122,7 +122,7 @@ class ValuesFile:
         """Make what was written durable, and return its end and the crc32c of the region."""
         try:
             # What ends in the middle of a page is filled up, so that the next one begins on one.
-            self.size_bytes += -self.size_bytes % PLAN_ALIGNMENT_BYTES
+            self.size_bytes += -self.size_bytes % ALIGNMENT_BYTES
             os.ftruncate(self._descriptor, self.size_bytes)
             os.fsync(self._descriptor)
             crc = self._read(self._region_begin, self.size_bytes, self._sums)

@@ -20,7 +20,7 @@ from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError, StorageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.formats.store.schema import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec
 
 Advice = Literal["normal", "random", "sequential"]
 

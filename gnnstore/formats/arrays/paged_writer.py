@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import storage_dtype
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
     paged_metadata,
@@ -21,7 +22,6 @@ from gnnstore.formats.arrays.zarr_metadata import (
 )
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.formats.container.journal import Journal, StoredFile
-from gnnstore.formats.store.schema import AttributeSpec
 
 # Rows are gathered into runs of pages and written in pieces of about this size.
 _BUFFER_BYTES = 4 * 2**20

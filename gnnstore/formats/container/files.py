@@ -1,9 +1,10 @@
-"""Files as a store writes and reads them: whole writes, running checksums, fsync, small reads."""
+"""Files of a sealed directory: whole writes, running checksums, fsync, small reads."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,36 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_binary
-from gnnstore.formats.store.manifest import BLOCK_BYTES
 
+# Each block of a file has a checksum of its own.
+BLOCK_BYTES = 2**20
 # The disk is told to begin with every piece of this size, rather than with all of them when the
 # file is closed: 600 MB written and synchronised take a quarter to three quarters of the time.
 _WRITE_BACK_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something in a file that is not as it should be.
+
+    Attributes
+    ----------
+    path : str
+        File or directory.
+    message : str
+        What was expected and what was found.
+    first_byte, end_byte : int or None
+        The damaged range of the file, half-open, where one is known.
+    """
+
+    path: str
+    message: str
+    first_byte: int | None = None
+    end_byte: int | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.first_byte is None else f" bytes {self.first_byte}-{self.end_byte}"
+        return f"{self.path}{where}: {self.message}"
 
 
 class ChecksummedFile:
@@ -100,6 +126,11 @@ class ChecksummedFile:
         self._file.close()
 
 
+def crc32c_of(data: bytes) -> int:
+    """Return the crc32c of bytes."""
+    return _core.crc32c(np.frombuffer(data, dtype=np.uint8))
+
+
 def fsync_directory(path: Path) -> None:
     """Make the entries of a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -148,12 +179,6 @@ def directory_bytes(path: Path) -> int:
             except OSError:
                 continue
     return total
-
-
-def empty_directory(path: Path) -> None:
-    """Remove the files of a directory, which holds no directories."""
-    for file in path.iterdir():
-        file.unlink()
 
 
 def free_bytes(path: Path) -> int:

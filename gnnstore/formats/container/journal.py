@@ -1,10 +1,10 @@
-"""The journal of a conversion: what is finished and durable, so that a later run can go on.
+"""The journal of a writer: what is finished and durable, so that a later run can go on.
 
-A conversion of hours must survive a full disk, Ctrl-C and a crash. The journal lies in the
-temporary directory and grows by one line whenever something is complete: a shard, a cold
-array, a sorted run of edges, the adjacency. The data are synchronised before their line is
-written and the line before work goes on, so a line that can be read speaks of bytes that are
-there. Everything without a line is done again.
+Work of hours must survive a full disk, Ctrl-C and a crash. The journal lies in the
+temporary directory and grows by one line whenever something is complete: a shard, a compressed
+array, a sorted run of edges, the adjacency, a step of arrays that grow together. The data are
+synchronised before their line is written and the line before work goes on, so a line that can be
+read speaks of bytes that are there. Everything without a line is done again.
 
 A line that a crash tore is not read, and cut off before the file grows again.
 """
@@ -22,17 +22,18 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.formats.arrays.pages import ShardLayout
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
+from gnnstore.formats.container.files import BLOCK_BYTES, crc32c_of
 from gnnstore.formats.container.journal_file import (
     JOURNAL_FILE,
     JOURNAL_VERSION,
     Record,
     append_record,
     cut_journal,
+    encode_record,
     read_records,
 )
-from gnnstore.formats.store.manifest import BLOCK_BYTES, crc32c_of
-from gnnstore.formats.store.schema import AttributeSpec
 
 SPILL_DIRECTORY = "spill"
 
@@ -41,15 +42,19 @@ StoredFile = tuple[str, int, BlockCrcs]  # name, size, crc32c of each block
 
 
 class Journal:
-    """The lines of one conversion; made by `create` or `reopen`. Not thread-safe.
+    """The lines of one writer; made by `create` or `reopen`. Not thread-safe.
 
     Attributes
     ----------
     directory : Path
         The temporary directory that the journal lies in.
     fingerprint : Mapping
-        What is converted, and how: a run may go on with this directory if its own is equal.
+        What is written, and how: a run may go on with this directory if its own is equal.
         Empty: none may.
+    decided : Mapping
+        What the first run decided besides, and those that go on take over.
+    steps : list of dict
+        The steps that are finished, in order; see `record_step`.
     spill_directory : Path
         Where sorted runs of edges go; exists only if somebody makes it.
     """
@@ -57,7 +62,9 @@ class Journal:
     def __init__(self, directory: Path, records: Sequence[Record]) -> None:
         self.directory = directory
         self.fingerprint: Mapping[str, Any] = records[0]["fingerprint"]
+        self.decided: Mapping[str, Any] = records[0].get("decided", {})
         self.spill_directory = directory / SPILL_DIRECTORY
+        self.steps: list[Record] = []
         self._shards: dict[tuple[str, int], Record] = {}
         self._cold: dict[str, Record] = {}
         self._runs: list[Record] = []
@@ -69,15 +76,25 @@ class Journal:
             self._take(record)
 
     @classmethod
-    def create(cls, directory: Path, fingerprint: Mapping[str, Any]) -> Journal:
-        """Begin the journal of a new conversion in an empty directory.
+    def create(
+        cls,
+        directory: Path,
+        fingerprint: Mapping[str, Any],
+        decided: Mapping[str, Any] | None = None,
+    ) -> Journal:
+        """Begin a journal in an empty directory.
 
         Raises
         ------
         StorageError
             If the operating system refuses.
         """
-        header = {"kind": "header", "version": JOURNAL_VERSION, "fingerprint": dict(fingerprint)}
+        header = {
+            "kind": "header",
+            "version": JOURNAL_VERSION,
+            "fingerprint": dict(fingerprint),
+            **({} if decided is None else {"decided": dict(decided)}),
+        }
         # Through JSON, so that it compares equal with what is read back (lists, not tuples).
         journal = cls(directory, [json.loads(json.dumps(header))])
         append_record(directory / JOURNAL_FILE, header)
@@ -99,7 +116,7 @@ class Journal:
     @property
     def has_work(self) -> bool:
         """Whether anything is finished that a later run need not do again."""
-        return bool(self.fingerprint and (self._shards or self._cold or self._runs))
+        return bool(self.fingerprint and (self._shards or self._cold or self._runs or self.steps))
 
     def _take(self, record: Record) -> None:
         kind = record.get("kind")
@@ -111,6 +128,8 @@ class Journal:
             self._runs.append(record)
         elif kind == "forget_runs":
             self._runs.clear()
+        elif kind == "step" and record["number"] == len(self.steps):
+            self.steps.append(record)
         elif kind == "edges":
             self._edges = record["edges"]
         elif kind == "spill_directory":
@@ -172,7 +191,7 @@ class Journal:
         )
 
     def cold_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
-        """Return the files of a cold array that is written already, if it is the same one.
+        """Return the files of a compressed array that is written already, if it is the same one.
 
         Parameters
         ----------
@@ -198,7 +217,7 @@ class Journal:
         return found
 
     def record_cold(self, path: str, content_crc: int, files: Sequence[StoredFile]) -> None:
-        """Write down that a cold array is complete and durable."""
+        """Write down that a compressed array is complete and durable."""
         listed = [[name, size, crc_of_blocks(crcs)] for name, size, crcs in files]
         self._record({"kind": "cold", "array": path, "content_crc": content_crc, "files": listed})
 
@@ -266,6 +285,41 @@ class Journal:
         """
         self._record({"kind": "edges", "edges": dict(edges)})
 
+    # ---- steps of arrays that grow together
+
+    def record_step(self, ends: Mapping[str, tuple[int, int]], values: Mapping[str, Any]) -> None:
+        """Write down that another step is durable.
+
+        Parameters
+        ----------
+        ends : Mapping of str to pair of int
+            For each array that grows, by path: the bytes of its file now, and the crc32c of those
+            that the step has added.
+        values : Mapping
+            JSON values of the caller.
+        """
+        record = {
+            "kind": "step",
+            "number": len(self.steps),
+            "ends": {path: end for path, (end, _) in ends.items()},
+            "crcs": {path: crc for path, (_, crc) in ends.items()},
+            **values,
+        }
+        self._record(record)
+
+    def forget_steps(self, first: int) -> None:
+        """Cut off the lines of the steps from `first` on, and of what was made of all of them."""
+        records, _ = read_records(self.directory / JOURNAL_FILE)
+        kept = 0
+        for record in records:
+            if record.get("kind") == "step" and record["number"] >= first:
+                break
+            kept += len(encode_record(record))
+        cut_journal(self.directory / JOURNAL_FILE, kept)
+        del self.steps[first:]
+        self._shards.clear()
+        self._cold.clear()
+
     # ---- the directory
 
     def kept_files(self) -> set[Path]:
@@ -277,11 +331,25 @@ class Journal:
             kept.update(self.directory / path / name for name, _, _ in record["files"])
         for run in self.runs():
             kept.update(Path(path) for path in run["files"])
+        for step in self.steps:
+            kept.update(self.directory / path / shard_name(0, 0) for path in step["ends"])
         return kept
 
+    def remove_unfinished(self) -> None:
+        """Delete every file that no line speaks for, and the directories that are empty then."""
+        kept = self.kept_files()
+        for place in (self.directory, *self.spill_directories[1:]):
+            for root, _, names in os.walk(place, topdown=False):
+                for name in names:
+                    if Path(root, name) not in kept:
+                        Path(root, name).unlink(missing_ok=True)
+                if Path(root) != self.directory and not any(Path(root).iterdir()):
+                    Path(root).rmdir()
+
     def close(self) -> None:
-        """Remove the journal: the store is complete, and holds no file that it does not list."""
+        """Remove the journal: all is complete, and the directory holds no file but those listed."""
         (self.directory / JOURNAL_FILE).unlink()
+        self.steps.clear()
         self._shards.clear()
         self._cold.clear()
         self._runs.clear()

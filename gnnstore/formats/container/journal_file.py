@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.errors import CorruptStoreError, StorageError, storage_error
+from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.container.regular_files import open_binary, open_regular
 from gnnstore.formats.container.strict_json import parse_object, value_bound
-from gnnstore.formats.store.manifest import crc32c_of
 
 JOURNAL_FILE = "journal"
 JOURNAL_VERSION = 1
-# In the journal of a plan, a line for each superbatch that is durable.
-SUPERBATCH_RECORD = "superbatch"
 # A line stays below a kilobyte; the header names each input. What is larger is no journal.
 _MAX_JOURNAL_BYTES = 2**28
 # In all lines: a batch of a plan takes ten, which makes 800,000 batches. What lies behind is done

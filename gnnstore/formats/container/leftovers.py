@@ -1,6 +1,6 @@
-"""What interrupted conversions leave behind: finding it, telling it from work in progress.
+"""What interrupted writers leave behind: finding it, telling it from work in progress.
 
-A store is built under `.NAME.tmp-XXXXXXXX`, beside the name it will have. The writer holds a
+A directory is built under `.NAME.tmp-XXXXXXXX`, beside the name it will have. The writer holds a
 lock on that directory, which the kernel drops with the process; so what can be locked was
 left. `.NAME.old-XXXXXXXX` is a whole store that an overwrite had set aside when it stopped,
 on a file system that cannot exchange two names.
@@ -22,20 +22,14 @@ from typing import Literal
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, Journal
-from gnnstore.formats.container.journal_file import JOURNAL_FILE, SUPERBATCH_RECORD, read_records
-from gnnstore.formats.packed.manifest import BATCHES_ARRAY, INDEX_ARRAY, ROWS_GROUP
-from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
+from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
 _NAME = re.compile(r"\.(?P<final>.+)\.(?P<kind>tmp|old)-[0-9a-f]{8}")
-# What a store under construction may hold. A directory with anything else was made by
-# another program, whatever its name.
-_OWN_ENTRIES = {
-    *("nodes", "edges", "splits", "maps", "graph"),
-    *(INDEX_ARRAY, BATCHES_ARRAY, ROWS_GROUP),  # of a plan
-    *(CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY),
-}
+# What a directory of any kind may hold while it is written.
+_COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY}
 
 
 @dataclass(frozen=True)
@@ -136,8 +130,7 @@ def leftover_bytes(path: Path) -> int:
 def is_resumable(path: Path) -> bool:
     """Whether something in a temporary directory need not be done again."""
     records, _ = read_records(path / JOURNAL_FILE)
-    is_plan = any(record.get("kind") == SUPERBATCH_RECORD for record in records)
-    return is_plan or (bool(records) and Journal(path, records).has_work)
+    return bool(records) and Journal(path, records).has_work
 
 
 def remove(path: Path) -> None:
@@ -151,8 +144,10 @@ def remove(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
+    # A directory with anything else was made by another program, whatever its name.
+    own = _COMMON_ENTRIES.union(*(kind.entries for kind in KINDS))
     try:
-        return set(os.listdir(path)) <= _OWN_ENTRIES  # noqa: PTH208
+        return set(os.listdir(path)) <= own  # noqa: PTH208
     except OSError:
         return False
 

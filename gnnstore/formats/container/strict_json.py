@@ -142,6 +142,10 @@ class Fields:
             raise self.fail(key, f"an integer between {low} and {high}")
         return value
 
+    def boolean(self, key: str) -> bool:
+        """Return a field that is true or false."""
+        return self._get(key, bool, "true or false")
+
     def text(self, key: str) -> str:
         """Return a string field."""
         return self._get(key, str, "a string")
@@ -156,6 +160,13 @@ class Fields:
     def array(self, key: str) -> list[Any]:
         """Return a list field."""
         return self._get(key, list, "a list")
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        values = self.array(key)
+        if not all(isinstance(value, str) for value in values):
+            raise self.fail(key, "a list of strings")
+        return tuple(values)
 
     def integers(self, key: str, low: int = 0, high: int = 2**62) -> tuple[int, ...]:
         """Return a list of integers, each within [low, high]."""

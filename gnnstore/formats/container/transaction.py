@@ -56,8 +56,8 @@ class DirectoryTransaction:
     adopt : callable, optional
         Told each directory that a dead writer left; returns whether to go on in it, instead
         of sweeping it. It may raise, and then that directory stays.
-    what : str
-        What leftovers are of, in messages.
+    noun, attempt : str
+        What the directory is to be and what leftovers are of, in messages.
 
     Attributes
     ----------
@@ -84,7 +84,8 @@ class DirectoryTransaction:
         is_replaceable: Callable[[Path], bool],
         on_event: Callable[[str], None],
         adopt: Callable[[Path], bool] | None = None,
-        what: str = "conversion",
+        noun: str = "a gnnstore store",
+        attempt: str = "conversion",
     ) -> None:
         # Absolute, so that a later chdir changes nothing; not resolved, so that messages
         # show what the user typed as far as possible.
@@ -93,12 +94,13 @@ class DirectoryTransaction:
             # Whoever links to another disk wants the new store there too.
             self.final = self.final.resolve()
         self.overwrite = overwrite
+        self._noun = noun
         if not self.final.parent.is_dir():
             raise NotFoundError(
                 f"{self.final.parent}: the directory to write into does not exist; create it first",
                 path=self.final.parent,
             )
-        found = _sweep(self.final, on_event, adopt, what)
+        found = _sweep(self.final, on_event, adopt, attempt)
         self.adopted = found is not None
         if found is None:
             self._check_final(is_replaceable)
@@ -122,7 +124,7 @@ class DirectoryTransaction:
             )
         if not is_replaceable(self.final):
             raise UsageError(
-                f"{self.final} exists and is not a gnnstore store, so it is not overwritten; "
+                f"{self.final} exists and is not {self._noun}, so it is not overwritten; "
                 "remove it yourself or choose another output",
                 path=self.final,
             )
@@ -231,7 +233,7 @@ def _sweep(
     final: Path,
     on_event: Callable[[str], None],
     adopt: Callable[[Path], bool] | None,
-    what: str,
+    attempt: str,
 ) -> tuple[Path, int] | None:
     """Remove what dead writers left; return the directory to go on in and its lock, if any."""
     found: tuple[Path, int] | None = None
@@ -252,7 +254,7 @@ def _sweep(
                 size = format_size(leftover_bytes(path))
                 hint = "; --resume would have gone on with it" if is_resumable(path) else ""
                 remove(path)
-                on_event(f"removed {size} that an interrupted {what} had left in {path}{hint}")
+                on_event(f"removed {size} that an interrupted {attempt} had left in {path}{hint}")
         except BaseException:
             if found is not None and not is_kept:
                 os.close(found[1])

@@ -1,64 +1,48 @@
-"""The manifest of a packed plan: what was sampled, how it was packed, and every file.
+"""The manifest of packed epochs: what was sampled, how it was packed, and every file.
 
-A plan is a Zarr group like a store, and its manifest is the attributes of the root group too,
-sealed in the same way. Nothing else is needed to train: neither the graph nor its features.
+Packed epochs are a sealed directory by themselves. Nothing else is needed to train on them: neither
+the graph nor its features. Users know them as a plan.
 """
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from gnnstore.errors import CorruptStoreError, StorageError, UnsupportedVersionError
-from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
+from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.manifest import Manifest, kind_of
 from gnnstore.formats.container.names import encode
-from gnnstore.formats.container.regular_files import open_binary
-from gnnstore.formats.container.strict_json import Fields, parse_object
-from gnnstore.formats.store.manifest import (
-    BLOCK_BYTES,
-    ZERO_CRC,
-    FileEntry,
-    check_seal,
-    crc32c_of,
-    crc_field,
-    file_entry,
-    seal,
-)
-from gnnstore.formats.store.schema import AttributeSpec, Schema
+from gnnstore.formats.container.strict_json import Fields
+from gnnstore.formats.store.schema import Schema
 
 PLANS_DIRECTORY = "plans"
-PLAN_FORMAT_NAME = "gnnstore-plan"
-PLAN_FORMAT_VERSION = 3
-# What a plan is without checksums of its rows: with segments or compression, and without them.
-_UNCHECKED_VERSION = 2
-_PLAIN_VERSION = 1
+PLAN_FORMAT_VERSION = 4
 
 INDEX_ARRAY = "index"
 BATCHES_ARRAY = "batches"
 ROWS_GROUP = "rows"
 SEGMENTS_ARRAY = "segments"
 # Of the index: where a batch's record begins, its bytes and its crc32c, the rows it misses. Then,
-# for each cached attribute, where its run of rows begins.
+# for each cached attribute, where its chunk of rows begins.
 INDEX_COLUMNS = 4
-# In a plan that is compressed: then, for each cached attribute, the bytes of its run as it is kept;
-# then their crc32c, for each.
+# Where chunks are compressed: then, for each cached attribute, the bytes of its chunk on disk; then
+# their crc32c, for each.
 FRAME_COLUMNS = 2
 COMPRESSIONS = ("lz4", "zstd")
-# A run that is kept as it is has a checksum for each piece of so many bytes at most: a reader reads
-# no more at a time.
+# A chunk that is kept as it is has a checksum for each block of so many bytes at most: a reader
+# reads no more at a time.
 MAX_PIECE_BYTES = 512 << 10
 # Of rows that batches share, in one checksum.
 CHECKED_ROWS = 64
-# Of the segments: the first batch and the one behind the last, shared rows, and rows of a chunk.
-# Then, for each cached attribute, where the first chunk begins.
+# Of the segments: the first batch and the one behind the last, shared rows, and rows of a part.
+# Then, for each cached attribute, where the first part begins.
 SEGMENT_COLUMNS = 4
-# Records, runs and chunks begin at multiples of this, so that they can be read around the page
-# cache.
-PLAN_ALIGNMENT_BYTES = 4096
+# Records, chunks and shared rows begin at multiples of this.
+PLAN_ALIGNMENT_BYTES = ALIGNMENT_BYTES
 
 _MAX_EPOCHS = 2**31
 
@@ -68,9 +52,9 @@ SEED_ARRAYS = "seed arrays"
 _MAX_SEED_ARRAYS = 64
 
 
-@dataclass(frozen=True)
-class PlanManifest:
-    """Identity, contents and files of a plan.
+@dataclass(frozen=True, kw_only=True)
+class PackedManifest(Manifest):
+    """Identity, contents and files of packed epochs.
 
     Attributes
     ----------
@@ -85,9 +69,9 @@ class PlanManifest:
     segment : int
         Batches that share rows on disk; 1: each has its own.
     compression : str or None
-        How runs are kept: "lz4" or "zstd"; None: as they are.
-    piece_bytes : int or None
-        What one checksum of rows in a record is of; None: records have none.
+        How chunks are kept: "lz4" or "zstd"; None: as they are.
+    piece_bytes : int
+        Bytes of rows that one checksum in a record covers.
     num_slots : int
         Rows of each cached attribute that are held while the batches are assembled.
     cached_by : str
@@ -102,28 +86,36 @@ class PlanManifest:
         Paths of the other attributes, of nodes and of edges, whose rows are in the records.
     has_edge_ids : bool
         Whether records hold edge ids; else positions are ids.
-    files, checksum_files
-        As in `Manifest`.
+    paged_arrays : tuple of AttributeSpec
+        The arrays of the plan, but for graph-level ones.
     """
 
-    created_by: str
+    FORMAT: ClassVar[str] = "gnnstore-plan"
+    VERSION: ClassVar[int] = PLAN_FORMAT_VERSION
+    # There has been no release with older ones.
+    OLDEST: ClassVar[int] = PLAN_FORMAT_VERSION
+    WORD: ClassVar[str] = "plan"
+    NOUN: ClassVar[str] = "a packed plan"
+    VERB: ClassVar[str] = "pack"
+    ATTEMPT: ClassVar[str] = "attempt to pack"
+    MAKE: ClassVar[str] = "make one with 'gnnstore pack'"
+
     fingerprint: Mapping[str, Any]
     seed: int
     epochs: int
     batches_per_epoch: int
     superbatch: int
+    segment: int
+    compression: str | None
+    piece_bytes: int
     num_slots: int
+    cached_by: str
     largest_batch_bytes: int
     schema: Schema
     cached: tuple[str, ...]
     plain: tuple[str, ...]
     has_edge_ids: bool
-    segment: int = 1
-    cached_by: str = "belady"
-    compression: str | None = None
-    piece_bytes: int | None = None
-    files: tuple[FileEntry, ...] = ()
-    checksum_files: tuple[tuple[FileEntry, int], ...] = ()
+    paged_arrays: tuple[AttributeSpec, ...] = ()
 
     @property
     def num_batches(self) -> int:
@@ -136,21 +128,6 @@ class PlanManifest:
         return self.segment > 1
 
     @property
-    def format_version(self) -> int:
-        """The oldest version whose readers can read the plan."""
-        if self.piece_bytes is not None:
-            return PLAN_FORMAT_VERSION
-        is_plain = not self.has_segments and self.compression is None
-        return _PLAIN_VERSION if is_plain else _UNCHECKED_VERSION
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether all rows are compared with checksums as they are read."""
-        # Frames have theirs in the index, in every version.
-        is_framed = self.compression is not None and not self.has_segments
-        return not self.cached or is_framed or self.piece_bytes is not None
-
-    @property
     def num_seed_arrays(self) -> int:
         """Arrays of a record that say what the batch shows of its seeds; one of nodes."""
         count = self.fingerprint.get(SEED_ARRAYS, 1)
@@ -158,16 +135,15 @@ class PlanManifest:
 
     @property
     def crc_arrays(self) -> tuple[int, int]:
-        """How many arrays a record has with checksums of runs, and of rows that batches share."""
-        if self.piece_bytes is None:
-            return 0, 0
+        """Numbers of arrays in a record with checksums of chunks, and of shared rows."""
         num_cached = len(self.cached)
-        of_runs = num_cached if self.compression is None else 0
-        return of_runs, num_cached if self.has_segments else 0
+        # Compressed chunks have theirs in the index.
+        of_chunks = num_cached if self.compression is None else 0
+        return of_chunks, num_cached if self.has_segments else 0
 
     @property
     def index_columns(self) -> int:
-        """How many the index has."""
+        """Columns of the index."""
         each = 1 + (0 if self.compression is None else FRAME_COLUMNS)
         return INDEX_COLUMNS + each * len(self.cached)
 
@@ -185,125 +161,96 @@ class PlanManifest:
         found = {spec.path: spec for spec in self.schema.arrays()}
         return tuple(found[path] for path in paths)
 
-    def all_files(self) -> tuple[FileEntry, ...]:
-        """Return every file that must be there, but the root `zarr.json`."""
-        return (*self.files, *(entry for entry, _ in self.checksum_files))
+    def arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return the arrays of the plan, graph-level ones included."""
+        return (*self.paged_arrays, *self.schema.graph_arrays.values())
 
-    def first_blocks(self) -> list[int]:
-        """Return the position of each file's first block in the checksums; then their number."""
-        return [0, *accumulate(entry.num_blocks for entry in self.files)]
-
-    def encode(self) -> bytes:
-        """Return the bytes of the root `zarr.json`, sealed with their own crc32c."""
-        document = group_metadata(
-            {
-                "gnnstore_plan": {
-                    "format": PLAN_FORMAT_NAME,
-                    "format_version": self.format_version,
-                    "manifest_crc32c": ZERO_CRC,
-                    "created_by": self.created_by,
-                    "fingerprint": dict(self.fingerprint),
-                    "seed": self.seed,
-                    "epochs": self.epochs,
-                    "batches_per_epoch": self.batches_per_epoch,
-                    "superbatch": self.superbatch,
-                    **({"segment": self.segment} if self.has_segments else {}),
-                    **({} if self.compression is None else {"compression": self.compression}),
-                    **({} if self.piece_bytes is None else {"piece_bytes": self.piece_bytes}),
-                    "num_slots": self.num_slots,
-                    "cached_by": self.cached_by,
-                    "largest_batch_bytes": self.largest_batch_bytes,
-                    "cached": list(self.cached),
-                    "plain": list(self.plain),
-                    "has_edge_ids": self.has_edge_ids,
-                    "schema": self.schema.to_json(),
-                    "block_bytes": BLOCK_BYTES,
-                    "files": [[entry.path, entry.size_bytes] for entry in self.files],
-                    "checksum_files": [
-                        [entry.path, entry.size_bytes, f"{crc:08x}"]
-                        for entry, crc in self.checksum_files
-                    ],
-                }
-            }
-        )
-        zeroed = json.dumps(document, indent=1, allow_nan=False).encode()
-        return seal(zeroed, crc32c_of(zeroed))
+    def fields(self) -> Mapping[str, Any]:
+        """Return the fields of packed epochs, as JSON values."""
+        return {
+            "fingerprint": dict(self.fingerprint),
+            "seed": self.seed,
+            "epochs": self.epochs,
+            "batches_per_epoch": self.batches_per_epoch,
+            "superbatch": self.superbatch,
+            "segment": self.segment,
+            "compression": self.compression,
+            "piece_bytes": self.piece_bytes,
+            "num_slots": self.num_slots,
+            "cached_by": self.cached_by,
+            "largest_batch_bytes": self.largest_batch_bytes,
+            "cached": list(self.cached),
+            "plain": list(self.plain),
+            "has_edge_ids": self.has_edge_ids,
+            "schema": self.schema.to_json(),
+            "arrays": [asdict(spec) for spec in self.paged_arrays],
+        }
 
     @classmethod
-    def decode(cls, text: bytes, path: str) -> PlanManifest:
-        """Check the bytes of a root `zarr.json` and return the manifest in it.
-
-        Raises
-        ------
-        UnsupportedVersionError
-            If it was written by a newer gnnstore; this comes before every other check.
-        CorruptStoreError
-            If it is no plan, malformed or altered.
-        """
-        attributes = parse_object(text, path=path).get("attributes")
-        if not isinstance(attributes, dict) or "gnnstore_plan" not in attributes:
-            raise CorruptStoreError(
-                f"{path}: a Zarr group, but not a packed plan (no 'gnnstore_plan' attribute); "
-                "make one with 'gnnstore pack'",
-                path=path,
-            )
-        own = Fields(attributes["gnnstore_plan"], path, "attributes.gnnstore_plan")
-        own.choice("format", (PLAN_FORMAT_NAME,))
-        version = own.integer("format_version", 1)
-        if version > PLAN_FORMAT_VERSION:
-            raise UnsupportedVersionError(
-                f"{path}: the plan has format version {version}; this gnnstore reads up to "
-                f"{PLAN_FORMAT_VERSION}. Upgrade with 'pip install --upgrade gnnstore'",
-                path=path,
-            )
-        check_seal(text, path)
-        if own.integer("block_bytes") != BLOCK_BYTES:
-            raise own.fail("block_bytes", str(BLOCK_BYTES))
-        manifest = cls(
-            created_by=own.text("created_by"),
-            fingerprint=own.mapping("fingerprint"),
-            seed=own.integer("seed", 0, 2**64 - 1),
-            epochs=own.integer("epochs", 1, _MAX_EPOCHS),
-            batches_per_epoch=own.integer("batches_per_epoch"),
-            superbatch=own.integer("superbatch", 1),
-            # Written from the first version on, but for the first plans of it.
-            cached_by=own.text("cached_by") if "cached_by" in own.document else "belady",
-            segment=own.integer("segment", 2) if "segment" in own.document else 1,
-            compression=(
-                own.choice("compression", COMPRESSIONS) if "compression" in own.document else None
-            ),
-            piece_bytes=_piece_bytes(own) if "piece_bytes" in own.document else None,
-            num_slots=own.integer("num_slots"),
-            largest_batch_bytes=own.integer("largest_batch_bytes"),
-            schema=Schema.from_json(own.fields("schema")),
-            cached=tuple(str(item) for item in own.array("cached")),
-            plain=tuple(str(item) for item in own.array("plain")),
-            has_edge_ids=bool(own.document.get("has_edge_ids")),
-            files=tuple(file_entry(own, "files", item, 2) for item in own.array("files")),
-            checksum_files=tuple(
-                (file_entry(own, "checksum_files", item, 3), crc_field(own, item[2]))
-                for item in own.array("checksum_files")
-            ),
-        )
-        return manifest._checked(own)
-
-    def _checked(self, own: Fields) -> PlanManifest:
-        """Compare what is packed with what the schema has."""
-        node, edge = self.schema.node, self.schema.edge
-        nodes = [spec.path for spec in node.attributes.values()]
-        edges = [spec.path for spec in edge.attributes.values()]
-        if not set(self.cached) <= set(nodes):
+    def parse(cls, own: Fields) -> Mapping[str, Any]:
+        """Check the fields of packed epochs, and return them as arguments of the class."""
+        schema = Schema.from_json(own.fields("schema"))
+        cached, plain = own.texts("cached"), own.texts("plain")
+        nodes = [spec.path for spec in schema.node.attributes.values()]
+        edges = [spec.path for spec in schema.edge.attributes.values()]
+        if not set(cached) <= set(nodes):
             raise own.fail("cached", "paths of node attributes of the schema")
-        if sorted([*self.cached, *self.plain]) != sorted([*nodes, *edges]):
+        if sorted([*cached, *plain]) != sorted([*nodes, *edges]):
             raise own.fail("plain", "with 'cached', each attribute of the schema once")
-        paths = [entry.path for entry in self.all_files()]
-        if len(set(paths)) != len(paths):
-            raise own.fail("files", "each file once")
-        return self
+        arrays = [
+            AttributeSpec.from_json(Fields(item, own.path, f"{own.where}.arrays[{i}]"))
+            for i, item in enumerate(own.array("arrays"))
+        ]
+        if len({spec.path for spec in arrays}) != len(arrays):
+            raise own.fail("arrays", "each path once")
+        return {
+            "fingerprint": own.mapping("fingerprint"),
+            "seed": own.integer("seed", 0, 2**64 - 1),
+            "epochs": own.integer("epochs", 1, _MAX_EPOCHS),
+            "batches_per_epoch": own.integer("batches_per_epoch"),
+            "superbatch": own.integer("superbatch", 1),
+            "segment": own.integer("segment", 1),
+            "compression": (
+                own.choice("compression", COMPRESSIONS) if own.has("compression") else None
+            ),
+            "piece_bytes": _piece_bytes(own),
+            "num_slots": own.integer("num_slots"),
+            "cached_by": own.text("cached_by"),
+            "largest_batch_bytes": own.integer("largest_batch_bytes"),
+            "schema": schema,
+            "cached": cached,
+            "plain": plain,
+            "has_edge_ids": own.boolean("has_edge_ids"),
+            "paged_arrays": tuple(arrays),
+        }
+
+    @classmethod
+    def advice(cls, own: Fields, path: Path) -> str:
+        """Return the command that packs anew what an older version has packed."""
+        place = ["STORE", "--output", str(path)]
+        if path.parent.name == PLANS_DIRECTORY:
+            place = [str(path.parent.parent), "--name", path.name]
+        asked = own.document.get("fingerprint")
+        asked = asked if isinstance(asked, dict) else {}
+        fanouts = asked.get("num_neighbors")
+        values: dict[str, Any] = {
+            "--num-neighbors": ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None,
+            "--batch-size": asked.get("batch_size"),
+            "--epochs": own.document.get("epochs"),
+            "--seed": own.document.get("seed"),
+            "--subgraph-type": asked.get("subgraph_type"),
+        }
+        command = ["gnnstore", "pack", *place, "--overwrite"]
+        for option, value in values.items():
+            command += [option, str(value)] if isinstance(value, int | str) else []
+        for option in ("replace", "disjoint", "drop_last"):
+            command += [f"--{option.replace('_', '-')}"] if asked.get(option) is True else []
+        command += ["--no-shuffle"] if asked.get("shuffle") is False else []
+        return f"Pack it anew, with the input nodes and the memory of before: {shlex.join(command)}"
 
 
 def _piece_bytes(own: Fields) -> int:
-    """Return what a checksum is of: a reader's reads are of whole pieces."""
+    """Return the bytes of a checksum: a reader's reads are of whole ones."""
     value = own.integer("piece_bytes", PLAN_ALIGNMENT_BYTES, MAX_PIECE_BYTES)
     if MAX_PIECE_BYTES % value:
         raise own.fail("piece_bytes", f"a part of {MAX_PIECE_BYTES}")
@@ -316,13 +263,9 @@ def rows_array(spec: AttributeSpec) -> str:
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a directory looks like a packed plan, of any version, intact or not."""
-    try:
-        with open_binary(path / METADATA_FILE, error=StorageError, root=path) as file:
-            head = file.read(4096)
-    except OSError:
-        return False
-    return b'"gnnstore_plan"' in head
+    """Whether a directory looks like packed epochs, of any version, intact or not."""
+    kind = kind_of(path)
+    return kind is not None and kind.manifest is PackedManifest
 
 
 def find_plans(store: Path) -> list[Path]:

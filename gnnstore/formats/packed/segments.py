@@ -17,7 +17,7 @@ from gnnstore.formats.packed.manifest import PLAN_ALIGNMENT_BYTES, rows_array
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
 
 # A row for each segment: its first batch and the one behind its last, its shared rows, the rows
 # of a chunk, and where its first chunk begins in the file of each cached attribute.

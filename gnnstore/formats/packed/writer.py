@@ -1,4 +1,4 @@
-"""Write a packed plan: superbatch by superbatch, each journalled, then one atomic commit.
+"""Write packed epochs: superbatch by superbatch, each journalled, then one atomic commit.
 
 A plan has a bounded number of files: one of records, one of rows for each cached attribute, and
 the index that says where each batch lies in them. They grow by a superbatch at a time, and what
@@ -7,58 +7,33 @@ is durable is written down, so that a plan of hours survives a crash or a full d
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, GnnstoreError, UsageError, storage_error
-from gnnstore.formats.arrays.compressed import write_cold_files
-from gnnstore.formats.arrays.growing import ONE_SHARD_BYTES, ValuesFile
-from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
-from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
-from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
-from gnnstore.formats.container.files import ChecksummedFile, directory_bytes
-from gnnstore.formats.container.journal_file import (
-    JOURNAL_FILE,
-    JOURNAL_VERSION,
-    SUPERBATCH_RECORD,
-    Record,
-    append_record,
-    cut_journal,
-    read_records,
-)
-from gnnstore.formats.container.regular_files import open_binary
-from gnnstore.formats.container.resume import differences, is_resumable_error
-from gnnstore.formats.container.transaction import DirectoryTransaction
+from gnnstore.formats.arrays.growing import ONE_SHARD_BYTES, GrowingFile
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import directory_bytes
+from gnnstore.formats.container.journal_file import Record
+from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
     SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
-    PlanManifest,
-    is_plan,
+    PackedManifest,
     rows_array,
 )
-from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY, FileEntry
-from gnnstore.formats.store.schema import AttributeSpec
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.units import format_size
 
-_MAX_DIFFERENCES = 3  # named in a message
 
-
-class PlanWriter:
-    """Builds a plan under a temporary name; `commit` gives it its own. Not thread-safe.
-
-    A context manager: what is finished stays where an attempt was stopped by what is no fault of
-    the data (no space, an I/O error, Ctrl-C), for `resume`; else nothing is left.
+class PackedWriter(SealedWriter):
+    """Builds packed epochs under a temporary name; `commit` gives them their own.
 
     Parameters
     ----------
@@ -78,9 +53,9 @@ class PlanWriter:
     decided : Mapping
         What counts: that which was given, or that of the attempt that is continued.
     index : list of list of int
-        Of each batch that is done; see `PlanReader`.
+        Of each batch that is done; see `PackedReader`.
     segments : list of list of int
-        Of each segment that is done; see `PlanReader`.
+        Of each segment that is done; see `PackedReader`.
     num_superbatches : int
         That are done.
     largest_batch_bytes : int
@@ -92,6 +67,8 @@ class PlanWriter:
         If the plan cannot be written there, or what was left is of another one.
     """
 
+    READER: ClassVar[type[PackedReader]] = PackedReader
+
     def __init__(
         self,
         path: Path,
@@ -102,54 +79,39 @@ class PlanWriter:
         resume: bool = False,
         on_event: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._asked = json.loads(json.dumps(asked))
-        self._on_event = on_event
-        self.decided: Mapping[str, Any] = decided
         self.index: list[list[int]] = []
         self.segments: list[list[int]] = []
         self.num_superbatches = 0
         self.largest_batch_bytes = 0
-        self._values: dict[str, ValuesFile] = {}
-        self._open = True
-        self._transaction = DirectoryTransaction(
+        self._growing: dict[str, GrowingFile] = {}
+        super().__init__(
             path,
             overwrite=overwrite,
-            is_replaceable=is_plan,
+            shard_bytes=ONE_SHARD_BYTES,
             on_event=on_event,
-            adopt=self._may_adopt if resume else None,
-            what="attempt to pack",
+            fingerprint=asked,
+            decided=decided,
+            resume=resume,
         )
-        try:
-            self._begin()
-        except BaseException:
-            self._transaction.keep() if self._transaction.adopted else self._transaction.abort()
-            raise
-        if resume:
-            on_event(self._describe_start())
 
     @property
-    def path(self) -> Path:
-        """The plan's final path."""
-        return self._transaction.final
-
-    @property
-    def temporary_path(self) -> Path:
-        """Where the plan is being built."""
-        return self._transaction.path
+    def decided(self) -> Mapping[str, Any]:
+        """Decisions of the first attempt."""
+        return self.journal.decided
 
     @property
     def num_bytes(self) -> int:
         """Bytes of records and rows so far."""
-        return sum(values.size_bytes for values in self._values.values())
+        return sum(file.size_bytes for file in self._growing.values())
 
     @property
-    def batches(self) -> ValuesFile:
+    def batches(self) -> GrowingFile:
         """The records."""
-        return self._values[BATCHES_ARRAY]
+        return self._growing[BATCHES_ARRAY]
 
-    def rows(self, spec: AttributeSpec) -> ValuesFile:
+    def rows(self, spec: AttributeSpec) -> GrowingFile:
         """Return the file of an attribute's rows."""
-        return self._values[rows_array(spec)]
+        return self._growing[rows_array(spec)]
 
     def finish_superbatch(
         self,
@@ -168,207 +130,96 @@ class PlanWriter:
         segments : sequence of sequence of int
             Of each of its segments, where there are any.
         """
-        regions = {name: values.end_region() for name, values in self._values.items()}
-        record = {
-            "kind": SUPERBATCH_RECORD,
-            "number": self.num_superbatches,
-            "ends": {name: end for name, (end, _) in regions.items()},
-            "crcs": {name: crc for name, (_, crc) in regions.items()},
+        ends = {name: file.end_region() for name, file in self._growing.items()}
+        values = {
             "largest_batch_bytes": largest_batch_bytes,
             "index": [list(row) for row in index],
-            **({"segments": [list(row) for row in segments]} if segments else {}),
+            "segments": [list(row) for row in segments],
         }
-        append_record(self.temporary_path / JOURNAL_FILE, record)
-        self._count(record)
+        self.journal.record_step(ends, values)
+        self._count(values)
 
-    def commit(self, manifest: PlanManifest, graph: Mapping[str, npt.NDArray[Any]]) -> Path:
+    def commit(self, manifest: PackedManifest, graph: Mapping[str, npt.NDArray[Any]]) -> Path:
         """Write index, checksums and manifest, and rename the plan into place.
 
         Parameters
         ----------
-        manifest : PlanManifest
-            But for its files.
+        manifest : PackedManifest
+            But for its files and arrays.
         graph : Mapping of str to ndarray
             Values of the graph-level arrays, by path.
         """
-        files: dict[str, tuple[int, npt.NDArray[np.uint32]]] = {}
-        for values in self._values.values():
-            files |= values.finish()
-        more = len(manifest.cached)
-        index = np.array(self.index, np.int64).reshape(-1, manifest.index_columns)
-        files |= self._write_paged(INDEX_ARRAY, "int64", index)
+        arrays = []
+        for name, file in self._growing.items():
+            arrays.append(AttributeSpec(name, name, "paged", "uint8", (file.size_bytes,)))
+            self._files |= file.finish()
+        arrays.append(self._write_table(INDEX_ARRAY, self.index, manifest.index_columns))
         if manifest.has_segments:
-            segments = np.array(self.segments, np.int64).reshape(-1, SEGMENT_COLUMNS + more)
-            files |= self._write_paged(SEGMENTS_ARRAY, "int64", segments)
+            width = SEGMENT_COLUMNS + len(manifest.cached)
+            arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
         for spec in manifest.schema.graph_arrays.values():
-            directory = self.temporary_path / spec.path
-            directory.mkdir(parents=True)
-            for name, size, crcs in write_cold_files(directory, spec, graph[spec.path]):
-                files[f"{spec.path}/{name}"] = (size, crcs)
-        for group in sorted({path.split("/")[0] for path in files if path.count("/") > 1}):
-            files[f"{group}/{METADATA_FILE}"] = self._write_group(self.temporary_path / group)
-        listed = sorted(files.items())
-        blocks = np.concatenate([np.empty(0, np.uint32), *(crcs for _, (_, crcs) in listed)])
-        document = replace(
-            manifest,
-            files=tuple(FileEntry(path, size) for path, (size, _) in listed),
-            checksum_files=self._write_checksums(blocks),
-        ).encode()
-        root = ChecksummedFile(self.temporary_path / METADATA_FILE)
-        root.write(np.frombuffer(document, dtype=np.uint8))
-        root.close()
-        self._transaction.commit((self.temporary_path / JOURNAL_FILE).unlink)
-        self._open = False
-        return self.path
+            self.cold(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
+        return self.seal(replace(manifest, paged_arrays=tuple(arrays)))
 
-    def abort(self, *, keep: bool = False) -> None:
-        """Stop without a plan. Does nothing after a commit.
+    def _write_table(self, name: str, rows: list[list[int]], width: int) -> AttributeSpec:
+        values = np.array(rows, np.int64).reshape(-1, width)
+        writer = self.paged(
+            name, name=name, row_shape=(width,), dtype="int64", num_rows=len(values)
+        )
+        writer.append(values)
+        return writer.spec
 
-        Parameters
-        ----------
-        keep : bool
-            Whether to leave the superbatches that are finished for a later attempt.
-        """
-        if not self._open:
-            return
-        self._open = False
-        for values in self._values.values():
-            values.close()
-        if keep and self.num_superbatches:
-            self._transaction.keep()
-        else:
-            self._transaction.abort()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        keeps = self._open and error is not None and is_resumable_error(error)
-        self.abort(keep=keeps)
-        if keeps and self.temporary_path.exists():
-            advice = (
-                f"The {self.num_superbatches} superbatches that are finished "
-                f"({format_size(directory_bytes(self.temporary_path))}) are kept in "
-                f"{self.temporary_path}: repeat the command with --resume (resume=True) to go on; "
-                "'gnnstore gc' removes them."
-            )
-            if isinstance(error, GnnstoreError):
-                error.message = f"{error.message} {advice}"
-            else:
-                self._on_event(advice)
+    def release(self) -> None:
+        """Close the files that are being written."""
+        super().release()
+        for file in self._growing.values():
+            file.close()
 
     # ---- beginning, and going on
 
-    def _may_adopt(self, directory: Path) -> bool:
-        records, _ = read_records(directory / JOURNAL_FILE)
-        if not any(record.get("kind") == SUPERBATCH_RECORD for record in records):
-            return False
-        found = list(differences(records[0]["fingerprint"].get("asked"), self._asked))
-        if not found:
-            return True
-        shown = "; ".join(found[:_MAX_DIFFERENCES])
-        more = len(found) - _MAX_DIFFERENCES
-        raise UsageError(
-            f"{directory}: the interrupted plan there cannot be continued, since it is another "
-            f"one: {shown}{f'; and {more} more' if more > 0 else ''}. Repeat the command that was "
-            "interrupted, or leave --resume (resume=True) out to remove it and start anew",
-            path=directory,
-        )
-
-    def _begin(self) -> None:
-        directory = self.temporary_path
-        records: list[Record] = []
-        if self._transaction.adopted:
-            records, good_bytes = read_records(directory / JOURNAL_FILE)
-            self.decided = records[0]["fingerprint"]["decided"]
-            cut_journal(directory / JOURNAL_FILE, good_bytes)
-        else:
-            fingerprint = {"asked": self._asked, "decided": dict(self.decided)}
-            header = {"kind": "header", "version": JOURNAL_VERSION, "fingerprint": fingerprint}
-            append_record(directory / JOURNAL_FILE, header)
+    def take_over(self) -> None:
+        """Open the files that grow, and keep what earlier attempts have finished of them."""
         names = [BATCHES_ARRAY, *self.decided["rows"]]
-        self._values = {name: ValuesFile(directory, name) for name in names}
-        for record in records[1:]:
-            if not self._take_over(record):
+        self._growing = {name: GrowingFile(self.temporary_path, name) for name in names}
+        for number, step in enumerate(self.journal.steps):
+            if not self._is_as_it_was(step):
+                self.journal.forget_steps(number)
+                self.journal.remove_unfinished()
                 break
-        for values in self._values.values():
-            values.cut()
-        kept = {directory / JOURNAL_FILE, *(values.file_path for values in self._values.values())}
-        for root, _, files in os.walk(directory, topdown=False):
-            for path in (Path(root, name) for name in files):
-                if path not in kept:
-                    path.unlink()
-            if Path(root) != directory and not any(Path(root).iterdir()):
-                Path(root).rmdir()  # of an array that was made at the end
+            self._count(step)
+        for file in self._growing.values():
+            file.cut()
 
-    def _take_over(self, record: Record) -> bool:
+    def _is_as_it_was(self, step: Record) -> bool:
         """Read what a superbatch has left and compare it; False: it is to be done again."""
-        if record.get("kind") != SUPERBATCH_RECORD or record["number"] != self.num_superbatches:
-            return False
         good = [
-            values.take_region(record["ends"][name], record["crcs"][name])
-            for name, values in self._values.items()
+            file.take_region(step["ends"][name], step["crcs"][name])
+            for name, file in self._growing.items()
         ]
-        if not all(good):
-            for values in self._values.values():
-                values.forget_region()
-            _truncate_journal(self.temporary_path / JOURNAL_FILE, self.num_superbatches + 1)
-            return False
-        for values in self._values.values():
-            values.keep_region()
-        self._count(record)
-        return True
+        for file in self._growing.values():
+            file.keep_region() if all(good) else file.forget_region()
+        return all(good)
 
-    def _count(self, record: Mapping[str, Any]) -> None:
+    def _count(self, step: Mapping[str, Any]) -> None:
         self.num_superbatches += 1
-        self.index += record["index"]
-        self.segments += record.get("segments", [])
-        self.largest_batch_bytes = max(self.largest_batch_bytes, record["largest_batch_bytes"])
+        self.index += step["index"]
+        self.segments += step["segments"]
+        self.largest_batch_bytes = max(self.largest_batch_bytes, step["largest_batch_bytes"])
 
-    def _describe_start(self) -> str:
-        if not self._transaction.adopted:
-            return f"nothing to resume for {self.path}: starting from the beginning"
+    def describe_start(self) -> str:
+        """Return a sentence on where a resumed attempt begins."""
+        if not self.is_resumed:
+            return super().describe_start()
         return (
             f"resuming after {self.num_superbatches} superbatches ({format_size(self.num_bytes)}) "
             f"that were finished in {self.temporary_path}"
         )
 
-    # ---- files that are written at once
-
-    def _write_paged(
-        self, array_path: str, dtype: str, values: npt.NDArray[Any]
-    ) -> dict[str, tuple[int, npt.NDArray[np.uint32]]]:
-        directory = self.temporary_path / array_path
-        directory.mkdir()
-        spec = AttributeSpec(array_path, array_path, "paged", dtype, values.shape)
-        with PagedArrayWriter(directory, spec, DEFAULT_PAGE_BYTES, ONE_SHARD_BYTES) as writer:
-            writer.append(values)
-        return {f"{array_path}/{name}": (size, crcs) for name, size, crcs in writer.files}
-
-    def _write_group(self, directory: Path) -> tuple[int, npt.NDArray[np.uint32]]:
-        file = ChecksummedFile(directory / METADATA_FILE)
-        file.write(np.frombuffer(json.dumps(group_metadata(), indent=1).encode(), np.uint8))
-        crcs = file.close()
-        return file.size_bytes, crcs
-
-    def _write_checksums(self, blocks: npt.NDArray[np.uint32]) -> tuple[tuple[FileEntry, int], ...]:
-        entries = []
-        for path, (size, _) in self._write_paged(CHECKSUMS_ARRAY, "uint32", blocks).items():
-            whole = _core.crc32c_file(str(self.temporary_path / path), max(1, size))
-            entries.append((FileEntry(path, size), int(whole[0])))
-        return tuple(entries)
-
-
-def _truncate_journal(path: Path, num_lines: int) -> None:
-    """Keep the first lines of a journal."""
-    try:
-        with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
-            lines = file.readlines()[:num_lines]
-    except OSError as error:
-        raise storage_error(error, "continue the journal", path) from error
-    cut_journal(path, sum(map(len, lines)))
+    def describe_kept(self) -> str:
+        """Return what to do about an attempt that stopped and can go on."""
+        directory = self.temporary_path
+        return (
+            f"The {self.num_superbatches} superbatches that are finished "
+            f"({format_size(directory_bytes(directory))}) are kept in {directory}: repeat the "
+            "command with --resume (resume=True) to go on; 'gnnstore gc' removes them."
+        )

@@ -11,71 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
-from gnnstore.formats.container.names import check_relative_path
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.strict_json import Fields
 
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
-Layout = Literal["paged", "cold"]
 IndexDtype = Literal["int64", "int32"]
-
-
-@dataclass(frozen=True)
-class AttributeSpec:
-    """One array of a store.
-
-    Attributes
-    ----------
-    name : str
-        The user's name ("x"); a role ("indptr") for structural arrays.
-    path : str
-        Directory of the Zarr array, relative to the store.
-    layout : "paged" or "cold"
-        Raw pages for arrays that are read by row; compressed for those read whole.
-    dtype : str
-        Element type, "bfloat16" included.
-    shape : tuple of int
-        Shape as stored: rows first.
-    cat_dim : int
-        The axis that counted rows in the original data (PyG's `__cat_dim__`).
-    """
-
-    name: str
-    path: str
-    layout: Layout
-    dtype: str
-    shape: tuple[int, ...]
-    cat_dim: int = 0
-
-    @property
-    def num_rows(self) -> int:
-        """Length of the row axis."""
-        return self.shape[0] if self.shape else 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the values, without padding or compression."""
-        total = STORAGE_DTYPES[self.dtype].itemsize
-        for extent in self.shape:
-            total *= extent
-        return total
-
-    def check(self, dtype: str, shape: tuple[int, ...], file: str) -> None:
-        """Compare with what an array's own metadata says.
-
-        Raises
-        ------
-        CorruptStoreError
-            If the types or shapes differ.
-        """
-        if (dtype, shape) != (self.dtype, self.shape):
-            raise CorruptStoreError(
-                f"{file}: the array is {dtype} {list(shape)}, but the schema says {self.dtype} "
-                f"{list(self.shape)}",
-                path=file,
-            )
 
 
 @dataclass(frozen=True)
@@ -271,26 +213,13 @@ class Schema:
         return self
 
 
-def _attribute(fields: Fields) -> AttributeSpec:
-    shape = fields.integers("shape")
-    num_axes = max(1, len(shape))
-    return AttributeSpec(
-        name=fields.text("name"),
-        path=check_relative_path(fields.text("path"), file=fields.path),
-        layout=fields.choice("layout", ("paged", "cold")),  # type: ignore[arg-type]
-        dtype=fields.choice("dtype", tuple(STORAGE_DTYPES)),
-        shape=shape,
-        cat_dim=fields.integer("cat_dim", -num_axes, num_axes - 1),
-    )
-
-
 def _attributes(fields: Fields, key: str) -> dict[str, AttributeSpec]:
     group = fields.fields(key)
-    return {name: _attribute(group.fields(name)) for name in group.document}
+    return {name: AttributeSpec.from_json(group.fields(name)) for name in group.document}
 
 
 def _optional(fields: Fields, key: str) -> AttributeSpec | None:
-    return _attribute(fields.fields(key)) if fields.has(key) else None
+    return AttributeSpec.from_json(fields.fields(key)) if fields.has(key) else None
 
 
 def _node_type(fields: Fields) -> NodeTypeSpec:
@@ -307,7 +236,10 @@ def _node_type(fields: Fields) -> NodeTypeSpec:
 
 
 def _text(fields: Fields) -> TextSpec:
-    return TextSpec(_attribute(fields.fields("bytes")), _attribute(fields.fields("offsets")))
+    return TextSpec(
+        AttributeSpec.from_json(fields.fields("bytes")),
+        AttributeSpec.from_json(fields.fields("offsets")),
+    )
 
 
 def _check_text(text: TextSpec, num_texts: int, file: str) -> None:
@@ -332,8 +264,8 @@ def _edge_type(fields: Fields) -> EdgeTypeSpec:
         relation=fields.text("relation"),
         target=fields.text("target"),
         num_edges=fields.integer("num_edges"),
-        indptr=_attribute(fields.fields("indptr")),
-        indices=_attribute(fields.fields("indices")),
+        indptr=AttributeSpec.from_json(fields.fields("indptr")),
+        indices=AttributeSpec.from_json(fields.fields("indices")),
         edge_id=_optional(fields, "edge_id"),
         attributes=_attributes(fields, "attributes"),
     )

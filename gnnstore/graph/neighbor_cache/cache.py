@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gnnstore.caching.scores import count_out_degrees
 from gnnstore.disk.buffers import empty
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.graph.neighbor_cache.importance import (
     all_lists,

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError
-from gnnstore.formats.arrays.csc import Csc
+from gnnstore.formats.store.csc import Csc
 
 # Nodes are looked at in pieces, so that choosing takes a few MB beside the out-degrees. A
 # multiple of 64: pieces fill whole words of a bitmap.

@@ -19,7 +19,8 @@ from torch_geometric.sampler import SamplerOutput
 
 from gnnstore.disk.buffers import empty
 from gnnstore.disk.counts import NO_READS, ReadCounts
-from gnnstore.formats.store.schema import AttributeSpec, Schema
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import Schema
 
 if TYPE_CHECKING:
     from gnnstore.features.source import Rows, RowSource

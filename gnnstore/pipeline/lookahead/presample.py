@@ -27,7 +27,7 @@ from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import TraceBuilder
-    from gnnstore.formats.store.schema import AttributeSpec
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Structure
     from gnnstore.sampling.disk import BatchRequest

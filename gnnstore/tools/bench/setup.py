@@ -21,9 +21,10 @@ import numpy.typing as npt
 import gnnstore
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import UsageError
-from gnnstore.formats.arrays.csc import Csc
 from gnnstore.formats.arrays.paged_array import PagedArray
-from gnnstore.formats.store.schema import AttributeSpec, Schema
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.shared import residents_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig

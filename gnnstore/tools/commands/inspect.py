@@ -10,7 +10,7 @@ import click
 
 from gnnstore.errors import UsageError
 from gnnstore.formats.packed.manifest import is_plan
-from gnnstore.formats.packed.reader import PlanReader, find_plan
+from gnnstore.formats.packed.reader import PackedReader, find_plan
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.tools.inspect.describe_plan import describe_plan, render_plan
 from gnnstore.tools.inspect.describe_store import (
@@ -77,7 +77,7 @@ def command(
         path = find_plan(StoreReader.open(store).path, plan)
     if is_plan(path):
         _refuse_for_plans(array_path, stats)
-        _inspect_plan(session, PlanReader.open(path), picture)
+        _inspect_plan(session, PackedReader.open(path), picture)
         return
     reader = StoreReader.open(store)
     if array_path is None:
@@ -94,7 +94,7 @@ def _refuse_for_plans(array_path: str | None, stats: bool) -> None:
         )
 
 
-def _inspect_plan(session: Session, reader: PlanReader, picture: Path | None) -> None:
+def _inspect_plan(session: Session, reader: PackedReader, picture: Path | None) -> None:
     document = describe_plan(reader)
     if picture is not None:
         # On demand: the kernels and matplotlib take longer to load than metadata may.

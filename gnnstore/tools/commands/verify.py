@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 
 from gnnstore.features.check import verify
-from gnnstore.formats.store.verification import LEVELS, Level, Problem, Report
+from gnnstore.formats.container.files import Problem
+from gnnstore.formats.container.verify import LEVELS, Level, Report
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session

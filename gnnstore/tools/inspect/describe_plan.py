@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.packed.manifest import find_plans
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def describe_plan(reader: PlanReader) -> dict[str, Any]:
+def describe_plan(reader: PackedReader) -> dict[str, Any]:
     """Return what a plan was packed for, and what it takes."""
     manifest = reader.manifest
     found = manifest.fingerprint
@@ -32,7 +32,6 @@ def describe_plan(reader: PlanReader) -> dict[str, Any]:
         "batches_per_epoch": manifest.batches_per_epoch,
         "superbatch": manifest.superbatch,
         "compression": manifest.compression,
-        "rows_checked": manifest.is_checked,
         "segment": manifest.segment,
         "num_segments": 0 if reader.segments is None else len(reader.segments),
         "shared_rows": 0 if reader.segments is None else int(reader.segments[:, 2].sum()),
@@ -65,11 +64,6 @@ def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
             ),
             "shared rows": _describe_segments(plan),
             "compression": plan["compression"] or "none",
-            "damaged rows": (
-                "found as they are read"
-                if plan["rows_checked"]
-                else "found by 'gnnstore verify' only: packed without checksums of rows"
-            ),
             "largest batch": format_size(plan["largest_batch_bytes"]),
             "size": f"{format_size(plan['disk_bytes'])} in {plan['num_files']} files",
             "store": plan["store_uuid"],
@@ -92,7 +86,7 @@ def describe_plans(store: Path) -> list[dict[str, Any]]:
     found = []
     for path in find_plans(store):
         try:
-            found.append(describe_plan(PlanReader.open(path)))
+            found.append(describe_plan(PackedReader.open(path)))
         except GnnstoreError as error:
             found.append({"name": path.name, "path": str(path), "problem": str(error)})
     return found

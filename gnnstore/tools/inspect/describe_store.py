@@ -12,10 +12,10 @@ from typing import Any
 from gnnstore.budget.limits import MemoryBudget, available_bytes
 from gnnstore.disk.engines import EngineChoice, choose_engine
 from gnnstore.errors import GnnstoreError, NotFoundError
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.leftovers import leftovers
-from gnnstore.formats.store.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import AttributeSpec
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import place

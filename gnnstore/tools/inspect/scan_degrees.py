@@ -12,8 +12,8 @@ import numpy.typing as npt
 from gnnstore.caching.scores import count_out_degrees
 from gnnstore.converters.synthetic.degrees import DegreeDistribution
 from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import AttributeSpec
 from gnnstore.progress import Progress
 
 _CHUNK_ROWS = 2**20

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.features.packed.saved import SavedPlan
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.progress import Progress
 
 
@@ -47,7 +47,7 @@ class PlanRows:
         }
 
 
-def scan_plan(reader: PlanReader, progress: Progress) -> PlanRows:
+def scan_plan(reader: PackedReader, progress: Progress) -> PlanRows:
     """Read the records of a plan once, in order, with 4 bytes a node; no row is read.
 
     Raises

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from gnnstore.errors import InputError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
+from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec
+from gnnstore.formats.store.schema import EdgeTypeSpec
 from gnnstore.progress import Progress
 
 _CHUNK_BYTES = 2**23

@@ -17,7 +17,7 @@ from gnnstore.formats.packed.directory import (
     make_plans_directory,
     plan_path,
 )
-from gnnstore.formats.packed.reader import PlanReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.estimate import PlanEstimate, estimate_plan
 from gnnstore.packing.job import PlanPacker
@@ -114,7 +114,7 @@ def pack_plan(
     if dry_run:
         session.emit(document, lambda console: _render_estimate(console, estimate))
         return
-    document |= {"seconds": time.perf_counter() - began, **describe_plan(PlanReader.open(final))}
+    document |= {"seconds": time.perf_counter() - began, **describe_plan(PackedReader.open(final))}
     session.emit(document, lambda console: _render(console, document))
 
 

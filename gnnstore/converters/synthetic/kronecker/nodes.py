@@ -19,7 +19,7 @@ from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, from_bfloat16_bits, to_bfloat16_bits
-from gnnstore.formats.store.schema import AttributeSpec
+from gnnstore.formats.arrays.spec import AttributeSpec
 
 _NOISE = 0x6B726F6E6F697365  # "kronoise": not that of other generators
 _CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as fast

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
+    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.reader import StoreReader
-    from gnnstore.formats.store.schema import AttributeSpec, EdgeTypeSpec
+    from gnnstore.formats.store.schema import EdgeTypeSpec
 
 _PIECE_IDS = 1 << 20
 

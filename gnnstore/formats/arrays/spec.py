@@ -1,0 +1,89 @@
+"""The description of an array that a manifest carries: name, place, layout, type, shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.container.names import check_relative_path
+from gnnstore.formats.container.strict_json import Fields
+
+Layout = Literal["paged", "cold"]
+
+
+@dataclass(frozen=True)
+class AttributeSpec:
+    """One array of a store.
+
+    Attributes
+    ----------
+    name : str
+        The user's name ("x"); a role ("indptr") for structural arrays.
+    path : str
+        Directory of the Zarr array, relative to the store.
+    layout : "paged" or "cold"
+        Raw pages for arrays that are read by row; compressed for those read whole.
+    dtype : str
+        Element type, "bfloat16" included.
+    shape : tuple of int
+        Shape as stored: rows first.
+    cat_dim : int
+        The axis that counted rows in the original data (PyG's `__cat_dim__`).
+    """
+
+    name: str
+    path: str
+    layout: Layout
+    dtype: str
+    shape: tuple[int, ...]
+    cat_dim: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Length of the row axis."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values, without padding or compression."""
+        total = STORAGE_DTYPES[self.dtype].itemsize
+        for extent in self.shape:
+            total *= extent
+        return total
+
+    def check(self, dtype: str, shape: tuple[int, ...], file: str) -> None:
+        """Compare with what an array's own metadata says.
+
+        Raises
+        ------
+        CorruptStoreError
+            If the types or shapes differ.
+        """
+        if (dtype, shape) != (self.dtype, self.shape):
+            raise CorruptStoreError(
+                f"{file}: the array is {dtype} {list(shape)}, but the schema says {self.dtype} "
+                f"{list(self.shape)}",
+                path=file,
+            )
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> AttributeSpec:
+        """Check a parsed description; `dataclasses.asdict` is the way back.
+
+        Raises
+        ------
+        CorruptStoreError
+            Naming the field that is malformed.
+        """
+        shape = fields.integers("shape")
+        num_axes = max(1, len(shape))
+        return cls(
+            name=fields.text("name"),
+            path=check_relative_path(fields.text("path"), file=fields.path),
+            layout=fields.choice("layout", ("paged", "cold")),  # type: ignore[arg-type]
+            dtype=fields.choice("dtype", tuple(STORAGE_DTYPES)),
+            shape=shape,
+            cat_dim=fields.integer("cat_dim", -num_axes, num_axes - 1),
+        )

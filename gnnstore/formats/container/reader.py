@@ -1,0 +1,261 @@
+"""Open a sealed directory: check its manifest, the sizes of its files, and its arrays' metadata."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError, NotFoundError, storage_error
+from gnnstore.formats.arrays.compressed import chunk_file_names, num_chunks, read_chunks, read_cold
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.zarr_metadata import (
+    MAX_ARRAY_METADATA_BYTES,
+    METADATA_FILE,
+    parse_cold,
+    parse_paged,
+    shard_name,
+)
+from gnnstore.formats.container.files import Problem, directory_bytes, read_small
+from gnnstore.formats.container.leftovers import leftovers
+from gnnstore.formats.container.manifest import (
+    CHECKSUMS_ARRAY,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+)
+from gnnstore.formats.container.regular_files import check_directories, stat_below
+from gnnstore.formats.container.strict_json import parse_object
+from gnnstore.units import format_size
+
+M = TypeVar("M", bound=Manifest)
+
+
+class SealedReader(Generic[M]):
+    """An open, validated directory. Needs NumPy only; pickles as its path.
+
+    Opening reads metadata. It checks that every listed file is there with its exact size, and
+    that every file an array needs is listed. It does not read the data: that is `verify`'s work.
+
+    Attributes
+    ----------
+    path : Path
+        The directory, absolute.
+    manifest : Manifest
+        Identity, contents, files.
+    """
+
+    MANIFEST: ClassVar[type[Manifest]]
+
+    def __init__(self, path: Path, manifest: M) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._paged: dict[str, PagedArray] = {}
+        self._sizes = {entry.path: entry.size_bytes for entry in manifest.files}
+        for spec in manifest.arrays():
+            self._check_array(spec)
+        self.check()
+
+    def check(self) -> None:
+        """Compare what the arrays hold with the manifest, as far as that is quick.
+
+        Raises
+        ------
+        CorruptStoreError
+        """
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield where the numbers do not mean anything; reads all of them."""
+        return iter(())
+
+    def explain(self, problem: Problem) -> Problem:
+        """Return a problem of damaged bytes, with what lies there as far as that is known."""
+        return problem
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """Open a directory.
+
+        Raises
+        ------
+        NotFoundError
+            If there is no such directory, or it is of no kind.
+        UnsupportedVersionError
+            If it was written by a newer gnnstore, or by one that is too old.
+        CorruptStoreError
+            If metadata is malformed or altered, or a file is missing, short, long or unlisted.
+        StorageError
+            If the operating system refuses a read.
+        """
+        directory = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would hide links)
+        root = directory / METADATA_FILE
+        if not directory.is_dir() or not os.path.lexists(root):
+            raise _nothing_at(directory, cls.MANIFEST)
+        text = read_small(root, MAX_MANIFEST_BYTES, directory)
+        manifest: Any = cls.MANIFEST.decode(text, str(root))
+        _check_sizes(directory, manifest)
+        return cls(directory, manifest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self).open, (str(self.path),))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    @property
+    def uuid(self) -> str:
+        """The directory's identity, derived from its contents: equal for equal ones."""
+        return self.manifest.uuid
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """Every file but the root `zarr.json`."""
+        return self.manifest.all_files()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes on disk, the root metadata not counted."""
+        return sum(entry.size_bytes for entry in self.files)
+
+    def paged(self, spec: AttributeSpec) -> PagedArray:
+        """Return a paged array."""
+        return self._paged[spec.path]
+
+    def cold(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+        """Read a compressed array whole into a new array in its storage type.
+
+        Raises
+        ------
+        CorruptStoreError
+            If it cannot be decoded or is not what the manifest says.
+        """
+        check_directories(self.path, spec.path)  # no file of an empty array need be listed
+        return read_cold(self.path / spec.path, spec)
+
+    def cold_chunks(
+        self, spec: AttributeSpec
+    ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
+        """Yield the places and values of a compressed array's chunks, one in memory at a time.
+
+        Raises
+        ------
+        CorruptStoreError
+            If one cannot be decoded, or the array is not what the manifest says.
+        """
+        check_directories(self.path, spec.path)
+        return read_chunks(self.path / spec.path, spec)
+
+    def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+        """Read any array whole into memory, in its storage type."""
+        return self.cold(spec) if spec.layout == "cold" else self.paged(spec).load()
+
+    def block_checksums(self) -> npt.NDArray[np.uint32]:
+        """Return the crc32c of every block of every file, in the order of the manifest.
+
+        Raises
+        ------
+        CorruptStoreError
+            If there are not as many as the files have blocks.
+        """
+        num_blocks = self.manifest.first_blocks()[-1]
+        document, path = self._array_document(CHECKSUMS_ARRAY)
+        dtype, row_shape, layout = parse_paged(document, path)
+        if dtype != "uint32" or row_shape or layout.num_rows != num_blocks:
+            raise CorruptStoreError(
+                f"{self.path}: the checksums are {layout.num_rows} {dtype}, but the manifest's "
+                f"files have {num_blocks} blocks",
+                path=self.path / CHECKSUMS_ARRAY,
+            )
+        spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", dtype, (num_blocks,))
+        names = [shard_name(shard, 0) for shard in range(layout.num_shards)]
+        files = tuple(self.path / CHECKSUMS_ARRAY / name for name in names)
+        return PagedArray(spec, layout, files).load()
+
+    def _array_document(self, array_path: str) -> tuple[dict[str, Any], str]:
+        """Return the `zarr.json` of an array, and its path."""
+        path = str(self.path / array_path / METADATA_FILE)
+        text = read_small(Path(path), MAX_ARRAY_METADATA_BYTES, self.path)
+        return parse_object(text, path=path), path
+
+    def _check_array(self, spec: AttributeSpec) -> None:
+        """Check that an array is what the manifest says, and that all its files are listed."""
+        document, path = self._array_document(spec.path)
+        if spec.layout == "cold":
+            dtype, shape, chunk_shape = parse_cold(document, path)
+            # Compared before there is a name for each: a hostile count is not a loop.
+            self._require(num_chunks(shape, chunk_shape) <= len(self._sizes), spec, path)
+            spec.check(dtype, shape, path)
+            for name in chunk_file_names(shape, chunk_shape):
+                self._require(f"{spec.path}/{name}" in self._sizes, spec, name)
+            return
+        dtype, row_shape, layout = parse_paged(document, path)
+        self._require(layout.num_shards <= len(self._sizes), spec, path)
+        spec.check(dtype, (layout.num_rows, *row_shape), path)
+        names = [shard_name(shard, len(row_shape)) for shard in range(layout.num_shards)]
+        files = tuple(self.path / spec.path / name for name in names)
+        self._paged[spec.path] = PagedArray(spec, layout, files)
+        for shard, name in enumerate(names):
+            listed, size = self._sizes.get(f"{spec.path}/{name}"), layout.shard_file_bytes(shard)
+            self._require(listed is not None, spec, name)
+            if listed != size:
+                raise CorruptStoreError(
+                    f"{files[shard]}: the file has {listed} bytes, but the array's shape needs "
+                    f"{size}",
+                    path=files[shard],
+                )
+
+    def _require(self, present: bool, spec: AttributeSpec, name: str) -> None:
+        if not present:
+            raise CorruptStoreError(
+                f"the array {spec.path!r} needs files that the manifest does not list ({name}); "
+                f"the {self.manifest.WORD} is incomplete: {self.manifest.VERB} again",
+                path=spec.path,
+            )
+
+
+def _check_sizes(directory: Path, manifest: Manifest) -> None:
+    """Check that every file is there with the size that the manifest gives."""
+    checked: set[str] = set()
+    for entry in manifest.all_files():
+        path = directory / entry.path
+        try:
+            found = stat_below(directory, entry.path, checked)
+        except FileNotFoundError:
+            raise CorruptStoreError(
+                f"{path}: the file is missing ({format_size(entry.size_bytes)} according to "
+                f"the manifest); restore it from a copy or {manifest.VERB} again",
+                path=path,
+            ) from None
+        except OSError as error:
+            raise storage_error(error, f"open the {manifest.WORD}", path) from error
+        if found.st_size != entry.size_bytes:
+            raise CorruptStoreError(
+                f"{path}: the file has {found.st_size} bytes, but the manifest says "
+                f"{entry.size_bytes}; it was truncated or altered: restore it from a copy "
+                f"or {manifest.VERB} again",
+                path=path,
+                offset=min(found.st_size, entry.size_bytes),
+            )
+
+
+def _nothing_at(directory: Path, kind: type[Manifest]) -> NotFoundError:
+    message = f"{directory}: no such {kind.WORD}"
+    if directory.is_dir():
+        message = f"{directory}: not {kind.NOUN} (it has no {METADATA_FILE})"
+    elif directory.exists():
+        message = f"{directory}: a file, not a {kind.WORD} directory"
+    unfinished = leftovers(directory)
+    if unfinished:
+        size = format_size(sum(directory_bytes(path) for path in unfinished))
+        message += (
+            f"; an unfinished {kind.ATTEMPT} ({size}) lies beside it as {unfinished[0].name}: "
+            "wait for it, repeat the command with --resume, or remove it with 'gnnstore gc'"
+        )
+    else:
+        message += f"; {kind.MAKE}"
+    return NotFoundError(message, path=directory)

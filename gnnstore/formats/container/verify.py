@@ -1,0 +1,178 @@
+"""Check a sealed directory against its own promises, and say which file and bytes break them.
+
+Three levels, each including the one before: `header` (metadata, sizes, stray files),
+`checksums` (every byte of every file), `full` (what the numbers mean, which each kind knows).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import (
+    CorruptStoreError,
+    NotFoundError,
+    UnsupportedVersionError,
+    storage_error,
+)
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
+from gnnstore.formats.container.files import BLOCK_BYTES, Problem
+from gnnstore.formats.container.manifest import KINDS, FileEntry, kind_of
+from gnnstore.formats.container.reader import SealedReader
+
+Level = Literal["header", "checksums", "full"]
+LEVELS: tuple[Level, ...] = ("header", "checksums", "full")
+
+_MAX_RANGES_PER_FILE = 20
+_LINK = "a symbolic link, which no reader follows; remove it, or put there what it leads to"
+
+
+@dataclass
+class Report:
+    """What `verify` found.
+
+    Attributes
+    ----------
+    level : str
+        The level that was asked for.
+    problems : list of Problem
+        Empty for a sound store.
+    files, bytes_read : int
+        Files whose size was checked; bytes whose checksum was computed.
+    """
+
+    level: Level
+    problems: list[Problem] = field(default_factory=list)
+    files: int = 0
+    bytes_read: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.problems
+
+
+def open_units(directory: Path) -> tuple[list[SealedReader[Any]], list[Problem]]:
+    """Open a sealed directory and those that lie in it, such as the plans of a store.
+
+    Returns
+    -------
+    list of SealedReader
+        The directory first.
+    list of Problem
+        Why some of those in it cannot be opened.
+
+    Raises
+    ------
+    NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+        If the directory itself cannot be opened.
+    """
+    # What is of no kind is opened as a store, which says what is wrong with it.
+    kind = kind_of(directory) or KINDS["store"]
+    readers: list[SealedReader[Any]] = [kind.open(directory)]
+    problems: list[Problem] = []
+    for inner in KINDS:
+        place = directory / inner.directory
+        if not inner.directory or not place.is_dir() or place.is_symlink():
+            continue  # links are found among stray files
+        for unit in sorted(place.iterdir()):
+            if unit.name.startswith(".") or unit.name == METADATA_FILE:
+                continue  # of a writer; of the group
+            if unit.is_symlink():
+                problems.append(Problem(str(unit), _LINK))
+                continue
+            try:
+                readers.append((kind_of(unit) or inner).open(unit))
+            except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
+                problems.append(Problem(error.path or str(unit), str(error)))
+    return readers, problems
+
+
+def stray_files(reader: SealedReader[Any]) -> Iterator[Problem]:
+    """Yield links, and files that the manifest does not list."""
+    listed = {entry.path for entry in reader.files} | {METADATA_FILE}
+    separate = {kind.directory for kind in KINDS}
+    for root, directories, names in os.walk(reader.path):
+        for name in directories:
+            link = Path(root) / name
+            if link.is_symlink():
+                yield Problem(str(link), _LINK)
+        if Path(root) == reader.path:
+            directories[:] = [name for name in directories if name not in separate]
+        for name in names:
+            file = Path(root) / name
+            if file.relative_to(reader.path).as_posix() not in listed:
+                yield Problem(str(file), "the manifest does not list this file; remove it")
+
+
+def compare_checksums(
+    reader: SealedReader[Any], num_threads: int, on_bytes: Callable[[int], None]
+) -> Iterator[Problem]:
+    """Compare every file with what was recorded of it; yield the ranges that differ.
+
+    Parameters
+    ----------
+    on_bytes : callable
+        Told how many more bytes were compared.
+
+    Raises
+    ------
+    StorageError
+        If the operating system refuses a read.
+    """
+    is_readable = True
+    for entry, expected in reader.manifest.checksum_files:
+        path = reader.path / entry.path
+        crcs = _crcs_of(path, max(1, entry.size_bytes), 1)
+        if crcs.tolist() != [expected]:
+            is_readable = False
+            yield Problem(str(path), "the checksums are altered", 0, entry.size_bytes)
+        on_bytes(entry.size_bytes)
+    if not is_readable:  # without the table nothing can be compared
+        return
+    table = reader.block_checksums()
+    first_blocks = reader.manifest.first_blocks()
+    for entry, first in zip(reader.manifest.files, first_blocks[:-1], strict=True):
+        path = reader.path / entry.path
+        crcs = _crcs_of(path, BLOCK_BYTES, num_threads)
+        expected_crcs = table[first : first + entry.num_blocks]
+        for problem in _differences(path, entry, crcs, expected_crcs):
+            yield reader.explain(problem)
+        on_bytes(entry.size_bytes)
+
+
+def _crcs_of(path: Path, block_bytes: int, num_threads: int) -> npt.NDArray[np.uint32]:
+    try:
+        return _core.crc32c_file(str(path), block_bytes, num_threads)
+    except OSError as error:
+        raise storage_error(error, "verify", path) from error
+
+
+def _differences(
+    path: Path,
+    entry: FileEntry,
+    found: npt.NDArray[np.uint32],
+    expected: npt.NDArray[np.uint32],
+) -> Iterator[Problem]:
+    """Yield the runs of blocks whose checksums differ."""
+    if len(found) != len(expected):
+        yield Problem(str(path), f"the file changed its size from {entry.size_bytes} bytes")
+        return
+    bad = np.flatnonzero(found != expected)
+    if not len(bad):
+        return
+    runs = np.split(bad, np.flatnonzero(np.diff(bad) > 1) + 1)
+    for run in runs[:_MAX_RANGES_PER_FILE]:
+        first = int(run[0]) * BLOCK_BYTES
+        end = min((int(run[-1]) + 1) * BLOCK_BYTES, entry.size_bytes)
+        detail = f"expected {int(expected[run[0]]):08x}, found {int(found[run[0]]):08x}"
+        yield Problem(str(path), f"checksum mismatch ({detail})", first, end)
+    if len(runs) > _MAX_RANGES_PER_FILE:
+        yield Problem(str(path), f"and {len(runs) - _MAX_RANGES_PER_FILE} more damaged ranges")

@@ -1,0 +1,510 @@
+"""Write a sealed directory: arrays one by one or side by side, then one atomic commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import (
+    CorruptStoreError,
+    GnnstoreError,
+    InputError,
+    NoSpaceError,
+    NotFoundError,
+    StorageError,
+    StoreExistsError,
+    UnsupportedVersionError,
+    UsageError,
+    storage_error,
+)
+from gnnstore.formats.arrays.compressed import crc_of_array, write_cold_files
+from gnnstore.formats.arrays.dtypes import dtype_name, storage_dtype
+from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
+from gnnstore.formats.container.files import ChecksummedFile, directory_bytes, free_bytes
+from gnnstore.formats.container.journal import BlockCrcs, Journal
+from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
+from gnnstore.formats.container.manifest import (
+    CHECKSUMS_ARRAY,
+    MAX_MANIFEST_BYTES,
+    FileEntry,
+    Manifest,
+    content_uuid,
+    kind_of,
+)
+from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.container.strict_json import MAX_DEPTH
+from gnnstore.formats.container.transaction import DirectoryTransaction
+from gnnstore.units import format_size
+
+_MAX_DIFFERENCES = 3  # named in a message
+
+
+class SealedWriter:
+    """Builds a directory under a temporary name; `seal` gives it its own. Not thread-safe.
+
+    A context manager: leaving it without a commit leaves nothing behind, unless the writer
+    can be resumed and was stopped by what is no fault of the data: no space, an I/O error,
+    Ctrl-C. Then, as after a crash, what is finished stays, until a writer of the same output
+    goes on with it (`resume`) or removes it.
+
+    Parameters
+    ----------
+    path : path-like
+        The directory; its parent must exist.
+    overwrite : bool
+        Replace an existing directory of the same kind, atomically, at commit.
+    page_bytes : int
+        Page size of paged arrays: a power of two from 512 to 2 MiB.
+    shard_bytes : int, optional
+        Approximate size of a shard file; by default chosen per array (1 to 16 GiB).
+    on_event : callable, optional
+        Told in a sentence what a user should know, such as leftovers that were removed.
+    fingerprint : Mapping, optional
+        What is written, as JSON values: an attempt with an equal fingerprint writes the same
+        bytes. None: the writer cannot be resumed.
+    decided : Mapping, optional
+        What was decided besides; one that goes on has those of the first, in `journal.decided`.
+    resume : bool
+        Go on with what an interrupted attempt left, if there is anything.
+
+    Attributes
+    ----------
+    journal : Journal
+        What is finished, and where sorted runs of edges may be put meanwhile.
+
+    Raises
+    ------
+    StoreExistsError, UsageError, NotFoundError, StorageError
+        If the output cannot be written there, or what was left is of other data or options;
+        before any work.
+    """
+
+    READER: ClassVar[type[SealedReader[Any]]]
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        page_bytes: int = DEFAULT_PAGE_BYTES,
+        shard_bytes: int | None = None,
+        on_event: Callable[[str], None] | None = None,
+        fingerprint: Mapping[str, Any] | None = None,
+        decided: Mapping[str, Any] | None = None,
+        resume: bool = False,
+    ) -> None:
+        valid_page = MIN_PAGE_BYTES <= page_bytes <= MAX_PAGE_BYTES
+        if not valid_page or page_bytes & (page_bytes - 1):
+            raise UsageError(
+                f"page_bytes={page_bytes}: a page has a power of two of bytes, from "
+                f"{MIN_PAGE_BYTES} to {MAX_PAGE_BYTES}; 4096 suits almost every disk"
+            )
+        self.page_bytes = page_bytes
+        self.shard_bytes = shard_bytes
+        self._on_event = on_event or (lambda _: None)
+        self._writers: dict[str, PagedArrayWriter] = {}
+        self._taken: set[str] = set()
+        self._files: dict[str, tuple[int, BlockCrcs]] = {}
+        manifest = self.READER.MANIFEST
+        self._transaction = DirectoryTransaction(
+            Path(path),
+            overwrite=overwrite,
+            is_replaceable=self._is_same_kind,
+            on_event=self._on_event,
+            adopt=partial(_can_continue, manifest, fingerprint or {}) if resume else None,
+            noun=manifest.NOUN,
+            attempt=manifest.ATTEMPT,
+        )
+        try:
+            self.journal = self._open_journal(fingerprint or {}, decided)
+            self.take_over()
+        except BaseException:
+            self._transaction.keep() if self.is_resumed else self._transaction.abort()
+            raise
+        if resume:
+            self._on_event(self.describe_start())
+        self._open = True
+
+    def take_over(self) -> None:
+        """Begin with what is finished according to the journal."""
+
+    @property
+    def path(self) -> Path:
+        """The final path."""
+        return self._transaction.final
+
+    @property
+    def temporary_path(self) -> Path:
+        """Where the directory is being built."""
+        return self._transaction.path
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the writer goes on where another stopped."""
+        return self._transaction.adopted
+
+    def _is_same_kind(self, path: Path) -> bool:
+        kind = kind_of(path)
+        return kind is not None and kind.manifest is self.READER.MANIFEST
+
+    def _open_journal(
+        self, fingerprint: Mapping[str, Any], decided: Mapping[str, Any] | None
+    ) -> Journal:
+        journal = Journal.reopen(self.temporary_path) if self.is_resumed else None
+        if journal is None:
+            return Journal.create(self.temporary_path, fingerprint, decided)
+        journal.remove_unfinished()
+        return journal
+
+    # ---- arrays
+
+    def paged(
+        self,
+        array_path: str,
+        *,
+        name: str,
+        row_shape: tuple[int, ...],
+        dtype: str,
+        num_rows: int,
+        cat_dim: int = 0,
+    ) -> PagedArrayWriter:
+        """Begin a paged array: rows are read one by one, so they are laid out raw, in pages.
+
+        Parameters
+        ----------
+        array_path : str
+            Where it lies in the directory; see `formats.names`.
+        name : str
+            The user's name of it.
+        row_shape : tuple of int
+            Shape of one row; () for one value a row.
+        dtype : str
+            Element type ("float32", "bfloat16", ...).
+        num_rows : int
+            Rows that will be appended.
+
+        Raises
+        ------
+        InputError
+            If rows are empty, the type cannot be stored, or the path is taken.
+        """
+        if 0 in row_shape:
+            raise InputError(
+                f"the attribute {name!r} has rows of shape {list(row_shape)}, which hold nothing; "
+                "leave it out"
+            )
+        spec = AttributeSpec(name, array_path, "paged", dtype, (num_rows, *row_shape), cat_dim)
+        storage_dtype(dtype, what=f"the attribute {name!r}")
+        writer = PagedArrayWriter(
+            self._array_directory(spec), spec, self.page_bytes, self.shard_bytes, self.journal
+        )
+        self._writers[array_path] = writer
+        self._check_space(spec)
+        return writer
+
+    @property
+    def remaining_bytes(self) -> int:
+        """Bytes that the paged arrays begun so far still need."""
+        return sum(writer.remaining_bytes for writer in self._writers.values())
+
+    def _check_space(self, spec: AttributeSpec) -> None:
+        """Refuse at once what would fill the disk hours later."""
+        if self.remaining_bytes > free_bytes(self.path.parent):
+            raise NoSpaceError(
+                f"cannot write the array {spec.name!r}: no space left for {self.path}. Free some "
+                "space or choose an output on another file system; nothing was left under the "
+                "final name.",
+                path=self.path,
+            )
+
+    def cold(
+        self,
+        array_path: str,
+        array: npt.NDArray[Any],
+        *,
+        name: str,
+        dtype: str | None = None,
+        cat_dim: int = 0,
+    ) -> AttributeSpec:
+        """Write an array that is read whole, compressed, and return its description.
+
+        Parameters
+        ----------
+        array : ndarray
+            Any shape, any type that can be stored; bfloat16 as its bits with
+            `dtype="bfloat16"`.
+        """
+        dtype = dtype or dtype_name(array.dtype)
+        stored = np.ascontiguousarray(array, dtype=storage_dtype(dtype, what=f"{name!r}"))
+        stored = stored.reshape(array.shape)  # ascontiguousarray makes 0-d arrays 1-d
+        spec = AttributeSpec(name, array_path, "cold", dtype, stored.shape, cat_dim)
+        directory = self._array_directory(spec)
+        crc = crc_of_array(spec, stored)
+        files = self.journal.cold_files(array_path, crc)
+        try:
+            if files is None:
+                for file in directory.iterdir():
+                    file.unlink()
+                files = write_cold_files(directory, spec, stored)
+                self.journal.record_cold(array_path, crc, files)
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise storage_error(error, f"write the array {name!r}", directory) from error
+        for file_name, size, crcs in files:
+            self._files[f"{array_path}/{file_name}"] = (size, crcs)
+        return spec
+
+    def _array_directory(self, spec: AttributeSpec) -> Path:
+        directory = self.temporary_path / spec.path
+        # What an earlier attempt finished may be in it.
+        may_exist = self.is_resumed and spec.path not in self._taken
+        try:
+            directory.mkdir(parents=True, exist_ok=may_exist)
+        except FileExistsError:
+            raise InputError(
+                f"the name {spec.name!r} is used twice ({spec.path}); rename one of the attributes"
+            ) from None
+        except OSError as error:
+            raise storage_error(error, "create the array", directory) from error
+        self._taken.add(spec.path)
+        return directory
+
+    # ---- the end
+
+    def seal(self, manifest: Manifest) -> Path:
+        """Finish every array, write the manifest, and rename the directory into place.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            But for its files and uuid. Each of its arrays must have been written.
+
+        Returns
+        -------
+        Path
+            The final path.
+
+        Raises
+        ------
+        InputError
+            If an array got fewer rows than declared, or readers would refuse the directory.
+        StorageError, StoreExistsError
+            See `DirectoryTransaction.commit`.
+        """
+        for array_path, writer in self._writers.items():
+            writer.close()
+            for name, size, crcs in writer.files:
+                self._files[f"{array_path}/{name}"] = (size, crcs)
+        written = {path.rsplit("/", 1)[0] for path in self._files}
+        missing = sorted({spec.path for spec in manifest.arrays()} - written)
+        if missing:
+            raise InputError(f"the schema names arrays that were not written: {missing}")
+        self._write_groups()
+        files = sorted(self._files.items())
+        blocks = np.concatenate([np.empty(0, np.uint32), *(crcs for _, (_, crcs) in files)])
+        manifest = replace(
+            manifest,
+            uuid="",
+            files=tuple(FileEntry(path, size) for path, (size, _) in files),
+            checksum_files=self._write_checksums(blocks),
+        )
+        try:
+            manifest = replace(manifest, uuid=content_uuid(manifest.encode(), blocks))
+            document = manifest.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(
+                f"the metadata of {self.path} cannot be written as JSON ({error}); graph-level "
+                f"values are limited to JSON types, {MAX_DEPTH} levels deep"
+            ) from error
+        root = ChecksummedFile(self.temporary_path / METADATA_FILE)
+        root.write(np.frombuffer(document, dtype=np.uint8))
+        root.close()
+        self._check_readable()
+        self._transaction.commit(self._clear_work)
+        self._open = False
+        return self.path
+
+    def _check_readable(self) -> None:
+        """Open the directory as readers do: what cannot be opened is lost, so it gets no name."""
+        try:
+            self.READER.open(self.temporary_path)
+        except (CorruptStoreError, UnsupportedVersionError, NotFoundError) as error:
+            reason = str(error).replace(str(self.temporary_path), str(self.path))
+            if error.path == str(self.temporary_path / METADATA_FILE):
+                reason += (
+                    f"; graph-level values may nest about {MAX_DEPTH // 2} levels deep and take "
+                    f"{MAX_MANIFEST_BYTES >> 20} MiB in all: store large ones as tensors"
+                )
+            raise InputError(
+                f"{self.path}: the {self.READER.MANIFEST.WORD} would be refused by readers, so "
+                f"that it was not committed: {reason}",
+                path=self.path,
+            ) from error
+
+    def _clear_work(self) -> None:
+        """Remove what does not belong to the directory, when all that does is durable."""
+        for directory in self.journal.spill_directories:
+            shutil.rmtree(directory, ignore_errors=True)
+        self.journal.close()
+
+    def _write_groups(self) -> None:
+        """Give every directory between the root and the arrays its group metadata."""
+        arrays = {str(PurePosixPath(path).parent) for path in self._files}
+        groups = {str(parent) for path in arrays for parent in PurePosixPath(path).parents}
+        document = json.dumps(group_metadata(), indent=1).encode()
+        for group in sorted(groups - {"."}):
+            file = ChecksummedFile(self.temporary_path / group / METADATA_FILE)
+            file.write(np.frombuffer(document, dtype=np.uint8))
+            self._files[f"{group}/{METADATA_FILE}"] = (file.size_bytes, file.close())
+
+    def _write_checksums(self, blocks: BlockCrcs) -> tuple[tuple[FileEntry, int], ...]:
+        directory = self.temporary_path / CHECKSUMS_ARRAY
+        directory.mkdir()
+        spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", "uint32", blocks.shape)
+        with PagedArrayWriter(directory, spec, DEFAULT_PAGE_BYTES, self.shard_bytes) as writer:
+            writer.append(blocks)
+        entries = []
+        for name, size, _ in writer.files:
+            whole = _core.crc32c_file(str(directory / name), max(1, size))
+            entries.append((FileEntry(f"{CHECKSUMS_ARRAY}/{name}", size), int(whole[0])))
+        return tuple(entries)
+
+    def abort(self, *, keep: bool = False) -> None:
+        """Stop without a result. Does nothing after a commit.
+
+        Parameters
+        ----------
+        keep : bool
+            Whether to leave what is finished for a later attempt; the rest is removed.
+        """
+        if not self._open:
+            return
+        self._open = False
+        self.release()
+        if keep and self.journal.has_work:
+            self.journal.remove_unfinished()
+            self._transaction.keep()
+        else:
+            self._transaction.abort()
+
+    def release(self) -> None:
+        """Close the files that are being written, without making anything durable."""
+        for writer in self._writers.values():
+            writer.abort()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        keeps = self._open and error is not None and _is_resumable_error(error)
+        missing = _describe_missing(self.path.parent, self.remaining_bytes) if keeps else ""
+        self.abort(keep=keeps)
+        if keeps:
+            kept = self.describe_kept() if self.temporary_path.exists() else ""
+            advice = " ".join(filter(None, [missing, kept]))
+            if isinstance(error, GnnstoreError):
+                error.message = f"{error.message} {advice}".rstrip()
+            elif advice:
+                self._on_event(advice)
+
+    # ---- what a user is told
+
+    def describe_start(self) -> str:
+        """Return a sentence on where a resumed attempt begins."""
+        if not self.is_resumed:
+            return f"nothing to resume for {self.path}: starting from the beginning"
+        size = format_size(directory_bytes(self.temporary_path))
+        return (
+            f"resuming with the {size} that an interrupted {self.READER.MANIFEST.ATTEMPT} finished "
+            f"in {self.temporary_path}"
+        )
+
+    def describe_kept(self) -> str:
+        """Return what to do about an attempt that stopped and can go on."""
+        directory = self.temporary_path
+        return (
+            f"What was finished ({format_size(directory_bytes(directory))}) is kept in "
+            f"{directory}: repeat the command with --resume (resume=True) to go on; "
+            "'gnnstore gc' removes it."
+        )
+
+
+def _can_continue(kind: type[Manifest], fingerprint: Mapping[str, Any], directory: Path) -> bool:
+    """Whether an attempt with this fingerprint may go on in a directory that one left.
+
+    Returns
+    -------
+    bool
+        False if nothing in it is of use.
+
+    Raises
+    ------
+    UsageError
+        If it was left by an attempt with other data or options: what is in it may be worth
+        hours, so it is not for us to remove.
+    """
+    records, _ = read_records(directory / JOURNAL_FILE)
+    if not records or not Journal(directory, records).has_work:
+        return False
+    found = list(_differences(records[0]["fingerprint"], fingerprint))
+    if not found:
+        return True
+    shown = "; ".join(found[:_MAX_DIFFERENCES])
+    more = len(found) - _MAX_DIFFERENCES
+    raise UsageError(
+        f"{directory}: the interrupted {kind.ATTEMPT} there cannot be continued, since it is "
+        f"another one: {shown}{f'; and {more} more' if more > 0 else ''}. Repeat the command that "
+        "was interrupted, or leave --resume (resume=True) out to remove it and start anew",
+        path=directory,
+    )
+
+
+def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
+    """Yield in words where two JSON values differ."""
+    if isinstance(before, dict) and isinstance(now, Mapping):
+        for key in sorted(before.keys() | now.keys()):
+            place = f"{name}.{key}" if name else str(key)
+            yield from _differences(before.get(key), now.get(key), place)
+    elif isinstance(before, list) and isinstance(now, list | tuple) and len(before) == len(now):
+        for number, values in enumerate(zip(before, now, strict=True)):
+            yield from _differences(*values, f"{name}[{number}]")
+    elif before != (list(now) if isinstance(now, tuple) else now):
+        yield f"{name} was {before!r} and is {now!r} now"
+
+
+def _is_resumable_error(error: BaseException) -> bool:
+    """Whether an error says nothing against the data, so that a later attempt may succeed."""
+    if isinstance(error, NotFoundError | StoreExistsError):
+        return False
+    return isinstance(error, StorageError | OSError | MemoryError | KeyboardInterrupt)
+
+
+def _describe_missing(directory: Path, needed_bytes: int) -> str:
+    """Return how much space is missing in the file system of a directory; "" if none is."""
+    free = free_bytes(directory)
+    if needed_bytes <= free:
+        return ""
+    return (
+        f"At least {format_size(needed_bytes)} more are needed and {format_size(free)} are free: "
+        f"{format_size(needed_bytes - free)} are missing."
+    )

@@ -1,0 +1,196 @@
+"""What the numbers of a store mean: column pointers ascend, neighbours exist, splits name nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gnnstore.errors import CorruptStoreError, GnnstoreError
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.arrays.zarr_metadata import shard_index
+from gnnstore.formats.container.files import Problem
+from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.container.regular_files import open_binary
+from gnnstore.formats.store.manifest import StoreManifest
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, TextSpec
+
+# Scans hold this much of an array at a time, and a few temporaries of the same size.
+_SCAN_BYTES = 16 * 2**20
+_TEXT_SCAN_BYTES = 2**16  # of offsets; the texts are many times as long
+
+Reader = SealedReader[StoreManifest]
+
+
+def check_meaning(reader: Reader) -> Iterator[Problem]:
+    """Yield where the numbers of a store do not mean a graph; reads all of them."""
+    schema = reader.manifest.schema
+    is_readable = True
+    for spec in schema.arrays():
+        if spec.layout == "paged":
+            yield from _check_layout(reader, reader.paged(spec))
+        else:
+            try:
+                for _ in reader.cold_chunks(spec):
+                    pass
+            except GnnstoreError as error:
+                is_readable = False
+                yield Problem(str(reader.path / spec.path), str(error))
+    if not is_readable:  # what cannot be decoded means nothing
+        return
+    num_src = {node.name: node.num_nodes for node in schema.node_types}
+    for node in schema.node_types:
+        yield from _check_node_ids(reader, node)
+        yield from _check_scales(reader, node)
+        if node.original_name is not None:
+            yield from _check_text(reader, node.original_name)
+    for edge in schema.edge_types:
+        yield from _check_columns(reader, edge, num_src[edge.source])
+
+
+def _check_layout(reader: Reader, array: PagedArray) -> Iterator[Problem]:
+    """Shard indexes are what the arithmetic says, and the tails of pages are zero."""
+    layout, geometry = array.layout, array.geometry
+    for shard, path in enumerate(array.file_paths):
+        body = layout.shard_body_bytes(shard)
+        with open_binary(path, error=CorruptStoreError, root=reader.path) as file:
+            file.seek(body)
+            index = file.read()
+        if index != shard_index(layout, shard).tobytes():
+            yield Problem(
+                str(path), "the shard index is not that of the layout", body, body + len(index)
+            )
+    if geometry.is_exact or not array.num_rows:
+        return
+    stride, used = geometry.page_stride_bytes, geometry.rows_per_page * geometry.row_bytes
+    runs = array.map("sequential").reshape(-1, stride)
+    step = max(1, _SCAN_BYTES // stride)
+    for start in range(0, len(runs), step):
+        dirty = np.flatnonzero(runs[start : start + step, used:].any(axis=1))
+        if len(dirty):
+            run = start + int(dirty[0])
+            yield Problem(
+                str(reader.path / array.spec.path),
+                f"the padding behind row {run * geometry.rows_per_page} is not zero",
+            )
+            return
+
+
+def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
+    for name, spec in node.splits.items():
+        if len(spec.shape) != 1:
+            yield Problem(
+                str(reader.path / spec.path),
+                f"split {name!r} has shape {list(spec.shape)}, expected a list of node ids",
+            )
+            continue
+        if spec.layout == "paged":
+            pieces = reader.paged(spec).pieces(_SCAN_BYTES)
+        else:
+            pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
+        for first, ids in pieces:
+            outside = np.flatnonzero((ids < 0) | (ids >= node.num_nodes))
+            if len(outside):
+                position = int(outside[0])
+                yield Problem(
+                    str(reader.path / spec.path),
+                    f"split {name!r}: entry {first + position} is node {int(ids[position])}, "
+                    f"outside [0, {node.num_nodes})",
+                )
+                break
+
+
+def _check_scales(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
+    for name, spec in node.attributes.items():
+        scale = reader.manifest.schema.graph_arrays.get(f"{name}_scale")
+        if scale is None or (spec.dtype, scale.dtype) != ("int8", "float32"):
+            continue
+        if scale.shape != spec.shape[1:]:
+            continue  # of somebody else's making: a scale has the shape of a row
+        values = reader.read(scale)
+        bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
+        if len(bad):
+            place = tuple(int(i) for i in bad[0])
+            yield Problem(
+                str(reader.path / scale.path),
+                f"the scale of column {', '.join(map(str, place))} of {name!r} is "
+                f"{values[place]!s}, expected a finite number above 0",
+            )
+
+
+def _check_text(reader: Reader, text: TextSpec) -> Iterator[Problem]:
+    """Offsets ascend from the first byte to the last, and every text is UTF-8."""
+    where = str(reader.path / text.offsets.path)
+    num_bytes = text.bytes.num_rows
+    letters = reader.paged(text.bytes)
+    latest = 0
+    for first, piece in reader.paged(text.offsets).pieces(_TEXT_SCAN_BYTES):
+        if first == 0 and piece[0] != 0:
+            yield Problem(where, f"the first text begins at byte {int(piece[0])}, expected 0")
+            return
+        descents = np.flatnonzero(np.diff(piece, prepend=latest) < 0)
+        if len(descents) or piece[-1] > num_bytes:
+            place = first + int(descents[0]) if len(descents) else first + len(piece) - 1
+            yield Problem(where, f"entry {place} descends, or is behind the {num_bytes} bytes")
+            return
+        data = letters.read_slice(latest, int(piece[-1]))
+        begins = piece[:-1] - latest
+        try:
+            str(data.tobytes(), "utf-8")
+            is_utf8 = not (data[begins[begins < len(data)]] & 0xC0 == 0x80).any()
+        except UnicodeDecodeError:
+            is_utf8 = False
+        if not is_utf8:
+            path = str(reader.path / text.bytes.path)
+            yield Problem(path, "a text is not UTF-8", latest, int(piece[-1]))
+            return
+        latest = int(piece[-1])
+    if latest != num_bytes:
+        yield Problem(where, f"the last text ends at byte {latest} of {num_bytes}")
+
+
+def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator[Problem]:
+    where = {spec.name: str(reader.path / spec.path) for spec in (edge.indptr, edge.indices)}
+    indptr, indices = reader.paged(edge.indptr), reader.paged(edge.indices)
+    previous = 0
+    for first, piece in indptr.pieces(_SCAN_BYTES):
+        descents = np.flatnonzero(np.diff(piece, prepend=previous) < 0)
+        if len(descents):
+            column = first + int(descents[0])
+            yield Problem(where["indptr"], f"the pointer of column {column} descends")
+            return
+        previous = int(piece[-1])
+    pointers = indptr.view("sequential")
+    last = -1
+    for first, piece in indices.pieces(_SCAN_BYTES):
+        outside = np.flatnonzero((piece < 0) | (piece >= num_src))
+        if len(outside):
+            position = int(outside[0])
+            yield Problem(
+                where["indices"],
+                f"edge {first + position} comes from node {int(piece[position])}, outside "
+                f"[0, {num_src})",
+            )
+            return
+        descents = np.flatnonzero(np.diff(piece, prepend=last) < 0) + first
+        # Sources may descend only where a column begins.
+        columns = np.searchsorted(pointers, descents, side="left")
+        unsorted = descents[(pointers[np.minimum(columns, len(pointers) - 1)] != descents)]
+        if len(unsorted):
+            yield Problem(
+                where["indices"], f"the sources of a column are not sorted at edge {unsorted[0]}"
+            )
+            return
+        last = int(piece[-1])
+    if edge.edge_id is not None:
+        yield from _check_edge_ids(reader, edge.edge_id)
+
+
+def _check_edge_ids(reader: Reader, spec: AttributeSpec) -> Iterator[Problem]:
+    for first, piece in reader.paged(spec).pieces(_SCAN_BYTES):
+        negative = np.flatnonzero(piece < 0)
+        if len(negative):
+            position = first + int(negative[0])
+            yield Problem(str(reader.path / spec.path), f"the id of edge {position} is negative")
+            return
