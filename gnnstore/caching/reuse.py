@@ -6,8 +6,8 @@ length: on R-MAT graphs within 2.5 % of what its planner misses, for caches from
 An LRU cache keeps a row while fewer other rows are needed than it has slots, which follows from the
 same numbers. So one look at a sample tells the misses of every cache of every size.
 
-Where an epoch is longer than the sample, ages beyond it follow a power law that is fitted to the
-older half of those that were seen.
+Where an epoch is longer than the sample, distances beyond it follow a power law that is fitted to
+the longer half of those that were seen.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from gnnstore.caching.trace import Trace
 
 # What a cache holds when a plan begins.
-Held = Literal["best", "last", "nothing"]
+InitialCache = Literal["best", "last", "nothing"]
 
 # No curve of a graph falls faster than this far out; a sample of three batches might.
 _MAX_EXPONENT = 4.0
@@ -30,7 +30,7 @@ _MAX_EXPONENT = 4.0
 
 @dataclass(frozen=True, eq=False)
 class ReuseCurve:
-    """Ages of the rows that batches need: how many batches ago they were needed before.
+    """Counts the rows that batches need by their reuse distance, in batches.
 
     Attributes
     ----------
@@ -42,23 +42,23 @@ class ReuseCurve:
     older: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, ages: npt.NDArray[np.int64], share: float = 1.0) -> Self:
-        """Count from a sample's ages.
+    def of(cls, distances: npt.NDArray[np.int64], share: float = 1.0) -> Self:
+        """Count from the reuse distances of a sample.
 
         Parameters
         ----------
-        ages : ndarray of int64 [T]
-            How many rows had each age, in all batches of the sample; at 0, those that no batch
+        distances : ndarray of int64 [T]
+            How many rows had each distance, in all batches of the sample; at 0, those that no batch
             before needed.
         share : float
             Of all rows, those that were looked at.
         """
-        num_batches = len(ages)
+        num_batches = len(distances)
         age = np.arange(1, num_batches)
         # A sample of T batches has T - g pairs that are g batches apart.
-        rates = ages[1:] / (num_batches - age)
+        rates = distances[1:] / (num_batches - age)
         older = np.empty(num_batches)
-        older[0] = ages.sum() / num_batches
+        older[0] = distances.sum() / num_batches
         older[1:] = older[0] - np.cumsum(rates)
         # The pairs furthest apart are few, so that their rates may add up to more than there is.
         return cls(np.maximum(older, 0.0) / share)
@@ -90,7 +90,9 @@ class ReuseCurve:
         # Of batch t, those are new that were not needed in the t before it.
         return float(self.reaching(num_batches).sum())
 
-    def belady_misses(self, num_slots: int, num_batches: int, *, holds: Held = "best") -> float:
+    def belady_misses(
+        self, num_slots: int, num_batches: int, *, holds: InitialCache = "best"
+    ) -> float:
         """Return the rows that Belady's cache misses in batches that are planned together.
 
         Parameters
@@ -117,7 +119,7 @@ class ReuseCurve:
         kept = self._kept_shares(rates, age, num_slots)
         return first_uses + float(((1 - kept) * rates * (num_batches - age)).sum())
 
-    def longest_kept(self, num_slots: int, num_batches: int) -> int:
+    def max_kept_distance(self, num_slots: int, num_batches: int) -> int:
         """Return how many batches apart uses of a row may be for Belady's cache to keep it."""
         older = self.reaching(num_batches)
         rates, age = older[:-1] - older[1:], np.arange(1, num_batches)
@@ -153,7 +155,7 @@ class ReuseCurve:
         return float(np.maximum(older - later, 0.0).sum())
 
     def batches_held(self, num_slots: int, most: int) -> float:
-        """Return of how many batches all that they needed has room."""
+        """Return the number of batches whose distinct rows fit in the cache."""
         needed = np.concatenate([[0.0], np.cumsum(self.reaching(most))])
         if num_slots >= needed[-1]:
             return float(most)
@@ -204,7 +206,7 @@ def _between(shares: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.minimum(np.maximum(found, 0.0), 1.0)
 
 
-def ages_of(trace: Trace, num_rows: int) -> npt.NDArray[np.int32]:
+def reuse_distances(trace: Trace, num_rows: int) -> npt.NDArray[np.int32]:
     """Return how many batches ago each row of a trace was needed before; 0: never.
 
     Parameters
@@ -218,10 +220,10 @@ def ages_of(trace: Trace, num_rows: int) -> npt.NDArray[np.int32]:
         Beside the trace's ids.
     """
     last = np.full(num_rows, -1, np.int32)
-    ages = np.empty(len(trace.ids), np.int32)
+    distances = np.empty(len(trace.ids), np.int32)
     for i in range(trace.num_batches):
         ids = trace.batch(i)
         before = last[ids]
-        ages[trace.offsets[i] : trace.offsets[i + 1]] = np.where(before < 0, 0, i - before)
+        distances[trace.offsets[i] : trace.offsets[i + 1]] = np.where(before < 0, 0, i - before)
         last[ids] = i
-    return ages
+    return distances

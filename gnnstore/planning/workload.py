@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.policies.base import CachePolicy
-from gnnstore.caching.reuse import Held, ReuseCurve, ScoreCurve, ages_of
+from gnnstore.caching.reuse import InitialCache, ReuseCurve, ScoreCurve, reuse_distances
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.profile.tuning import ReadTuning
 from gnnstore.formats.arrays.pages import ShardLayout
@@ -42,8 +42,8 @@ _HASH = np.uint32(2654435761)
 
 
 @dataclass(frozen=True)
-class Thinning:
-    """Which rows are looked at.
+class SpatialSampling:
+    """Chooses the blocks of rows that are looked at, by a hash of their ids (SHARDS).
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Thinning:
         return 0.5**self.share_bits
 
     def batches_in(self, memory_bytes: int, batch_nodes: int) -> int:
-        """Return of how many batches what is kept can be looked at; at least one.
+        """Return how many batches of kept rows fit in `memory_bytes` (at least 1).
 
         Of a small graph, half of the blocks would be too few, whatever the memory.
         """
@@ -104,16 +104,16 @@ class Thinning:
         return kept
 
 
-class ThinnedTrace(TraceBuilder):
-    """Collects those nodes of batches that are looked at."""
+class SampledTrace(TraceBuilder):
+    """Collects the nodes of batches that spatial sampling keeps."""
 
-    def __init__(self, num_batches: int, num_nodes: int, thinning: Thinning) -> None:
+    def __init__(self, num_batches: int, num_nodes: int, sampling: SpatialSampling) -> None:
         super().__init__(num_batches, num_nodes)
-        self._thinning = thinning
+        self._sampling = sampling
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
         """Take the nodes of batch i, each once."""
-        super().put(i, np.unique(n_id[self._thinning.keeps(n_id)]))
+        super().put(i, np.unique(n_id[self._sampling.keeps(n_id)]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +197,7 @@ class Workload:
     def learn(
         cls,
         trace: Trace,
-        thinning: Thinning,
+        sampling: SpatialSampling,
         reads: TableReads,
         *,
         num_rows: int,
@@ -211,12 +211,12 @@ class Workload:
         Parameters
         ----------
         trace : Trace
-            From a `ThinnedTrace`, at least one batch.
+            From a `SampledTrace`, at least one batch.
         """
-        share, num_batches = thinning.share, trace.num_batches
+        share, num_batches = sampling.share, trace.num_batches
         ids, places = np.unique(trace.ids, return_inverse=True)
         dense = Trace(places.astype(np.int32), trace.offsets)
-        ages = ages_of(dense, len(ids))
+        distances = reuse_distances(dense, len(ids))
         counts = np.bincount(dense.ids, minlength=len(ids)).astype(np.int32)
         rows_of = np.bincount(counts, minlength=2).astype(np.float64)
         uses = np.zeros_like(rows_of)
@@ -228,7 +228,7 @@ class Workload:
             ids,
             counts,
             trace,
-            ages,
+            distances,
             counts[dense.ids] - 1,
         )
         return cls(
@@ -239,7 +239,7 @@ class Workload:
             batch_bytes=batch_bytes,
             ids_bytes=ids_bytes,
             seconds_sampling=seconds_sampling,
-            rows=ReuseCurve.of(np.bincount(ages, minlength=num_batches), share),
+            rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), share),
             pages=_page_curve(trace, share, reads),
             frequency=ScoreCurve(rows_of / share, uses / share, num_rows),
             degree=None,
@@ -248,7 +248,7 @@ class Workload:
 
     def direct_reads(self) -> ReadTotals:
         """Return the reads of an epoch without any cache."""
-        return self._reads(self.batch_rows, lambda sample: np.ones(len(sample.ages), np.bool_))
+        return self._reads(self.batch_rows, lambda sample: np.ones(len(sample.distances), np.bool_))
 
     def static_reads(self, num_slots: int, *, by_degree: bool = False) -> ReadTotals:
         """Return the reads of an epoch beside a static cache."""
@@ -262,7 +262,7 @@ class Workload:
         return self._reads(curve.misses(num_slots), missed)
 
     def misses(
-        self, policy: CachePolicy, num_slots: int, superbatch: int, *, holds: Held = "last"
+        self, policy: CachePolicy, num_slots: int, superbatch: int, *, holds: InitialCache = "last"
     ) -> float:
         """Return the rows that a planned cache misses in an epoch, planned by superbatches.
 
@@ -292,8 +292,8 @@ class Workload:
     def planned_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
         """Return the reads of an epoch beside a planned cache."""
         misses = self.misses(policy, num_slots, superbatch) / self.epoch_batches
-        longest = policy.longest_kept(self.rows, num_slots, superbatch)
-        return self._reads(misses, lambda s: (s.ages == 0) | (s.ages > longest))
+        longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
+        return self._reads(misses, lambda s: (s.distances == 0) | (s.distances > longest))
 
     def fill_reads(self, num_slots: int) -> ReadTotals:
         """Return the reads that fill a cache with the rows that most batches need."""
@@ -311,9 +311,9 @@ class Workload:
         misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
         expected = min(misses, self.rows.distinct_rows(superbatch))
         if superbatch <= sample.trace.num_batches:
-            longest = policy.longest_kept(self.rows, num_slots, superbatch)
+            longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
             filled = sample.others + 1 >= self.frequency.lowest_score(num_slots)
-            missed = (sample.ages > longest) | ((sample.ages == 0) & ~filled)
+            missed = (sample.distances > longest) | ((sample.distances == 0) & ~filled)
             end = int(sample.trace.offsets[superbatch])
             rows = np.unique(sample.trace.ids[:end][missed[:end]])
             # A cache that is nearly as large as the sample misses rows that are not in it.
@@ -368,7 +368,7 @@ class _Sample:
         Rows, ascending, and in how many batches each was.
     trace : Trace
         The batches.
-    ages, others, degrees : ndarray
+    distances, others, degrees : ndarray
         Beside their ids: batches since the row was needed before, other batches that need it,
         and out-degrees.
     """
@@ -378,7 +378,7 @@ class _Sample:
     ids: npt.NDArray[Any]
     counts: npt.NDArray[Any]
     trace: Trace
-    ages: npt.NDArray[Any]
+    distances: npt.NDArray[Any]
     others: npt.NDArray[Any]
     degrees: npt.NDArray[Any] | None = None
 
@@ -394,10 +394,10 @@ def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
     batches = [np.unique(trace.batch(i) // per_page) for i in range(trace.num_batches)]
     pages = Trace.of(batches)
     found, places = np.unique(pages.ids, return_inverse=True)
-    ages = ages_of(Trace(places.astype(np.int32), pages.offsets), len(found))
+    distances = reuse_distances(Trace(places.astype(np.int32), pages.offsets), len(found))
     per_row = max(1, -(-geometry.row_bytes // PAGE_BYTES))
     weight = per_row * reads.row_bytes / max(1, geometry.row_bytes)
-    return ReuseCurve.of(np.bincount(ages, minlength=trace.num_batches), share / weight)
+    return ReuseCurve.of(np.bincount(distances, minlength=trace.num_batches), share / weight)
 
 
 def _degree_curve(trace: Trace, share: float, degrees: npt.NDArray[np.uint32]) -> ScoreCurve:

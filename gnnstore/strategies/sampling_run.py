@@ -12,7 +12,7 @@ from gnnstore import _core
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.buffers import release
 from gnnstore.errors import storage_error
-from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
+from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def sample_workload(
         wanted = min(int(_SECONDS / max(each, 1e-6)), _ENOUGH_VISITS * num_nodes // batch_nodes)
         num_batches = min(max(wanted, _LEAST_BATCHES), MAX_COUNTED_BATCHES)
         spare = None if spare_bytes is None else spare_bytes // 2
-        thinning = Thinning.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)
+        sampling = SpatialSampling.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)
         if spare is not None:
-            num_batches = min(num_batches, thinning.batches_in(spare, batch_nodes))
-        trace = ThinnedTrace(num_batches, num_nodes, thinning)
+            num_batches = min(num_batches, sampling.batches_in(spare, batch_nodes))
+        trace = SampledTrace(num_batches, num_nodes, sampling)
         release()
         began = perf_counter()
         sampled = presampler.run(structure, num_threads, spare_bytes=spare, trace=trace)
@@ -77,7 +77,7 @@ def sample_workload(
     with progress.phase("look at what is needed"):
         workload = Workload.learn(
             trace.build(),
-            thinning,
+            sampling,
             reads,
             num_rows=num_nodes,
             epoch_batches=presampler.epoch_batches,

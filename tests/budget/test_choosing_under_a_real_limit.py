@@ -31,7 +31,7 @@ from gnnstore.disk.profile.rates import ReadRate, at_random
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import residents_of
-from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
+from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.strategies.sampling_run import sample_workload
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Task
@@ -165,15 +165,15 @@ def test_choosing_beside_the_cache_of_another_loader(
     assert held + spare <= memory
 
 
-def learn(num_batches: int, thinning: Thinning, num_rows: int, batch_rows: int) -> Workload:
+def learn(num_batches: int, sampling: SpatialSampling, num_rows: int, batch_rows: int) -> Workload:
     """Learn from batches of rows from all over a table."""
     layout = ShardLayout(PageGeometry(512, 4096), num_rows, num_rows, 1)
-    trace, draws = ThinnedTrace(num_batches, num_rows, thinning), np.random.default_rng(0)
+    trace, draws = SampledTrace(num_batches, num_rows, sampling), np.random.default_rng(0)
     for i in range(num_batches):
         trace.put(i, draws.integers(0, num_rows, batch_rows))
     return Workload.learn(
         trace.build(),
-        thinning,
+        sampling,
         TableReads((layout,), (512,), tune_reads(None)),
         num_rows=num_rows,
         epoch_batches=num_batches,
@@ -200,9 +200,9 @@ def traced() -> Iterator[None]:
 def test_learning_takes_what_it_is_given(num_rows: int) -> None:
     """Of a small graph too, of which half of the blocks would be too few to tell anything."""
     memory_bytes, batch_rows = 8 * 10**6, 20_000
-    thinning = Thinning.fit(64 * batch_rows, num_rows, 512, memory_bytes)
-    num_batches = min(64, thinning.batches_in(memory_bytes, batch_rows))
-    work = learn(num_batches, thinning, num_rows, batch_rows)
+    sampling = SpatialSampling.fit(64 * batch_rows, num_rows, 512, memory_bytes)
+    num_batches = min(64, sampling.batches_in(memory_bytes, batch_rows))
+    work = learn(num_batches, sampling, num_rows, batch_rows)
     for reads in (
         work.direct_reads(),
         work.planned_reads(BELADY, 1000, num_batches),
@@ -215,7 +215,7 @@ def test_learning_takes_what_it_is_given(num_rows: int) -> None:
 @pytest.mark.usefixtures("traced")
 def test_a_histogram_of_degrees_takes_no_copy_of_them() -> None:
     num_rows = 4_000_000
-    work = learn(4, Thinning(6, 0), num_rows, 1000)
+    work = learn(4, SpatialSampling(6, 0), num_rows, 1000)
     degrees = np.ones(num_rows, np.uint32)
     tracemalloc.reset_peak()
     before = peak_bytes()

@@ -12,7 +12,8 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, NoSpaceError, StorageError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.pack import append_packed, packed_bytes
+from gnnstore.features.packed.misses import collect_misses
+from gnnstore.features.packed.pack import append_missed, packed_bytes
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file
 from gnnstore.testing.twins.reads import write_array
@@ -39,10 +40,12 @@ class Case:
 
     def append(self, number: int, begin: int, disk_bytes: int | None = None) -> int:
         """Pack a superbatch and return where it ends."""
-        _, runs, _ = append_packed(
+        missed = collect_misses(
+            self.traces[number], self.slots[number], NUM_ROWS, memory_bytes=MEMORY_BYTES
+        )
+        runs, _ = append_missed(
             self.tables,
-            self.traces[number],
-            self.slots[number],
+            missed,
             {"x": (self.file, begin)},
             memory_bytes=MEMORY_BYTES,
             disk_bytes=disk_bytes,

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.reuse import ReuseCurve, ages_of
+from gnnstore.caching.reuse import ReuseCurve, reuse_distances
 from gnnstore.caching.scores import most_needed, select_nodes
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict
 from gnnstore.planning.reads import ReadTotals
-from gnnstore.planning.workload import TableReads, ThinnedTrace, Thinning, Workload
+from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.effort import examples
@@ -53,15 +53,15 @@ def reads() -> TableReads:
 
 
 def workload_of(
-    batches: list[Any], thinning: Thinning | None = None, epoch_batches: int = 0
+    batches: list[Any], sampling: SpatialSampling | None = None, epoch_batches: int = 0
 ) -> Workload:
-    thinning = thinning or Thinning(6, 0)
-    trace = ThinnedTrace(len(batches), NUM_ROWS, thinning)
+    sampling = sampling or SpatialSampling(6, 0)
+    trace = SampledTrace(len(batches), NUM_ROWS, sampling)
     for i, batch in enumerate(batches):
         trace.put(i, batch)
     return Workload.learn(
         trace.build(),
-        thinning,
+        sampling,
         reads(),
         num_rows=NUM_ROWS,
         epoch_batches=epoch_batches or len(batches),
@@ -183,7 +183,7 @@ def test_lru_misses_are_those_of_such_a_cache(batches: list[Any], num_slots: int
 @pytest.mark.parametrize("share_bits", [1, 2])
 def test_some_blocks_tell_what_all_tell(batches: list[Any], share_bits: int) -> None:
     work = workload_of(batches)
-    thinned = workload_of(batches, Thinning(3, share_bits))
+    thinned = workload_of(batches, SpatialSampling(3, share_bits))
     assert thinned.batch_rows == pytest.approx(work.batch_rows, rel=0.15)
     for num_slots in (1000, 4000):
         found = thinned.misses(BELADY, num_slots, 120)
@@ -191,12 +191,12 @@ def test_some_blocks_tell_what_all_tell(batches: list[Any], share_bits: int) -> 
 
 
 def test_thinning_is_as_fine_as_it_may_be() -> None:
-    assert Thinning.fit(1000, 10**6, 512).share == 1
-    assert Thinning.fit(10**9, 2**24, 512) == Thinning(6, 8), "of 2^18 blocks, 2^10"
-    assert Thinning.fit(10**9, 1000, 512).share == 1, "of so few rows all are looked at"
+    assert SpatialSampling.fit(1000, 10**6, 512).share == 1
+    assert SpatialSampling.fit(10**9, 2**24, 512) == SpatialSampling(6, 8), "of 2^18 blocks, 2^10"
+    assert SpatialSampling.fit(10**9, 1000, 512).share == 1, "of so few rows all are looked at"
     ids = np.arange(1 << 16, dtype=np.int32)
-    thinning = Thinning(6, 3)
-    kept = thinning.keeps(ids)
+    sampling = SpatialSampling(6, 3)
+    kept = sampling.keeps(ids)
     assert kept.mean() == pytest.approx(1 / 8, rel=0.2)
     whole_blocks = kept.reshape(-1, 64)
     assert (whole_blocks.all(1) | ~whole_blocks.any(1)).all()
@@ -206,14 +206,14 @@ def test_thinning_is_as_fine_as_it_may_be() -> None:
 @settings(max_examples=examples(60), deadline=None)
 def test_curves_of_any_sample(batches: list[set[int]], data: st.DataObject) -> None:
     trace = Trace.of([np.array(sorted(batch), np.int64) for batch in batches])
-    ages = ages_of(trace, 31)
+    distances = reuse_distances(trace, 31)
     seen: dict[int, int] = {}
     expected = []
     for i, batch in enumerate(batches):
         expected += [i - seen[row] if row in seen else 0 for row in sorted(batch)]
         seen |= dict.fromkeys(batch, i)
-    assert ages.tolist() == expected
-    curve = ReuseCurve.of(np.bincount(ages, minlength=len(batches)))
+    assert distances.tolist() == expected
+    curve = ReuseCurve.of(np.bincount(distances, minlength=len(batches)))
     num_batches = data.draw(st.integers(1, 30))
     assert (np.diff(curve.reaching(num_batches)) <= 1e-9).all()
     misses = [curve.belady_misses(slots, num_batches) for slots in (0, 5, 20, 40)]
@@ -413,6 +413,6 @@ def test_sampling_counts_in_every_strategy(batches: list[Any]) -> None:
 
 def test_arrays_are_left_alone(batches: list[npt.NDArray[Any]]) -> None:
     copies = [batch.copy() for batch in batches]
-    workload_of(batches, Thinning(3, 1))
+    workload_of(batches, SpatialSampling(3, 1))
     for batch, copy in zip(batches, copies, strict=True):
         assert np.array_equal(batch, copy)

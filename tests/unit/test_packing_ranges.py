@@ -22,8 +22,8 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import BudgetError, CorruptStoreError, NoSpaceError, StorageError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed import job as packing_job
 from gnnstore.features.packed import memory as packing_memory
+from gnnstore.features.packed import pack as packing
 from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import MissCollector, MissTable
@@ -182,7 +182,7 @@ def test_with_as_little_memory_as_will_do(
     def least_rows(table: Any, misses: Any, *given: Any) -> tuple[Any, int]:
         return share(table, misses, *given)[0], int(np.minimum(misses, stride).sum())
 
-    monkeypatch.setattr(packing_job, "share_with_rows", least_rows)
+    monkeypatch.setattr(packing, "share_with_rows", least_rows)
     misses = case.plan.misses
     least = least_memory(case.tables, misses, 4, max(SIZES), spills=True)
     with case.pack(memory_bytes=least) as packed:
@@ -264,7 +264,7 @@ def test_rows_that_were_damaged_are_not_packed(
         least = int(np.minimum(misses, 16 * max_strides).sum())
         return share(table, misses, *given)[0], least
 
-    monkeypatch.setattr(packing_job, "share_with_rows", fewer)
+    monkeypatch.setattr(packing, "share_with_rows", fewer)
     for bit in (0, 3, 11, 31):
 
         def spoiled(*given: Any, bit: int = bit, **options: Any) -> MissTable:

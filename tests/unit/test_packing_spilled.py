@@ -22,7 +22,8 @@ from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageE
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.memory import least_memory
-from gnnstore.features.packed.pack import append_packed, pack
+from gnnstore.features.packed.misses import collect_misses
+from gnnstore.features.packed.pack import append_missed, pack
 from gnnstore.parallel import CancelledError, for_each
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
@@ -101,9 +102,12 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
                 packed.read(i, "x", out.reshape(-1))
                 np.testing.assert_array_equal(out[slots < 0], case.rows[ids[slots < 0]])
                 assert np.all(out[slots >= 0] == 7)
-        index, runs, _ = append_packed(
+        missed = collect_misses(
+            *spilled, NUM_ROWS, memory_bytes=MEMORY_BYTES, num_threads=num_threads
+        )
+        runs, _ = append_missed(
             case.tables,
-            *spilled,
+            missed,
             {"x": (file, end)},
             memory_bytes=MEMORY_BYTES,
             num_threads=num_threads,
@@ -116,7 +120,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
             PIECE_BYTES,
         )
         end = int(runs["x"].offsets[-1])
-        np.testing.assert_array_equal(index.num_rows, expected.misses)
+        np.testing.assert_array_equal(missed.index.num_rows, expected.misses)
         spilled.close()
     assert list(case.directory.iterdir()) == [file]
 

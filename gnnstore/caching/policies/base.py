@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gnnstore.caching.plan import CachePlan, PlanPlace
-    from gnnstore.caching.reuse import Held, ReuseCurve
+    from gnnstore.caching.reuse import InitialCache, ReuseCurve
     from gnnstore.caching.trace import Trace
 
 
@@ -98,7 +98,7 @@ class CachePolicy(ABC):
         num_slots: int,
         num_batches: int,
         *,
-        holds: Held,  # noqa: ARG002 - what a cache that looks back holds comes from the past
+        holds: InitialCache,  # noqa: ARG002 - what a cache that looks back holds comes from the past
     ) -> float:
         """Return the rows that some batches miss, planned together; as LRU by default.
 
@@ -109,8 +109,8 @@ class CachePolicy(ABC):
         """
         return num_batches * reuse.lru_misses(num_slots, num_batches)
 
-    def longest_kept(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
-        """Return for how many batches rows are kept until they are needed again, at most."""
+    def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
+        """Return the longest reuse distance, in batches, over which rows are kept."""
         return int(reuse.batches_held(num_slots, num_batches))
 
     def reserve(self, batch_rows: int) -> list[Reservation]:

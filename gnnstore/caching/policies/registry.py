@@ -18,7 +18,7 @@ from gnnstore.caching.policies.online import LruPlanner, SievePlanner
 from gnnstore.registry import Registry
 
 if TYPE_CHECKING:
-    from gnnstore.caching.reuse import Held, ReuseCurve
+    from gnnstore.caching.reuse import InitialCache, ReuseCurve
 
 # What Belady's planner knows of a slot: the row, and how often it was needed.
 _STATE_BYTES = 8 + 4
@@ -39,13 +39,15 @@ class Belady(SpillingPolicy):
         """Return a planner for a cache that is empty."""
         return BeladyPlanner(num_slots)
 
-    def misses(self, reuse: ReuseCurve, num_slots: int, num_batches: int, *, holds: Held) -> float:
+    def misses(
+        self, reuse: ReuseCurve, num_slots: int, num_batches: int, *, holds: InitialCache
+    ) -> float:
         """Return the rows that some batches miss, planned together."""
         return reuse.belady_misses(num_slots, num_batches, holds=holds)
 
-    def longest_kept(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
-        """Return for how many batches rows are kept until they are needed again, at most."""
-        return reuse.longest_kept(num_slots, num_batches)
+    def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
+        """Return the longest reuse distance, in batches, over which rows are kept."""
+        return reuse.max_kept_distance(num_slots, num_batches)
 
     def reserve_spilled(
         self, *, num_nodes: int, largest_batch: int, table_bytes: int

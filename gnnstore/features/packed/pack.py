@@ -8,23 +8,28 @@ from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.trace import Trace
+from gnnstore.disk.spool import translated
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.files import FileRows
+from gnnstore.features.packed import memory as packing_memory
+from gnnstore.features.packed.checksum_blocks import PIECE_BYTES, RunPieces
 from gnnstore.features.packed.chunks import (
-    MissIndex,
     PackCounts,
     PackedRuns,
     PackedSuperbatch,
@@ -32,11 +37,116 @@ from gnnstore.features.packed.chunks import (
     run_bytes,
     run_reader,
 )
-from gnnstore.features.packed.job import TableJob
-from gnnstore.features.packed.memory import least_memory, too_little_memory
-from gnnstore.features.packed.misses import MissCollector, MissTable, Slots, collect_misses
-from gnnstore.parallel import CancelledError
+from gnnstore.features.packed.memory import (
+    least_memory,
+    share_out,
+    share_with_rows,
+    too_little_memory,
+)
+from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
+from gnnstore.features.source import RowSpec
+from gnnstore.parallel import CancelledError, interruptible
 from gnnstore.units import format_at_least, format_size
+
+
+@dataclass(frozen=True, eq=False)
+class TableJob:
+    """Packs one table of one superbatch: its missed rows, batch by batch in one file.
+
+    Attributes
+    ----------
+    path : str
+        Of the table in the store.
+    table : FileRows
+    missed : MissTable
+    file_path : Path
+        The file to make; or, if it `grows`, to make longer.
+    begin : int
+        Where the first run is to begin in the file, a multiple of 4096.
+    grows : bool
+        Only of rows in memory.
+    """
+
+    path: str
+    table: FileRows
+    missed: MissTable
+    file_path: Path
+    begin: int = 0
+    grows: bool = False
+
+    def run(
+        self,
+        memory_bytes: int,
+        num_threads: int,
+        stop: threading.Event | None,
+        advance: Callable[[int], None] | None,
+    ) -> tuple[PackedRuns, PackCounts]:
+        """Write the table's file; return where the runs of batches are in it."""
+        table, missed = self.table, self.missed
+        index, left_bytes = missed.index, memory_bytes - missed.num_bytes
+        num_batches = len(index.num_rows)
+        if missed.file is None:
+            shares = share_out(table, num_batches, left_bytes)
+        else:
+            id_bytes = missed.samples.itemsize
+            shares, max_rows = share_with_rows(table, index.num_rows, id_bytes, left_bytes)
+        offsets = np.zeros(num_batches + 1, np.int64)
+        np.cumsum(run_bytes(index.num_rows, table.row_bytes), out=offsets[1:])
+        offsets += self.begin
+        file_bytes = int(offsets[-1])
+        pieces = RunPieces.unknown(index.num_rows * table.row_bytes)
+        progress = np.zeros(2, np.int64)  # bytes so far; whether to stop
+
+        outputs: tuple[Any, ...] = (
+            [self.file_path],
+            [file_bytes],
+            np.zeros(num_batches, np.int64),
+            offsets[:-1],
+            pieces.crcs,
+            progress,
+        )
+        options: dict[str, Any] = {
+            "engine": table.engine.name,
+            **table.place,
+            "num_windows": shares.num_windows,
+            "window_bytes": shares.window_bytes(table),
+            "buffer_bytes": shares.buffer_bytes,
+            "num_spare_buffers": shares.num_spare_buffers,
+            "piece_bytes": PIECE_BYTES,
+            "num_threads": num_threads,
+        }
+
+        def work() -> dict[str, int]:
+            if missed.file is None:
+                rows = (missed.rows, missed.begins, index.num_rows)
+                return _core.pack_rows(table.files, *rows, *outputs, grows=self.grows, **options)
+            spool = missed.file
+            ids = (spool.file, spool.begins.reshape(-1), index.num_rows, spool.crcs.reshape(-1))
+            options.update(stride=packing_memory.STRIDE_ROWS, max_rows=max_rows)
+            return _core.pack_spilled_rows(table.files, *ids, missed.samples, *outputs, **options)
+
+        try:
+            counts = interruptible(work, progress, stop, advance)
+        except OSError as error:
+            raise self._error(error, file_bytes - self.begin) from error
+        return PackedRuns(offsets, pieces), PackCounts(**counts)
+
+    def opened(self, runs: PackedRuns) -> PackedTable:
+        """Return the file to be read."""
+        file_bytes = int(runs.offsets[-1])
+        try:
+            files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
+        except OSError as error:
+            raise self._error(error, file_bytes) from error
+        spec = RowSpec.of(self.table.array.spec)
+        return PackedTable(self.file_path, runs.offsets, runs.pieces, spec, files)
+
+    def _error(self, error: OSError, file_bytes: int) -> Exception:
+        where = error.filename or self.table.array.file_paths[0]
+        doing = f"pack rows of the array {self.path!r} ({format_size(file_bytes)})"
+        if error.errno == errno.EBADMSG:  # of the sorted rows
+            return translated(error, doing, Path(where))
+        return storage_error(error, doing, where)
 
 
 def packed_bytes(
@@ -171,56 +281,6 @@ def _must_spill(
     return True
 
 
-def append_packed(
-    tables: Mapping[str, FileRows],
-    trace: Trace,
-    slots: Slots,
-    files: Mapping[str, tuple[Path, int]],
-    *,
-    memory_bytes: int,
-    num_threads: int = 1,
-    disk_bytes: int | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> tuple[MissIndex, dict[str, PackedRuns], PackCounts]:
-    """Pack as `pack` does, but behind what other superbatches have in files that are kept.
-
-    Parameters
-    ----------
-    files : Mapping of str to (Path, int)
-        For each table a file, which exists, and a multiple of 4096 to begin at.
-    disk_bytes : int, optional
-        What may be written now.
-
-    Returns
-    -------
-    MissIndex
-        Where the rows go.
-    dict of str to PackedRuns
-        For each table, where the run of each batch is in its file.
-    PackCounts
-
-    Raises
-    ------
-    UsageError, BudgetError, NoSpaceError, StorageError
-        As `pack`. Behind the beginnings, files may hold anything then.
-    """
-    start = perf_counter()
-    num_rows = next(iter(tables.values())).num_rows
-    missed = collect_misses(
-        trace, slots, num_rows, memory_bytes=memory_bytes, num_threads=num_threads
-    )
-    runs, counts = append_missed(
-        tables,
-        missed,
-        files,
-        memory_bytes=memory_bytes,
-        num_threads=num_threads,
-        disk_bytes=disk_bytes,
-        advance=advance,
-    )
-    return missed.index, runs, replace(counts, seconds=perf_counter() - start)
-
-
 def append_missed(
     tables: Mapping[str, FileRows],
     missed: MissTable,
@@ -231,23 +291,27 @@ def append_missed(
     disk_bytes: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> tuple[dict[str, PackedRuns], PackCounts]:
-    """Pack rows that are sorted out already, as `append_packed` does those of a trace.
+    """Pack collected misses behind what other superbatches have in files that are kept.
 
     Parameters
     ----------
     missed : MissTable
-        A run is written for each of its batches. Counted with `memory_bytes`.
+        In memory; a run is written for each of its batches. Counted with `memory_bytes`.
+    files : Mapping of str to (Path, int)
+        For each table a file, which exists, and a multiple of 4096 to begin at.
+    disk_bytes : int, optional
+        Disk that may be taken now.
 
     Returns
     -------
     dict of str to PackedRuns
+        For each table, where the run of each batch is in its file.
     PackCounts
-        As of `append_packed`.
 
     Raises
     ------
     BudgetError, NoSpaceError, StorageError
-        As `pack`.
+        As `pack`. Behind the beginnings, files may hold anything then.
     """
     start = perf_counter()
     directory = next(iter(files.values()))[0].parent

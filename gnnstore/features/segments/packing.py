@@ -243,7 +243,7 @@ def append_divided(
     Parameters
     ----------
     files : Mapping of str to (Path, int)
-        As of `append_packed`.
+        As of `append_missed`.
     memory_bytes : int
         For what is divided, and to pack it.
 
@@ -255,7 +255,7 @@ def append_divided(
     Raises
     ------
     BudgetError, NoSpaceError, StorageError
-        As `append_packed`.
+        As `append_missed`.
     """
     runs, _ = append_missed(
         tables,
