@@ -7,6 +7,7 @@ read, without a word about it in the tests themselves: batches do not depend on 
 from __future__ import annotations
 
 import hashlib
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -77,6 +78,10 @@ WAYS = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Jobs that a script or nohup starts in the background ignore SIGINT, and their children do:
+    # tests that send it would wait for an interrupt that never comes.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line(
         "markers", "ways(*names): of the ways of reading, those that a costly test is run on"
     )

@@ -44,7 +44,9 @@ FAILING_CALLS: dict[str, SystemCall] = {**READ_CALLS, "mmap": "fstat"}
 def thread_names() -> list[str]:
     names = []
     for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError):
+        with suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # it ends before it is opened, or read
             names.append((task / "comm").read_text().strip())
     return names
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, nullcontext
@@ -136,6 +137,9 @@ class DiskUse:
 
 def work(prepare: Callable[[Run], Prepared] = prepare) -> int:
     """Perform the task given as JSON, print its outcome, and return the exit status."""
+    # It is how `ask_process` ends this one, in a session of its own; a user's Ctrl-C does not get
+    # here. Where that is ignored, as in the background of a script, this must not be.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         answer = asdict(perform(Task.of_json(sys.argv[1]), prepare))
     except (GnnstoreError, MemoryError, OSError) as error:
