@@ -82,6 +82,10 @@ class NotFoundError(GnnstoreError, FileNotFoundError):
     exit_status = 3
 
 
+class NoSplitError(NotFoundError, KeyError):
+    """A store has no split of the name that was given."""
+
+
 class StoreExistsError(GnnstoreError, FileExistsError):
     """The output exists and overwriting was not asked for."""
 

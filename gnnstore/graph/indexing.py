@@ -19,6 +19,7 @@ from gnnstore.errors import BadIndexError
 _ACCEPTED = (
     "expected integers, slices, Ellipsis, None, and at most one array of integers or booleans"
 )
+_ALL = (slice(None), slice(None, None, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,30 @@ class Selection:
 
     rows: range | npt.NDArray[np.int64]
     within: tuple[Any, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of each row is wanted, in their order."""
+        return all(
+            part is None or (isinstance(part, slice) and part in _ALL) for part in self.within
+        )
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether pieces of the rows give pieces of what the key stands for, along its first axis.
+
+        Not where an integer and an array stand behind: NumPy may move their axis to the front.
+        """
+        rest = self.within[1:]
+        is_mixed = any(isinstance(part, np.ndarray) for part in rest) and any(
+            isinstance(part, int) for part in rest
+        )
+        return isinstance(self.within[0], slice) and not is_mixed
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether the last of the rows comes first."""
+        return isinstance(self.within[0], slice) and self.within[0].step == -1
 
     def take(self, rows: npt.NDArray[Any]) -> Any:
         """Return what the key stands for: an array of its own, or a scalar.
@@ -94,7 +119,12 @@ def select(key: Any, shape: tuple[int, ...], name: str) -> Selection:
         else:
             entries[place] = checked
         axis += len(shape) - num_axes if entry is Ellipsis else _num_axes(entry)
-    return Selection(rows, tuple(entries))
+    within = []
+    for entry in entries:
+        # One that stands for no axis makes an array of what would be a scalar, and stays.
+        is_axes = entry is Ellipsis and num_axes < len(shape)
+        within += [slice(None)] * (len(shape) - num_axes) if is_axes else [entry]
+    return Selection(rows, tuple(within))
 
 
 def _entry(part: Any, name: str) -> Any:

@@ -6,9 +6,11 @@ as its path), and it reads only what is asked of it.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -20,17 +22,30 @@ from torch_geometric.data import FeatureStore, TensorAttr
 from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
-from gnnstore.errors import BadIndexError, CorruptStoreError, NotFoundError, UsageError
+from gnnstore.budget.limits import available_bytes
+from gnnstore.errors import (
+    BadIndexError,
+    BudgetError,
+    CorruptStoreError,
+    NoSplitError,
+    NotFoundError,
+    UsageError,
+)
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import TextSpec
-from gnnstore.graph.indexing import select
+from gnnstore.graph.indexing import Selection, select
+from gnnstore.units import format_size
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
 
+# Rows are read in pieces where not all of them are kept; larger parts are asked about first.
+_PIECE_BYTES = 16 << 20
+
 
 class Attribute:
-    """An attribute of nodes or edges: its rows by id.
+    """An attribute of nodes or edges: its rows by id, indexed and iterated as a NumPy array.
 
     A cold attribute is read whole on first use; of a paged one, only the rows asked for.
 
@@ -51,9 +66,19 @@ class Attribute:
         return self.spec.shape
 
     @property
-    def dtype(self) -> str:
-        """Element type; "bfloat16" included."""
-        return self.spec.dtype
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.spec.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """NumPy type of what indexing returns: uint16 for bfloat16, which `spec.dtype` names."""
+        return STORAGE_DTYPES[self.spec.dtype]
 
     def __len__(self) -> int:
         return self.spec.num_rows
@@ -61,7 +86,7 @@ class Attribute:
     def __getitem__(self, key: Any) -> Any:
         """Return a copy of a part, chosen as in NumPy: `[ids]`, `[3]`, `[-1, 2]`, `[10:20, ::2]`.
 
-        Only the rows that it needs are read.
+        Only the rows that it needs are read, a piece at a time where a part of each is wanted.
 
         Parameters
         ----------
@@ -78,9 +103,31 @@ class Attribute:
         ------
         BadIndexError
             If an index is out of range or of another kind, or there are two arrays.
+        BudgetError
+            If it does not fit available memory.
         """
         selection = select(key, self.shape, self.spec.path)
+        row_bytes = self.spec.num_bytes // max(1, self.spec.num_rows)
+        num_bytes = len(selection.rows) * row_bytes
+        if num_bytes > _PIECE_BYTES and selection.is_by_row and not selection.is_whole:
+            return self._by_pieces(selection, max(1, _PIECE_BYTES // row_bytes))
+        self._require_memory(num_bytes)
         return selection.take(self._rows(selection.rows))
+
+    def _by_pieces(self, selection: Selection, step: int) -> npt.NDArray[Any]:
+        """Return a part of each of many rows, with the rows themselves a piece at a time."""
+        count = len(selection.rows)
+        out: npt.NDArray[Any] | None = None
+        for first in range(0, count, step):
+            piece = replace(selection, rows=selection.rows[first : first + step])
+            part = piece.take(self._rows(piece.rows))
+            if out is None:
+                self._require_memory(part.nbytes // len(part) * count)
+                out = np.empty((count, *part.shape[1:]), part.dtype)
+                target = out[::-1] if selection.is_reversed else out
+            target[first : first + len(part)] = part[::-1] if selection.is_reversed else part
+        assert out is not None  # noqa: S101 - there are rows
+        return out
 
     def _rows(self, rows: range | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return a copy of some rows."""
@@ -95,23 +142,65 @@ class Attribute:
         found = array.read_slice(rows.start, rows.stop)
         return found if found.flags.writeable else found.copy()  # of the mapping
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the rows in order, with the memory of a piece of them."""
+        if not self.shape:
+            raise TypeError(f"{self.spec.path}: a single value has no rows")
+        row_bytes = self.spec.num_bytes // max(1, len(self))
+        step = max(1, _PIECE_BYTES // max(1, row_bytes))
+        for first in range(0, len(self), step):
+            yield from self._rows(range(first, min(first + step, len(self))))
+
+    def __array__(
+        self, dtype: npt.DTypeLike | None = None, copy: bool | None = None
+    ) -> npt.NDArray[Any]:
+        """Return all rows as a new array, for `np.asarray`.
+
+        Raises
+        ------
+        BudgetError
+            If they do not fit available memory.
+        ValueError
+            If `copy` is false: rows on disk are no array yet.
+        """
+        if copy is False:
+            raise ValueError(f"{self.spec.path}: its rows lie on disk, so reading them is a copy")
+        return self.read().astype(self.dtype if dtype is None else dtype, copy=False)
+
     def tensor(self, ids: Any = None) -> Tensor:
         """Return rows as a torch tensor of the attribute's own type; all rows by default."""
         values = self.read() if ids is None else self[ids]
-        return as_tensor(values, self.dtype)
+        return as_tensor(values, self.spec.dtype)
 
     def read(self) -> npt.NDArray[Any]:
-        """Read all rows into memory: [rows, *row_shape], a new array."""
+        """Read all rows into memory: [rows, *row_shape], a new array.
+
+        Raises
+        ------
+        BudgetError
+            If they do not fit available memory.
+        """
+        self._require_memory(self.spec.num_bytes)
         return self._reader.read(self.spec)
 
     def values(self) -> npt.NDArray[Any]:
         """Return all rows of a cold attribute; read once and kept. Do not write to it."""
         if self._values is None:
+            self._require_memory(self.spec.num_bytes)
             self._values = self._reader.cold(self.spec)
         return self._values
 
+    def _require_memory(self, num_bytes: int) -> None:
+        # Asking takes longer than reading a few rows does.
+        if num_bytes > _PIECE_BYTES and num_bytes > (free := available_bytes()):
+            raise BudgetError(
+                f"{self.spec.path}: {format_size(num_bytes)} were asked for at once, but "
+                f"{format_size(free)} of memory are available; read some rows at a time, as in "
+                "[ids] or by iterating, or load batches with gnnstore.NeighborLoader"
+            )
+
     def __repr__(self) -> str:
-        return f"Attribute({self.spec.name!r}, {self.dtype}, shape={list(self.shape)})"
+        return f"Attribute({self.spec.name!r}, {self.spec.dtype}, shape={list(self.shape)})"
 
 
 def as_tensor(values: npt.NDArray[Any], dtype: str) -> Tensor:
@@ -170,9 +259,21 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
         self._specs = specs
 
     def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
+        """Return the ids of a split.
+
+        Raises
+        ------
+        NoSplitError
+            If there is none of this name; the message lists those there are. It is a `KeyError`
+            and a `NotFoundError`.
+        """
         spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
         if spec is None:
-            raise KeyError(name)
+            known = ", ".join(self._specs) or "none"
+            raise NoSplitError(
+                f"{self._reader.path}: there is no split {name!r}; the store's splits: {known}",
+                path=self._reader.path,
+            )
         return self._reader.read(spec).astype(np.int64, copy=False)
 
     def __iter__(self) -> Iterator[str]:

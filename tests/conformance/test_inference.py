@@ -230,12 +230,12 @@ def test_types(tmp_path: Path, dtype: Any, stored: str) -> None:
     store = GraphArrays(400, graph.edge_index, {"x": x}).write(tmp_path / "t.gnn")
     layers = [SAGEConv(8, 8), SAGEConv(8, 3)]
     found = gnnstore.inference(layers, store, tmp_path / "out", dtype=dtype, memory=SMALL)
-    assert found.dtype == str(dtype or "float32").removeprefix("torch.")
     assert isinstance(found, Embeddings)
+    assert found.spec.dtype == str(dtype or "float32").removeprefix("torch.")
     expected = on_whole_graph(
         layers, torch.from_numpy(x).float(), torch.from_numpy(graph.edge_index)
     )
-    atol = {"float16": 1e-2, "bfloat16": 6e-2}.get(found.dtype, 1e-5)
+    atol = {"float16": 1e-2, "bfloat16": 6e-2}.get(found.spec.dtype, 1e-5)
     torch.testing.assert_close(found.tensor().float(), expected, atol=atol, rtol=atol)
 
 

@@ -15,7 +15,9 @@ from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeLayout
 
 import gnnstore
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
+from gnnstore.formats import PagedArray
+from gnnstore.graph import store as store_module
 from gnnstore.testing.stores import ExampleStore, write_example_store
 
 
@@ -47,11 +49,81 @@ def test_features_by_id(example: ExampleStore, store: gnnstore.GraphStore) -> No
     mask = x[:, 0] > np.median(x[:, 0])
     np.testing.assert_array_equal(store.features[mask], x[mask])
     assert store.features[[]].shape == (0, 25)
-    assert (store.features.shape, store.features.dtype, len(store.features)) == (
-        (300, 25),
-        "float32",
-        300,
-    )
+    assert (store.features.shape, store.features.ndim, store.features.size) == ((300, 25), 2, 7500)
+    assert (len(store.features), store.features.dtype) == (300, np.dtype(np.float32))
+
+
+def test_an_attribute_reads_like_an_array(
+    example: ExampleStore, store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = example.arrays["nodes/node/x"]
+    np.testing.assert_array_equal(np.asarray(store.features), x)
+    np.testing.assert_array_equal(np.asarray(store.features, np.float64), x.astype(np.float64))
+    np.testing.assert_array_equal(np.stack(list(store.features)), x)
+    monkeypatch.setattr(store_module, "_PIECE_BYTES", 1000)  # many pieces, the last a short one
+    np.testing.assert_array_equal(np.stack(list(store.features)), x)
+    assert list(store.node_attribute("y")) == example.arrays["nodes/node/y"].tolist()
+    with pytest.raises(ValueError, match="reading them is a copy"):
+        np.array(store.features, copy=False)
+
+
+def test_the_type_is_that_of_what_indexing_returns(tmp_path: Path) -> None:
+    path = write_example_store(tmp_path / "a.gnn", feature_dtype="bfloat16").path
+    features = gnnstore.open(path).features
+    assert features.dtype == np.uint16
+    assert features.spec.dtype == "bfloat16"
+    assert features.tensor([0]).dtype == torch.bfloat16
+    for part in (features[0], features[[1, 2]], np.asarray(features), next(iter(features))):
+        assert part.dtype == features.dtype
+
+
+def test_what_does_not_fit_memory_is_refused_before_it_is_read(
+    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(store_module, "available_bytes", lambda: 20_000)
+    reads: list[Any] = []
+    gather, read_slice = PagedArray.gather, PagedArray.read_slice
+
+    def note_gather(array: PagedArray, ids: Any) -> Any:
+        reads.append(len(ids))
+        return gather(array, ids)
+
+    def note_slice(array: PagedArray, start: int, stop: int) -> Any:
+        reads.append(stop - start)
+        return read_slice(array, start, stop)
+
+    monkeypatch.setattr(PagedArray, "gather", note_gather)
+    monkeypatch.setattr(PagedArray, "read_slice", note_slice)
+    features = store.features
+    for read in (
+        lambda: np.asarray(features),
+        features.read,
+        features.tensor,
+        lambda: features[:],
+        lambda: features[::-1],
+        lambda: features[np.arange(300)],
+    ):
+        with pytest.raises(BudgetError, match=r"30 kB were asked for at once, but 20 kB of memory"):
+            read()
+    assert max(reads, default=0) <= 10  # rows of 100 bytes, before the size of a part was known
+    reads.clear()
+    assert features[:, 3].shape == (300,)
+    assert features[..., 3].shape == (300,)
+    assert features[::-1, [1, 2]].shape == (300, 2)
+    assert features[np.arange(300), -1].shape == (300,)
+    assert len(list(features)) == 300
+    assert max(reads) <= 10
+
+
+def test_a_split_that_is_not_there(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(
+        KeyError, match="there is no split 'nope'; the store's splits: train, valid"
+    ):
+        store.splits["nope"]
+    with pytest.raises(NotFoundError, match="there is no split 'nope'"):
+        store.splits["nope"]
+    assert store.splits.get("nope") is None
 
 
 OUT_OF_RANGE = r"outside \[-300, 300\)"

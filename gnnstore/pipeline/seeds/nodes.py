@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from gnnstore import _core
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import InputError, UsageError
 from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey, SeedLabels
 
 if TYPE_CHECKING:
@@ -205,17 +205,7 @@ def _nodes_and_ids(
 ) -> tuple[Int64Array | None, Int64Array | None]:
     if input_nodes is None:
         return None, None
-    if isinstance(input_nodes, str):
-        try:
-            values = store.splits[input_nodes]
-        except KeyError:
-            known = ", ".join(store.splits) or "none"
-            raise NotFoundError(
-                f"{store.path}: there is no split {input_nodes!r}; the store's splits: {known}",
-                path=store.path,
-            ) from None
-    else:
-        values = _to_numpy(input_nodes)
+    values = store.splits[input_nodes] if isinstance(input_nodes, str) else _to_numpy(input_nodes)
     if values.ndim != 1:
         raise InputError(
             f"input_nodes has shape {list(values.shape)}; give node ids or a mask, one-dimensional"
