@@ -7,6 +7,7 @@ source; the way of a batch is in `pipeline.batch`.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import warnings
@@ -244,6 +245,7 @@ class BatchLoader(DataLoader[Any]):
             predicted_epoch_seconds=placement.predicted_seconds,
             epoch_batches=epoch_batches,
         )
+        _forget_records_of_bases(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -530,6 +532,25 @@ def _first_batches(order: EpochOrder, run: EpochRun) -> Iterator[Planned]:
     """Yield the batches of an epoch that begins."""
     for number, index, _ in order.batches(Position(run.epoch), run.seed):
         yield number, index
+
+
+def _forget_records_of_bases(loader: DataLoader[Any]) -> None:
+    """Have Lightning rebuild a loader from its attributes if it has recorded the making of a base.
+
+    While a `*_dataloader` hook runs, Lightning records the arguments of the loader classes that it
+    knows, and what is assigned to a loader after that; to rebuild a loader it calls the class with
+    these arguments and assigns again. Our classes are imported when they are first used. If that is
+    within the hook, the arguments are those of a base such as torch's, and the assignments our own:
+    the new loader would get the old one's order. Without a record it goes by the attributes.
+    """
+    record = vars(loader)
+    record.pop("__pl_attrs_record", None)
+    arguments, keywords = record.get("__pl_saved_args", ()), record.get("__pl_saved_kwargs", {})
+    try:
+        inspect.signature(type(loader)).bind(*arguments, **keywords)
+    except TypeError:
+        for name in [name for name in record if name.startswith("__pl_saved_")]:
+            del record[name]
 
 
 def _threads_given(num_threads: int | None, num_workers: int) -> int | None:

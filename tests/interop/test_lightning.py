@@ -1,8 +1,11 @@
-"""Lightning's checkpoints hold loaders' states: a run that is killed goes on to the last bit."""
+"""Lightning's checkpoints hold loaders' states, and its loops rebuild loaders as they need them."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import gnnstore
 from gnnstore.converters import from_rmat
 
 pytest.importorskip("lightning")
@@ -107,3 +111,61 @@ def test_steps_since_the_last_checkpoint_are_done_again(
     whole = run(example, store, tmp_path / "whole", strategy="belady")
     assert run(example, store, tmp_path / "runs", every=4, kill_after=6) == whole[:6]
     assert run(example, store, tmp_path / "runs", every=4, strategy="belady") == whole[4:]
+
+
+# --- loops, with a loader that is first used within a hook --------------------------------------
+
+LOOPS = Path(__file__).with_name("lightning_loops.py")
+
+
+def seeds_of(store: Path, *loops: str) -> dict[str, list[list[list[int]]]]:
+    """Return the seeds of each batch, by loop and rank."""
+    done = subprocess.run(
+        [sys.executable, str(LOOPS), str(store), *loops],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    found: dict[str, list[list[list[int]]]] = {}
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for line in sorted(lines, key=lambda line: int(line["rank"])):
+        found.setdefault(line["loop"], []).append(line["seeds"])
+    assert set(found) == set(loops), done.stderr
+    return found
+
+
+def joined(batches: list[list[int]]) -> list[int]:
+    return [seed for batch in batches for seed in batch]
+
+
+def test_every_loop_gets_its_batches(store: Path) -> None:
+    splits = gnnstore.open(store).splits
+    found = seeds_of(store, "fit", "validate", "test", "predict", "overfit")
+    (fit,) = found["fit"]
+    assert sorted(joined(fit)) == sorted(splits["train"].tolist())
+    assert joined(fit) != splits["train"].tolist()
+    for loop, split in (("validate", "valid"), ("test", "test"), ("predict", "test")):
+        (seeds,) = found[loop]
+        assert joined(seeds) == splits[split].tolist(), loop
+    (overfit,) = found["overfit"]  # the same two batches in both epochs, in order
+    assert joined(overfit) == splits["train"][:64].tolist() * 2
+
+
+def test_two_processes_share_an_epoch(store: Path) -> None:
+    """By Lightning's own sampler, as of any loader that is not told of ranks."""
+    train = gnnstore.open(store).splits["train"].tolist()
+    (ranks,) = seeds_of(store, "ddp").values()
+    assert len(ranks) == 2
+    for rank in ranks:
+        assert len(rank) == len(ranks[0])
+    num_batches = len(ranks[0]) // 2
+    epochs = [
+        joined(ranks[0][first : first + num_batches])
+        + joined(ranks[1][first : first + num_batches])
+        for first in (0, num_batches)
+    ]
+    for epoch in epochs:
+        assert set(epoch) == set(train)
+        assert len(epoch) - len(train) in {0, 1}  # the one that makes both equally long
+    assert epochs[0] != epochs[1]

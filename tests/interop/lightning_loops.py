@@ -1,0 +1,106 @@
+"""Loops of Lightning's trainer over a loader whose class is first used within a hook.
+
+`python lightning_loops.py STORE LOOP...` prints a line for each loop and rank, as JSON: the loop,
+the rank, and the seeds of each batch. Each loop but "ddp" runs in a forked process of its own, in
+which the class has not been used before; "ddp" starts this file anew, as Lightning does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+import lightning
+import torch
+import torch_geometric.loader  # noqa: F401 - here, so that forked processes need not
+
+import gnnstore
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fit": {"max_epochs": 1},
+    "overfit": {"overfit_batches": 2, "max_epochs": 2},
+    "ddp": {"strategy": "ddp", "devices": 2, "max_epochs": 2},
+}
+
+
+class Model(lightning.LightningModule):
+    """Remembers the seeds of its batches."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.layer = torch.nn.Linear(16, 4)
+        self.seeds: list[list[int]] = []
+
+    def loader(self, split: str, **options: Any) -> Any:
+        """Return a loader of a split."""
+        return gnnstore.NeighborLoader(
+            self.path, [3], split, batch_size=32, num_threads=1, seed=7, **options
+        )
+
+    def train_dataloader(self) -> Any:
+        """Shuffle."""
+        return self.loader("train", shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        """Go in order."""
+        return self.loader("valid")
+
+    def test_dataloader(self) -> Any:
+        """Go in order."""
+        return self.loader("test")
+
+    predict_dataloader = test_dataloader
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        """Remember the seeds."""
+        self.seeds.append(batch.n_id[: batch.batch_size].tolist())
+        return self.layer(batch.x[: batch.batch_size]).square().mean()  # type: ignore[no-any-return]
+
+    test_step = predict_step = training_step
+
+    def validation_step(self, batch: Any) -> None:
+        """Remember the seeds, unless training only validates by the way."""
+        if not self.trainer.training and self.trainer.state.fn == "validate":
+            self.training_step(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Learn by plain descent."""
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def run(path: str, loop: str) -> None:
+    """Run a loop, and print its seeds."""
+    assert "gnnstore.loaders.base" not in sys.modules
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **{"devices": 1, **OPTIONS.get(loop, {})},
+    )
+    model = Model(path)
+    getattr(trainer, loop if loop in {"validate", "test", "predict"} else "fit")(model)
+    print(json.dumps({"loop": loop, "rank": trainer.global_rank, "seeds": model.seeds}), flush=True)
+
+
+def main(path: str, *loops: str) -> None:
+    """Run loops one after the other."""
+    warnings.simplefilter("ignore")
+    for loop in loops:
+        if loop == "ddp":
+            run(path, loop)
+        elif (child := os.fork()) == 0:
+            run(path, loop)
+            os._exit(0)
+        elif (status := os.waitpid(child, 0)[1]) != 0:
+            sys.exit(f"{loop} ended with status {status}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
