@@ -61,7 +61,15 @@ class UsageError(GnnstoreError, ValueError):
 
 
 class BudgetError(UsageError):
-    """A memory or disk budget is too small for what was asked; the message says by how much."""
+    """A memory or disk budget is too small for what was asked; the message says by how much.
+
+    Attributes
+    ----------
+    missing_bytes : int or None
+        Bytes by which to raise the budget at least; None where the message alone says what to do.
+    """
+
+    missing_bytes: int | None = None
 
 
 class DiskBudgetError(BudgetError):

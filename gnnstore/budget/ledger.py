@@ -213,10 +213,12 @@ class Ledger:
         missing, parts = max(-self.left(sizes), self.raise_by), self.explain(sizes)
         *others, last = (f"raise {self.option} by at least {format_at_least(missing)}", *remedies)
         todo = f"{', '.join(others)}, or {last}" if others else last
-        return error(
+        found = error(
             f"{self.who} needs {self.limit + missing} bytes{f' ({parts})' if parts else ''}, but "
             f"has {self.limit} bytes {self.source}: {missing} bytes too few; {todo}"
         )
+        found.missing_bytes = missing
+        return found
 
 
 def least_more(fits: Callable[[int], bool], guess: int = 1) -> int:

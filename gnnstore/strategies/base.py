@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gnnstore.planning.traits import Candidate, Mode, StrategyTraits
@@ -77,6 +77,11 @@ class Auto:
             for found in self.candidates
             if found.strategy.mode != "memory" and not found.is_offline
         )
+
+    @property
+    def on_disk(self) -> Auto:
+        """The choice among those that do not load everything into memory."""
+        return replace(self, strategies=tuple(s for s in self.strategies if s.mode != "memory"))
 
     def candidate(self, name: str) -> Candidate:
         """Return the candidate of that name."""

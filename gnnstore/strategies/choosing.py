@@ -58,7 +58,7 @@ def choices_for(request: ReadRequest, auto: Auto) -> Iterator[Chosen]:
         If nothing can be read within the budget.
     """
     options = request.options
-    simple = Chosen(replace(options, planned=None))
+    simple = Chosen(replace(options, strategy=auto, planned=None))
     mapped = replace(simple, instead_of_static="strategy 'static' would need more")
     try:
         # Before an engine is opened, which reads as the disk's measurements say.
@@ -76,7 +76,10 @@ def choices_for(request: ReadRequest, auto: Auto) -> Iterator[Chosen]:
         situation = Situation.of(request, placement)
     if situation is None:
         yield simple
-        if options.cache is None:
+        if placement.strategy.mode == "memory":
+            # All of it fits, but not beside two batches: what reads it may.
+            yield from choices_for(request, auto.on_disk)
+        elif options.cache is None:
             yield mapped
         return
     predicted = situation.ranked(auto.loadable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,10 @@ from gnnstore.pipeline.lookahead.source import LookaheadSource
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.choosing import choices_for
 from gnnstore.strategies.lookahead import size_superbatches
-from gnnstore.strategies.optimizer import placer_for
+from gnnstore.strategies.optimizer import Placer, first_that_fits
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.sampling_run import out_degrees
-from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement
+from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.strategies.static import divide_rest
 from gnnstore.units import format_size
@@ -191,7 +191,7 @@ def open_sources(request: ReadRequest) -> DataSources:
     for chosen in choices_for(request, strategy):
         own = replace(request, options=chosen.options)
         try:
-            placement = _placed(own, chosen.why, chosen.instead_of_static)
+            placement = _placed(own, why=chosen.why, instead_of_static=chosen.instead_of_static)
         except BudgetError as error:
             missing = error
         else:
@@ -199,24 +199,13 @@ def open_sources(request: ReadRequest) -> DataSources:
     raise missing if missing is not None else BudgetError("nothing fits the budget")
 
 
-def _placed(request: ReadRequest, why: str = ASKED_FOR, instead_of_static: str = "") -> Placement:
-    options = request.options
-    place = placer_for(request, options.strategy, why=why, instead_of_static=instead_of_static)
-    placement = place(0)
-    if not placement.reads_disk:
-        _check_two_batches(request, placement)
-        return placement
-    own, engine = request.without_second_cache(), request.open_engine()
-
-    def placed(more_bytes: int) -> Placement:
-        found = place(more_bytes)
-        return found if engine is None else found.because(f"read by {engine.reason}")
-
+def _placed(request: ReadRequest, **reasons: str) -> Placement:
+    strategy, own = request.options.strategy, request.without_second_cache()
     if own is request:
-        return _divided(request, placed)
-    taken = format_size(request.taken_bytes(options.strategy))
+        return first_that_fits(request, strategy, partial(_divided, request), **reasons)
+    taken = format_size(request.taken_bytes(strategy))
     try:
-        placement = _divided(own, placed)
+        placement = first_that_fits(request, strategy, partial(_divided, own), **reasons)
     except BudgetError as error:
         raise BudgetError(
             f"{error}. Of memory=, {taken} are the cache of a loader on the same store, with "
@@ -234,15 +223,25 @@ def _check_two_batches(request: ReadRequest, placement: Placement) -> None:
         check_two_batches(placement.ledger, seen.largest_bytes)
 
 
-def _divided(request: ReadRequest, placed: Callable[[int], Placement]) -> Placement:
+def _divided(request: ReadRequest, place: Placer) -> Placement:
     """Divide what a budget leaves between batches, a cache, and what says which rows it holds.
 
     Parameters
     ----------
-    placed : callable
+    place : callable
         Returns the placement with so many more bytes of memory.
     """
-    options, placement, engine = request.options, placed(0), request.open_engine()
+    options, placement = request.options, place(0)
+    if not placement.reads_disk:
+        _check_two_batches(request, placement)
+        return placement
+    engine = request.open_engine()
+
+    def placed(more_bytes: int) -> Placement:
+        found = place(more_bytes)
+        return found if engine is None else found.because(f"read by {engine.reason}")
+
+    placement = placed(0)
     structure = request.structure(placement, engine)
     if options.planned is not None:
         specs = request.node_specs(placement)

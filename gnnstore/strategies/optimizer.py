@@ -6,10 +6,12 @@ Each strategy is given what the budgets would leave it, by the rules that divide
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.policies.base import CachePolicy
@@ -18,7 +20,7 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings
 from gnnstore.disk.buffers import release
 from gnnstore.disk.profile.first_use import disk_profile
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import residents_of
@@ -33,18 +35,22 @@ from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.sampling_run import out_degrees, reads_of, sample_workload
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
-from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, place
-from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.sizes.placement import Placement, place
+from gnnstore.strategies.sizes.prefetch import check_two_batches, has_two_batches
 from gnnstore.strategies.static import cache_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator, Sequence
 
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Structure
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.request import ReadOptions, ReadRequest
+
+T = TypeVar("T")
+# Returns where a store's parts lie with so many more bytes of memory than there are.
+Placer = Callable[[int], Placement]
 
 # Rows of so many bytes in all are read in less time than measuring and sampling takes.
 SMALLEST_BYTES = 32 << 20
@@ -53,63 +59,94 @@ _WORTH_COUNTING = 2
 
 
 def place_for(
-    request: ReadRequest,
-    strategy: StrategyTraits | Auto,
-    memory: int | str | None = None,
-    **options: Any,
+    request: ReadRequest, strategy: StrategyTraits | Auto, *, staging: bool = True
 ) -> Placement:
-    """Return where a strategy has the store's parts lie; see `placer_for`.
+    """Return where a strategy has the store's parts lie, if the budget has room for the rest.
+
+    Parameters
+    ----------
+    staging : bool
+        Whether an engine is opened to ask what it needs; else nothing is counted for it.
 
     Raises
     ------
     UsageError, BudgetError
         As `place`.
     """
-    return placer_for(request, strategy, memory, **options)(0)
+    return next(_placers(request, strategy, staging=staging))(0)
 
 
-def placer_for(
+def first_that_fits(
     request: ReadRequest,
     strategy: StrategyTraits | Auto,
-    memory: int | str | None = None,
-    *,
-    staging: bool = True,
-    why: str = ASKED_FOR,
-    instead_of_static: str = "",
-) -> Callable[[int], Placement]:
-    """Return a callable that places a store's parts, given more bytes of memory than there are.
+    divide: Callable[[Placer], T],
+    **reasons: Any,
+) -> T:
+    """Return what comes of the first placement of a store's parts that leaves enough to the rest.
+
+    What may be in memory or elsewhere is held there only as long as the rest fits: so more memory
+    never gives less.
 
     Parameters
     ----------
-    memory : int or str, optional
-        The budget; by default that of the request. It is looked at now.
-    staging : bool
-        Whether an engine is opened to ask what it needs; else nothing is counted for it.
-    why, instead_of_static : str
+    divide : callable
+        Divides what a placement leaves; raises BudgetError if that is too little.
+    reasons : str
         See `gnnstore.strategies.sizes.placement.place`.
 
     Raises
     ------
     UsageError, BudgetError
-        If the budget is none, or more than this process may take.
+        As `place` and `divide`: the refusal that asks for the least.
+    """
+    tried, refusals = [], []
+    for placed in _placers(request, strategy, **reasons):
+        try:
+            placement = placed(0)
+            if (way := (placement.topology, placement.resident_bytes)) not in tried:
+                tried.append(way)
+                return divide(placed)
+        except DiskBudgetError:
+            raise
+        except BudgetError as error:
+            refusals.append(error)
+            if tried and placement.strategy.mode == "memory":
+                break
+    raise min(refusals, key=lambda error: error.missing_bytes or math.inf) from None
+
+
+def _placers(
+    request: ReadRequest, strategy: StrategyTraits | Auto, *, staging: bool = True, **reasons: Any
+) -> Iterator[Placer]:
+    """Yield callables that place a store's parts, given more bytes of memory than there are.
+
+    The first as a loader would have them; others with less and less in memory.
     """
     options, shared = request.options, residents_of(request.store)
-    memory = options.memory if memory is None else memory
     placed = partial(
         place,
         StoreSizes.of(request.store.schema),
-        MemoryBudget.of(memory, shared.resident_bytes - shared.cached_bytes),
+        # What is free is looked at once.
+        MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
         strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,
-        topology=options.topology,
         seeds_bytes=request.seeds_bytes,
         cached_bytes=shared.cached_bytes,
         taken_bytes=request.taken_bytes(strategy),
         shared_tables=shared.tables_in_memory,
         staging_bytes=request.staging_bytes if staging else lambda _: 0,
-        why=why,
-        instead_of_static=instead_of_static,
+        **reasons,
     )
-    return lambda more_bytes: placed(more_bytes=more_bytes)
+    topology = options.topology
+    yield lambda more: placed(more_bytes=more, topology=topology)
+    if not isinstance(strategy, Auto) and strategy.mode == "memory":
+        return
+    frugal = partial(placed, is_frugal=True)
+    if topology != "auto":
+        yield lambda more: frugal(more_bytes=more, topology=topology)
+        return
+    if isinstance(strategy, Auto) or strategy.reads_disk:
+        yield lambda more: frugal(more_bytes=more, topology="disk")
+    yield lambda more: frugal(more_bytes=more, topology="mmap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +259,11 @@ class Situation:
         """Return which of all predictions "auto" goes by."""
         try:
             placement = place_for(self.request, auto)
+            if placement.strategy.mode == "memory" and placement.budget_is_promise:
+                in_memory = placement.ledger, self.seen.largest_bytes
+                if not has_two_batches(*in_memory):
+                    auto = auto.on_disk
+                    placement = place_for(self.request, auto)
         except BudgetError:
             return auto.fallback("mmap")
         if not placement.reads_disk or not is_worth_it(self.request, placement):
@@ -277,26 +319,33 @@ class Situation:
         BudgetError
             If that is too little.
         """
-        strategy = candidate.strategy
         options = with_candidate(self.request.options, candidate)
         if memory is not None:
             options = replace(options, memory=memory)
         # Beside another kind of cache there is none; all cost what they take of the budget.
         request = replace(self.request, options=options).without_second_cache()
-        placed = placer_for(request, options.strategy)
-        placement = placed(0)
-        if not strategy.reads_disk and placement.budget_is_promise:
-            check_two_batches(placement.ledger, self.seen.largest_bytes)
+        return first_that_fits(
+            request,
+            candidate.strategy,
+            lambda placed: self._divided(candidate, request, placed, disk_bytes),
+        )
+
+    def _divided(
+        self, candidate: Candidate, request: ReadRequest, placed: Placer, disk_bytes: int
+    ) -> Resources:
+        """Return what a strategy would have, with a store's parts placed in some way."""
+        strategy, placement = candidate.strategy, placed(0)
+        batch_bytes = 0
+        if placement.budget_is_promise and not strategy.plans:
+            batch_bytes = self.seen.largest_bytes
+            batch_bytes = expected_bytes(batch_bytes) if strategy.reads_disk else batch_bytes
+            check_two_batches(placement.ledger, batch_bytes)
         if strategy.mode == "memory":
             return Resources(placement.resident_bytes)
         if strategy.mode == "mmap":
             # A mapping has what the budget leaves for pages, although they are not counted.
             page_cache = max(0, placement.left_bytes - 2 * self.seen.largest_bytes)
             return Resources(placement.resident_bytes, cached_bytes=page_cache)
-        batch_bytes = 0
-        if placement.budget_is_promise and not strategy.plans:
-            batch_bytes = expected_bytes(self.seen.largest_bytes)
-            check_two_batches(placement.ledger, batch_bytes)
         held = placement.resident_bytes + placement.staging_bytes
         if not strategy.plans:
             if candidate.score is None:

@@ -6,18 +6,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.budget.ledger import SLOTS
+from gnnstore.budget.ledger import SLOTS, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.engines import Engine
-from gnnstore.errors import BudgetError
 from gnnstore.features.packed.saved import NotPacked, SavedPlan
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PackedReader, find_plan
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.saved_batches import SavedBatches
-from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.units import format_at_least, format_size
+from gnnstore.strategies.sizes.placement import CACHED, STAGING, Placement
+from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.pipeline.stats import LoaderStats
@@ -82,9 +82,17 @@ class PackedSources:
             strategy=_PACKED,
             topology="disk",
             modes={},
-            resident_bytes=cache_bytes + reader.index.nbytes + seeds_bytes,
-            staging_bytes=num_threads * staging_bytes,
-            budget_bytes=budget.num_bytes,
+            ledger=Ledger(
+                budget.num_bytes,
+                (
+                    Reservation(CACHED, cache_bytes),
+                    Reservation("the plan's index", reader.index.nbytes),
+                    Reservation("seeds and their order", seeds_bytes),
+                    Reservation(STAGING, num_threads * staging_bytes),
+                ),
+                f"the plan {reader.path.name!r}",
+                budget.source,
+            ),
             budget_is_promise=budget.is_promise,
             reason=(
                 f"the plan {reader.path.name!r} was packed: {manifest.epochs} epochs of "
@@ -92,7 +100,13 @@ class PackedSources:
                 f"({format_size(cache_bytes)}); read by {self.engine.reason}"
             ),
         )
-        self._check_budget(cache_bytes)
+        if budget.is_promise:
+            check_two_batches(
+                self.placement.ledger,
+                manifest.largest_batch_bytes,
+                "lower num_threads=",
+                "pack a plan with a smaller --memory",
+            )
         self.num_threads = num_threads
         self.edge_ids = None  # those of a batch are in its record
         schema = manifest.schema
@@ -119,20 +133,6 @@ class PackedSources:
     def account(self, stats: LoaderStats) -> LoaderStats:
         """Return the statistics of a loader with what was read and done here."""
         return replace(stats, cache_rows=self.num_cached)
-
-    def _check_budget(self, cache_bytes: int) -> None:
-        placement = self.placement
-        batch_bytes = self.plan.reader.manifest.largest_batch_bytes
-        missing = 2 * batch_bytes - placement.left_bytes
-        if placement.budget_is_promise and missing > 0:
-            raise BudgetError(
-                f"the plan {self.plan.reader.path.name!r} needs "
-                f"{placement.budget_bytes + missing} bytes: {cache_bytes} for the rows that it "
-                f"caches, {placement.staging_bytes} of staging for reads, 2 batches of up to "
-                f"{batch_bytes} bytes, and its index; memory={placement.budget_bytes} is {missing} "
-                f"bytes too few: raise memory= by at least {format_at_least(missing)}, lower "
-                "num_threads=, or pack a plan with a smaller --memory"
-            )
 
 
 def open_packed_sources(request: ReadRequest) -> PackedSources:

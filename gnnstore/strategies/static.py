@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -143,7 +143,7 @@ def divide_rest(
     if maker is not None and existing is None and not placement.budget_is_promise:
         # Memory of other caches, which stay.
         held = residents_of(maker.store).cached_bytes
-        placement = replace(placement, budget_bytes=placement.budget_bytes - held)
+        placement = placement.with_limit(placement.budget_bytes - held)
     counted: list[npt.NDArray[Any]] = []
     note = ""
     if maker is not None and existing is None:

@@ -485,7 +485,9 @@ def test_too_small_for_two_batches_says_what_is_needed(path: Path, strategy: str
 
 
 def test_too_small_for_staging_says_so(path: Path) -> None:
-    with pytest.raises(BudgetError, match=r"16\.8 MB of staging for reads\) and room for batches"):
+    with pytest.raises(
+        BudgetError, match=r"16\.8 MB of staging for reads \+ 1 B of batches\), but"
+    ):
         NeighborLoader(path, [4], strategy="direct", memory="5MB", num_threads=2)
 
 

@@ -142,15 +142,15 @@ def test_a_budget_too_small_says_need_have_and_missing() -> None:
     with pytest.raises(BudgetError) as caught:
         place(SIZES, strategy="memory", memory="10GB")
     message = str(caught.value)
-    assert "needs 10100000000 bytes (8 GB of attributes + 2 GB of topology + 100 MB" in message
+    assert "needs 10100000001 bytes (8 GB of attributes + 2 GB of topology + 100 MB" in message
     assert "has 10000000000 bytes of the memory= budget: 100000001 bytes too few" in message
-    assert "raise memory= by at least 101 MB or choose strategy='mmap'" in message
+    assert "raise memory= by at least 101 MB, or choose strategy='mmap'" in message
 
     with pytest.raises(BudgetError, match=r"topology \+ 100 MB of compressed attributes \+ 8 B of"):
         place(SIZES, strategy="memory", memory="10GB", seeds_bytes=8)
     with pytest.raises(BudgetError, match=r"raise memory= by .* or choose topology='mmap'"):
         place(SIZES, strategy="mmap", topology="memory", memory="2GB")
-    with pytest.raises(BudgetError, match="needs 100000000 bytes") as caught:
+    with pytest.raises(BudgetError, match="needs 100000001 bytes") as caught:
         place(SIZES, memory=1)
     assert str(caught.value).endswith(
         "raise memory= by at least 100 MB, lower num_threads=, or choose strategy='mmap'"
@@ -199,8 +199,11 @@ def test_staging_is_part_of_the_budget(strategy: str) -> None:
     with pytest.raises(BudgetError) as caught:
         place(SIZES, strategy=strategy, memory="350MB", staging_bytes=lambda _: 300_000_000)
     message = str(caught.value)
-    assert "needs 400000000 bytes (100 MB of compressed attributes + 0 B of seeds" in message
-    assert "300 MB of staging for reads) and room for batches, but has 350000000" in message
+    assert (
+        "needs 400000001 bytes (100 MB of compressed attributes + 300 MB of staging for reads + 1 B"
+        in message
+    )
+    assert "for reads + 1 B of batches), but has 350000000 bytes" in message
     assert (
         "50000001 bytes too few; raise memory= by at least 50.1 MB, lower num_threads=, or choose"
         in message
@@ -286,7 +289,7 @@ def test_two_batches_are_the_least() -> None:
     with pytest.raises(BudgetError) as caught:
         check_two_batches(chosen.ledger, GB // 2 + 1)
     assert str(caught.value) == (
-        "strategy 'direct' needs 1100000002 bytes (100 MB of topology, seeds and attributes + 1 GB "
+        "strategy 'direct' needs 1100000002 bytes (100 MB of compressed attributes + 1 GB "
         "of batches in flight), but has 1100000000 bytes of the memory= budget: 2 bytes too few; "
         "raise memory= by at least 2 B, or choose a smaller batch_size or fan-out"
     )
@@ -300,7 +303,7 @@ def test_a_cache_of_a_given_size() -> None:
     with pytest.raises(BudgetError) as caught:
         cache_rows(chosen, settings, COST, 60_000_000, 2)
     assert str(caught.value) == (
-        "strategy 'static' needs 1120000000 bytes (100 MB of topology, seeds and attributes + "
+        "strategy 'static' needs 1120000000 bytes (100 MB of compressed attributes + "
         "900 MB of cached rows + 120 MB of batches in flight), but has 1100000000 bytes of the "
         "memory= budget: 20000000 bytes too few; raise memory= by at least 20 MB, or lower "
         "cache_bytes="

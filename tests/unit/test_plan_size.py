@@ -9,11 +9,14 @@ from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.packing.size import PlanSize, size_plan
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.builtin import PACKED
-from gnnstore.strategies.sizes.placement import Placement
+from gnnstore.strategies.sizes.placement import STAGING, Placement
 from gnnstore.strategies.sizes.superbatch import SuperbatchCosts
 
 MIB = 1 << 20
 COSTS = SuperbatchCosts(10**6, 400, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000)
+
+
+_STAGING = Reservation(STAGING, 8 * MIB)
 
 
 def placement_of(num_slots: int, num_batches: int, resident: int, row_bytes: int) -> Placement:
@@ -23,9 +26,7 @@ def placement_of(num_slots: int, num_batches: int, resident: int, row_bytes: int
         strategy=PACKED,
         topology="memory",
         modes={},
-        resident_bytes=resident,
-        staging_bytes=8 * MIB,
-        budget_bytes=1000 * MIB,
+        ledger=Ledger(1000 * MIB, (Reservation("topology", resident), _STAGING)),
         budget_is_promise=True,
         reason="",
         superbatch=SuperbatchSize(num_batches, num_slots, True, parts),

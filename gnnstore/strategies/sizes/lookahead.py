@@ -299,7 +299,7 @@ class _Division:
         if self.depth != "minimal":
             return placement
         if self._uses_one and self.of.staging_bytes:
-            placement = replace(placement, staging_bytes=self.of.staging_bytes)
+            placement = placement.with_staging(self.of.staging_bytes)
         threads = "one thread, and " if self._uses_one else ""
         return placement.because(f"{threads}no batch that waits, for memory= has no room for more")
 

@@ -13,11 +13,11 @@ from typing import Literal, Self, cast
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import CachePlan
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.traits import Mode, StrategyTraits
-from gnnstore.units import format_at_least, format_size
+from gnnstore.units import format_size
 
 Topology = Literal["memory", "mmap", "disk"]
 TOPOLOGIES = ("auto", "memory", "mmap", "disk")
@@ -34,14 +34,17 @@ _HELD_SHARE = 4
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
 # Of what is left, for the in-neighbour lists that sampling needs most often.
 _NEIGHBORS_SHARE = 4
-_ALTERNATIVES = {
-    ("memory", "memory"): " or choose strategy='mmap'",
-    ("mmap", "memory"): " or choose topology='mmap'",
-    ("mmap", "mmap"): "",
-    ("disk", "memory"): ", lower num_threads=, or choose topology='mmap' or strategy='mmap'",
-    ("disk", "mmap"): ", lower num_threads=, or choose strategy='mmap'",
-    ("disk", "disk"): ", lower num_threads=, or choose topology='mmap'",
+_FEWER_THREADS = "lower num_threads="
+_MAPPED_TOPOLOGY, _MAPPED = "choose topology='mmap'", "choose strategy='mmap'"
+_ALTERNATIVES: dict[tuple[Mode, Topology], tuple[str, ...]] = {
+    ("memory", "memory"): (_MAPPED,),
+    ("mmap", "memory"): (_MAPPED_TOPOLOGY,),
+    ("mmap", "mmap"): (),
+    ("disk", "memory"): (_FEWER_THREADS, _MAPPED_TOPOLOGY, _MAPPED),
+    ("disk", "mmap"): (_FEWER_THREADS, _MAPPED),
+    ("disk", "disk"): (_FEWER_THREADS, _MAPPED_TOPOLOGY),
 }
+STAGING, CACHED = "staging for reads", "cached rows"
 
 
 @dataclass(frozen=True)
@@ -57,20 +60,15 @@ class Placement:
     modes : Mapping of str to "memory", "mmap" or "disk"
         Where the rows of each paged attribute lie, by its path. Under strategies that read
         them, narrow ones are in memory as far as the budget allows.
-    resident_bytes : int
-        Memory that is held as long as the loader lives, but for staging and cache.
-    staging_bytes : int
-        Memory that reads go to before their rows are copied into a batch.
-    budget_bytes : int
-        Memory that may be used in all: `memory=`, or what was available.
+    ledger : Ledger
+        The budget of memory: `memory=`, or what was available; and what is held as long as the
+        loader lives.
     budget_is_promise : bool
         Whether the user set the budget, so that batches in flight must stay within it too.
     reason : str
         Why, in one sentence.
     neighbors_bytes : int
-        Memory for in-neighbour lists where the others are on disk; part of `resident_bytes`.
-    neighbors_on_disk_bytes : int
-        What lists are left out of that for want of memory.
+        Memory for in-neighbour lists where the others are on disk.
     cache : CachePlan, optional
         Rows that are held besides; set by `with_cache`.
     superbatch : SuperbatchSize, optional
@@ -82,25 +80,29 @@ class Placement:
     strategy: StrategyTraits
     topology: Topology
     modes: Mapping[str, Mode]
-    resident_bytes: int
-    staging_bytes: int
-    budget_bytes: int
+    ledger: Ledger
     budget_is_promise: bool
     reason: str
     neighbors_bytes: int = 0
-    neighbors_on_disk_bytes: int = 0
     cache: CachePlan | None = None
     superbatch: SuperbatchSize | None = None
     predicted_seconds: float | None = None
 
     @property
-    def ledger(self) -> Ledger:
-        """What is held as long as the loader lives."""
-        parts = [Reservation("topology, seeds and attributes", self.resident_bytes)]
-        parts.append(Reservation("staging for reads", self.staging_bytes))
-        if self.cache is not None:
-            parts.append(Reservation("cached rows", self.cache.num_bytes))
-        return Ledger(self.budget_bytes, tuple(parts), f"strategy {self.strategy.name!r}")
+    def budget_bytes(self) -> int:
+        """Memory that may be used in all."""
+        return self.ledger.limit
+
+    @property
+    def staging_bytes(self) -> int:
+        """Memory that reads go to before their rows are copied into a batch."""
+        return sum(part.fixed for part in self.ledger.reservations if part.what == STAGING)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that is held as long as the loader lives, but for staging and caches."""
+        parts = self.ledger.reservations
+        return sum(part.fixed for part in parts if part.what not in {STAGING, CACHED})
 
     @property
     def reads_disk(self) -> bool:
@@ -110,24 +112,31 @@ class Placement:
     @property
     def left_bytes(self) -> int:
         """Bytes of the budget for batches in flight."""
-        held = self.resident_bytes + self.staging_bytes
-        held += 0 if self.cache is None else self.cache.num_bytes
-        held += 0 if self.superbatch is None else self.superbatch.num_bytes
-        return self.budget_bytes - held
+        return self.ledger.left() - (0 if self.superbatch is None else self.superbatch.num_bytes)
 
     @property
     def spare_bytes(self) -> int | None:
         """Bytes for batches in flight; None where nobody set a budget."""
         return self.left_bytes if self.budget_is_promise else None
 
-    def memory_for(self, missing_bytes: int) -> int:
-        """Return by how much memory= must grow to leave so much more: some is for neighbours."""
-        with_share = -(-missing_bytes * _NEIGHBORS_SHARE // (_NEIGHBORS_SHARE - 1))
-        return min(with_share, missing_bytes + self.neighbors_on_disk_bytes)
+    def with_limit(self, budget_bytes: int) -> Self:
+        """Return the decision with another budget."""
+        return replace(self, ledger=self.ledger.with_limit(budget_bytes))
+
+    def with_staging(self, staging_bytes: int) -> Self:
+        """Return the decision with other memory for staging."""
+        parts = [part for part in self.ledger.reservations if part.what != STAGING]
+        parts.append(Reservation(STAGING, staging_bytes))
+        return replace(self, ledger=replace(self.ledger, reservations=tuple(parts)))
 
     def with_cache(self, cache: CachePlan) -> Self:
         """Return the decision with the cache that was made for it."""
-        return replace(self, cache=cache, reason=f"{self.reason}; {cache.describe()}")
+        return replace(
+            self,
+            cache=cache,
+            ledger=self.ledger.add(Reservation(CACHED, cache.num_bytes)),
+            reason=f"{self.reason}; {cache.describe()}",
+        )
 
     def with_superbatch(self, size: SuperbatchSize) -> Self:
         """Return the decision with the size of superbatches that was found for it."""
@@ -150,6 +159,7 @@ def place(
     cached_bytes: int = 0,
     taken_bytes: int = 0,
     more_bytes: int = 0,
+    is_frugal: bool = False,
     shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
     instead_of_static: str = "",
@@ -178,6 +188,8 @@ def place(
         the user has set, which is one for all loaders on a store.
     more_bytes : int
         Memory that the budget is assumed to have besides.
+    is_frugal : bool
+        Whether only what must be in memory is held there: no narrow tables, and no in-neighbours.
     shared_tables : collection of str
         Paths of tables that other loaders hold in memory. Narrow ones are taken from there: they
         stay, and would come on top of the budget.
@@ -211,6 +223,8 @@ def place(
         mode: Mode = "mmap" if instead_of_static else "disk"
         if seeds_bytes + sizes.total_bytes > usable:
             why = f"the {total} of the store do not fit {have}"
+        elif "memory" not in strategy:
+            why = f"the {total} of the store leave no room for two batches in {have}"
         elif topology in {"mmap", "disk"}:
             why = f"the topology is to stay {_WHERE[topology]}"
         else:
@@ -227,48 +241,52 @@ def place(
     staging = staging_bytes(limit) if mode == "disk" else 0
     base = seeds_bytes + sizes.cold_bytes + (sizes.rows_bytes if mode == "memory" else 0)
     where = _place_topology(topology, mode, sizes, usable - base - staging)
-    held_topology = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
-    resident = base + held_topology[where]
+    memory = Ledger(limit, (), f"strategy {strategy.name!r}", source).add(
+        *_held(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
+    )
+
+    def left_bytes() -> int:
+        """Return what may be held although it need not be."""
+        return 0 if is_frugal else memory.left() - staging
 
     modes = dict.fromkeys((table.path for table in sizes.tables), mode)
     if mode != "memory":
         narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
         held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
         if mode == "disk":
-            held = _held_tables(sizes, narrow, held, limit - resident - staging)
+            held = _held_tables(sizes, narrow, held, left_bytes())
         modes |= dict.fromkeys(held, "memory")
-        resident += sum(held.values())
-    neighbors = neighbors_on_disk = 0
+        memory = memory.add(Reservation("narrow attributes", sum(held.values())))
+    neighbors = 0
     if where == "disk":
-        left = limit - resident - staging
-        neighbors = max(0, min(sizes.indices_bytes, left // _NEIGHBORS_SHARE))
-        neighbors_on_disk = sizes.indices_bytes - neighbors
-        resident += neighbors
-
-    if resident + staging >= limit:
-        missing = resident + staging - limit + 1
-        parts = _parts(sizes, mode, where, seeds_bytes, staging)
-        raise BudgetError(
-            f"strategy {strategy.name!r} with the topology {_WHERE[where]} needs "
-            f"{resident + staging} bytes ({parts}) and room for batches, but has "
-            f"{limit} bytes {source}: {missing} bytes too few; raise memory= by at least "
-            f"{format_at_least(missing)}{_ALTERNATIVES[mode, where]}"
-        )
+        neighbors = max(0, min(sizes.indices_bytes, left_bytes() // _NEIGHBORS_SHARE))
+        memory = memory.add(Reservation("in-neighbours", neighbors))
+    held_bytes = memory.peak()
+    memory = memory.add(Reservation(STAGING, staging))
+    if memory.left() <= 0:
+        raise memory.add(Reservation("batches", 1)).refusal(None, *_ALTERNATIVES[mode, where])
     return Placement(
         strategy=strategy,
         topology=where,
         modes=modes,
-        resident_bytes=resident,
-        staging_bytes=staging,
-        budget_bytes=limit,
+        ledger=memory,
         budget_is_promise=budget.is_promise,
         reason=(
             f"strategy {strategy.name!r} because {why}; topology {_WHERE[where]} "
-            f"({format_size(sizes.topology_bytes)}); {format_size(resident)} held in memory"
+            f"({format_size(sizes.topology_bytes)}); {format_size(held_bytes)} held in memory"
         ),
         neighbors_bytes=neighbors,
-        neighbors_on_disk_bytes=neighbors_on_disk,
     )
+
+
+def _held(sizes: StoreSizes, mode: Mode, topology: Topology) -> list[Reservation]:
+    """Return what must be in memory of a store."""
+    parts = {"memory": sizes.topology_bytes, "mmap": 0, "disk": sizes.indptr_bytes}
+    return [
+        Reservation("attributes", sizes.rows_bytes if mode == "memory" else 0),
+        Reservation("indptr" if topology == "disk" else "topology", parts[topology]),
+        Reservation("compressed attributes", sizes.cold_bytes),
+    ]
 
 
 def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: int) -> Topology:
@@ -312,16 +330,3 @@ def _held_tables(
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.
     return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}
-
-
-def _parts(sizes: StoreSizes, mode: Mode, topology: str, seeds_bytes: int, staging: int) -> str:
-    parts = [(sizes.cold_bytes, "compressed attributes"), (seeds_bytes, "seeds and their order")]
-    if topology == "memory":
-        parts.insert(0, (sizes.topology_bytes, "topology"))
-    if topology == "disk":
-        parts.insert(0, (sizes.indptr_bytes, "the topology's indptr"))
-    if mode == "memory":
-        parts.insert(0, (sizes.rows_bytes, "attributes"))
-    if staging:
-        parts.append((staging, "staging for reads"))
-    return " + ".join(f"{format_size(size)} of {what}" for size, what in parts)

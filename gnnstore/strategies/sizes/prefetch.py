@@ -29,7 +29,7 @@ def with_batches(memory: Ledger) -> Ledger:
     return memory.add(Reservation("batches in flight", 0, {IN_FLIGHT: 1}))
 
 
-def check_two_batches(memory: Ledger, batch_bytes: int) -> None:
+def check_two_batches(memory: Ledger, batch_bytes: int, *remedies: str) -> None:
     """Check that there is room for a batch and the one before it.
 
     Raises
@@ -37,7 +37,12 @@ def check_two_batches(memory: Ledger, batch_bytes: int) -> None:
     BudgetError
         If there is not; says how much is needed.
     """
-    with_batches(memory).check({IN_FLIGHT: 2 * batch_bytes}, _SMALLER)
+    with_batches(memory).check({IN_FLIGHT: 2 * batch_bytes}, *(remedies or (_SMALLER,)))
+
+
+def has_two_batches(memory: Ledger, batch_bytes: int) -> bool:
+    """Whether there is room for a batch and the one before it."""
+    return with_batches(memory).left({IN_FLIGHT: 2 * batch_bytes}) >= 0
 
 
 def prefetch_wish(
