@@ -29,7 +29,7 @@ import gnnstore
 from benchmarks.harness import Timing, parser, report
 from benchmarks.parts.workloads import make_store
 from gnnstore.features.source import RowSource
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.units import format_size
 
@@ -43,7 +43,7 @@ class Stages:
 
     def __init__(self, loader: gnnstore.NeighborLoader, seeds: NDArray[np.int64]) -> None:
         store: gnnstore.GraphStore = loader.data
-        shared = residents_of(store)
+        shared = shared_tables(store)
         config = SamplingConfig(FANOUTS, seed=SEED)
         self.sampler = NeighborSampler(shared.csc(store, "memory", 1), config)
         self.tables: list[RowSource] = [

@@ -1,10 +1,10 @@
-"""Which rows a cache should hold that is filled once and never changes (PaGraph, section 3.3).
+"""Chooses the rows of a static cache: one that is filled once and never changes.
 
-Two scores order the nodes. "degree": the out-degree, which is how often a node stands in the
-columns that neighbours are drawn from, and so the chance that it is drawn (PaGraph).
-"frequency": in how many of some batches, sampled beforehand, a node occurs; it also knows the
-fan-outs and where the seeds are (GNNLab's pre-sampling). The highest scores are cached, of
-equal ones the lowest ids, so that a cache depends on nothing but its settings.
+Two scores rank the nodes. "degree" is the out-degree: the number of neighbour lists that a node is
+in, and so its chance to be drawn (PaGraph, section 3.3). "frequency" is the number of batches,
+sampled beforehand, that a node occurs in; it also reflects the fan-outs and where the seeds are
+(GNNLab's pre-sampling). The nodes with the highest scores are cached, of equal ones the lowest ids,
+so that a cache depends on nothing but its settings.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ SCORE_DTYPES: dict[Score, type[np.unsignedinteger[Any]]] = {
 }
 _WORDS = {"degree": "of the highest out-degree", "frequency": "that sampling needs most often"}
 
-# Scores are looked at in pieces, so that selecting takes a few MB beside them.
+# Scores are searched in pieces, so that selecting takes only a few MB more.
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """What the user asked for.
+    """The loader's options `cache` and `cache_bytes`.
 
     Attributes
     ----------
     score : "degree" or "frequency"
-        What makes a node's rows worth keeping.
+        The score by which nodes are chosen.
     num_bytes : int or None
-        Memory for the cache, its index included; None: what the budget leaves.
+        Memory for the cache, its index included; None: the rest of the budget.
     """
 
     score: Score = "frequency"
@@ -55,8 +55,8 @@ class CacheSettings:
 
 
 @dataclass(frozen=True)
-class CachePlan:
-    """A cache as it was made.
+class StaticCacheInfo:
+    """The size and content of a static cache.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class CachePlan:
     num_bytes : int
         Memory that it takes, its index included.
     note : str
-        What should be known besides, such as why it is empty.
+        A remark for the user, such as why it is empty.
     """
 
     score: Score
@@ -75,7 +75,7 @@ class CachePlan:
     note: str = ""
 
     def describe(self) -> str:
-        """Return a phrase for the loader's reason."""
+        """Return the phrase that the loader's reason describes the cache with."""
         size = format_size(self.num_bytes)
         note = f" ({self.note})" if self.note else ""
         return f"rows of the {self.num_rows} nodes {_WORDS[self.score]} cached in {size}{note}"
@@ -83,27 +83,27 @@ class CachePlan:
 
 @dataclass(frozen=True)
 class CacheCost:
-    """What a cache takes: an index of the graph's nodes, and so much for each cached node."""
+    """Bytes of a static cache: an index of the graph's nodes, and the rows of each cached node."""
 
     num_nodes: int
     index_bytes: int
     node_bytes: int
 
     def rows_in(self, num_bytes: int) -> int:
-        """Return the number of nodes whose rows fit."""
+        """Return the number of nodes whose rows fit in a number of bytes."""
         if self.node_bytes == 0:  # no attribute is read, so there is nothing to cache
             return 0
         return max(0, min(self.num_nodes, (num_bytes - self.index_bytes) // self.node_bytes))
 
     def bytes_of(self, num_rows: int) -> int:
-        """Return what the rows of some nodes take; no rows need no index."""
+        """Return the bytes of a cache for a number of nodes; 0 for none."""
         return self.index_bytes + num_rows * self.node_bytes if num_rows else 0
 
 
 def read_cache_settings(
     strategy: str, cache: str | None, cache_bytes: int | str | None, *, reads_disk: bool = True
 ) -> CacheSettings | None:
-    """Read the loader's options `cache` and `cache_bytes`; None where no cache is asked for.
+    """Parse the loader's options `cache` and `cache_bytes`; None where neither is given.
 
     Parameters
     ----------
@@ -134,19 +134,19 @@ def read_cache_settings(
 def count_out_degrees(
     columns: Iterable[npt.NDArray[Any]], num_nodes: int, source: str
 ) -> npt.NDArray[np.uint32]:
-    """Count how often each node is an in-neighbour: uint32 [num_nodes].
+    """Count the out-degree of each node: uint32 [num_nodes].
 
     Parameters
     ----------
     columns : iterable of ndarray of int32 or int64
-        The in-neighbours of all columns, in pieces.
+        The in-neighbours of all nodes, in pieces.
     source : str
-        Where they come from, for the message.
+        The store's name, for the message.
 
     Raises
     ------
     CorruptStoreError
-        If one of them is no node.
+        If one of them is not a node.
     """
     counts = np.zeros(num_nodes, np.uint32)
     try:
@@ -162,10 +162,10 @@ def count_out_degrees(
 
 
 def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int64]:
-    """Choose the nodes of the highest scores; of equal scores, the lowest ids.
+    """Choose the nodes with the highest scores; of equal scores, the lowest ids.
 
-    A node that nobody asked for is not cached, unless there is room for all nodes: its rows
-    would have to be read for nothing.
+    A node with score 0 is not cached, unless there is room for all nodes: its rows would be read
+    for nothing.
 
     Parameters
     ----------
@@ -204,15 +204,15 @@ def most_needed(
     num_rows: int,
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
 ) -> npt.NDArray[np.int64]:
-    """Choose the nodes that most batches of a trace need, of its first 255.
+    """Choose the nodes that occur in most of the first 255 batches of a trace.
 
-    Takes a byte for each node of the graph meanwhile, beside the degrees.
+    Takes a byte for each node of the graph meanwhile, and the degrees.
 
     Parameters
     ----------
     degrees : callable, optional
-        Asked if there is room for more nodes than the trace needs: returns out-degrees [N], by
-        which others are chosen that later batches may need, or None. They are changed.
+        Called if there is room for more nodes than the trace needs: returns out-degrees [N], by
+        which the others are chosen, or None. The array is changed.
 
     Returns
     -------
@@ -237,7 +237,7 @@ def most_needed(
 
 
 def _threshold(scores: npt.NDArray[Any], num_rows: int) -> tuple[int, int]:
-    """Return the score of the num_rows-th best node, and how many nodes have a higher one."""
+    """Return the score of the num_rows-th best node, and the number of nodes with a higher one."""
     # By histograms of the upper and, within the bin that matters, of the lower 16 bits:
     # sorting the scores of 100 million nodes would take 800 MB for their order alone.
     upper, above = _bin_of_rank(_histogram(scores, shift=16), num_rows, 0)
@@ -258,7 +258,7 @@ def _histogram(
 
 
 def _bin_of_rank(counts: npt.NDArray[np.int64], rank: int, above: int) -> tuple[int, int]:
-    """Return the highest bin down to which there are `rank` nodes, and how many are above it."""
+    """Return the highest bin down to which there are `rank` nodes, and the nodes above it."""
     reached = above + np.cumsum(counts[::-1])
     place = int(np.searchsorted(reached, rank))
     return len(counts) - 1 - place, int(reached[place - 1]) if place else above

@@ -1,10 +1,9 @@
-"""How many batches share their rows on disk: the fewest with which a plan fits a budget.
+"""Searches the shortest segments with which the packed rows of a plan fit a disk budget.
 
-Short segments store more rows more often, long ones scatter what a batch reads among the rows of
-more batches. So DiskGNN's search (section 5.1, algorithm 2) lengthens the segment until the
-estimated space fits, with the rows of one segment for all. Here the batches are gone through once,
-and the rows that segments of every length store follow from how far apart a row is missed again:
-so no length is judged by its first segment only, or by a step.
+Short segments store more rows more than once, long ones scatter the rows of a batch among those of
+more batches. DiskGNN's search (section 5.1, algorithm 2) lengthens the segment until the space that
+it estimates from the first one fits. Here one pass over the batches counts how far apart rows are
+missed again, from which the rows that segments of every length store follow exactly.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ _PAGE_BYTES = 4096
 
 @dataclass(frozen=True, eq=False)
 class Recurrences:
-    """How often rows are missed again, and how many batches later.
+    """Counts of the rows that are missed again, by the two batches that miss them.
 
     Attributes
     ----------
     num_distinct : int
-        Rows that any of the S batches misses.
+        Distinct rows that the S batches miss.
     sums : ndarray of int64 [S + 1, S + 1]
-        ``sums[a, b]``: rows that a batch before b misses, counted for each of these batches, and
-        that were missed before by a batch before a, the last time.
+        ``sums[a, b]``: misses of the batches before b whose row was last missed by a batch
+        before a.
     """
 
     num_distinct: int
@@ -40,7 +39,7 @@ class Recurrences:
 
     @classmethod
     def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int) -> Self:
-        """Count them.
+        """Count the recurrences in some batches.
 
         Parameters
         ----------
@@ -77,11 +76,11 @@ class Recurrences:
 
     @property
     def num_missed(self) -> int:
-        """Rows that batches miss, counted for each batch: what is stored without segments."""
+        """Misses of all batches: the rows that are stored without segments."""
         return self.num_distinct + int(self.sums[-1, -1])
 
     def stored_rows(self, segment: int) -> int:
-        """Return how many rows segments of so many batches store, all of them together.
+        """Return the number of rows that all segments of `segment` batches store.
 
         A row is spared where it was missed before in the same segment.
         """
@@ -94,17 +93,17 @@ class Recurrences:
 
 
 def search_segment(recurrences: Recurrences, fits: Callable[[float], bool]) -> int | None:
-    """Return the shortest segment that fits: 1 is packing without any.
+    """Return the length of the shortest segments that fit; 1 is packing without any.
 
     Parameters
     ----------
     fits : callable
-        Told the rows that are stored for each row that is missed, up to 1.
+        Takes the number of stored rows for each missed one, up to 1.
 
     Returns
     -------
     int or None
-        None: not even all batches in one segment do.
+        None: not even one segment of all batches fits.
     """
     missed = max(1, recurrences.num_missed)
     for segment in range(1, max(1, recurrences.num_batches) + 1):
@@ -116,7 +115,7 @@ def search_segment(recurrences: Recurrences, fits: Callable[[float], bool]) -> i
 def merged_reads(
     ranks: npt.NDArray[Any], row_bytes: int, *, gap_bytes: int, max_read_bytes: int
 ) -> tuple[int, int]:
-    """Return (reads, bytes) that fetch rows of a dense table, in pages of 4096 bytes.
+    """Return the reads, and their bytes, that fetch rows of a dense table in pages of 4096 bytes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Rows that several batches of a segment miss, and in which order they are stored once.
+"""Finds the rows that several batches of a segment miss, and orders them on disk.
 
 Packing writes a row for each batch that misses it. Where the disk has no room for that, batches are
 taken together in segments: a row that two or more batches of a segment miss is stored once for all
@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 
-# "minhash"; "rows": by their number in the table, what is left without an order of one's own.
+# "minhash"; "rows": by their number in the table.
 Order = Literal["minhash", "rows"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
-# Rows whose batches are looked at together: 2 bytes for each of three tables, 24 MB in all. Any
-# number gives the same result.
+# Rows that are compared together: 2 bytes in each of three tables, 24 MB in all. Any number gives
+# the same result.
 RANGE_ROWS = 1 << 22
-# Numbers of batches have 16 bits in these tables.
+# These tables number batches with 16 bits.
 MAX_BATCHES = 2**16 - 2
 _NO_BATCH = 2**16 - 1
 
@@ -50,7 +50,7 @@ class SharedRows:
 
     @classmethod
     def of(cls, missed: Sequence[npt.NDArray[Any]], num_rows: int, order: Order) -> Self:
-        """Find them, and put them in order.
+        """Find and order the shared rows of a segment.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class SharedRows:
 
     @property
     def num_rows(self) -> int:
-        """How many there are."""
+        """Number of shared rows."""
         return len(self.rows)
 
     @property
@@ -113,13 +113,13 @@ class SharedRows:
 
 
 def segments_of(num_batches: int, segment: int) -> Iterator[range]:
-    """Cut batches into segments of so many consecutive ones; the last may be shorter."""
+    """Divide batches into segments of `segment` consecutive ones; the last may be shorter."""
     for first in range(0, num_batches, segment):
         yield range(first, min(first + segment, num_batches))
 
 
 def check_num_batches(num_batches: int) -> None:
-    """Refuse more batches than the tables here can count.
+    """Refuse more batches than can be numbered.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def permutation(size: int, number: int) -> npt.NDArray[np.uint16]:
 def ranges_of(
     missed: Sequence[npt.NDArray[Any]], num_rows: int
 ) -> Iterator[tuple[int, list[npt.NDArray[Any]]]]:
-    """Go through the rows of some batches, a range of the table at a time.
+    """Yield the rows of some batches, a range of the table at a time.
 
     Yields
     ------
@@ -174,7 +174,7 @@ def _least_places(
     least = np.empty(size, np.uint16)
     for places in permutations:
         least.fill(_NO_BATCH)
-        # From the last place to the first, so that what is written last is the least.
+        # From the last place to the first, so that the least is written last.
         for batch in np.argsort(places)[::-1]:
             least[parts[batch]] = places[batch]
         keys = keys << np.uint32(16) | least

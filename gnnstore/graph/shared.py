@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gnnstore.sampling.staged import CachedNeighbors
 
 
-class Residents:
+class SharedTables:
     """The tables that have been opened of one store, by array and mode. Thread-safe."""
 
     def __init__(self) -> None:
@@ -252,11 +252,11 @@ class Residents:
 
 
 # By the store's reader: PyG's base classes make the store itself unhashable.
-_residents: WeakKeyDictionary[StoreReader, Residents] = WeakKeyDictionary()
+_shared: WeakKeyDictionary[StoreReader, SharedTables] = WeakKeyDictionary()
 _residents_lock = threading.Lock()
 
 
-def residents_of(store: GraphStore) -> Residents:
+def shared_tables(store: GraphStore) -> SharedTables:
     """Return the tables that are shared by all loaders on this store object."""
     with _residents_lock:
-        return _residents.setdefault(store.reader, Residents())
+        return _shared.setdefault(store.reader, SharedTables())

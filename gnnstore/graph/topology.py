@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class Topology:
     """The adjacency, and what reads it if it is on disk.
 
     Attributes

@@ -21,7 +21,7 @@ from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container.files import directory_bytes, free_bytes
 from gnnstore.formats.container.names import node_array
 from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader, Pieces
@@ -113,7 +113,7 @@ class InferenceRun:
             device=request.device,
         )
         indptr = store.reader.paged(edge.indptr)
-        self._engine = residents_of(store).engine(indptr.file_paths[0], request.io_engine)
+        self._engine = shared_tables(store).engine(indptr.file_paths[0], request.io_engine)
         most = request.memory_bytes // _STAGING_SHARE // max(1, self._engine.staging_bytes)
         self._num_readers = max(1, min(request.num_threads, most))
         self._pieces = Pieces.of(request.memory_bytes)

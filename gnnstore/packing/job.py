@@ -33,12 +33,12 @@ from gnnstore.features.segments.packing import (
 from gnnstore.features.source import files_of
 from gnnstore.formats.packed.manifest import PackedManifest, rows_array
 from gnnstore.formats.packed.writer import PackedWriter
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.packing.records import RecordMaker
 from gnnstore.packing.sampling import PlannedSuperbatch, PlanSampler, PlanSettings
 from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.compact import CompactSample
 from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class PlanPacker:
         if engine is not None:
             specs = [spec for spec in node.attributes.values() if spec.path in cached]
             self.sources = {
-                spec.path: residents_of(store).rows_on_disk(store, spec, engine) for spec in specs
+                spec.path: shared_tables(store).rows_on_disk(store, spec, engine) for spec in specs
             }
         self.tables = files_of(self.sources)
         # Without rows on disk there are none to share.
@@ -241,7 +241,7 @@ class PlanPacker:
         num_batches = min(most, self.superbatch)
         return next(self._sampler.superbatches(0, num_batches, planner, num_batches))
 
-    def record_bytes(self, subgraph: CompactSubgraph, num_changes: int, num_missed: int) -> int:
+    def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
         """Return about what the record of a batch takes on disk."""
         return self._records.record_bytes(subgraph, num_changes, num_missed)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.order.cursor import Iteration
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.pipeline.order.state import Position
-    from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
+    from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 
 # Number of a batch in its epoch, and the positions of its seeds.
 Planned = tuple[int, Any]
@@ -35,7 +35,7 @@ Planned = tuple[int, Any]
 class Sampled(NamedTuple):
     """A sample and what the batch shows of the seeds that it was drawn from."""
 
-    subgraph: SampledSubgraph
+    subgraph: Sample
     labels: SeedLabels
 
 

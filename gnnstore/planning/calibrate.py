@@ -1,4 +1,4 @@
-"""How fast this machine copies rows, measured in the few hundredths of a second it takes."""
+"""Measures the rate at which this machine gathers rows, in some hundredths of a second."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _ROWS = 1 << 15
 _SECONDS = 0.03
 
 
-def gather_rate(row_bytes: int, spare_bytes: int) -> float:
-    """Return the bytes a second that one thread gathers from all over memory.
+def gather_bandwidth(row_bytes: int, spare_bytes: int) -> float:
+    """Return the bytes a second that one thread gathers from random places in memory.
 
     Parameters
     ----------
     row_bytes : int
         Of a row.
     spare_bytes : int
-        Memory of which a quarter may be taken for a while.
+        Free memory, of which a quarter may be taken for a while.
     """
     table_bytes = max(_LEAST_BYTES, min(_TABLE_BYTES, spare_bytes // 4))
     return _measured(max(1, row_bytes), 1 << (table_bytes.bit_length() - 1))
@@ -38,7 +38,7 @@ def _measured(row_bytes: int, table_bytes: int) -> float:
     wanted = max(1, min(_ROWS, table_bytes // 4 // row_bytes))
     ids = np.random.default_rng(0).integers(0, num_rows, wanted)
     best, spent = float("inf"), 0.0
-    rows.gather(ids)  # touches the pages, and the buffer that is used again
+    rows.gather(ids)  # faults in the pages, and the buffer that is used again
     while spent < _SECONDS:
         start = perf_counter()
         rows.gather(ids)

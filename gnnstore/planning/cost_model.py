@@ -1,8 +1,8 @@
-"""What an epoch takes by each strategy, predicted from a sample and the disk's measurements.
+"""Predicts the time of an epoch by each strategy from a sample and measurements of the disk.
 
-An epoch has stages. Those that go on at the same time take as long as the longest of them, on the
-disk or on the processors; the others add up. While one superbatch is followed the next is made,
-that of the next epoch too, if disk has room for both; only the first one of all is waited for.
+An epoch has stages. Those that overlap take as long as the longest of them, on the disk or on the
+processors; the others add up. While one superbatch is consumed the next is made, that of the next
+epoch too, if the disk has room for both; only the very first one is waited for.
 
 The model knows no graph: it takes plain numbers, and returns plain numbers.
 """
@@ -19,7 +19,7 @@ from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.traits import Candidate
 from gnnstore.planning.workload import PAGE_BYTES, Workload
 
-# What is done once is worth waiting for if a run has a few epochs.
+# Epochs of a run, over which one-time costs are spread.
 _EPOCHS = 10
 
 # Seconds of a processor, on one of 3 GHz: to put a read into a queue and take its result, to take
@@ -29,22 +29,22 @@ _READ_SECONDS = 3e-6
 _FAULT_SECONDS = 20e-6
 _PLAN_SECONDS = 60e-9
 _BATCH_SECONDS = 1e-3
-# On disk, for each row of a batch that is planned: its id, its slot, and what may enter.
+# On disk, for each row of a batch that is planned: its id, its slot, and an entry of the cache.
 _SPILLED_ROW_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to work with.
+    """Hardware rates that predictions use.
 
     Attributes
     ----------
     disk : DeviceProfile
         Of the file system that holds the store.
     gather_bytes_per_second : float
-        Of one thread that copies rows from all over memory.
+        Of one thread that gathers rows from random places in memory.
     num_threads, num_cores : int
-        That prepare batches, and processors for them.
+        Threads that prepare batches, and processors for them.
     num_faulting : int
         Threads that wait for a page of a mapping at once.
     """
@@ -57,42 +57,42 @@ class Machine:
 
     @property
     def workers(self) -> int:
-        """Threads that compute at the same time."""
+        """Number of threads that compute at the same time."""
         return max(1, min(self.num_threads, self.num_cores))
 
     def faults_per_second(self) -> float:
-        """Return how many pages of a mapping are read when each thread waits for its own."""
+        """Return the page faults that a mapping serves a second, with each thread waiting."""
         rates = self.disk.random_reads_per_second[PAGE_BYTES]
         depth = max([depth for depth in rates if depth <= self.num_faulting] or [min(rates)])
         return 1 / (1 / rates[depth] + _FAULT_SECONDS / min(depth, self.workers))
 
     def random_seconds(self, reads: ReadTotals) -> float:
-        """Return what reads of single rows take; in order they are not slower than that."""
+        """Return the seconds that reads of single rows take."""
         return reads.seconds_on(self.disk)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a strategy would have.
+    """The memory and disk space that a strategy would take, and how it divides them.
 
     Attributes
     ----------
     memory_bytes : int
-        That it holds in all.
+        In all.
     num_slots : int
         Rows that it caches.
     cached_bytes : int
-        Bytes of them; of a mapping, of the page cache that it may have.
+        Bytes of them; for a mapping, of the page cache that it may have.
     superbatch : int
         Batches that are planned at a time; 0 where nothing is planned.
     keeps_in_memory : bool
         Whether sampled subgraphs and plans wait in memory; else on disk.
     disk_bytes : int
-        That it takes beside the store, at once.
+        The most that it takes at once, without the store.
     overlaps : bool
-        Whether the first superbatch of the next epoch is made beside the last of this one.
+        Whether the first superbatch of the next epoch is made during the last of this one.
     num_threads : int
-        That prepare batches, where memory is for fewer than the machine has; 0: all.
+        Threads that prepare batches, where memory limits them; 0: all.
     """
 
     memory_bytes: int
@@ -107,14 +107,14 @@ class Resources:
 
 @dataclass(frozen=True)
 class Prediction:
-    """An epoch by one strategy.
+    """The predicted epoch of one strategy.
 
     Attributes
     ----------
     candidate : Candidate
-        The strategy, and how it is used.
+        The strategy and its options.
     seconds, seconds_once : float
-        Of an epoch, and before the first one or in it, once. NaN where it cannot be.
+        Of an epoch, and of what is done once, before or in the first. NaN if it is impossible.
     stages : Mapping of str to float
         Seconds of each stage by itself; "filling" and, for a plan, "packing" are done once.
     bottleneck : str
@@ -125,7 +125,7 @@ class Prediction:
         Read in order, and written, in an epoch.
     resources : Resources
     problem : str
-        Why it cannot be; empty if it can.
+        Why the strategy is impossible; empty if it is not.
     """
 
     candidate: Candidate
@@ -141,7 +141,7 @@ class Prediction:
 
     @classmethod
     def impossible(cls, candidate: Candidate, problem: str) -> Prediction:
-        """Return that a strategy cannot be, and why."""
+        """Return the prediction of a strategy that is impossible."""
         nothing = ReadTotals()
         return cls(candidate, math.nan, math.nan, {}, "", nothing, 0, 0, Resources(0), problem)
 
@@ -152,12 +152,12 @@ class Prediction:
 
     @property
     def is_feasible(self) -> bool:
-        """Whether it can be."""
+        """Whether the strategy is possible."""
         return not self.problem
 
     @property
     def cost(self) -> float:
-        """Seconds of an epoch with its share of what is done once; infinite if it cannot be."""
+        """Seconds of an epoch and its share of one-time costs; infinite if it is impossible."""
         return self.seconds + self.seconds_once / _EPOCHS if self.is_feasible else math.inf
 
 
@@ -171,7 +171,7 @@ def predict(
     candidate : Candidate
         One that is possible.
     resources : Resources
-        What it would have; see `gnnstore.strategies.choosing`.
+        See `gnnstore.strategies.choosing`.
     """
     if resources.num_threads:
         machine = replace(machine, num_threads=resources.num_threads)
@@ -219,7 +219,7 @@ class _Model:
                 reads = work.direct_reads()
             else:
                 reads = work.static_reads(slots, by_degree=score == "degree")
-                once = self._filling(slots)
+                once = self._warm_up_seconds(slots)
             reading = self.machine.random_seconds(reads)
             issuing = reads.reads * _READ_SECONDS / self.machine.workers
         computing = self.sampling + self.assembling + issuing
@@ -273,9 +273,9 @@ class _Model:
             making_disk + reading + recalling,
             making_computing + self.assembling + issuing,
         )
-        # Where rows are packed, those that a cache holds first come with the others.
+        # Where rows are packed, the initial rows of the cache come with the others.
         fills = policy.looks_ahead and not strategy.packs
-        once = self._filling(slots) if fills else 0.0
+        once = self._warm_up_seconds(slots) if fills else 0.0
         if once:
             stages = {"filling": once, **stages}
         if self.resources.overlaps:
@@ -294,7 +294,7 @@ class _Model:
         packed = replace(self, resources=rolling).planned()
         recorded = int(work.ids_bytes * work.epoch_batches)
         # Each epoch of a plan begins with an empty cache, to be followed from any.
-        rows = int(work.misses(policy, slots, size, holds="nothing") * work.row_bytes)
+        rows = int(work.misses(policy, slots, size, initial="nothing") * work.row_bytes)
         in_order = recorded + rows
         reading = in_order / machine.disk.sequential_read_bytes_per_second
         stages = {
@@ -308,12 +308,12 @@ class _Model:
         once = stages["packing"] * _EPOCHS
         return self._prediction(seconds, once, stages, ReadTotals(), in_order, 0)
 
-    def _filling(self, num_slots: int) -> float:
-        return self.machine.random_seconds(self.workload.fill_reads(num_slots))
+    def _warm_up_seconds(self, num_slots: int) -> float:
+        return self.machine.random_seconds(self.workload.warm_up_reads(num_slots))
 
     @staticmethod
     def _overlapped(num: float, making: float, following: float, busiest: float) -> float:
-        """Return what superbatches take of which one is followed while the next is made.
+        """Return the seconds of superbatches, each consumed while the next is made.
 
         Parameters
         ----------
@@ -322,7 +322,7 @@ class _Model:
         making, following : float
             Of the whole epoch.
         busiest : float
-            What the disk, or the processors, have to do in it.
+            Of the disk, or of the processors, in it.
         """
         if num <= 1:
             return making + following

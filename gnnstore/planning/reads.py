@@ -1,4 +1,4 @@
-"""How many reads some rows take, and of how many bytes, without making them.
+"""Counts the reads that fetch some rows, and their bytes, without making them.
 
 The rules are the readers' (`gnnstore.testing.twins.reads.plan_reads` defines them): rows are
 covered by whole units of the disk, neighbours share a read, and long reads are cut.
@@ -19,24 +19,24 @@ from gnnstore.formats.arrays.pages import ShardLayout
 
 @dataclass(frozen=True)
 class ReadTotals:
-    """Reads and their bytes.
+    """A number of reads, and their bytes.
 
     Attributes
     ----------
     reads : int
     num_bytes : int
-        What the disk is asked for, gaps and alignment included.
+        Bytes read, gaps and alignment included.
     """
 
     reads: int = 0
     num_bytes: int = 0
 
     def __add__(self, other: ReadTotals) -> ReadTotals:
-        """Return the sum of both."""
+        """Return the sum."""
         return ReadTotals(self.reads + other.reads, self.num_bytes + other.num_bytes)
 
     def seconds_on(self, profile: DeviceProfile) -> float:
-        """Return how long a disk takes for them with its queue full, going by its measurements."""
+        """Return the time that a disk takes for the reads with its queue full, in seconds."""
         return self.reads * profile.seconds_per_read + self.num_bytes * profile.seconds_per_byte
 
 

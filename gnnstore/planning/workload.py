@@ -1,8 +1,9 @@
-"""An epoch as far as a short sample tells: rows, reads and misses of any cache.
+"""Estimates the rows and reads of an epoch, and the misses of any cache, from a short sample.
 
 Of the sampled batches only some blocks of neighbouring rows are kept, chosen by a hash, with a
-cache that is smaller by as much (as SHARDS does, Waldspurger et al., FAST 2015, section 3): 1/8 of
-the blocks of W tells misses within 2 %. Blocks, because rows that lie near each other share reads.
+cache that is smaller in proportion (spatial sampling, as in SHARDS: Waldspurger et al., FAST 2015,
+section 3): 1/8 of the blocks of W predicts misses within 2 %. It takes blocks because rows that lie
+near each other share reads.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from gnnstore.formats.arrays.pages import ShardLayout
 from gnnstore.planning.reads import ReadTotals, count_reads
 
 PAGE_BYTES = 4096
-# Uses of rows that are kept: looking at them takes a second. Learning takes up to 77 bytes for
-# each, and counting the reads of as many rows 125.
+# Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each; counting
+# the reads of as many rows 125.
 _KEPT_USES = 2 << 20
 _USE_BYTES = 128
 # Rows no further apart than a read's gap (12 kB at most, on flash) should be in one block.
 _BLOCK_BYTES = 32 << 10
 _LEAST_BLOCK_ROWS = 64
-# With fewer blocks, a few that many batches need would decide.
+# With fewer blocks, a few that many batches need would decide the result.
 _LEAST_BLOCKS = 1024
-# The last batches of a sample, whose rows are known to be old or new: what is read of these tells
-# how many reads a missed row takes.
+# The last batches of a sample, for whose rows reuse distances are known best: their reads tell how
+# many reads a missed row takes.
 _READ_BATCHES = 4
 _MAX_DEGREE = 1 << 16
-# Degrees are looked at in pieces: 3 MB beside them.
+# Degrees are counted in pieces, which take 3 MB.
 _COUNTED_AT_ONCE = 1 << 18
 
 _HASH = np.uint32(2654435761)
@@ -43,7 +44,7 @@ _HASH = np.uint32(2654435761)
 
 @dataclass(frozen=True)
 class SpatialSampling:
-    """Chooses the blocks of rows that are looked at, by a hash of their ids (SHARDS).
+    """The blocks of rows that represent a table.
 
     Attributes
     ----------
@@ -58,16 +59,16 @@ class SpatialSampling:
     def fit(
         cls, num_uses: int, num_rows: int, row_bytes: int, memory_bytes: int | None = None
     ) -> Self:
-        """Keep as many blocks as suffice.
+        """Return a sampling that keeps as many blocks as suffice.
 
         Parameters
         ----------
         num_uses : int
-            Rows that all batches of the sample need.
+            Rows of all batches of the sample.
         num_rows, row_bytes : int
             Of the table.
         memory_bytes : int, optional
-            For looking at them.
+            Memory for the analysis.
         """
         block_rows = max(_LEAST_BLOCK_ROWS, _BLOCK_BYTES // max(1, row_bytes))
         block_bits = (block_rows - 1).bit_length()
@@ -80,19 +81,19 @@ class SpatialSampling:
 
     @property
     def share(self) -> float:
-        """Of all rows, those that are kept."""
+        """The kept rows as a share of all."""
         return 0.5**self.share_bits
 
     def batches_in(self, memory_bytes: int, batch_nodes: int) -> int:
-        """Return how many batches of kept rows fit in `memory_bytes` (at least 1).
+        """Return the number of sampled batches that fit in memory_bytes, at least 1.
 
-        Of a small graph, half of the blocks would be too few, whatever the memory.
+        Half of the blocks of a small graph would be too few, whatever the memory.
         """
         kept_bytes = _USE_BYTES * self.share * max(1, batch_nodes)
         return max(1, int(memory_bytes / kept_bytes))
 
     def keeps(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Return which of some rows are kept: bool [n]."""
+        """Return whether each of some rows is kept: bool [n]."""
         if self.share_bits == 0:
             return np.ones(len(ids), np.bool_)
         # Multiplied and mixed, so that blocks of like ids have nothing in common.
@@ -107,25 +108,25 @@ class SpatialSampling:
 class SampledTrace(TraceBuilder):
     """Collects the nodes of batches that spatial sampling keeps."""
 
-    def __init__(self, num_batches: int, num_nodes: int, sampling: SpatialSampling) -> None:
+    def __init__(self, num_batches: int, num_nodes: int, spatial: SpatialSampling) -> None:
         super().__init__(num_batches, num_nodes)
-        self._sampling = sampling
+        self._spatial = spatial
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
-        """Take the nodes of batch i, each once."""
-        super().put(i, np.unique(n_id[self._sampling.keeps(n_id)]))
+        """Add the nodes of batch i, each once."""
+        super().put(i, np.unique(n_id[self._spatial.keeps(n_id)]))
 
 
 @dataclass(frozen=True, eq=False)
 class TableReads:
-    """How the rows of the tables that are read from disk come.
+    """The layout of the tables that are read from disk, and how reads of them are merged.
 
     Attributes
     ----------
     layouts : tuple of ShardLayout
-        Where the rows of each table lie.
+        The place of each table's rows.
     alignments : tuple of int
-        What reads of each are rounded to, in bytes.
+        Bytes that reads of each are multiples of.
     tuning : ReadTuning
     """
 
@@ -139,7 +140,7 @@ class TableReads:
         return sum(layout.geometry.row_bytes for layout in self.layouts)
 
     def count(self, rows: npt.NDArray[Any]) -> ReadTotals:
-        """Count the reads that fetch the rows of some nodes, ascending, each once."""
+        """Count the reads that fetch the rows of distinct nodes, ascending."""
         totals = ReadTotals()
         for layout, alignment_bytes in zip(self.layouts, self.alignments, strict=True):
             totals += count_reads(rows, layout, alignment_bytes, self.tuning)
@@ -148,7 +149,7 @@ class TableReads:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """What an epoch needs of the tables that are read from disk.
+    """The rows that an epoch needs of the tables that are read from disk.
 
     Attributes
     ----------
@@ -157,7 +158,7 @@ class Workload:
     epoch_batches : int
         Batches of an epoch.
     sampled_batches : int
-        Batches that this was learnt from.
+        Batches of the sample.
     batch_bytes, ids_bytes : float
         Of a batch with its attributes, and of its subgraph alone.
     seconds_sampling : float
@@ -165,7 +166,7 @@ class Workload:
     rows, pages : ReuseCurve
         Of the tables' rows, and of the pages of 4 KiB that they lie on.
     frequency : ScoreCurve
-        By how many other batches need a row.
+        By the number of other batches that need a row.
     degree : ScoreCurve or None
         By out-degree; None unless it was counted.
     """
@@ -197,7 +198,7 @@ class Workload:
     def learn(
         cls,
         trace: Trace,
-        sampling: SpatialSampling,
+        spatial: SpatialSampling,
         reads: TableReads,
         *,
         num_rows: int,
@@ -206,21 +207,21 @@ class Workload:
         ids_bytes: float,
         seconds_sampling: float,
     ) -> Self:
-        """Look at a sample.
+        """Return the workload that a sample represents.
 
         Parameters
         ----------
         trace : Trace
             From a `SampledTrace`, at least one batch.
         """
-        share, num_batches = sampling.share, trace.num_batches
+        share, num_batches = spatial.share, trace.num_batches
         ids, places = np.unique(trace.ids, return_inverse=True)
         dense = Trace(places.astype(np.int32), trace.offsets)
         distances = reuse_distances(dense, len(ids))
         counts = np.bincount(dense.ids, minlength=len(ids)).astype(np.int32)
         rows_of = np.bincount(counts, minlength=2).astype(np.float64)
         uses = np.zeros_like(rows_of)
-        # Whatever a batch needs is in one batch more than others need it in.
+        # A row of a batch occurs in one batch more than in others.
         uses[:-1] = (rows_of * np.arange(len(rows_of)))[1:] / num_batches
         sample = _Sample(
             reads,
@@ -251,7 +252,7 @@ class Workload:
         return self._reads(self.batch_rows, lambda sample: np.ones(len(sample.distances), np.bool_))
 
     def static_reads(self, num_slots: int, *, by_degree: bool = False) -> ReadTotals:
-        """Return the reads of an epoch beside a static cache."""
+        """Return the reads of an epoch with a static cache."""
         curve = self.degree if by_degree and self.degree is not None else self.frequency
         lowest = curve.lowest_score(num_slots)
 
@@ -262,51 +263,56 @@ class Workload:
         return self._reads(curve.misses(num_slots), missed)
 
     def misses(
-        self, policy: CachePolicy, num_slots: int, superbatch: int, *, holds: InitialCache = "last"
+        self,
+        policy: CachePolicy,
+        num_slots: int,
+        superbatch: int,
+        *,
+        initial: InitialCache = "last",
     ) -> float:
-        """Return the rows that a planned cache misses in an epoch, planned by superbatches.
+        """Return the misses of a planned cache in an epoch, planned by superbatches.
 
         Parameters
         ----------
-        holds : "last", "best" or "nothing"
-            What the cache holds when the epoch begins: what the one before has left; or, in a
-            first epoch, the rows that its first superbatch needs most.
+        initial : "last", "best" or "nothing"
+            The rows in the cache when the epoch begins: those that the epoch before has left; in a
+            first epoch, those that its first superbatch needs most; or none.
         """
-        if num_slots >= self.num_rows and holds != "nothing":
+        if num_slots >= self.num_rows and initial != "nothing":
             return 0.0
         if not policy.looks_ahead:  # how many batches are planned together does not matter
-            return policy.misses(self.rows, num_slots, self.epoch_batches, holds=holds)
+            return policy.misses(self.rows, num_slots, self.epoch_batches, initial=initial)
         size = max(1, min(superbatch, self.epoch_batches))
         num_more, rest = divmod(self.epoch_batches - size, size)
-        misses = policy.misses(self.rows, num_slots, size, holds=holds)
-        misses += num_more * policy.misses(self.rows, num_slots, size, holds="last")
+        misses = policy.misses(self.rows, num_slots, size, initial=initial)
+        misses += num_more * policy.misses(self.rows, num_slots, size, initial="last")
         if rest:
-            misses += policy.misses(self.rows, num_slots, rest, holds="last")
-        if holds == "nothing":
+            misses += policy.misses(self.rows, num_slots, rest, initial="last")
+        if initial == "nothing":
             return misses
-        # A cache that sees a few batches ahead is left with rows that most batches have needed,
-        # and hardly misses more than one of just these: on W with room for 3.3 million, planned
-        # by 24 batches, 1.1 million, where that misses 1.6 and what is said above is 3.
+        # A cache that sees a few batches ahead ends up with the rows that most batches need, and
+        # hardly misses more than a static cache of them: on W with room for 3.3 million rows,
+        # planned by 24 batches, 1.1 million, where that misses 1.6 million and the sum above is 3.
         return min(misses, self.epoch_batches * self.frequency.misses(num_slots))
 
     def planned_reads(self, policy: CachePolicy, num_slots: int, superbatch: int) -> ReadTotals:
-        """Return the reads of an epoch beside a planned cache."""
+        """Return the reads of an epoch with a planned cache."""
         misses = self.misses(policy, num_slots, superbatch) / self.epoch_batches
         longest = policy.max_kept_distance(self.rows, num_slots, superbatch)
         return self._reads(misses, lambda s: (s.distances == 0) | (s.distances > longest))
 
-    def fill_reads(self, num_slots: int) -> ReadTotals:
-        """Return the reads that fill a cache with the rows that most batches need."""
+    def warm_up_reads(self, num_slots: int) -> ReadTotals:
+        """Return the reads that warm up a cache with the rows that most batches need."""
         sample = self._sample
         lowest = min(self.frequency.lowest_score(num_slots), int(sample.counts.max(initial=0)))
         chosen = sample.ids[sample.counts >= lowest]
         totals = sample.reads.count(chosen)
         # Beyond what batches need, those of high degree.
-        num_filled = min(num_slots, self.num_rows)
-        return _scaled(totals, num_filled / max(1, len(chosen)))
+        num_warm = min(num_slots, self.num_rows)
+        return _scaled(totals, num_warm / max(1, len(chosen)))
 
     def scan_bytes(self, policy: CachePolicy, num_slots: int, superbatch: int) -> int:
-        """Return what one pass over the tables reads for what a superbatch misses."""
+        """Return the bytes that one pass over the tables reads for the misses of a superbatch."""
         sample = self._sample
         misses = self.misses(policy, num_slots, superbatch) * superbatch / self.epoch_batches
         expected = min(misses, self.rows.distinct_rows(superbatch))
@@ -328,7 +334,7 @@ class Workload:
     def _reads(
         self, misses: float, missed: Callable[[_Sample], npt.NDArray[np.bool_]]
     ) -> ReadTotals:
-        """Return the reads of an epoch of which each batch misses so many rows."""
+        """Return the reads of an epoch whose batches miss `misses` rows each."""
         sample = self._sample
         which, totals, found = missed(sample), ReadTotals(), 0
         last = sample.trace.num_batches
@@ -343,7 +349,7 @@ class Workload:
         return _scaled(totals, misses * self.epoch_batches / found)
 
     def with_degrees(self, degrees: npt.NDArray[np.uint32]) -> Self:
-        """Return the workload with what a cache by out-degree would hold.
+        """Return the workload with the curve of a cache by out-degree.
 
         Parameters
         ----------
@@ -358,19 +364,19 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """What is kept of a sample to count reads of.
+    """The kept rows of a sample, whose reads are counted.
 
     Attributes
     ----------
     share : float
-        Of all rows, those that are here.
+        The kept rows as a share of all.
     ids, counts : ndarray [n]
-        Rows, ascending, and in how many batches each was.
+        Rows, ascending, and the number of batches that each occurs in.
     trace : Trace
         The batches.
     distances, others, degrees : ndarray
-        Beside their ids: batches since the row was needed before, other batches that need it,
-        and out-degrees.
+        In the order of the trace's ids: the reuse distance of each, the number of other batches
+        that need it, and its out-degree.
     """
 
     reads: TableReads
@@ -388,7 +394,7 @@ def _scaled(totals: ReadTotals, factor: float) -> ReadTotals:
 
 
 def _page_curve(trace: Trace, share: float, reads: TableReads) -> ReuseCurve:
-    """Return the curve of pages, those of the widest table standing for the others."""
+    """Return the curve of the widest table's pages, which stand for those of the others."""
     geometry = max(reads.layouts, key=lambda layout: layout.geometry.row_bytes).geometry
     per_page = max(1, geometry.rows_per_page * PAGE_BYTES // geometry.page_stride_bytes)
     batches = [np.unique(trace.batch(i) // per_page) for i in range(trace.num_batches)]
@@ -406,10 +412,10 @@ def _degree_curve(trace: Trace, share: float, degrees: npt.NDArray[np.uint32]) -
 
 
 def _degree_histogram(degrees: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
-    """Return how many nodes have each degree, in pieces: float64 [_MAX_DEGREE].
+    """Return the number of nodes with each degree: float64 [_MAX_DEGREE].
 
-    Of an array of 32-bit numbers, `bincount` makes one of 64-bit numbers first: beside the 67 MB of
-    16.8 million degrees that, and the capped ones, were 201 MB more than any budget knew of.
+    It counts in pieces, as `bincount` converts its input to 64-bit numbers: with the 67 MB of 16.8
+    million degrees that, and the capped ones, were 201 MB more than any budget knew of.
     """
     counts = np.zeros(_MAX_DEGREE, np.int64)
     for first in range(0, len(degrees), _COUNTED_AT_ONCE):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.trace import Trace
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.graph.topology import Structure
+    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
     from gnnstore.planning.traits import StrategyTraits
     from gnnstore.strategies.sizes.placement import Placement
@@ -37,7 +37,7 @@ _LEAST_TOLD = 16
 
 def size_superbatches(
     placed: Callable[[int], Placement],
-    structure: Structure,
+    structure: Topology,
     presampler: Presampler,
     *,
     strategy: StrategyTraits,
@@ -116,7 +116,7 @@ class MeasuredMisses:
 
     def __init__(
         self,
-        structure: Structure,
+        structure: Topology,
         presampler: Presampler,
         *,
         policy: CachePolicy,

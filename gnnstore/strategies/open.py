@@ -12,7 +12,7 @@ from gnnstore.disk.buffers import release
 from gnnstore.errors import BudgetError
 from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
 from gnnstore.pipeline.lookahead.epochs import Superbatches
 from gnnstore.pipeline.lookahead.packer import DiskQuota, disk_budget
@@ -67,7 +67,7 @@ class DataSources:
         self._index_dtype = request.store.schema.index_dtype
         self.placement = placement
         store, num_threads = request.store, request.num_threads
-        shared = residents_of(store)
+        shared = shared_tables(store)
         self.engine = request.open_engine() if placement.reads_disk else None
         self.structure = request.structure(placement, self.engine)
         edge_id = self.structure.csc.edge_id
@@ -122,7 +122,7 @@ class DataSources:
         engine, store = self.engine, request.store
         if settings is None or size is None or engine is None:
             return None
-        shared, specs = residents_of(store), request.node_specs(self.placement)
+        shared, specs = shared_tables(store), request.node_specs(self.placement)
         tmpdir = request.tmpdir(settings)
         job = LookaheadJob(
             lambda: shared.planned_cache(store, specs, engine, size.num_slots),

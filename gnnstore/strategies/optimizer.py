@@ -23,11 +23,11 @@ from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.features.tiers.static import cache_cost
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.margins import MANY_BATCHES, expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.planning.calibrate import gather_rate
+from gnnstore.planning.calibrate import gather_bandwidth
 from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict
 from gnnstore.planning.traits import Candidate, StrategyTraits
 from gnnstore.planning.workload import Workload
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.graph.topology import Structure
+    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.request import ReadOptions, ReadRequest
 
@@ -122,7 +122,7 @@ def _placers(
 
     The first as a loader would have them; others with less and less in memory.
     """
-    options, shared = request.options, residents_of(request.store)
+    options, shared = request.options, shared_tables(request.store)
     placed = partial(
         place,
         StoreSizes.of(request.store.schema),
@@ -159,7 +159,7 @@ class Situation:
     engine : Engine
     specs : tuple of AttributeSpec
         Node attributes that are read from disk.
-    structure : Structure
+    structure : Topology
         That was sampled from.
     seen : Presampled
         The largest of some batches.
@@ -176,7 +176,7 @@ class Situation:
     request: ReadRequest
     engine: Engine
     specs: tuple[AttributeSpec, ...]
-    structure: Structure
+    structure: Topology
     seen: Presampled
     workload: Workload
     machine: Machine
@@ -212,7 +212,9 @@ class Situation:
             spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
         )
-        rate = gather_rate(sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs), spare)
+        rate = gather_bandwidth(
+            sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs), spare
+        )
         release()
         num_cores = len(os.sched_getaffinity(0))
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
@@ -428,7 +430,7 @@ class EstimatedMisses:
         """Return the disk space of an epoch's records and packed rows, planned from no cache."""
         work = self.workload
         sizes = (size.num_slots, size.num_batches)
-        misses = work.misses(self.policy, *sizes, holds="nothing")
+        misses = work.misses(self.policy, *sizes, initial="nothing")
         return int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
 
 

@@ -10,9 +10,9 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import CacheSettings
 from gnnstore.disk.scratch import default_parent
 from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.graph.topology import Structure
+from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.pipeline.lookahead.session import FixedNodes
 from gnnstore.planning.traits import StrategyTraits
@@ -89,18 +89,18 @@ class ReadRequest:
             return None
         spec = next(spec for spec in schema.arrays() if spec.path == largest)
         path = self.store.reader.paged(spec).file_paths[0]
-        return residents_of(self.store).engine(path, self.options.io_engine)
+        return shared_tables(self.store).engine(path, self.options.io_engine)
 
-    def structure(self, placement: Placement, engine: Engine | None) -> Structure:
+    def structure(self, placement: Placement, engine: Engine | None) -> Topology:
         """Return the graph's structure, where it is to lie."""
-        store, shared = self.store, residents_of(self.store)
+        store, shared = self.store, shared_tables(self.store)
         csc = shared.csc(store, placement.topology, self.num_threads)
         if placement.topology != "disk" or engine is None:
-            return Structure(csc)
+            return Topology(csc)
         rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
         spare = placement.left_bytes + placement.neighbors_bytes
         neighbors = shared.neighbors(store, csc, rows, placement.neighbors_bytes, spare)
-        return Structure(csc, rows, neighbors)
+        return Topology(csc, rows, neighbors)
 
     def tmpdir(self, settings: PlannedSettings) -> Path:
         """Return where runs put what they need for a while."""
@@ -115,7 +115,7 @@ class ReadRequest:
         """Return what other loaders' caches take of the budget, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
-        shared = residents_of(self.store)
+        shared = shared_tables(self.store)
         if strategy.plans:
             return shared.taken_bytes("planned")
         return shared.taken_bytes(
@@ -124,7 +124,7 @@ class ReadRequest:
 
     def shared_cache_bytes(self) -> int:
         """Return what caches hold that "auto" may share, of what its placement says is left."""
-        shared = residents_of(self.store)
+        shared = shared_tables(self.store)
         if self.options.memory in {None, "auto"}:
             return shared.cached_bytes
         return shared.own_bytes(self.options.cache or CacheSettings())
@@ -153,7 +153,7 @@ class ReadRequest:
         return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "disk")
 
     def cache_maker(
-        self, placement: Placement, structure: Structure, engine: Engine | None
+        self, placement: Placement, structure: Topology, engine: Engine | None
     ) -> CacheMaker | None:
         """Return what makes a cache; None if none is wanted."""
         settings = self.options.cache
@@ -167,7 +167,7 @@ class ReadRequest:
         )
 
     def fixed_nodes(
-        self, placement: Placement, structure: Structure, engine: Engine | None
+        self, placement: Placement, structure: Topology, engine: Engine | None
     ) -> FixedNodes | None:
         """Return whose rows a planned cache holds always; None if its policy decides."""
         if self.options.planned is None or self.options.cache is None:

@@ -18,7 +18,7 @@ from gnnstore.progress import Progress
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
-    from gnnstore.graph.topology import Structure
+    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
     from gnnstore.strategies.request import ReadRequest
 
@@ -34,7 +34,7 @@ _MAX_COUNTED_EDGES = 1 << 28
 
 def sample_workload(
     request: ReadRequest,
-    structure: Structure,
+    structure: Topology,
     reads: TableReads,
     *,
     num_threads: int,
@@ -45,7 +45,7 @@ def sample_workload(
 
     Parameters
     ----------
-    structure : Structure
+    structure : Topology
         Of the graph, where the loader would have it.
     reads : TableReads
         The tables that are read from disk.
@@ -63,10 +63,10 @@ def sample_workload(
         wanted = min(int(_SECONDS / max(each, 1e-6)), _ENOUGH_VISITS * num_nodes // batch_nodes)
         num_batches = min(max(wanted, _LEAST_BATCHES), MAX_COUNTED_BATCHES)
         spare = None if spare_bytes is None else spare_bytes // 2
-        sampling = SpatialSampling.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)
+        spatial = SpatialSampling.fit(num_batches * batch_nodes, num_nodes, reads.row_bytes, spare)
         if spare is not None:
-            num_batches = min(num_batches, sampling.batches_in(spare, batch_nodes))
-        trace = SampledTrace(num_batches, num_nodes, sampling)
+            num_batches = min(num_batches, spatial.batches_in(spare, batch_nodes))
+        trace = SampledTrace(num_batches, num_nodes, spatial)
         release()
         began = perf_counter()
         sampled = presampler.run(structure, num_threads, spare_bytes=spare, trace=trace)
@@ -77,7 +77,7 @@ def sample_workload(
     with progress.phase("look at what is needed"):
         workload = Workload.learn(
             trace.build(),
-            sampling,
+            spatial,
             reads,
             num_rows=num_nodes,
             epoch_batches=presampler.epoch_batches,
@@ -89,7 +89,7 @@ def sample_workload(
     return seen, workload
 
 
-def out_degrees(structure: Structure, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
+def out_degrees(structure: Topology, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
     """Return the out-degree of each node; None if counting would take long, or much memory."""
     csc = structure.csc
     if structure.is_slow or structure.is_read or csc.num_edges > _MAX_COUNTED_EDGES:

@@ -12,14 +12,14 @@ from gnnstore.budget.ledger import IN_FLIGHT, Reservation
 from gnnstore.caching.scores import (
     SCORE_DTYPES,
     CacheCost,
-    CachePlan,
     CacheSettings,
+    StaticCacheInfo,
     count_out_degrees,
     select_nodes,
 )
 from gnnstore.disk.buffers import release
 from gnnstore.features.tiers.static import StaticCache, cache_cost
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
 from gnnstore.units import format_size
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
-    from gnnstore.graph.topology import Structure
+    from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
     from gnnstore.strategies.sizes.placement import Placement
 
@@ -47,7 +47,7 @@ class CacheMaker:
     """
 
     store: GraphStore
-    structure: Structure
+    structure: Topology
     engine: Engine
     settings: CacheSettings
     specs: tuple[AttributeSpec, ...]
@@ -67,7 +67,7 @@ class CacheMaker:
 
     def find(self) -> StaticCache | None:
         """Return the cache that a loader on the same store has made with the same settings."""
-        return residents_of(self.store).find_cache(self._key)
+        return shared_tables(self.store).find_cache(self._key)
 
     def open(self, num_rows: int, counted: list[npt.NDArray[Any]] | None = None) -> StaticCache:
         """Return the cache, filling it with the best `num_rows` nodes if there is none yet.
@@ -85,7 +85,7 @@ class CacheMaker:
         """
 
         def make() -> StaticCache:
-            shared = residents_of(self.store)
+            shared = shared_tables(self.store)
             tables = {
                 spec.path: shared.rows_on_disk(self.store, spec, self.engine) for spec in self.specs
             }
@@ -96,7 +96,7 @@ class CacheMaker:
             cache.warm_up(nodes, scores)
             return cache
 
-        return residents_of(self.store).cache(self._key, make)
+        return shared_tables(self.store).cache(self._key, make)
 
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each node: uint8 or uint32 [N]."""
@@ -118,7 +118,7 @@ class CacheMaker:
 
 def divide_rest(
     placement: Placement,
-    structure: Structure,
+    structure: Topology,
     presampler: Presampler,
     maker: CacheMaker | None,
     num_threads: int,
@@ -142,7 +142,7 @@ def divide_rest(
     existing = None if maker is None else maker.find()
     if maker is not None and existing is None and not placement.budget_is_promise:
         # Memory of other caches, which stay.
-        held = residents_of(maker.store).cached_bytes
+        held = shared_tables(maker.store).cached_bytes
         placement = placement.with_limit(placement.budget_bytes - held)
     counted: list[npt.NDArray[Any]] = []
     note = ""
@@ -178,8 +178,8 @@ def divide_rest(
         cache = maker.open(num_rows, counted)
     score = maker.settings.score
     if cache is None:
-        return placement.with_cache(CachePlan(score, 0, 0, note))
-    return placement.with_cache(CachePlan(score, cache.num_rows, cache.num_bytes))
+        return placement.with_cache(StaticCacheInfo(score, 0, 0, note))
+    return placement.with_cache(StaticCacheInfo(score, cache.num_rows, cache.num_bytes))
 
 
 def cache_rows(

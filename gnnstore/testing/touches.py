@@ -1,7 +1,7 @@
 """What a process does when a signal meets it at any touch of the file system.
 
 A script calls `serve`, which forks a child for each task that comes on its standard input; in the
-child `send_at_touch` counts what Python's audit events have of files in a folder.
+child `signal_at_filesystem_call` counts what Python's audit events have of files in a folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 
-def send_at_touch(point: int, folder: str, number: signal.Signals) -> Callable[[], int]:
+def signal_at_filesystem_call(point: int, folder: str, number: signal.Signals) -> Callable[[], int]:
     """Have this process get a signal at its `point`-th touch of what lies in a folder.
 
     Returns

@@ -30,7 +30,7 @@ from gnnstore.disk.profile.measure import BLOCK_BYTES, QUEUE_DEPTHS
 from gnnstore.disk.profile.rates import ReadRate, at_random
 from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.strategies.sampling_run import sample_workload
 from gnnstore.testing.disks import keep_usual_profile
@@ -149,7 +149,7 @@ def test_choosing_beside_the_cache_of_another_loader(
     memory, given, opened = 170 * 10**6, [], gnnstore.open(store)
 
     def sampling(*arguments: Any, spare_bytes: int, **options: Any) -> Any:
-        given.append((spare_bytes, residents_of(opened).resident_bytes))
+        given.append((spare_bytes, shared_tables(opened).resident_bytes))
         return sample_workload(*arguments, spare_bytes=spare_bytes, **options)
 
     monkeypatch.setattr("gnnstore.strategies.optimizer.sample_workload", sampling)
@@ -165,15 +165,15 @@ def test_choosing_beside_the_cache_of_another_loader(
     assert held + spare <= memory
 
 
-def learn(num_batches: int, sampling: SpatialSampling, num_rows: int, batch_rows: int) -> Workload:
+def learn(num_batches: int, spatial: SpatialSampling, num_rows: int, batch_rows: int) -> Workload:
     """Learn from batches of rows from all over a table."""
     layout = ShardLayout(PageGeometry(512, 4096), num_rows, num_rows, 1)
-    trace, draws = SampledTrace(num_batches, num_rows, sampling), np.random.default_rng(0)
+    trace, draws = SampledTrace(num_batches, num_rows, spatial), np.random.default_rng(0)
     for i in range(num_batches):
         trace.put(i, draws.integers(0, num_rows, batch_rows))
     return Workload.learn(
         trace.build(),
-        sampling,
+        spatial,
         TableReads((layout,), (512,), tune_reads(None)),
         num_rows=num_rows,
         epoch_batches=num_batches,
@@ -200,13 +200,13 @@ def traced() -> Iterator[None]:
 def test_learning_takes_what_it_is_given(num_rows: int) -> None:
     """Of a small graph too, of which half of the blocks would be too few to tell anything."""
     memory_bytes, batch_rows = 8 * 10**6, 20_000
-    sampling = SpatialSampling.fit(64 * batch_rows, num_rows, 512, memory_bytes)
-    num_batches = min(64, sampling.batches_in(memory_bytes, batch_rows))
-    work = learn(num_batches, sampling, num_rows, batch_rows)
+    spatial = SpatialSampling.fit(64 * batch_rows, num_rows, 512, memory_bytes)
+    num_batches = min(64, spatial.batches_in(memory_bytes, batch_rows))
+    work = learn(num_batches, spatial, num_rows, batch_rows)
     for reads in (
         work.direct_reads(),
         work.planned_reads(BELADY, 1000, num_batches),
-        work.fill_reads(1000),
+        work.warm_up_reads(1000),
     ):
         assert reads.reads > 0
     assert memory_bytes / 8 < peak_bytes() <= memory_bytes

@@ -22,7 +22,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.disk.engines import ENGINES, probe_engines
 from gnnstore.errors import InputError, StorageError
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 
@@ -256,7 +256,7 @@ def test_a_disk_that_fails_while_the_cache_is_filled(path: Path, engine: str, ca
         pytest.raises(StorageError, match=os.strerror(errno.EIO)),
     ):
         NeighborLoader(store, [4], "train", cache="degree", **options)
-    assert residents_of(store).resident_bytes < 400 * N, "no half cache is kept"
+    assert shared_tables(store).resident_bytes < 400 * N, "no half cache is kept"
     loader = NeighborLoader(store, [4], "train", cache="degree", **options)
     assert loader.stats().cache_rows > 0
     assert len(batches(loader)) == 12

@@ -20,7 +20,7 @@ import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.errors import BudgetError, NotFoundError, StorageError, UsageError
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
@@ -249,7 +249,7 @@ def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) ->
     valid = NeighborLoader(
         store, [4], "valid", batch_size=40, seed=1, strategy="belady", cache_bytes="100kB"
     )
-    assert residents_of(store).cached_bytes <= 100_000
+    assert shared_tables(store).cached_bytes <= 100_000
     reference = batches(NeighborLoader(path, [4], "valid", batch_size=40, seed=1))
     found = []
     for i, batch in enumerate(train):
@@ -329,13 +329,13 @@ def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str,
     store = gnnstore.open(path)
     large, small = loader_of(store, cache_bytes="100kB"), loader_of(store, cache_bytes="10kB")
     assert same(batches(large), expected[:BATCHES])
-    former = residents_of(store).cached_bytes
+    former = shared_tables(store).cached_bytes
     assert 50_000 < former <= 100_000
     assert large._sources.superbatches is not None
     idle = large._sources.superbatches._idle
     assert idle is not None
     assert same(batches(small), expected[:BATCHES])
-    assert residents_of(store).cached_bytes <= 10_000
+    assert shared_tables(store).cached_bytes <= 10_000
     held = idle.lease._cache.num_bytes
     assert held < former / 50, "though the larger loader still knows what it had"
     large.set_epoch(0)

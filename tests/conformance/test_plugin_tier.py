@@ -23,7 +23,7 @@ from gnnstore.features.packed.pack import pack
 from gnnstore.features.source import RowRequest, RowSource, Tier, files_of
 from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.features.tiers.static import StaticCache
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import same
 from gnnstore.testing.graphs import random_graph
@@ -158,7 +158,7 @@ def test_through_a_loader(path: Path, strategy: str) -> None:
 
     expected = batches(gnnstore.open(path), "memory")
     store = gnnstore.open(path)
-    residents_of(store).add_tier(RecentRows)
+    shared_tables(store).add_tier(RecentRows)
     hits = RecentRows.num_hits
     assert same(batches(store, strategy), expected)
     assert RecentRows.num_hits > hits

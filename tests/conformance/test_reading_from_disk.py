@@ -20,7 +20,7 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE, probe_engines
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.tiers.static import cache_cost
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.testing.batches import same
@@ -356,9 +356,9 @@ def test_loaders_share_a_cache(path: Path, expected: list[dict[str, Any]]) -> No
     store = gnnstore.open(path)
     options: dict[str, Any] = {**OPTIONS, "strategy": "static", "cache_bytes": 60_000}
     train = NeighborLoader(store, [4, 4], "train", **options)
-    held = residents_of(store).resident_bytes
+    held = shared_tables(store).resident_bytes
     valid = NeighborLoader(store, [-1], "valid", **options)
-    assert residents_of(store).resident_bytes == held
+    assert shared_tables(store).resident_bytes == held
     assert train._sources.cache is valid._sources.cache
     other = NeighborLoader(store, [4, 4], "train", **{**options, "cache": "degree"})
     assert other._sources.cache is not train._sources.cache
@@ -371,7 +371,7 @@ def test_memory_that_a_cache_holds_is_not_given_twice(
     """Where nobody sets a budget, the machine's memory is one."""
     machine_bytes = 2_000_000
     store = gnnstore.open(path)
-    held = residents_of(store)
+    held = shared_tables(store)
     monkeypatch.setattr(
         "gnnstore.budget.limits.available_bytes", lambda: machine_bytes - held.resident_bytes
     )

@@ -31,13 +31,13 @@ _SWEEP = """
 
     import zarr
     from gnnstore.converters import ConvertOptions, from_rmat
-    from gnnstore.testing.touches import send_at_touch, serve
+    from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve
 
     folder, name, overwrite = sys.argv[1:]
     os.fsync = lambda file: None  # what a process has written outlives it without
 
     def convert(point):
-        num_touches = send_at_touch(point, folder, signal.Signals[name])
+        num_touches = signal_at_filesystem_call(point, folder, signal.Signals[name])
         options = ConvertOptions(overwrite=overwrite == "overwrite")
         from_rmat(Path(folder) / "r.gnn", scale=9, seed=point, options=options)
         return 0 if num_touches() < point else 3

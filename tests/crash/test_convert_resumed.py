@@ -42,7 +42,7 @@ _SERVER = """
     from gnnstore.converters.edges.spill import builder as spill
     from gnnstore.formats.arrays import paged_writer
     from gnnstore.formats.arrays import pages
-    from gnnstore.testing.touches import send_at_touch, serve
+    from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve
 
     source, output = sys.argv[1:]
     folder = os.path.dirname(output)
@@ -52,7 +52,7 @@ _SERVER = """
     spill.MIN_SPILL_BYTES = 2**12
 
     def convert(task):
-        send_at_touch(task["touch"], folder, signal.SIGKILL)
+        signal_at_filesystem_call(task["touch"], folder, signal.SIGKILL)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
         signal.setitimer(signal.ITIMER_REAL, task["seconds"])
         options = ConvertOptions(undirected=True, **task["options"])

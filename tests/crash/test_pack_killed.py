@@ -36,7 +36,7 @@ import os, signal, sys
 from pathlib import Path
 
 from gnnstore.testing.plans import pack
-from gnnstore.testing.touches import send_at_touch, serve
+from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve
 
 # What a process has written outlives it without; 40 of them are half of the time.
 os.fsync = lambda file: None
@@ -44,7 +44,7 @@ os.fsync = lambda file: None
 store, output = map(Path, sys.argv[1:])
 
 def run(task):
-    send_at_touch(task["touch"], str(output.parent), signal.SIGKILL)
+    signal_at_filesystem_call(task["touch"], str(output.parent), signal.SIGKILL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process at once
     signal.setitimer(signal.ITIMER_REAL, task["seconds"])
     pack(store, [4, 4], output=output, superbatch=2, batch_size=100, **task["options"])

@@ -53,15 +53,15 @@ def reads() -> TableReads:
 
 
 def workload_of(
-    batches: list[Any], sampling: SpatialSampling | None = None, epoch_batches: int = 0
+    batches: list[Any], spatial: SpatialSampling | None = None, epoch_batches: int = 0
 ) -> Workload:
-    sampling = sampling or SpatialSampling(6, 0)
-    trace = SampledTrace(len(batches), NUM_ROWS, sampling)
+    spatial = spatial or SpatialSampling(6, 0)
+    trace = SampledTrace(len(batches), NUM_ROWS, spatial)
     for i, batch in enumerate(batches):
         trace.put(i, batch)
     return Workload.learn(
         trace.build(),
-        sampling,
+        spatial,
         reads(),
         num_rows=NUM_ROWS,
         epoch_batches=epoch_batches or len(batches),
@@ -97,7 +97,7 @@ def planned_misses(
 
 @pytest.mark.parametrize("num_slots", [200, 1000, 4000])
 def test_beladys_misses_are_those_of_its_planner(batches: list[Any], num_slots: int) -> None:
-    found = workload_of(batches).misses(BELADY, num_slots, len(batches), holds="best")
+    found = workload_of(batches).misses(BELADY, num_slots, len(batches), initial="best")
     assert found == pytest.approx(planned_misses(batches, num_slots, len(batches)), rel=0.05)
 
 
@@ -107,14 +107,14 @@ def test_a_cache_of_all_that_is_needed_misses_nothing(batches: list[Any]) -> Non
     curve = work.rows
     distinct = len(np.unique(np.concatenate(batches)))
     assert curve.distinct_rows(len(batches)) == pytest.approx(distinct, rel=0.02)
-    empty = curve.belady_misses(NUM_ROWS, len(batches), holds="nothing")
+    empty = curve.belady_misses(NUM_ROWS, len(batches), initial="nothing")
     assert empty == pytest.approx(distinct, rel=0.02)
     assert work.misses(BELADY, 0, len(batches)) == pytest.approx(600 * len(batches))
 
 
 def test_superbatches_cost_what_is_not_known_ahead(batches: list[Any]) -> None:
     work = workload_of(batches)
-    whole, parts = (work.misses(BELADY, 1000, size, holds="best") for size in (120, 30))
+    whole, parts = (work.misses(BELADY, 1000, size, initial="best") for size in (120, 30))
     assert whole < parts
     assert parts == pytest.approx(planned_misses(batches, 1000, 30), rel=0.15)
 
@@ -123,7 +123,7 @@ def test_superbatches_cost_what_is_not_known_ahead(batches: list[Any]) -> None:
 def test_epochs_longer_than_the_sample(batches: list[Any], num_slots: int) -> None:
     work = workload_of(batches[:40], epoch_batches=120)
     true = planned_misses(batches, num_slots, 120)
-    assert work.misses(BELADY, num_slots, 120, holds="best") == pytest.approx(true, rel=0.15)
+    assert work.misses(BELADY, num_slots, 120, initial="best") == pytest.approx(true, rel=0.15)
 
 
 @pytest.mark.parametrize("num_slots", [200, 1000, 4000])
@@ -195,8 +195,8 @@ def test_thinning_is_as_fine_as_it_may_be() -> None:
     assert SpatialSampling.fit(10**9, 2**24, 512) == SpatialSampling(6, 8), "of 2^18 blocks, 2^10"
     assert SpatialSampling.fit(10**9, 1000, 512).share == 1, "of so few rows all are looked at"
     ids = np.arange(1 << 16, dtype=np.int32)
-    sampling = SpatialSampling(6, 3)
-    kept = sampling.keeps(ids)
+    spatial = SpatialSampling(6, 3)
+    kept = spatial.keeps(ids)
     assert kept.mean() == pytest.approx(1 / 8, rel=0.2)
     whole_blocks = kept.reshape(-1, 64)
     assert (whole_blocks.all(1) | ~whole_blocks.any(1)).all()
@@ -220,8 +220,8 @@ def test_curves_of_any_sample(batches: list[set[int]], data: st.DataObject) -> N
     assert misses == sorted(misses, reverse=True)
     assert all(0 <= m <= curve.batch_rows * num_batches + 1e-6 for m in misses)
     assert curve.lru_misses(0, num_batches) <= curve.batch_rows
-    assert curve.belady_misses(5, num_batches, holds="last") <= curve.belady_misses(
-        5, num_batches, holds="nothing"
+    assert curve.belady_misses(5, num_batches, initial="last") <= curve.belady_misses(
+        5, num_batches, initial="nothing"
     )
 
 
@@ -240,8 +240,8 @@ def test_reads_without_a_cache_are_those_of_the_batches(batches: list[Any]) -> N
 def test_reads_that_fill_a_cache(batches: list[Any]) -> None:
     work = workload_of(batches)
     nodes = most_needed(Trace.of(batches), NUM_ROWS, 1000)
-    assert work.fill_reads(1000).reads == pytest.approx(reads().count(nodes).reads, rel=0.1)
-    assert work.fill_reads(0).reads == 0
+    assert work.warm_up_reads(1000).reads == pytest.approx(reads().count(nodes).reads, rel=0.1)
+    assert work.warm_up_reads(0).reads == 0
 
 
 def test_what_packing_scans(batches: list[Any]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from gnnstore.budget import limits
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.caching.scores import CacheCost, CachePlan, CacheSettings
+from gnnstore.caching.scores import CacheCost, CacheSettings, StaticCacheInfo
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, Schema
@@ -320,12 +320,12 @@ def test_without_a_promise_the_cache_takes_half(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_cache_is_part_of_the_decision() -> None:
     chosen = place(SIZES, strategy="static", memory="3GB")
-    cached = chosen.with_cache(CachePlan("frequency", 1000, 50_000_000))
+    cached = chosen.with_cache(StaticCacheInfo("frequency", 1000, 50_000_000))
     assert cached.spare_bytes == 850_000_000
     assert cached.reason == (
         f"{chosen.reason}; rows of the 1000 nodes that sampling needs most often cached in 50 MB"
     )
-    empty = chosen.with_cache(CachePlan("degree", 0, 0, "there is no room"))
+    empty = chosen.with_cache(StaticCacheInfo("degree", 0, 0, "there is no room"))
     assert empty.reason.endswith(
         "; rows of the 0 nodes of the highest out-degree cached in 0 B (there is no room)"
     )

@@ -17,7 +17,7 @@ from gnnstore.disk.buffers import MIN_POOLED_BYTES, empty
 from gnnstore.features.memory import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows
 from gnnstore.features.source import RowSource
 from gnnstore.formats import AttributeSpec, StoreReader
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.testing.stores import write_example_store
 
 # One byte; not dividing a page; just below, at and above a page; several pages.
@@ -151,9 +151,9 @@ def spec_of(store: gnnstore.GraphStore, name: str) -> AttributeSpec:
 def test_tables_are_loaded_once_for_a_store_object(tmp_path: Path) -> None:
     stored = write_example_store(tmp_path / "s.gnn", num_nodes=300, feature_shape=(25,))
     store = gnnstore.open(stored.path)
-    shared = residents_of(store)
-    assert residents_of(store) is shared
-    assert residents_of(gnnstore.open(stored.path)) is not shared
+    shared = shared_tables(store)
+    assert shared_tables(store) is shared
+    assert shared_tables(gnnstore.open(stored.path)) is not shared
 
     x = shared.rows(store, spec_of(store, "x"), "memory", 1)
     assert shared.rows(store, spec_of(store, "x"), "memory", 1) is x
@@ -171,7 +171,7 @@ def test_tables_go_with_their_store(tmp_path: Path) -> None:
     gc.collect()
     before = _core.pool_stats()["bytes_in_use"]
     store = gnnstore.open(stored.path)
-    residents_of(store).rows(store, spec_of(store, "x"), "memory", 1)
+    shared_tables(store).rows(store, spec_of(store, "x"), "memory", 1)
     assert _core.pool_stats()["bytes_in_use"] > before
     del store
     gc.collect()

@@ -98,19 +98,19 @@ class CachePolicy(ABC):
         num_slots: int,
         num_batches: int,
         *,
-        holds: InitialCache,  # noqa: ARG002 - what a cache that looks back holds comes from the past
+        initial: InitialCache,  # noqa: ARG002 - for policies that look ahead
     ) -> float:
         """Return the rows that some batches miss, planned together; as LRU by default.
 
         Parameters
         ----------
-        holds : "best", "last" or "nothing"
-            What the cache holds before them; see `Workload.misses`.
+        initial : "best", "last" or "nothing"
+            The rows in the cache before them; see `Workload.misses`.
         """
         return num_batches * reuse.lru_misses(num_slots, num_batches)
 
     def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
-        """Return the longest reuse distance, in batches, over which rows are kept."""
+        """Return the longest reuse distance over which rows stay in the cache."""
         return int(reuse.batches_held(num_slots, num_batches))
 
     def reserve(self, batch_rows: int) -> list[Reservation]:

@@ -40,13 +40,13 @@ class Belady(SpillingPolicy):
         return BeladyPlanner(num_slots)
 
     def misses(
-        self, reuse: ReuseCurve, num_slots: int, num_batches: int, *, holds: InitialCache
+        self, reuse: ReuseCurve, num_slots: int, num_batches: int, *, initial: InitialCache
     ) -> float:
         """Return the rows that some batches miss, planned together."""
-        return reuse.belady_misses(num_slots, num_batches, holds=holds)
+        return reuse.belady_misses(num_slots, num_batches, initial=initial)
 
     def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
-        """Return the longest reuse distance, in batches, over which rows are kept."""
+        """Return for how many batches rows are kept until they are needed again, at most."""
         return reuse.max_kept_distance(num_slots, num_batches)
 
     def reserve_spilled(

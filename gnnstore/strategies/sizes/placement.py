@@ -12,7 +12,7 @@ from typing import Literal, Self, cast
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.caching.scores import CachePlan
+from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
@@ -69,7 +69,7 @@ class Placement:
         Why, in one sentence.
     neighbors_bytes : int
         Memory for in-neighbour lists where the others are on disk.
-    cache : CachePlan, optional
+    cache : StaticCacheInfo, optional
         Rows that are held besides; set by `with_cache`.
     superbatch : SuperbatchSize, optional
         What a planned strategy holds besides; set by `with_superbatch`.
@@ -84,7 +84,7 @@ class Placement:
     budget_is_promise: bool
     reason: str
     neighbors_bytes: int = 0
-    cache: CachePlan | None = None
+    cache: StaticCacheInfo | None = None
     superbatch: SuperbatchSize | None = None
     predicted_seconds: float | None = None
 
@@ -129,7 +129,7 @@ class Placement:
         parts.append(Reservation(STAGING, staging_bytes))
         return replace(self, ledger=replace(self.ledger, reservations=tuple(parts)))
 
-    def with_cache(self, cache: CachePlan) -> Self:
+    def with_cache(self, cache: StaticCacheInfo) -> Self:
         """Return the decision with the cache that was made for it."""
         return replace(
             self,

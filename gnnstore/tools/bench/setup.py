@@ -25,7 +25,7 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import Schema
-from gnnstore.graph.shared import residents_of
+from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
@@ -80,7 +80,7 @@ class Run:
         self.num_threads = task.num_threads or len(os.sched_getaffinity(0))
         self.timeline: Timeline = OFF
         # Shared with the loaders, which would load both after the limit is set.
-        shared = residents_of(self.store)
+        shared = shared_tables(self.store)
         self.csc: Csc = shared.csc(self.store, "memory", self.num_threads)
         self.seeds: npt.NDArray[np.int64] = np.load(task.seeds)
         wide, narrow = split_tables(self.store.schema)

@@ -16,7 +16,7 @@ from gnnstore.caching.scores import Score, count_out_degrees
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.errors import UsageError
 from gnnstore.graph.sizes import StoreSizes
-from gnnstore.graph.topology import Structure
+from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
@@ -130,5 +130,5 @@ def sample_epoch(
         scores["degree"] = count_out_degrees(csc.column_pieces(), store.num_nodes, csc.source)
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
-        presampler.run(Structure(csc), num_threads, scores["frequency"])
+        presampler.run(Topology(csc), num_threads, scores["frequency"])
     return SampledEpoch(name, seeds.num_seeds, epoch_batches, trace.build(), scores, seconds)
