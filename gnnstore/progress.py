@@ -1,7 +1,7 @@
-"""How long work tells its caller how far it is, without knowing who shows it.
+"""Reports the progress of long work, without knowing how it is displayed.
 
-A conversion may run for hours. The library only announces phases and counts; the command
-line draws bars, a notebook may draw its own, and by default nothing is shown at all.
+A conversion may run for hours. The library only announces phases and counts; the command line
+draws bars, a notebook may draw its own, and by default nothing is displayed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 
 class Phase(Protocol):
-    """One step of the work, while it runs."""
+    """A step of the work, while it runs."""
 
     def advance(self, n: int = 1) -> None:
-        """Say that `n` more units are done."""
+        """Report that `n` more units are done."""
 
 
 class Progress(Protocol):
@@ -29,15 +29,15 @@ class Progress(Protocol):
         Parameters
         ----------
         name : str
-            What is being done, as in "read edges".
+            The task, as in "read edges".
         total : int, optional
-            Units in all; None if nobody knows.
+            Units in all; None if it is not known.
         unit : str
-            What is counted: "edges", "rows", or "bytes", which is shown as a size.
+            The unit: "edges", "rows", or "bytes", which is displayed as a size.
         """
 
     def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Say something once, such as how long the work is expected to take.
+        """Report a message, such as how long the work is expected to take.
 
         Parameters
         ----------
@@ -49,14 +49,14 @@ class Progress(Protocol):
 
 
 class NullPhase:
-    """A phase that nobody watches."""
+    """A phase that is not displayed."""
 
     def advance(self, n: int = 1) -> None:
         """Do nothing."""
 
 
 class NullProgress:
-    """The default: shows nothing."""
+    """Displays nothing; the default."""
 
     @contextmanager
     def phase(
@@ -69,4 +69,4 @@ class NullProgress:
         yield NullPhase()
 
     def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
-        """Say nothing."""
+        """Ignore the message."""

@@ -1,7 +1,7 @@
-"""When each stage of a loader ran, on which thread: the picture of where an epoch's time goes.
+"""Records when each stage of a loader ran, and on which thread, to show where an epoch's time goes.
 
-Written in the format that chrome://tracing and ui.perfetto.dev open: complete events ("X") with
-times in microseconds, and names of threads as metadata. Where nobody asked for it, `OFF` takes
+Timelines are written in the format that chrome://tracing and ui.perfetto.dev open: complete events
+("X") with times in microseconds, and names of threads as metadata. Without a recording, `OFF` takes
 the place of a timeline and keeps nothing.
 """
 
@@ -35,7 +35,7 @@ class Timeline:
     Parameters
     ----------
     max_events : int
-        What comes after so many is counted, but not kept.
+        Later events are counted, but not kept.
 
     Raises
     ------
@@ -59,16 +59,16 @@ class Timeline:
 
     @property
     def num_events(self) -> int:
-        """Events that are kept."""
+        """Number of events that are kept."""
         return len(self._events)
 
     @property
     def num_dropped(self) -> int:
-        """Events that are not kept, because there were so many before them."""
+        """Number of events beyond the most that are kept."""
         return self._num_dropped
 
     def span(self, name: str, /, **args: Any) -> _Span:
-        """Record what runs in a `with` block; `as` gives the arguments, which may be added to.
+        """Record the time of a `with` block; `as` gives its arguments, which may be extended.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class Timeline:
         name : str
             The stage.
         start_ns, end_ns : int
-            Readings of `time.perf_counter_ns`. What came before the recording is left out.
+            Readings of `time.perf_counter_ns`. Time before the recording is left out.
         **args
             Numbers or text to show with it.
         """
@@ -101,7 +101,7 @@ class Timeline:
                 self._threads[thread] = threading.current_thread().name
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write what has been recorded so far to a file, which is replaced at once.
+        """Write the events so far to a file, which is replaced atomically.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class Timeline:
         temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
         try:
             try:
-                # Not through `tempfile`, whose files are for nobody else to read.
+                # Not through `tempfile`, whose files nobody else may read.
                 with temporary.open("x", encoding="ascii") as opened:
                     self._write(opened)
                 temporary.replace(file)
@@ -126,7 +126,7 @@ class Timeline:
         with self._lock:
             events, threads = list(self._events), dict(self._threads)
             num_dropped = self._num_dropped
-        # The one that lasts longer first: others of the same beginning lie within it.
+        # Longer ones first: others with the same beginning lie within them.
         events.sort(key=lambda event: (event[0], -event[1]))
         pid = os.getpid()
         file.write('{"displayTimeUnit": "ms", "otherData": ')
@@ -166,7 +166,7 @@ class Timeline:
 
 
 class _Span:
-    """A stage that is under way."""
+    """A stage that is running."""
 
     __slots__ = ("_args", "_name", "_start_ns", "_timeline")
 
@@ -217,12 +217,12 @@ def _off() -> Timeline:
 
 @contextmanager
 def recorded(path: str | os.PathLike[str], max_events: int = MAX_EVENTS) -> Iterator[Timeline]:
-    """Give a timeline, and write it when the `with` block is left, by an error too.
+    """Yield a timeline, and write it when the `with` block is left, by an error too.
 
     Raises
     ------
     NotFoundError, StorageError
-        If the file could not be written, before anything is recorded; or if it cannot be.
+        If the file cannot be written; as far as possible before anything is recorded.
     """
     file = Path(path).absolute()
     _refuse_unwritable(file)
@@ -239,7 +239,7 @@ def recorded(path: str | os.PathLike[str], max_events: int = MAX_EVENTS) -> Iter
 
 
 def _refuse_unwritable(file: Path) -> None:
-    """Find out before an epoch what would go wrong after it."""
+    """Raise before an epoch the error that writing would raise after it."""
     if not file.parent.is_dir():
         raise NotFoundError(
             f"{file}: the directory to write the timeline into does not exist", path=file
@@ -255,7 +255,7 @@ def _refuse_unwritable(file: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON knows: NumPy's numbers and others are not."""
+    """Return a JSON value for an argument, such as one of NumPy's numbers."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Sizes as people write them ("8GB", "512MiB"); sizes and times as they like to read them."""
+"""Parses sizes as people write them ("8GB", "512MiB"), and formats sizes and times for them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
 
 
 def format_at_least(num_bytes: int) -> str:
-    """Return a size for people that is not below `num_bytes`: what to raise a budget by."""
+    """Return a size for people, rounded up, as of a budget that must suffice."""
     unit = 10 ** max(0, len(str(num_bytes)) - 3)  # of the third digit
     return format_size(-(-num_bytes // unit) * unit)
 

@@ -1,1 +1,1 @@
-"""Bytes from a device, into pooled buffers; nothing here knows of graphs."""
+"""Reads bytes from a device into pooled buffers; independent of graphs."""

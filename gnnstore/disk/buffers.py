@@ -1,8 +1,8 @@
-"""Typed arrays in recycled memory, because fresh memory is the dearest part of a batch.
+"""Typed arrays in recycled memory, because fresh memory is the most expensive part of a batch.
 
-A batch of 50 MB in a fresh array costs more in page faults than in copying. Large arrays
-therefore come from a process-wide pool of huge-page buffers; a buffer returns to the pool
-when the last array or tensor that views it is released, never while somebody holds it.
+A batch of 50 MB in a fresh array costs more in page faults than in copying. Large arrays therefore
+come from a process-wide pool of huge-page buffers; a buffer returns to the pool when the last array
+or tensor that views it is released.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 
-# Below this, malloc serves from memory that it keeps (its own threshold for handing memory
-# back to the system), and recycling gains nothing.
+# Below this, its own threshold for returning memory to the system, malloc serves from memory that
+# it keeps, and recycling gains nothing.
 MIN_POOLED_BYTES = 128 * 1024
 
 
@@ -34,7 +34,7 @@ def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     Returns
     -------
     ndarray
-        Large ones view a buffer of the pool and own a share of it.
+        A large one views a buffer of the pool and owns a share of it.
     """
     element = np.dtype(dtype)
     num_bytes = math.prod(shape) * element.itemsize
@@ -44,30 +44,30 @@ def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def trim(max_free_bytes: int) -> None:
-    """Give free buffers back to the system until at most `max_free_bytes` are kept."""
+    """Return free buffers to the system until at most `max_free_bytes` are kept."""
     _core.pool_trim(max_free_bytes)
 
 
 def keep_within_budget() -> None:
-    """Let the pool grow no more than the batches at work do, from now on.
+    """Keep the pool from growing beyond the buffers in use, from now on.
 
-    Buffers of two batches in turn rarely have quite the same size; what is free is given up for
-    what is wanted instead of being kept beside it.
+    The buffers of successive batches rarely have quite the same size; free ones are returned to the
+    system when others are needed.
     """
     _core.pool_exchange(True)
 
 
 def release() -> None:
-    """Give all memory that is free back to the system."""
+    """Return all free memory to the system."""
     trim(0)
     release_heap()
 
 
 def release_heap() -> None:
-    """Give what malloc keeps of freed memory back to the system; takes milliseconds.
+    """Return the freed memory that malloc keeps to the system; takes milliseconds.
 
-    glibc keeps blocks of up to 32 MiB once one of them has been freed, and those who make and
-    drop arrays by turns leave it with holes: 80 MB beside a budget of 300, after superbatches of 38
+    glibc keeps blocks of up to 32 MiB once one of them has been freed, and allocating and freeing
+    arrays alternately leaves holes: 80 MB on top of a budget of 300, after superbatches of 38
     batches of 75,000 nodes had been sampled and planned.
     """
     if _malloc_trim is not None:

@@ -1,4 +1,4 @@
-"""What was read to serve a request, and at what depth: plain sums that add up."""
+"""Counts of the reads that requests took: plain sums that add up."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Self
 
 @dataclass(frozen=True)
 class ReadCounts:
-    """Reads that the engines did, and rows that a cache spared them.
+    """Counts of reads by engines, and of rows that came from a cache instead.
 
-    Rows that lie in memory or are mapped count nothing: the first cost no read, and of the
-    second only the operating system knows.
+    Rows in memory or in a mapping are not counted: the first take no read, and only the operating
+    system knows those of the second.
 
     Attributes
     ----------
@@ -21,13 +21,13 @@ class ReadCounts:
     bytes_read : int
         Bytes of these reads, with the rest of their pages and the gaps that they span.
     bytes_useful : int
-        Bytes of the distinct rows that were asked for and not cached.
+        Bytes of the distinct rows that were read.
     rows_read, rows_cached : int
         Distinct rows that were read, and rows that were copied from a cache.
     depth_sum, waits : int
-        Reads in flight when a thread began to wait for some, summed, and how often.
+        The sum of the reads in flight whenever a thread began to wait, and the number of waits.
     seconds_waiting : float
-        Time that threads spent waiting for reads; what they copied meanwhile is not in it.
+        Time that threads waited for reads, without the copying meanwhile.
     """
 
     reads: int = 0
@@ -41,7 +41,7 @@ class ReadCounts:
 
     @classmethod
     def of(cls, counts: Mapping[str, int]) -> Self:
-        """Take the counts of one call of the core."""
+        """Return the counts of one call of the core."""
         amounts = dict(counts)
         nanoseconds = amounts.pop("nanoseconds_waiting")
         return cls(**amounts, seconds_waiting=nanoseconds * 1e-9)
@@ -53,17 +53,17 @@ class ReadCounts:
 
     @property
     def amplification(self) -> float:
-        """Bytes read for each byte that was asked for; 0 where nothing was read."""
+        """Bytes read for each useful byte; 0 if none were."""
         return self.bytes_read / self.bytes_useful if self.bytes_useful else 0.0
 
     @property
     def mean_queue_depth(self) -> float:
-        """Reads in flight while a thread waited; 0 where none did."""
+        """Mean number of reads in flight while a thread waited; 0 if none did."""
         return self.depth_sum / self.waits if self.waits else 0.0
 
     @property
     def hit_rate(self) -> float:
-        """Share of the rows that came from a cache; 0 where nothing was asked for."""
+        """Share of the rows that came from a cache; 0 if there were none."""
         rows = self.rows_cached + self.rows_read
         return self.rows_cached / rows if rows else 0.0
 

@@ -1,10 +1,9 @@
-"""Which engine reads from disk: the fastest of three that works here, or the one asked for.
+"""Chooses the engine that reads from disk: the fastest of three that works here, or a given one.
 
 "io_uring" keeps a deep queue full from one thread, at 2 us of processor time a read. Where a
-container, an old kernel or an administrator forbids it, "pread" has threads wait for one read
-each (8 us), and "mmap" has them copy from mapped files, through the page cache. Whether an
-engine works is found out by reading with it: kernel versions do not tell what a container
-forbids.
+container, an old kernel or an administrator forbids it, the threads of "pread" wait for one read
+each (8 us), and those of "mmap" copy from mapped files, through the page cache. An engine is tried
+by reading with it: kernel versions do not tell what a container forbids.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from gnnstore.formats.container.regular_files import open_binary
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
 ENVIRONMENT_VARIABLE = "GNNSTORE_IO_ENGINE"
 
-# 0: io_uring is allowed, 1: to one group, 2: to nobody. Linux 6.6 and later.
+# 0: io_uring is allowed, 1: for one group, 2: for nobody. Linux 6.6 and later.
 _IO_URING_DISABLED = Path("/proc/sys/kernel/io_uring_disabled")
 
 _log = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineProbe:
-    """Whether an engine works here.
+    """The result of trying an engine.
 
     Attributes
     ----------
@@ -44,9 +43,9 @@ class EngineProbe:
     detail : str
         How it works here ("io_uring, 128 deep, registered buffers"), or why it does not.
     remedy : str
-        What helps; empty if it works.
+        A way to make it work; empty if it does.
     is_direct : bool
-        Whether it reads around the page cache, where the file system allows that.
+        Whether it reads around the page cache, if the file system allows that.
     """
 
     name: str
@@ -58,9 +57,9 @@ class EngineProbe:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """An engine and why it was chosen, as in "pread because it was asked for".
+    """An engine and the reason for its choice, as in "pread because it was asked for".
 
-    `is_direct` is false where direct reads were tried and refused.
+    `is_direct` is false if direct reads were tried and refused.
     """
 
     name: str
@@ -70,7 +69,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """An engine ready to read, shared by all that read in the same way. Thread-safe.
+    """An open engine, shared by all readers with the same settings. Thread-safe.
 
     Attributes
     ----------
@@ -90,13 +89,13 @@ class Engine:
 
     @property
     def reason(self) -> str:
-        """The engine, why this one, and how it reads."""
+        """The engine, the reason for its choice, and its queue depth, as a phrase."""
         depth, source = self.tuning.queue_depth, self.tuning.source
         return f"{self.choice.reason}, {depth} reads in flight ({source})"
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of memory per thread that reads, besides what it reads to."""
+        """Bytes of staging memory per reading thread."""
         return self.reader.staging_bytes
 
 
@@ -117,20 +116,20 @@ def probe_engines(path: Path) -> list[EngineProbe]:
 
 
 def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
-    """Return the engine that is asked for, else the first of `ENGINES` that works.
+    """Return the given engine, else the first of `ENGINES` that works.
 
     Parameters
     ----------
     path : Path
         A file of the store, which the engine must be able to read.
     forced : str, optional
-        An engine's name; by default what the environment variable says, if anything.
+        An engine's name; by default that of the environment variable, if it is set.
 
     Raises
     ------
     UsageError
-        If the engine that is asked for is unknown, or does not work here; the message says
-        why, and what helps.
+        If the given engine is unknown, or does not work here; the message says why, and what
+        helps.
     StorageError
         If the file itself cannot be read, by any engine.
     """
@@ -177,7 +176,7 @@ def _probe(name: str, path: Path) -> EngineProbe:
 
 
 def _check_readable(path: Path) -> None:
-    """Raise if it is the file that does not work, and not the engine."""
+    """Raise if the file cannot be read by any engine."""
     try:
         with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
             if not file.read(1):

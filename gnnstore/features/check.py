@@ -1,7 +1,8 @@
-"""Verify what training reads: a store's promises, and the batches of its packed plans.
+"""Verifies a store and the batches of its packed plans, as training reads them.
 
-The checksums of a plan's files are of what was read back while it was packed. Those in its records
-are of what was to be written, and training compares them; so does this, batch by batch.
+The checksums of a plan's files are of the bytes that were read back while it was packed. Those in
+its records are of the bytes that were to be written; training compares them, and so does this
+module, batch by batch.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ def verify(
     path : path-like
         The directory.
     level : "header", "checksums" or "full"
-        How much to check. Of plans, "full" reads each batch as training does, once everything else
-        is sound.
+        How much to check. "full" also reads each batch of plans as training does, once everything
+        else is sound.
     num_threads : int, optional
         Threads that read and checksum; the processors available by default.
     progress : Progress, optional
-        Is told how far it is.
+        Receives the progress.
 
     Returns
     -------
     Report
-        With every problem found: a damaged store is a result, not an error.
+        All problems: a damaged store is a result, not an error.
 
     Raises
     ------
     NotFoundError, UnsupportedVersionError
-        If there is nothing that could be verified.
+        If there is nothing to verify.
     StorageError
         If the operating system refuses a read.
     """
@@ -95,7 +96,7 @@ def verify(
 
 
 def check_batches(reader: PackedReader, num_threads: int, progress: Progress) -> list[Problem]:
-    """Read every batch of a plan, but for what the cache gives it; return what is wrong.
+    """Read every batch of a plan, without the rows that come from its cache; return the problems.
 
     Each thread holds a batch's rows of one attribute.
 

@@ -1,4 +1,4 @@
-"""Rows read from disk by an engine, around the page cache: only what a batch asks for."""
+"""Rows that an engine reads from disk on request, around the page cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 
 @dataclass(frozen=True, eq=False)
 class DirectRows(RowSource):
-    """A stored table whose rows are read when they are asked for. Thread-safe."""
+    """A stored table whose rows are read on request. Thread-safe."""
 
     stored: FileRows
 
@@ -41,7 +41,7 @@ class DirectRows(RowSource):
 
     @property
     def file_rows(self) -> FileRows:
-        """The files that the table lies in."""
+        """The files of the table."""
         return self.stored
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
@@ -81,7 +81,7 @@ class DirectRows(RowSource):
         return ReadCounts.of(counts)
 
     def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with rows that follow one another: in large reads, if they fill their pages.
+        """Fill `out` with consecutive rows, in large reads if rows fill their pages.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The files of a stored table, open for an engine: what reads rows from disk, and packs them."""
+"""The open files of a stored table, for reading its rows with an engine and for packing them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 
 @dataclass(frozen=True, eq=False)
 class FileRows:
-    """Where the rows of a table lie on disk, and what reads them. Thread-safe.
+    """The files of a table's rows, and the engine that reads them. Thread-safe.
 
     The files stay open: a store that is removed or replaced meanwhile is read to the end.
     """
@@ -57,7 +57,7 @@ class FileRows:
 
     @cached_property
     def place(self) -> dict[str, int]:
-        """The arguments that tell the kernels where rows lie, and how to read them."""
+        """The kernels' arguments for the place of rows, and for how reads are merged."""
         geometry = self.array.geometry
         return {
             "num_rows": self.num_rows,
@@ -68,14 +68,14 @@ class FileRows:
         }
 
     def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with rows that follow one another, in large reads.
+        """Fill `out` with consecutive rows, in large reads.
 
-        Reads go straight to `out` where both places are multiples of what direct reads ask for.
+        Reads go straight to `out` where both places are aligned for direct reads.
 
         Parameters
         ----------
         first : int
-            The first of them, in an array whose rows fill their pages.
+            The first row, in an array whose rows fill their pages.
         out : ndarray [n, ...] of row_bytes a row, C-ordered
 
         Raises

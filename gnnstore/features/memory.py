@@ -17,25 +17,25 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 # A page fault blocks the thread that takes it, so a mapping is read faster by more threads
 # than there are cores. A batch of 136,000 rows, none of them cached, two batches at a time,
 # on a disk of 100,000 reads a second: 3.9 s with 1 thread, 0.54 s with 4, 0.27 s with 16,
-# 0.21 s with 32. What they cost when every page is cached: half a millisecond.
+# 0.21 s with 32. Their cost when every page is cached: half a millisecond.
 MAX_FAULT_THREADS = 32
 MIN_ROWS_PER_FAULT_THREAD = 512
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryRows(RowSource):
-    """A dense table in memory: a whole attribute, one row behind the other."""
+    """A dense table in memory."""
 
     table: npt.NDArray[Any]
 
     @classmethod
     def from_array(cls, table: npt.NDArray[Any]) -> Self:
-        """View an array [N, ...]; a copy is made only where it is not C-contiguous."""
+        """Return a view of an array [N, ...], or a copy if it is not C-contiguous."""
         return cls(np.ascontiguousarray(table))
 
     @classmethod
     def load(cls, array: PagedArray, num_threads: int) -> Self:
-        """Read a stored array into a huge-page buffer, dropping the padding of its pages."""
+        """Load a stored array into a huge-page buffer, without the padding of its pages."""
         return cls.from_array(array.load(num_threads))
 
     @cached_property
@@ -63,14 +63,14 @@ class MemoryRows(RowSource):
 
 @dataclass(frozen=True, eq=False)
 class MappedRows(RowSource):
-    """A stored table, mapped: the operating system reads a page when a row of it is touched."""
+    """A stored table, mapped: the operating system reads a page on the first access to it."""
 
     array: PagedArray
     body: npt.NDArray[np.uint8]
 
     @classmethod
     def map(cls, array: PagedArray) -> Self:
-        """Map a stored array, telling the system not to read around what is touched."""
+        """Map a stored array, advising the system not to read ahead."""
         return cls(array, array.map("random"))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Opens the rows of stored arrays in the place where they are to be read from."""
+"""Opens the rows of stored arrays in memory, as mappings, or for reading from disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> 
     Parameters
     ----------
     place : "memory", "mmap" or Engine
-        Load them, map them, or read them with an engine when they are asked for.
+        Load them, map them, or read them on request with an engine.
     num_threads : int
         Threads that load.
 

@@ -1,8 +1,7 @@
-"""Inference over all nodes, layer by layer: no neighbour is left out, and no row computed twice.
+"""Runs a model over all nodes, layer by layer: with all neighbours, and each row computed once.
 
-Sampling the neighbourhoods of all nodes, or taking them whole, computes the rows of most nodes
-many times. Here the rows of all nodes after one layer are written to disk, in order, and are the
-input of the next.
+With neighbourhoods of all nodes, sampled or whole, the rows of most nodes are computed many times.
+Here the rows of all nodes after one layer are written to disk, in order, as the input of the next.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.disk.engines import ENGINES
 from gnnstore.disk.scratch import RunDirectory, default_parent
 from gnnstore.errors import BudgetError, StorageError, StoreExistsError, UsageError, storage_error
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
@@ -58,77 +56,77 @@ def inference(
 ) -> Embeddings | npt.NDArray[Any] | Tensor:
     """Run a model over all nodes of a store, layer by layer, with all in-neighbours.
 
-    The result is that of the model on the whole graph in memory, up to the order of sums. What
-    lies in memory are two blocks of nodes with the rows of their in-neighbours, the rows of a
-    third that are being written, and a byte or a few for each node; what lies on disk are the rows
-    of all nodes before and after a layer.
+    The result is that of the model on the whole graph in memory, up to the order of sums. Memory
+    has two blocks of nodes with the rows of their in-neighbours, the results of a third, which are
+    being written, and a few bytes for each node; the disk has the rows of all nodes before and
+    after a layer.
 
     Parameters
     ----------
     layers : sequence of callable, or torch.nn.Module
-        Layers in order. One that looks at neighbours is a convolution of PyTorch Geometric, or
-        takes ((x, x_dst), edge_index): rows [n, F] of the in-neighbours, the first D of which
-        are those of the targets, `x_dst` [D, F], and edges [2, m] from rows of `x` to rows of
-        `x_dst`; it gives [D, F']. One that takes x alone works on each row by itself: an
-        activation, a `torch.nn.Linear`, a norm. Or one of PyTorch Geometric's `BasicGNN` models
-        (GraphSAGE, GCN, GAT, ...). Modules are in evaluation mode meanwhile. Each layer is
-        tried on a small graph first, and refused if it is not layer-wise.
+        Layers in order. A graph layer is a convolution of PyTorch Geometric, or takes
+        ((x, x_dst), edge_index): rows [n, F] of the in-neighbours, the first D of which are those
+        of the targets, `x_dst` [D, F], and edges [2, m] from rows of `x` to rows of `x_dst`; it
+        returns [D, F']. A layer that takes x alone works on each row by itself: an activation, a
+        `torch.nn.Linear`, a norm. Or one of PyTorch Geometric's `BasicGNN` models (GraphSAGE, GCN,
+        GAT, ...). Modules are in evaluation mode meanwhile. Each layer is tried on a small graph
+        first, and refused if it is not layer-wise.
     store : GraphStore or path-like
     output : path-like, optional
-        Where the rows go: a directory, or a file if the name ends in ".npy". By default they
-        are returned in memory.
+        A directory for the result, or a file if the name ends in ".npy". By default it is
+        returned in memory.
     input : str
-        Node attribute that the first layer takes: [N, F], any type; computed with in the type
+        Node attribute that the first layer takes: [N, F], of any type; it is converted to the type
         of the layer's weights.
     edge_weight, edge_attr : str, optional
-        Edge attributes that are handed to the layers which take an argument of that name.
+        Edge attributes for the layers that take an argument of that name.
     memory : int or str, optional
-        Budget for everything that inference allocates, as "8GB"; by default three quarters of
-        what is available. The model itself is not counted.
+        Budget for everything that inference allocates, as "8GB"; by default three quarters of the
+        available memory. The model itself is not counted.
     dtype : str or torch.dtype, optional
-        In which rows are written after each layer: "float16", "bfloat16", "float32" or
-        "float64"; by default that in which they come.
+        The type in which rows are written after each layer: "float16", "bfloat16", "float32" or
+        "float64"; by default that of the layer's result.
     device : torch.device or str, optional
-        Where the layers run; by default where their weights are.
+        The device of the layers; by default that of their weights.
     num_threads : int, optional
         Threads that read; by default up to 4.
     io_engine : str, optional
-        What reads: "io_uring", "pread" or "mmap"; by default the fastest that works.
+        "io_uring", "pread" or "mmap"; by default the fastest that works.
     overwrite : bool
-        Replace what lies at `output`, once the new result is complete.
+        Replace an existing `output`, once the new result is complete.
     resume : bool
-        Go on with what an interrupted run with the same `output` has finished; with other
-        layers, weights, store or types it is refused.
+        Continue an interrupted run with the same `output`; refused with other layers, weights,
+        store or types.
     shard_bytes : int or str, optional
-        Size of the files that rows are written to: how much a resumed run may have to repeat.
-        By default 64 MiB, and more where there would be over 64 of them.
+        Size of the files that rows are written to: a resumed run repeats no more than that. By
+        default 64 MiB, and more if there would be over 64 of them.
     tmpdir : path-like, optional
-        Where rows lie meanwhile, without `output`; by default beside the store.
+        A directory for rows during the run, without `output`; by default beside the store.
     progress : Progress, optional
-        Told each layer as a phase that counts nodes whose rows are written.
+        Receives each layer as a phase that counts nodes whose rows are written.
 
     Returns
     -------
     Embeddings, ndarray or Tensor
-        With a directory, what `gnnstore.open_embeddings` opens; with a .npy file, the file
-        mapped read-only [N, width]; else a tensor [N, width].
+        The embeddings in the directory, as `gnnstore.open_embeddings` returns them; the .npy file,
+        mapped read-only [N, width]; or a tensor [N, width].
 
     Raises
     ------
     UsageError
-        If a layer fails or is not layer-wise, or an option makes no sense.
+        If a layer fails or is not layer-wise, or an option is wrong.
     BudgetError
-        If memory does not suffice for the node with the most in-neighbours, or for a result
-        that is to be returned in memory; naming the least budget.
+        If memory does not suffice for the node with the most in-neighbours, or for a result in
+        memory; says how much does.
     NoSpaceError
-        If the disk has too little room, before any work; or filled up meanwhile.
+        If the disk has too little room, before any work; or is full later.
     StoreExistsError, NotFoundError, StorageError, CorruptStoreError
         If the output cannot be written, or the store not be read.
 
     Notes
     -----
-    A directory holds the same bytes whatever the threads and the engine. With another `memory`,
-    or after `resume`, blocks begin elsewhere, and sums may differ in their last bits.
+    The bytes of a directory do not depend on threads and engine. With another `memory`, or after
+    `resume`, blocks begin elsewhere, and sums may differ in their last bits.
     """
     source = as_store(os.fspath(store) if isinstance(store, os.PathLike) else store)
     found = read_layers(layers)
@@ -145,7 +143,7 @@ def inference(
         device=_device_of(found) if device is None else torch.device(device),
         memory_bytes=MemoryBudget.of("auto" if memory is None else memory).num_bytes,
         num_threads=_threads(num_threads),
-        io_engine=_checked_engine(io_engine),
+        io_engine=io_engine,
         shard_bytes=None if shard_bytes is None else parse_size(shard_bytes, name="shard_bytes"),
         progress=progress or NullProgress(),
     )
@@ -206,7 +204,7 @@ def _to_npy(
             "new one is complete",
             path=path,
         )
-    # A directory first, which can be resumed and which readers check; then the file from it.
+    # A directory first, which can be resumed and is checked when it is read; then the file from it.
     whole = path.with_name(f"{path.name}.rows")
     rows = _finished(whole, asked) if resume else None
     if rows is None:
@@ -217,7 +215,7 @@ def _to_npy(
 
 
 def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
-    """Return the rows of a run that was interrupted when all it had to do was to copy them."""
+    """Return the rows of a run that was interrupted while they were copied."""
     if not path.exists():
         return None
     rows = open_embeddings(path)
@@ -225,7 +223,7 @@ def _finished(path: Path, asked: Mapping[str, Any]) -> Embeddings | None:
 
 
 def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
-    """Make a .npy file of a directory, under its name once it is complete."""
+    """Turn a directory into a .npy file, which gets its name once it is complete."""
     unfinished = rows.path / ARRAY_NAME
     try:
         rows.save_npy(unfinished)
@@ -259,7 +257,7 @@ def _to_memory(
 
 
 def _fingerprint(request: InferenceRequest, run: InferenceRun) -> dict[str, Any]:
-    """Return what decides the result, as JSON values."""
+    """Return all that the result depends on, as JSON values."""
     return {
         "kind": "inference",
         "store": request.store.reader.uuid,
@@ -284,9 +282,3 @@ def _threads(num_threads: int | None) -> int:
     if num_threads < 1:
         raise UsageError(f"num_threads={num_threads}: one thread is the least")
     return num_threads
-
-
-def _checked_engine(io_engine: str | None) -> str | None:
-    if io_engine is not None and io_engine not in ENGINES:
-        raise UsageError(f"io_engine={io_engine!r} is unknown; choose one of {', '.join(ENGINES)}")
-    return io_engine

@@ -1,4 +1,4 @@
-"""The edges of a store, read in order of their targets: what blocks are made from."""
+"""Reads the edges of a store in the order of their targets, to make blocks from."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ LISTED_BYTES = 1 << 14
 
 @dataclass(frozen=True)
 class Pieces:
-    """How much is worked on at a time besides the block itself.
+    """The sizes of pieces in which a block is made.
 
     Attributes
     ----------
     read_ids : int
         Ids or pointers that are read at a time.
     edges, targets : int
-        That a block grows by, at most.
+        The most by which a block grows at a time.
     part_bytes : int
-        Of rows that are read at a time by each reader.
+        Bytes of rows that each worker reads at a time.
     """
 
     read_ids: int
@@ -51,12 +51,12 @@ class Pieces:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of what is read ahead, of pieces while they are numbered, and of a part's order."""
+        """Bytes of ids that are read ahead, of pieces while they are numbered, and of lists."""
         return 3 * 8 * self.read_ids + 64 * (self.edges + self.targets) + 8 * 8 * LISTED_BYTES * 2
 
 
 class OrderedReader:
-    """Reads a stored vector in order, a chunk at a time, for takers of small pieces."""
+    """Reads a stored vector in order, in chunks, from which small pieces are taken."""
 
     def __init__(self, rows: IndexRows, read_ids: int, workers: Workers) -> None:
         self._rows = rows
@@ -67,11 +67,11 @@ class OrderedReader:
 
     @property
     def counts(self) -> ReadCounts:
-        """What was read."""
+        """Reads so far."""
         return self._rows.counts
 
     def take(self, start: int, stop: int) -> npt.NDArray[Any]:
-        """Return values start ... stop - 1, a new array; earlier ones are read anew."""
+        """Return values start ... stop - 1, a new array; earlier ones are read again."""
         parts = []
         at = start
         while at < stop:
@@ -98,7 +98,7 @@ class GraphReader:
     edge_data : Mapping of str to RowSource
         By the name of the argument that takes it; rows in the order of `indices`.
     path : str
-        The store, for messages.
+        The store's, for messages.
     pieces : Pieces
     workers : Workers
         Read everything: each has staging memory of its own.
@@ -128,7 +128,7 @@ class GraphReader:
 
     @property
     def counts(self) -> ReadCounts:
-        """What was read."""
+        """Reads so far."""
         indices = NO_READS if self._indices is None else self._indices.counts
         return self._indptr.counts + indices + self._counts
 
@@ -163,7 +163,7 @@ class GraphReader:
         return rows.values
 
     def pieces(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-        """Yield the graph in order, in pieces: the first target, and where its edges begin ..."""
+        """Yield pieces of the graph in order: the first target, and where the edges begin."""
         first = 0
         while first < self.num_nodes:
             begins = self.begins(first, min(first + self.piece.targets, self.num_nodes))
@@ -181,7 +181,7 @@ class GraphReader:
         return node, degree
 
     def out_of_range(self, error: Exception) -> CorruptStoreError:
-        """Return that an edge comes from a node that does not exist."""
+        """Return the error of an edge whose source does not exist."""
         return CorruptStoreError(
             f"{self._path}: the graph is damaged: {error}; run 'gnnstore verify' on the store, or "
             "convert the graph again",

@@ -1,9 +1,8 @@
-"""Rows of many blocks, taken out of a table in one pass over it, where that is cheaper.
+"""Packs the rows of many blocks in one pass over the table, if that is cheaper.
 
-The in-neighbours of a block lie anywhere in the table. Where they are few in it, reading them by
-themselves is limited by a disk's reads per second; packing reads the table once in order for a
-group of blocks, writes what each of them needs to a run of its own, and each block then reads
-its run in order.
+The in-neighbours of a block lie anywhere in the table. If they are few, reading them one by one is
+limited by a disk's reads per second; packing reads the table once in order for a group of blocks,
+writes the rows of each to a chunk of its own, and each block then reads its chunk in order.
 """
 
 from __future__ import annotations
@@ -28,50 +27,50 @@ from gnnstore.parallel import CancelledError
 
 _log = logging.getLogger(__name__)
 
-# Of the memory in which a block is made, for where the rows of a group go while it is used: 4
-# bytes a row, and up to 21 while the group is packed.
+# The share of the memory for making a block in which the places of a group's rows are kept: 4 bytes
+# a row, and up to 21 while the group is packed.
 INDEX_SHARE = 8
 _INDEX_BYTES = 4
 _MAX_BLOCKS = 1024
 _PAGE_BYTES = 4096
-# Estimates are of bytes that a disk moves in the same time; packing has to be that much better.
+# Costs are compared in bytes that a disk moves in the same time; packing has to be this much better.
 _WORTHWHILE = 0.9
 _NAME = "rows"
-# Rows of a run are compared by pieces of this size.
+# Packed rows have a checksum for each piece of this size.
 PART_BYTES = PIECE_BYTES
 
 Outline = Callable[[int], tuple[int, npt.NDArray[np.int64]]]
 
 
 def has_room(memory_bytes: int) -> bool:
-    """Whether a budget has room for what packing and reading runs take at least."""
+    """Return whether a budget has room for the least that packing takes."""
     return memory_bytes >= 8 * RUN_STAGING_BYTES
 
 
 class BlockPacker:
-    """The groups of blocks of one layer, one after the other. Not thread-safe.
+    """Packs the blocks of one layer, a group after the other. Not thread-safe.
 
     Parameters
     ----------
     rows : FileRows
         The layer's input.
     directory : Path
-        Where packed rows lie for a while.
+        The directory for packed rows.
     memory_bytes : int
         For forming and packing a group.
     disk_bytes : callable
-        Returns what may be written now.
+        Returns the bytes that may be written now.
     num_threads : int
         Threads that copy rows.
 
     Attributes
     ----------
     bytes_written : int
-        By packing.
+        Of packed rows.
     counts : ReadCounts
         Of packing.
     stop : threading.Event
-        Set by anybody: packing ends within milliseconds, and `find` fails.
+        Once it is set, packing ends within milliseconds, and `find` fails.
     """
 
     def __init__(
@@ -97,17 +96,17 @@ class BlockPacker:
         self.stop = threading.Event()
 
     def find(self, first: int, num_nodes: int, outline: Outline) -> tuple[int, int] | None:
-        """Return where a block ends and its place in the group; None: it is not packed.
+        """Return the end of a block, and its place in the group; None: it is not packed.
 
         Parameters
         ----------
         first : int
             Its first node.
         num_nodes : int
-            N; packs no group of a single block with all nodes.
+            N; a single block of all nodes is not packed.
         outline : callable
-            Returns where the block that begins with a node ends, and the ids of its rows that
-            are not its targets', ascending.
+            Returns the end of the block that begins with a node, and the ids of the rows behind
+            its targets, ascending.
         """
         if first not in self._group and self._is_wanted:
             self.close()
@@ -115,15 +114,15 @@ class BlockPacker:
         return self._group.get(first)
 
     def read(self, place: int, begin: int, out: npt.NDArray[np.uint8]) -> ReadCounts:
-        """Read rows of a block that are not its targets'; by several threads, if need be.
+        """Read a part of a block's chunk. Thread-safe.
 
         Parameters
         ----------
         place : int
         begin : int
-            Bytes of rows before those that are read: a multiple of `PART_BYTES`.
+            Where the part begins, in bytes: a multiple of `PART_BYTES`.
         out : ndarray of uint8
-            For whole parts, or the rest of the rows.
+            For whole pieces of `PART_BYTES`, or the rest of the chunk.
 
         Raises
         ------
@@ -131,12 +130,12 @@ class BlockPacker:
             As `PackedSuperbatch.read_in_order`.
         """
         assert self._packed is not None  # noqa: S101 - the block is in a group
-        # Not the reader of runs: it would take staging memory for each thread.
+        # Not the reader of chunks: it would take staging memory for each thread.
         reader = self._rows.engine.reader
         return self._packed.read_in_order(place, _NAME, out, begin, reader)
 
     def close(self) -> None:
-        """Remove what is packed. Idempotent."""
+        """Remove the packed rows. Idempotent."""
         self._group.clear()
         packed, self._packed = self._packed, None
         if packed is not None:
@@ -163,7 +162,7 @@ class BlockPacker:
             first = last
         packing = min(direct, self._rows.array.disk_bytes) + 2 * num_bytes
         if len(bounds) < 2 or packing > _WORTHWHILE * direct or num_bytes > room:
-            # The blocks to come are alike: their lists would be made for nothing.
+            # Later blocks are alike: their lists would be made for nothing.
             self._is_wanted = False
             return
         trace = Trace.of(batches)
@@ -188,7 +187,7 @@ class BlockPacker:
         self._group = {begin: (end, place) for place, (begin, end) in enumerate(bounds)}
 
     def _direct_bytes(self, ids: npt.NDArray[np.int64]) -> float:
-        """Return what reading rows by themselves costs: bytes, and each read as a gap of bytes."""
+        """Return the cost of reading rows one by one: bytes, with each read as a gap of bytes."""
         if not len(ids):
             return 0.0
         geometry, gap_bytes = self._rows.array.geometry, self._rows.engine.tuning.gap_bytes

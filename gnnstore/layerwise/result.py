@@ -1,4 +1,4 @@
-"""What inference leaves: a row for each node, in a directory that can be opened again."""
+"""The result of inference: a row for each node, in a directory that can be opened again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCAN_BYTES = 64 << 20
 
 
 class Embeddings(Attribute):
-    """The rows that a model gives for the nodes of a store, by node id.
+    """The rows that a model computes for the nodes of a store, by node id.
 
     `embeddings[ids]` reads rows as NumPy arrays, `embeddings.tensor(ids)` as tensors; without ids
     all of them. The directory is in the format of stores, with one array and no edges: Zarr opens
@@ -54,18 +54,18 @@ class Embeddings(Attribute):
 
     @property
     def width(self) -> int:
-        """Elements of a row."""
+        """Number of elements in a row."""
         return self.shape[1]
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """The store, its uuid, and the layers that they were computed with."""
+        """The uuid of the store, and the layers that computed the rows."""
         return self._reader.manifest.provenance
 
     def scan(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield all rows in order, in pieces of about 64 MB: the first one's id, and the rows.
+        """Yield all rows in order, in pieces of about 64 MB: the first row's id, and the rows.
 
-        Memory is that of a piece. bfloat16 comes as its bits (uint16).
+        It takes the memory of a piece. bfloat16 comes as its bits (uint16).
         """
         return self._reader.paged(self.spec).pieces(_SCAN_BYTES)
 
@@ -98,12 +98,12 @@ class Embeddings(Attribute):
 
 
 def open_embeddings(path: str | os.PathLike[str]) -> Embeddings:
-    """Open what `gnnstore.inference` has written to a directory.
+    """Open the directory that `gnnstore.inference` has written.
 
     Raises
     ------
     NotFoundError
-        If there is nothing, or something else.
+        If there is none, or it is something else.
     UnsupportedVersionError, CorruptStoreError, StorageError
         As `gnnstore.open`.
     """

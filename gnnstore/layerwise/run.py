@@ -58,14 +58,14 @@ class InferenceRequest:
     edge_specs : Mapping of str to AttributeSpec
         Edge attributes by the argument of layers that takes them.
     dtype : str or None
-        In which rows are written.
+        The type in which rows are written.
     device : torch.device
     memory_bytes : int
     num_threads : int
         Threads that read.
     io_engine : str or None
     shard_bytes : int or None
-        Of what is written; by default 64 MiB, and more where there would be many.
+        Size of the files that are written; by default 64 MiB, and more if there would be many.
     progress : Progress
     """
 
@@ -88,7 +88,7 @@ class InferenceRun:
     Attributes
     ----------
     plans : list of LayerPlan
-        How each layer is run.
+        The plan of each layer.
 
     Raises
     ------
@@ -134,14 +134,14 @@ class InferenceRun:
         return max(_LEAST_SHARD_BYTES, largest // _MAX_SHARDS)
 
     def check_disk(self, directory: Path, present: Path | None, copy_bytes: int) -> None:
-        """Refuse at once what would fill the disk hours later.
+        """Check that the disk has room for all layers, before hours of work.
 
         Parameters
         ----------
         directory : Path
-            Where rows are to be written.
+            The directory for rows.
         present : Path or None
-            What an earlier attempt has left, which counts as room.
+            The files of an earlier attempt, which count as room.
         copy_bytes : int
             Of a copy of the result.
 
@@ -168,14 +168,14 @@ class InferenceRun:
         Parameters
         ----------
         writer : StoreWriter
-            Gets the last layer's rows; those of the others lie in its directory for a while.
+            Gets the last layer's rows; those of the others are in its directory meanwhile.
 
         Returns
         -------
         AttributeSpec
             Of the result.
         list of PassStats
-            Of the layers that were run.
+            Of each layer that was run.
         """
         request = self._request
         stats: list[PassStats] = []
@@ -354,7 +354,7 @@ def _opened(rows: PagedArrayWriter, directory: Path, io_engine: str | None) -> R
 
 
 def check_input(store: GraphStore, name: str) -> AttributeSpec:
-    """Return a node attribute that layers can take.
+    """Return the node attribute that the first layer takes.
 
     Raises
     ------

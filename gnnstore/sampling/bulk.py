@@ -1,8 +1,8 @@
 """Bulk sampling: batches advance hop by hop side by side, and fetch each hop together.
 
-Positions of many batches, sorted, lie so close to one another that reading them is nearly a
-pass over the file, at the speed of reading in order; and a hub that many batches need is read
-once. Which batches are fetched together changes nothing in them.
+Positions of many batches, sorted, lie so close to one another that reading them is nearly a pass
+over the file, at the speed of sequential reads; and a hub that many batches need is read once. How
+batches are grouped does not change them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gnnstore import _core
 from gnnstore.parallel import Workers
 from gnnstore.sampling.staged import Fetch, StagedBatch
 
-# Positions as drawn and joined, the keys that they are sorted by, twice, and the ids.
+# Positions, drawn and joined, the keys that they are sorted by, twice, and the ids.
 BYTES_PER_COLUMN_POSITION = 48
 
 
 def advance_together(batches: Sequence[StagedBatch], fetch: Fetch, num_threads: int = 1) -> None:
-    """Drive batches until none has anything to draw.
+    """Sample batches to their ends, each hop of all of them with one fetch.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def advance_together(batches: Sequence[StagedBatch], fetch: Fetch, num_threads: 
     Raises
     ------
     UsageError, InputError, CorruptStoreError
-        Of the first batch that something is wrong with.
+        Of the first batch that fails.
     StorageError
         As `fetch`.
     """

@@ -46,7 +46,7 @@ class DataSources:
     ----------
     placement : Placement
         Where everything lies, and why.
-    structure : Structure
+    structure : Topology
         The adjacency, and what reads it.
     num_threads : int
         Threads that may read at once, by the staging memory that there is for them.

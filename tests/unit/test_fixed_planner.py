@@ -52,7 +52,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
     cache, planner = PlannedCache(tables, 800), FixedPlanner(nodes, NUM_NODES)
     lease, number = cache.begin(), 0
     if is_filled:
-        lease.fill(0, nodes[:700])
+        lease.warm_up(0, nodes[:700])
         number = 1
         planner.restart(cache.nodes)
     for seed in range(3):

@@ -431,7 +431,7 @@ def test_a_retired_cache_has_no_slots_any_more(
         gathered = late.gather(3, steps[3])["x"]
         assert (gathered.values == rows[steps[3].ids]).all()
         assert gathered.counts.rows_cached == 0
-    assert cache.begin().fill(0, np.arange(5)) is None
+    assert cache.begin().warm_up(0, np.arange(5)) is None
     assert (cache.nodes == -1).all()
 
 

@@ -1,7 +1,7 @@
-"""A memory limit that the kernel keeps: a cgroup, version 1 or 2, whichever the machine has.
+"""Memory limits that the kernel enforces: cgroups of version 1 or 2, whichever the machine has.
 
-What a process allocates and the page cache of the files that it touches count alike, as they
-do in a container. That is the difference to a machine with as much memory and to ulimit.
+Memory that a process allocates and the page cache of the files that it reads count alike, as they
+do in a container, unlike with ulimit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAVING_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup of one's own.
+    """A cgroup that this process has made.
 
     Attributes
     ----------
@@ -39,16 +39,16 @@ class MemoryGroup:
 
     @property
     def processes(self) -> Path:
-        """The file that takes the ids of processes which join the group."""
+        """The file to which the ids of joining processes are written."""
         return self.path / "cgroup.procs"
 
     def limit(self, num_bytes: int) -> None:
-        """Let the group hold so many bytes, without swapping; the peak is counted anew.
+        """Limit the group's memory, without swapping, and reset its peak.
 
         Raises
         ------
         OSError
-            If it holds more already, and cannot give it back.
+            If it has more already, which cannot be freed.
         """
         if self.version == 1:
             (self.path / "memory.swappiness").write_text("0")
@@ -61,7 +61,7 @@ class MemoryGroup:
             (self.path / _LIMITS[2]).write_text(str(num_bytes))
 
     def held_bytes(self) -> int:
-        """Return what cannot be dropped: memory of processes, and the kernel's for them."""
+        """Return the memory of processes, and of the kernel for them, without page cache."""
         stat = (self.path / "memory.stat").read_text()
 
         def of(name: str) -> int:
@@ -73,7 +73,7 @@ class MemoryGroup:
         return of("anon") + of("kernel")
 
     def peak_bytes(self) -> int:
-        """Return the most that the group has held, page cache included; 0 if nobody knows."""
+        """Return the peak of the group's memory, with page cache; 0 if it is not known."""
         name = "memory.max_usage_in_bytes" if self.version == 1 else "memory.peak"
         file = self.path / name
         return int(file.read_text()) if file.exists() else 0
@@ -81,12 +81,12 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(root: Path = _ROOT, own: Path = _OWN) -> Iterator[MemoryGroup | None]:
-    """Make a group without a limit so far, and remove it in the end; None where none can be.
+    """Make a group without a limit, and remove it in the end; None if that is not possible.
 
     Parameters
     ----------
     root, own : Path
-        Where cgroups are mounted, and what names that of this process; for tests.
+        The mount point of cgroups, and the file that names that of this process; for tests.
     """
     for parent, version in _parents(root, own):
         path = parent / f"gnnstore-benchmark-{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -104,9 +104,9 @@ def memory_group(root: Path = _ROOT, own: Path = _OWN) -> Iterator[MemoryGroup |
 
 
 def _parents(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
-    """Yield where a group may be made: at the roots, then where this process is, and above it.
+    """Yield directories for a group, with the version: the roots, then this process's and above.
 
-    The root is the administrator's; a part of the tree may have been handed over to a user.
+    The root is the administrator's; a part of the tree may have been delegated to a user.
     """
     yield root / "memory", 1
     yield root, 2

@@ -1,7 +1,7 @@
-"""Which file system a path lies on: what a measurement of a disk is filed under.
+"""Identifies the file system of a path, by which measurements of disks are saved.
 
-A store is moved, copied and mounted elsewhere; how fast its bytes come depends on the file
-system below it alone, so that is what gets a name here.
+A store is moved, copied and mounted elsewhere; the speed of its reads depends on the file system
+alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 _MOUNTS = Path("/proc/self/mounts")
 # The kernel writes a space, tab, newline or backslash of a name as three octal digits.
 _OCTAL = re.compile(r"\\([0-7]{3})")
-# What may stand in the name of a file anywhere; a type such as "fuse.sshfs" stays readable.
+# The complement of characters that are safe in names of files; "fuse.sshfs" stays readable.
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -26,9 +26,9 @@ class Mount:
     Attributes
     ----------
     point : str
-        Where it is mounted.
+        The mount point.
     device : str
-        What is mounted there: a block device, a server's export, or just a name.
+        A block device, a server's export, or just a name.
     kind : str
         Its type, such as "ext4".
     """
@@ -39,7 +39,7 @@ class Mount:
 
 
 def find_mount(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount | None:
-    """Return the mount with the longest mount point above `path`; None where nobody knows.
+    """Return the mount with the longest mount point above `path`; None if it is not known.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def _unescape(word: str) -> str:
 
 
 def filesystem_id(path: str | os.PathLike[str]) -> str:
-    """Return a name for the file system that holds `path`, such as "ext4-160a81ff238cf016".
+    """Return a name for the file system of `path`, such as "ext4-160a81ff238cf016".
 
     It is the same after a reboot and under another mount point wherever the file system
     itself has an identity (ext4, XFS and Btrfs have one); one that lives in memory is new
@@ -82,6 +82,6 @@ def filesystem_id(path: str | os.PathLike[str]) -> str:
     mount = find_mount(path)
     kind = mount.kind if mount else "unknown"
     if identity == 0 and mount:
-        # NFS and old layered file systems have none: what is mounted where has to do.
+        # NFS and old layered file systems have none: device and mount point replace it.
         identity = zlib.crc32(os.fsencode(f"{mount.device} {mount.point}"))
     return f"{_NOT_IN_NAMES.sub('_', kind)}-{identity:x}"

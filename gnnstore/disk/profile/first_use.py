@@ -1,10 +1,10 @@
-"""The measurements of a disk where a decision needs some: made at the first use, then kept.
+"""Provides the measurements of a disk to decisions: made at the first use, then saved.
 
-`gnnstore bench disk` measures for longer, and what it finds takes the place of this. Measurements
-that were made while something else used the disk are wrong by up to ten times, so kept ones are
-not believed for ever: a process that goes by them first looks for a fifth of a second whether the
-disk still does as they say (`spot_check`), and where it does not, measures again. Which of the
-measurements is believed then is decided in `gnnstore.disk.profile.revision`.
+`gnnstore bench disk` measures for longer, and replaces these measurements. Those that were made
+while something else used the disk are wrong by up to ten times, so saved ones are not trusted for
+ever: a process that uses them first checks for a fifth of a second whether the disk is still as
+fast (`spot_check`), and if not, measures it again. `gnnstore.disk.profile.merge_profiles` decides
+which of the measurements is used then.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from gnnstore.disk.profile.device_profile import (
     save_kept,
 )
 from gnnstore.disk.profile.measure import measure_disk
-from gnnstore.disk.profile.revision import compare, confirmed, is_due, revised
+from gnnstore.disk.profile.merge_profiles import compare, confirmed, is_due, merged
 from gnnstore.disk.profile.spot_check import SpotCheck, spot_check
 from gnnstore.errors import GnnstoreError, StorageError
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
-# Long enough for every point to be measured on flash; on a spinning disk deep queues are left out.
+# Enough to measure every point on flash; on a spinning disk deep queues are left out.
 _SECONDS = 3.0
 _NUM_BYTES = 256 << 20
 
 # The processes of a distributed run start together. One measures or checks at a time, or they
-# would measure each other, and those that come within the minute take its word.
+# would measure each other, and those that start within the minute use its result.
 _FRESH_SECONDS = 60.0
 _MAX_WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
@@ -50,31 +50,31 @@ _ASSUMED_READS = {4 << 10: {1: 8_000.0, 128: 80_000.0}, 64 << 10: {1: 4_000.0, 1
 _ASSUMED_BYTES_PER_SECOND = 5e8
 
 _log = logging.getLogger(__name__)
-# What could not be kept in files, for the rest of the process.
+# Profiles that could not be saved, for the rest of the process.
 _kept: dict[str, DeviceProfile] = {}
-# File systems that this process measured or checked.
+# File systems that this process has measured or checked.
 _checked: set[str] = set()
 _lock = threading.Lock()
 
 
 def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
-    """Return the measurements of the disk that holds a store; make them if there are none.
+    """Return the measurements of a store's disk; measure it if there are none.
 
-    That takes some seconds, once for each file system. Where they cannot be kept in the user's
-    cache, they are kept for the rest of the process; where none can be made, as in a directory
-    that may not be written to, those of a usual disk are assumed. Both are said in the log.
+    Measuring takes some seconds, once for each file system. If the result cannot be saved in the
+    user's cache, it is kept for the rest of the process; if the disk cannot be measured, as in a
+    read-only directory, the rates of a common one are assumed. Both are logged.
 
-    Kept ones are checked on a large file of the store, once in a process, which takes 0.2 s. Where
-    the disk is more than twice as fast or as slow, it is measured again, which may change what is
-    kept; that is said in the log too. Where it cannot be checked or measured again, what is kept is
-    used.
+    Saved measurements are checked on a large file of the store, once in a process, which takes
+    0.2 s. If the disk is more than twice as fast or as slow, it is measured again, which may change
+    the saved ones; that is logged too. If it cannot be checked or measured again, the saved ones
+    are used.
 
     Parameters
     ----------
     path : Path
         The store, or another directory on the disk.
     progress : Progress, optional
-        Told the phases.
+        Receives the phases.
     """
     identity = filesystem_id(path)
     with _lock:
@@ -126,7 +126,7 @@ def _keep(kept: KeptProfile) -> None:
 
 
 def _look(path: Path, profile: DeviceProfile) -> SpotCheck | None:
-    """Return what a look at the disk shows; None where it cannot be had."""
+    """Check the disk; return None if that is not possible."""
     try:
         seen = spot_check(path, profile)
     except (GnnstoreError, OSError) as error:
@@ -142,7 +142,7 @@ def _look(path: Path, profile: DeviceProfile) -> SpotCheck | None:
 def _after_look(
     path: Path, seen: SpotCheck, kept: KeptProfile, progress: Progress | None
 ) -> KeptProfile:
-    """Return what is kept after a look at the disk, and another measurement if need be."""
+    """Return the profile to use after a check, measuring the disk again if need be."""
     if seen.verdict == "agrees":
         new = confirmed(kept)
         outcome = ""
@@ -156,7 +156,7 @@ def _after_look(
             new = kept
             outcome = f"it cannot be measured again ({error}), and these are used"
         else:
-            new = revised(kept, profile)
+            new = merged(kept, profile)
             outcome = _outcome(kept, new, profile)
     if outcome:
         _log.info("%s; %s", _description(path, seen, kept), outcome)
@@ -193,7 +193,7 @@ def _outcome(kept: KeptProfile, new: KeptProfile, measured: DeviceProfile) -> st
 
 
 def _is_fresh(identity: str) -> bool:
-    """Return whether what is kept was measured or checked a moment ago."""
+    """Return whether the saved profile was measured or checked a moment ago."""
     try:
         changed = profile_path(identity).stat().st_mtime
     except (OSError, StorageError):
@@ -203,7 +203,7 @@ def _is_fresh(identity: str) -> bool:
 
 @contextmanager
 def _alone(identity: str) -> Iterator[None]:
-    """Wait until no other process of the user measures or checks a disk, if it can be known."""
+    """Wait until no other process of the user measures or checks a disk, if locks work."""
     try:
         directory = profile_path(identity).parent
         directory.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def _alone(identity: str) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Return whether there is nothing to wait for: locked, or locks are not known here."""
+    """Return whether the lock is held, or locks do not work here."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,9 +1,8 @@
-"""How fast a disk reads and writes, measured with the engine that loaders will read with.
+"""Measures the rates of a disk with the engine that loaders will read with.
 
-A file of random bytes is written, read in sequence, and then read at random with 1 to 256
-reads in flight. Everything is bounded: the file to a tenth of the free space, and each
-measurement to its share of the time, so that a spinning disk and an NVMe drive both take the
-seconds that were asked for.
+A file of random bytes is written, read in sequence, and then read at random with 1 to 256 reads in
+flight. Everything is bounded: the file to a tenth of the free space, and each measurement to its
+share of the time, so that a spinning disk and an NVMe drive both take the requested seconds.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ _SEQUENTIAL_DEPTH = 8  # of 1 MiB: 8 MiB in flight are a millisecond of the fast
 _WRITE_SHARE = 0.25
 _SEQUENTIAL_SHARE = 0.1
 
-# All points are measured in turn, and so often: a neighbour that keeps the disk busy for a
-# second then spoils one slice of each, which the median leaves out, and no point altogether.
+# All points are measured in turn, this many times: a neighbour that keeps the disk busy for a
+# second then spoils one slice of some, which the median leaves out, and no point altogether.
 _NUM_ROUNDS = 5
 
-# Where the second best slice of a point is further than this from the second worst, a queue
-# depth or a gap that is decided from the numbers is decided by chance.
+# If the second best slice of a point is farther than this from the second worst, a queue depth or a
+# gap that follows from the numbers is a matter of chance.
 _MAX_SPREAD = 0.3
 
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
@@ -50,22 +49,22 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class DiskMeasurement:
-    """What was measured, and how.
+    """A measurement of a disk, and its circumstances.
 
     Attributes
     ----------
     profile : DeviceProfile
-        The numbers.
+        The rates.
     directory : str
-        Where the file lay.
+        The directory of the file.
     engine_reason : str
-        Which engine read, and why that one.
+        The engine, and the reason for its choice.
     file_bytes : int
-        Size of the file; less than asked for if space or time did not suffice.
+        Size of the file; less than requested if space or time did not suffice.
     seconds : float
-        What it took in all.
+        In all.
     remarks : tuple of str
-        What a reader of the numbers has to know; empty if all is as it should be.
+        Reservations about the rates; empty if there are none.
     """
 
     profile: DeviceProfile
@@ -84,21 +83,20 @@ def measure_disk(
     engine: str | None = None,
     progress: Progress | None = None,
 ) -> DiskMeasurement:
-    """Measure the disk that holds `path`. Leaves nothing on it.
+    """Measure the disk of `path`. Leaves nothing on it.
 
     Parameters
     ----------
     path : path-like
         A directory where a file may be made, or a file in one.
     num_bytes : int
-        Size of the file, at least 1 MiB. A tenth of the free space at the most is taken.
+        Size of the file, at least 1 MiB; at most a tenth of the free space is taken.
     seconds : float
-        About how long it takes. A disk that is too slow for some queue depth in that time
-        is not measured at it.
+        Approximate duration. Queue depths for which the disk is too slow in that time are left out.
     engine : "io_uring" or "pread", optional
-        What reads; by default what a loader would choose.
+        By default the one that a loader would choose.
     progress : Progress, optional
-        Told the phases.
+        Receives the phases.
 
     Raises
     ------
@@ -121,7 +119,7 @@ def measure_disk(
     size = _affordable(directory, num_bytes, remarks)
     progress = progress or NullProgress()
     with open_scratch_file(directory) as file:
-        # The first block, for the engine to be tried on: before a long write, not after.
+        # The first block, on which the engine is tried before the long write.
         file.write(_MIB, 0.0, lambda _: None)
         choice = choose_engine(Path(file.path), engine)
         if choice.name == "mmap":
@@ -184,7 +182,7 @@ def _directory_of(path: Path) -> Path:
 
 
 def _affordable(directory: Path, num_bytes: int, remarks: list[str]) -> int:
-    """Return the size of the file: as asked, as far as the free space allows it."""
+    """Return the size of the file: as requested, or less where space is short."""
     space = os.statvfs(directory)
     free = space.f_bavail * space.f_frsize
     size = min(num_bytes, free // _FREE_SHARE) // _MIB * _MIB
@@ -203,7 +201,7 @@ def _affordable(directory: Path, num_bytes: int, remarks: list[str]) -> int:
 
 
 class _Readings:
-    """What is read of a file, one measurement after the other."""
+    """The readings of a file, in sequence and at random."""
 
     def __init__(self, files: _core.FileSet, num_bytes: int, engine: str) -> None:
         self._files = files
@@ -224,9 +222,9 @@ class _Readings:
         Parameters
         ----------
         deadline : float
-            When to be done, on the clock of `perf_counter`.
+            The end, on the clock of `perf_counter`.
         sequential_seconds : float
-            How much of the time is spent in sequence.
+            The time for reading in sequence.
         progress : Progress
         """
         in_order = ReadRate(
@@ -282,7 +280,7 @@ class _Readings:
 
 
 def _spread(points: Iterable[Sequence[float]]) -> float:
-    """Return by how much slices differ at a typical point, as a share of their median."""
+    """Return the difference of the slices of a typical point, as a share of their median."""
     ordered = [sorted(slices) for slices in points if len(slices) == _NUM_ROUNDS]
     if not ordered:
         return 0.0
@@ -311,8 +309,8 @@ class _Sweep:
     def measure(self, point: tuple[int, int], seconds: float) -> None:
         """Measure one slice in its share of the time, unless it would take far longer.
 
-        The first slice of a point may take what all of its slices are due. Twice as long is
-        not too long: what fast points leave of their share makes up for it.
+        The first slice of a point may take the share of all its slices. Twice as long is not too
+        long: fast points leave a part of their share.
         """
         block, depth = point
         # A deeper queue is no slower. Counting the shallower ones keeps a slice that was

@@ -1,4 +1,4 @@
-"""Reading from the disk and not from memory: what the kernel keeps of files is dropped first."""
+"""Drops files from the page cache, so that they are read from the disk and not from memory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def drop_from_cache(paths: Iterable[Path]) -> None:
-    """Ask the kernel to forget pages of files; needs no privilege once they are clean.
+    """Ask the kernel to drop the cached pages of files; needs no privilege once they are clean.
 
-    Directories stand for the files below them. Pages that a process has mapped stay.
+    A directory stands for the files below it. Pages that a process has mapped stay.
     """
     for path in paths:
         for file in path.rglob("*") if path.is_dir() else [path]:

@@ -1,7 +1,7 @@
-"""How many reads a second a disk answers with so many of them in flight.
+"""Measures the reads a second that a disk completes at a given queue depth.
 
-The number is only worth something if the queue really is as full as it says: so reads are
-handed over in slices that are long beside the queue.
+The number is only valid if the queue is full all the time, so reads are submitted in slices that
+are long compared to the queue.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import numpy.typing as npt
 
 from gnnstore import _core
 
-# The queue fills at the beginning of a slice and runs empty at its end. With 16 times the
-# depth in between, that is at most 1 read in 16 that had less company than it should.
+# The queue fills at the beginning of a slice and runs empty at its end. With 16 times the depth in
+# between, at most 1 read in 16 meets a shorter queue.
 _READS_PER_DEPTH = 16
 _WARM_UP_PER_DEPTH = 4
 # With a place for each read in flight, the points of one measurement took 76 MB together.
 _PLACES_BYTES = 2 << 20
-# So that Ctrl-C, which waits for the kernel, is never long in coming.
+# Ctrl-C waits for the kernel, so slices are short.
 _MAX_SLICE_SECONDS = 0.5
 
-# Returns the offsets of so many reads, in bytes from the file's beginning.
+# Returns the offsets of a number of reads, in bytes from the file's beginning.
 Draw = Callable[[int], npt.NDArray[np.int64]]
 
 
 def at_random(num_bytes: int, block_bytes: int) -> Draw:
-    """Return what draws blocks of a file independently of each other."""
+    """Return a function that draws blocks of a file independently of each other."""
     rng = np.random.default_rng()
     num_blocks = num_bytes // block_bytes
     return lambda size: rng.integers(0, num_blocks, size) * block_bytes
 
 
 def in_sequence(num_bytes: int, block_bytes: int) -> Draw:
-    """Return what draws a file's blocks in order, and then again from the beginning."""
+    """Return a function that draws a file's blocks in order, and then again from the beginning."""
     num_blocks = num_bytes // block_bytes
     begin = 0
 
@@ -51,22 +51,22 @@ def in_sequence(num_bytes: int, block_bytes: int) -> Draw:
 
 
 class ReadRate:
-    """A measurement to be made: reads of one size, so many of them in flight all the time.
+    """A measurement of reads of one size at one queue depth.
 
     Parameters
     ----------
     files : FileSet
         One file.
     engine : str
-        What reads.
+        The engine's name.
     block_bytes : int
         Bytes of each read.
     depth : int
         Reads in flight.
     draw : callable
-        Where to read.
+        Draws the offsets.
     max_reads : int
-        The most reads of one slice, for files that are short beside a read.
+        The most reads of one slice, for files that are small compared to a read.
     """
 
     def __init__(
@@ -85,25 +85,25 @@ class ReadRate:
         self._depth = depth
         self._draw = draw
         self._max_reads = max_reads
-        # Reads in flight share places: nobody looks at what was read, and loaders that have little
-        # memory measure too. On a page, as direct reads need it.
+        # Reads in flight share buffers: their content is not used, and loaders that have little
+        # memory measure too. Aligned to pages, for direct reads.
         self._num_places = max(1, min(2 * depth, _PLACES_BYTES // block_bytes))
         self._out = np.frombuffer(mmap.mmap(-1, self._num_places * block_bytes), np.uint8)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that reads go to."""
+        """Bytes of the buffers."""
         return self._out.nbytes
 
     @property
     def least_reads(self) -> int:
-        """Reads that the shortest possible slice makes."""
+        """Number of reads in the shortest possible slice."""
         return (_WARM_UP_PER_DEPTH + _READS_PER_DEPTH) * self._depth
 
     def measure(self, seconds: float) -> float:
         """Return the reads per second of one slice that takes about `seconds`.
 
-        A disk that does not manage `least_reads` in that time takes longer.
+        A disk that does not complete `least_reads` in that time takes longer.
 
         Raises
         ------

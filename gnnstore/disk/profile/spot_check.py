@@ -1,7 +1,7 @@
-"""A look at a disk, on a store's own file: whether it is as fast as its measurements say.
+"""Checks on a store's own file whether a disk is as fast as its measurements say.
 
-It takes a fifth of a second and writes nothing, so it can be had at every start. It is too
-coarse to go by: where it says something else, the disk is measured again.
+The check takes a fifth of a second and writes nothing, so it can be made at every start. It is too
+coarse to replace a measurement: if it disagrees, the disk is measured again.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pathlib import Path
 
 from gnnstore import _core
 from gnnstore.disk.profile.device_profile import DeviceProfile
+from gnnstore.disk.profile.merge_profiles import Verdict, judge
 from gnnstore.disk.profile.rates import Draw, ReadRate, at_random, in_sequence
-from gnnstore.disk.profile.revision import Verdict, judge
 
-# Of each of the two looks. On a disk that is ten times slower than expected, a slice at random
+# Of each of the two checks. On a disk that is ten times slower than expected, a slice at random
 # takes a quarter of a second.
 _SECONDS = 0.1
 _SLICES = 8
 
-# The file that a first measurement makes has so many bytes. On a spinning disk reads in a far
-# larger one are slower, as its arm moves further; in a smaller one, faster.
+# The size of the file of a first measurement. On a spinning disk reads in a far larger file are
+# slower, as its arm moves farther; in a smaller one, faster.
 _WINDOW_BYTES = 256 << 20
 
 _SMALL_BYTES = 4 << 10
 # As in `measure_disk`.
 _LARGE_BYTES, _LARGE_DEPTH, _MAX_DEPTH = 1 << 20, 8, 256
-# A slice at random that is so many queues long runs with the queue full for most of the time.
+# In a slice at random that is this many queues long, the queue is full for most of the time.
 _READS_PER_DEPTH = 4
 
 _MAX_ENTRIES = 4096
@@ -41,7 +41,7 @@ _ENGINES = ("io_uring", "pread")
 
 @dataclass(frozen=True)
 class SpotCheck:
-    """What was seen, and what was expected.
+    """The rates that a check has found, and the expected ones.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class SpotCheck:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether that is the same."""
+        """Whether the disk is as fast as expected, faster or slower."""
         return judge(
             (
                 self.reads_per_second / self.expected_reads_per_second,
@@ -68,17 +68,17 @@ class SpotCheck:
 
 
 def spot_check(path: Path, profile: DeviceProfile) -> SpotCheck | None:
-    """Read a little of a store, in about 0.2 s; None where that would say nothing.
+    """Read a little of a store, in about 0.2 s; None if the disk cannot be checked with it.
 
-    That is where no file of the store is as large as that of a first measurement, where reads
-    do not go around the page cache, and where the profile is memory's or an assumption.
+    That is if no file of the store is as large as that of a first measurement, if reads do not go
+    around the page cache, and if the profile is memory's or an assumption.
 
     Parameters
     ----------
     path : Path
         The store's directory.
     profile : DeviceProfile
-        That its disk is expected to have.
+        The expected rates.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def spot_check(path: Path, profile: DeviceProfile) -> SpotCheck | None:
     if not files.is_direct:
         return None
     depth = _depth(usable, profile.best_depth(_SMALL_BYTES))
-    # Elsewhere each time: what was read a minute ago may lie in the drive's memory.
+    # At a new place each time: the drive's memory may have the blocks that were read a minute ago.
     begin = random.randrange((num_bytes - _WINDOW_BYTES) // _LARGE_BYTES + 1) * _LARGE_BYTES  # noqa: S311
     small = ReadRate(
         files,
@@ -129,14 +129,14 @@ def _from(begin: int, draw: Draw) -> Draw:
 
 
 def _depth(rates: dict[int, float], best: int) -> int:
-    """Return the deepest queue up to the best that has time for some slices; else the least."""
+    """Return the deepest queue up to `best` with time for some slices; else the shallowest."""
     short = _SECONDS / 4
     fits = [d for d, rate in rates.items() if d <= best and _READS_PER_DEPTH * d <= rate * short]
     return max(fits, default=min(rates))
 
 
 def _large_file(path: Path) -> tuple[Path, int] | None:
-    """Return a file of a store that is worth measuring on, and its size in whole MiB."""
+    """Return a file of a store that is large enough, and its size in whole MiB."""
     device = path.stat().st_dev
     for file in islice(_files(path), _MAX_ENTRIES):
         entry = file.lstat()
@@ -144,7 +144,7 @@ def _large_file(path: Path) -> tuple[Path, int] | None:
             stat.S_ISREG(entry.st_mode)
             and entry.st_size >= _WINDOW_BYTES
             and entry.st_dev == device
-            # What a file has no blocks for is not read from any disk.
+            # Holes of a file are not read from a disk.
             and entry.st_blocks * _BLOCK_UNIT >= entry.st_size
         ):
             return file, entry.st_size // _LARGE_BYTES * _LARGE_BYTES

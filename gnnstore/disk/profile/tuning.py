@@ -1,7 +1,7 @@
-"""How rows are read from a disk: what is read together, in what pieces, how much at a time.
+"""Tunes how rows are read from a disk: merging of reads, their size, and the queue depth.
 
-Decided from a disk's measurements where there are any. These choices change how fast rows
-come, never which.
+The tuning follows from a disk's measurements if there are any. It changes the speed of reads, never
+their result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gnnstore.disk.profile.device_profile import DeviceProfile
 
-# Without measurements: what suits flash. A virtual disk of 100,000 reads a second needed 128
+# Without measurements: values that suit flash. A virtual disk of 100,000 reads a second needed 128
 # in flight for them, gained nothing from 256, and read 12 kB in the time of one read more; 4 KiB
 # is on the safe side of that for faster ones.
 _DEFAULT_GAP_BYTES = 4 << 10
@@ -24,7 +24,7 @@ _MAX_READ_BYTES = 1 << 20
 # Cutting a merged extent costs a read that merging had saved; at four gaps a piece that is
 # at most a quarter of it.
 _GAPS_PER_READ = 4
-# Memory for reads in flight, of each thread that prepares batches. 128 x 64 kB are 8 MB.
+# Memory for reads in flight of each thread that prepares batches. 128 x 64 kB are 8 MB.
 _MAX_STAGING_BYTES = 32 << 20
 
 # A measured rate that is flat from the start says little about a disk under another load.
@@ -35,18 +35,18 @@ _ROW_BLOCK_BYTES = (512, 4 << 10)  # the reads that rows of features need
 
 @dataclass(frozen=True)
 class ReadTuning:
-    """How an engine reads.
+    """The parameters of an engine's reads.
 
     Attributes
     ----------
     gap_bytes : int
-        Rows at most this far apart are fetched by one read; a multiple of 512.
+        Rows at most this far apart share a read; a multiple of 512.
     queue_depth : int
         Reads in flight.
     max_read_bytes : int
         A longer read is cut into pieces of this size; a multiple of 4096.
     source : str
-        "defaults", or "profile of" and when it was measured.
+        "defaults", or "profile of" and the time of the measurement.
     """
 
     gap_bytes: int
@@ -56,13 +56,12 @@ class ReadTuning:
 
 
 def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
-    """Decide how to read from a disk.
+    """Return the tuning for a disk.
 
     Parameters
     ----------
     profile : DeviceProfile or None
-        Its measurements. One made through the page cache says nothing about the disk and is
-        taken for none.
+        Its measurements. One made through the page cache is ignored, as it is not of the disk.
     """
     if profile is None or not profile.is_direct:
         return ReadTuning(
@@ -83,7 +82,7 @@ def tune_reads(profile: DeviceProfile | None) -> ReadTuning:
 
 
 def _max_read_bytes(gap_bytes: int, queue_depth: int) -> int:
-    """Return a power of two: several gaps, as far as the memory for it stays small."""
+    """Return a power of two of several gaps, or less if the memory for it is not small."""
     size = _DEFAULT_MAX_READ_BYTES
     while (
         size < min(_GAPS_PER_READ * gap_bytes, _MAX_READ_BYTES)

@@ -1,4 +1,4 @@
-"""Files that are worth keeping between runs and can always be made again: the user's cache."""
+"""The user's cache: files that are kept between runs and can always be made again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gnnstore.errors import StorageError
 
 
 def user_cache_directory(purpose: str) -> Path:
-    """Return where files of one kind are kept: `$XDG_CACHE_HOME/gnnstore/PURPOSE`.
+    """Return the directory for files of one kind: `$XDG_CACHE_HOME/gnnstore/PURPOSE`.
 
-    `~/.cache` where the variable is unset, empty or relative, as its specification says.
+    `~/.cache` if the variable is unset, empty or relative, as its specification says.
 
     Raises
     ------
@@ -33,12 +33,12 @@ def user_cache_directory(purpose: str) -> Path:
 
 
 def write_whole(file: Path, parts: Iterable[Any]) -> None:
-    """Write a file whose readers see all of it or what was there before, never a part.
+    """Write a file atomically: readers see all of it or the file before, never a part.
 
     Parameters
     ----------
     parts : iterable of bytes-like
-        What it holds, one behind the other.
+        Its content, in order.
 
     Raises
     ------

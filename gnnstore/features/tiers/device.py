@@ -29,14 +29,14 @@ _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8)
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which rows of a batch a tier holds.
+    """The rows of a batch that a tier has, and the others.
 
     Attributes
     ----------
     positions : ndarray of int64 [h]
-        Of the rows that it holds, in the batch.
+        Positions in the batch of the rows in the tier.
     slots : ndarray of int64 [h]
-        Where in the tier they are.
+        Their slots.
     others : ndarray of int64 [n - h]
         Positions of the rows that come from below.
     """
@@ -83,7 +83,7 @@ class DeviceRows:
         nodes : ndarray of int64 [C]
             Strictly ascending.
         dtype : torch.dtype, optional
-            What elements are where NumPy cannot tell: torch.bfloat16 for a table of its bits.
+            The type of elements where NumPy has none: torch.bfloat16 for a table of its bits.
 
         Raises
         ------

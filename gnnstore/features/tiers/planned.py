@@ -1,8 +1,8 @@
 """A cache that follows a plan: rows come from the slots that it names, or from disk (Ginex).
 
-Which row is in which slot, and which rows enter after a batch, was decided before (see
-`caching.policies.belady`), so nothing is looked up by node id here. The order is left: missed rows
-of several batches may be read at once, but slots are read and written batch by batch.
+The plan says which row is in which slot, and which rows enter after a batch (see
+`caching.policies.belady`), so no row is looked up by node id here. What remains is the order:
+missed rows of several batches may be read at once, but slots are used batch by batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NODE_BYTES = 8
 
 @dataclass(frozen=True, eq=False)
 class PlanStep:
-    """What a plan says of one batch of n rows, of which c enter the cache.
+    """The part of a plan for one batch of n rows, of which c enter the cache.
 
     Attributes
     ----------
@@ -50,15 +50,15 @@ class PlanStep:
 
     @classmethod
     def of(cls, trace: Trace, plan: CachePlan, i: int) -> Self:
-        """View batch i of a superbatch; nothing is copied."""
+        """Return the step of batch i of a superbatch; a view."""
         return cls(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
 
 
 class PlannedCache:
-    """C slots, each with room for one row of every table, and a note of which rows they hold.
+    """C slots, each with room for one row of every table, and the nodes whose rows are in them.
 
     The rows of a node are in the cache together or not at all. Memory comes from the pool of
-    buffers. Thread-safe; a lease says who may use the slots.
+    buffers. Thread-safe; one lease at a time may use the slots.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class PlannedCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that the slots and the note of what they hold occupy."""
+        """Bytes of memory that the slots and the ids of their nodes occupy."""
         return self._nodes.nbytes + sum(rows.nbytes for rows in self._rows.values())
 
     @property
@@ -117,15 +117,15 @@ class PlannedCache:
         return self._sequencer.is_free
 
     def begin(self) -> Lease:
-        """Take over the cache as the last batch left it, to follow a new plan.
+        """Return a lease of the cache, as the last batch left it, to follow a new plan.
 
-        An earlier lease loses it: if it goes on, its batches are read from disk. Waits while one
-        of them uses the slots, so that `nodes` is settled on return.
+        An earlier lease loses the cache: if it goes on, its batches are read from disk. Waits while
+        one of them uses the slots, so that `nodes` is final on return.
         """
         return Lease(self)
 
     def retire(self) -> None:
-        """Give the slots' memory back: nobody gets a turn any more, and leases read every row.
+        """Free the slots' memory: no batch uses them any more, and leases read every row.
 
         An idle loader keeps its lease, and with it the cache, until it is iterated again.
         """
@@ -134,13 +134,13 @@ class PlannedCache:
         self._nodes.fill(-1)
 
     def _check(self, step: PlanStep) -> None:
-        """Refuse a plan that expects other rows: following it would give wrong ones."""
+        """Refuse a plan that expects other rows in the slots than there are."""
         try:
             _core.check_cached(self._nodes, step.slots, step.ids)
         except ValueError as error:
             raise UsageError(f"the plan is not for what the cache holds: {error}") from error
 
-    def _fill(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
+    def _warm_up(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
         self._nodes.fill(-1)
         counts = NO_READS
         for path, rows in self._tables.items():
@@ -153,7 +153,7 @@ class PlannedCache:
         if step.change_slots.size == 0:
             return
         entering = step.ids[step.change_positions]
-        # Whatever stops this half way, no slot is taken for what it was or was to become.
+        # If this is interrupted, no slot is taken for the row that it had or was to get.
         self._nodes[step.change_slots] = -1
         for path, rows in out.items():
             if rows.nbytes:
@@ -180,17 +180,17 @@ class Lease:
 
     @property
     def is_current(self) -> bool:
-        """Whether it has the cache still: no later lease, not closed, and no batch failed."""
+        """Whether it still has the cache: no later lease, not closed, and no batch failed."""
         return self._ticket.is_current
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether a later lease has the cache, and nothing else has gone wrong."""
+        """Whether a later lease has taken the cache, and no batch has failed."""
         return self._ticket.is_overtaken
 
     @property
     def num_gathered(self) -> int:
-        """How many batches, from the first on, have been through and filled the cache."""
+        """Number of batches, from the first on, that are done and have entered their rows."""
         return self._ticket.num_done
 
     def gather(
@@ -198,16 +198,16 @@ class Lease:
     ) -> dict[str, Rows]:
         """Return the rows of a batch as new arrays [n, *row_shape], one for each table.
 
-        Missed rows are read at once. When the batches before are through, the others are copied
-        from their slots, and rows enter the cache. A batch that need not wait copies while its
-        reads are in flight.
+        Missed rows are read at once. When the batches before are done, the others are copied from
+        their slots, and rows enter the cache. A batch that need not wait copies while its reads are
+        in flight.
 
         Parameters
         ----------
         number : int
-            Which batch of the iteration it is, from 0.
+            The batch's number in the iteration, from 0.
         step : PlanStep
-            By a plan for this cache, as the batches before leave it.
+            Of a plan for this cache, as the batches before leave it.
         missed : Mapping of str to RowSource, optional
             Sources of the batch's missed rows alone, by the table's path, such as
             `PackedRows`; by default they are read from the tables.
@@ -220,10 +220,10 @@ class Lease:
         Raises
         ------
         GnnstoreError
-            If an earlier batch failed: slots do not hold what the plan expects.
+            If an earlier batch failed: slots have other rows than the plan expects.
         UsageError
-            If the lease is closed, the number was there before, or the plan is not for what the
-            cache holds.
+            If the lease is closed, the number was used before, or the plan is not for the rows in
+            the cache.
         IndexError
             If an id, a position or a slot is out of range.
         StorageError
@@ -235,16 +235,16 @@ class Lease:
             self.fail(number, error)
             raise
 
-    def fill(self, number: int, nodes: npt.NDArray[np.int64]) -> ReadCounts | None:
+    def warm_up(self, number: int, nodes: npt.NDArray[np.int64]) -> ReadCounts | None:
         """Read some rows into the first slots, in the order in which they lie on disk.
 
-        It takes a turn, as a batch does, and forgets what the slots held. In order, many rows
-        are read faster than the same ones as batches happen to miss them.
+        It has a number in the iteration, as a batch does, and empties the slots before. Many rows
+        are read faster in order than as batches happen to miss them.
 
         Parameters
         ----------
         number : int
-            Which turn of the iteration it is.
+            As of `gather`.
         nodes : ndarray of int64 [<= C]
             Ascending; node ``nodes[s]`` goes to slot s.
 
@@ -261,7 +261,7 @@ class Lease:
         try:
             if self._ticket.look(number) == "never":
                 return None
-            counts = self._cache._fill(nodes)
+            counts = self._cache._warm_up(nodes)
             self._ticket.done(number)
         except BaseException as error:
             self.fail(number, error)
@@ -269,18 +269,18 @@ class Lease:
         return counts
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Give up a batch: those after it that wait for their turn, or will, fail.
+        """Abandon a batch: those after it that wait for it, or will, fail.
 
-        For errors that keep a batch from being gathered at all; `gather` calls it for its own.
+        For errors that keep a batch from being gathered; `gather` calls it for its own.
         """
         self._ticket.fail(number, error)
 
     def rest(self, rests: bool = True) -> None:
-        """Note that no more batches come for now, so that others may take the slots."""
+        """Record that no more batches come for now, so that others may take the slots."""
         self._ticket.is_resting = rests
 
     def close(self) -> None:
-        """End the lease: threads that wait for their turn fail. May be called again."""
+        """End the lease: threads that wait for earlier batches fail. Idempotent."""
         self._ticket.close()
 
     def _gather(
@@ -290,7 +290,7 @@ class Lease:
         turn = ticket.look(number)
         if turn == "now":
             cache._check(step)
-        # The slots are another lease's: tables are asked for every row, and packed rows for theirs.
+        # Without the slots, tables are asked for every row, and packed rows for theirs.
         slots = None if turn == "never" and missed is None else step.slots
         out: dict[str, npt.NDArray[Any]] = {}
         counts: dict[str, ReadCounts] = {}
@@ -317,8 +317,8 @@ class Lease:
     ) -> ReadCounts:
         """Fill the rows that have a slot: from it, or from the table if another lease has it."""
         if has_turn:
-            # In turns, one batch at a time: those after it wait, and so do their threads. Others
-            # help for the length of the call, which is milliseconds.
+            # One batch at a time: those after it wait, and so do their threads. Others help for
+            # the length of the call, which is milliseconds.
             return RowRequest(step.ids, step.slots, self._cache._rows[path]).copy_cached(out)
         missed = np.where(step.slots < 0, np.int32(0), np.int32(-1))
         return self._cache._tables[path].read_into(RowRequest(step.ids, missed), out)

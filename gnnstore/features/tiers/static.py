@@ -1,8 +1,8 @@
 """A cache that is filled once: some rows in memory, the others read (PaGraph, section 3.3).
 
-Training, validation and test loaders read the same rows, so they share one cache under one
-budget. The loader that comes first sizes it; one that comes later with larger batches may
-need some of its memory, and then the rows that are wanted least leave it.
+Training, validation and test loaders read the same rows, so they share one cache under one budget.
+The first loader sizes it; a later one with larger batches may need some of its memory, and then the
+rows with the lowest scores leave it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from gnnstore.disk.buffers import empty, trim
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.features.source import RowRequest, RowSource, Tier
 
-# A cache is warmed up by pieces of this size: many reads in flight, and little memory besides
-# the cache for sorting the ids.
+# A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
+# for sorting the ids.
 WARM_UP_BYTES = 64 << 20
 
 
 def cache_cost(num_nodes: int, row_bytes: int, score: Score) -> CacheCost:
-    """Return the memory of a cache that holds `row_bytes` for each of its nodes."""
+    """Return the cost of a cache with `row_bytes` for each of its nodes."""
     index_bytes = SlotIndex.bytes_for(num_nodes, 0)
     node_bytes = SlotIndex.bytes_for(num_nodes, 1) - index_bytes
     score_bytes = np.dtype(SCORE_DTYPES[score]).itemsize
@@ -38,7 +38,7 @@ def cache_cost(num_nodes: int, row_bytes: int, score: Score) -> CacheCost:
 
 @dataclass(frozen=True, eq=False)
 class SlotIndex:
-    """Which nodes are cached, and in which slot: 1.5 bits per node of the graph.
+    """The slots of the cached nodes, in 1.5 bits per node of the graph.
 
     Attributes
     ----------
@@ -52,12 +52,12 @@ class SlotIndex:
 
     @classmethod
     def of(cls, nodes: npt.NDArray[np.int64], num_nodes: int) -> Self:
-        """Index strictly ascending nodes of a graph of `num_nodes`."""
+        """Return the index of strictly ascending nodes in a graph of `num_nodes`."""
         return cls(nodes, *_core.index_nodes(nodes, num_nodes))
 
     @staticmethod
     def bytes_for(num_nodes: int, num_cached: int) -> int:
-        """Return the memory that the index of a graph's nodes takes, the nodes included."""
+        """Return the bytes of the index of a graph's nodes, with the cached nodes."""
         return 12 * (-(-num_nodes // 64)) + 8 * num_cached
 
     @property
@@ -73,7 +73,7 @@ class SlotIndex:
 def warm_up(
     rows: RowSource, nodes: npt.NDArray[np.int64], table: npt.NDArray[np.uint8]
 ) -> ReadCounts:
-    """Read the rows of many nodes (int64 [C], ascending) into the beginning of a table.
+    """Read the rows of nodes (int64 [C], ascending) into the beginning of a table.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class StaticCache:
         nodes : ndarray of int64 [C]
             Ascending; none empties the cache.
         scores : ndarray of uint8 or uint32 [C]
-            What the nodes were chosen by; the lowest leave first.
+            The scores of the nodes; the lowest leave first.
 
         Raises
         ------
@@ -130,15 +130,15 @@ class StaticCache:
             self._warm_up(nodes, scores)
 
     def shrink(self, num_rows: int) -> None:
-        """Keep the best `num_rows` nodes only.
+        """Keep only the `num_rows` nodes with the highest scores.
 
-        Batches that are under way finish with the old cache; rows are read anew, because
-        old and new cache together might not fit in memory.
+        Batches that are being read finish with the old cache. Rows are read anew, because old and
+        new cache together might not fit in memory.
         """
         with self._lock:
             if self._index is None or num_rows >= self.num_rows:
                 return
-            # Nodes of score 0 are in a cache only if all are; then they leave as those of 1 do.
+            # Nodes of score 0 are cached only if all are; then they leave with those of score 1.
             kept = select_nodes(np.maximum(self._scores, 1), num_rows)
             nodes, scores = self._index.nodes[kept], self._scores[kept]
             self._warm_up(nodes, scores)
@@ -149,7 +149,7 @@ class StaticCache:
         self._index, self._scores = None, np.empty(0, np.uint8)
         if len(nodes) == 0:
             return
-        trim(0)  # what an old cache has left in the pool
+        trim(0)  # the buffers of an old cache
         index = SlotIndex.of(nodes, self._num_nodes)
         held = {path: rows.read_held(index) for path, rows in self._tables.items()}
         self._index, self._scores = index, scores
@@ -186,22 +186,22 @@ class _Held:
 
 
 class StaticRows(Tier):
-    """One table of a static cache, whatever the cache holds at the moment. Thread-safe.
+    """One table of a static cache, with the rows that it has at the moment. Thread-safe.
 
-    Reads go out first; cached rows are copied while they are in flight, if the source below can.
+    Cached rows are copied while reads of the others are in flight, if the source below can.
     """
 
-    held: _Held | None = None  # replaced as a whole: batches under way go on with the old one
+    held: _Held | None = None  # replaced as a whole: reads in progress go on with the old one
 
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with the rows of `ids`, from the cache where they are in it."""
+        """Fill `out` with the rows of `ids`, the cached ones from memory."""
         held = self.held
         if held is None:
             return self.below.read_rows(ids, out)
         return self.below.read_into(RowRequest(ids, held.index.slots(ids), held.table), out)
 
     def read_held(self, index: SlotIndex) -> _Held:
-        """Read the rows that an index says are cached.
+        """Read the rows of an index's nodes.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class StaticRows(Tier):
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of memory that the cached rows occupy; their index is not counted."""
+        """Bytes of memory that the cached rows occupy, without their index."""
         return 0 if self.held is None else self.held.table.nbytes
 
     @property

@@ -1,1 +1,1 @@
-"""In-neighbour lists held in memory while the others are read from disk (Ginex, section 3.2)."""
+"""Keeps in-neighbour lists in memory while the others are read from disk (Ginex, section 3.2)."""

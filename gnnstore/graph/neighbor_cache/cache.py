@@ -1,7 +1,7 @@
-"""A neighbour cache for sampling from disk: the lists worth most in memory (Ginex, section 3.2).
+"""The neighbour cache of sampling from disk: the most important lists (Ginex, section 3.2).
 
-Static: filled once, in the order in which the lists lie on disk. Which lists is kept between
-runs, so that the next start only reads them.
+It is static: filled once, in the order in which the lists lie on disk. The choice of the lists is
+saved between runs, so that the next start only reads them.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from gnnstore.graph.neighbor_cache.importance import (
 from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists
 from gnnstore.sampling.staged import CachedNeighbors
 
-# Of a node's 64 fellows, their bits and where their lists start.
+# For 64 nodes, their bits and the start of their lists.
 _WORD_BYTES = 16
 # Budgets that follow the free memory differ from start to start: their capacities are rounded
-# down to so many significant bits, 3 % at most, or no choice that is kept would ever fit.
+# down to this many significant bits, by 3 % at most, or no saved choice would ever fit.
 _CAPACITY_BITS = 6
 
 
 def index_bytes(num_nodes: int) -> int:
-    """Return what a neighbour cache takes besides its lists."""
+    """Return the bytes of a neighbour cache without its lists."""
     return _WORD_BYTES * num_words(num_nodes)
 
 
 def bytes_for_all(csc: Csc) -> int:
-    """Return what a neighbour cache takes that holds the lists of all nodes."""
+    """Return the bytes of a neighbour cache of all lists."""
     return index_bytes(csc.num_nodes) + csc.num_edges * csc.indices.itemsize
 
 
 def bytes_to_choose(csc: Csc) -> int:
-    """Return what choosing the lists takes, before the cache itself is there."""
+    """Return the bytes that choosing the lists takes, before the cache is filled."""
     return 4 * csc.num_src + 3 * SCAN_IDS * csc.indices.itemsize
 
 
@@ -55,16 +55,16 @@ def open_neighbor_cache(
     csc : Csc
         Of `indices`, only length and dtype matter.
     rows : IndexRows
-        Where `indices` are read.
+        The reader of `indices`.
     num_bytes : int
-        For the cache, its index included.
+        Memory for the cache, its index included.
     uuid : str
-        The store's, by which the choice is kept.
+        The store's, by which the choice is saved.
 
     Raises
     ------
     CorruptStoreError
-        If `indptr` does not ascend, or an in-neighbour is no node.
+        If `indptr` does not ascend, or an in-neighbour is not a node.
     StorageError
         If the lists cannot be read.
     """
@@ -91,7 +91,7 @@ def open_neighbor_cache(
 def _fill(
     csc: Csc, rows: IndexRows, bits: npt.NDArray[np.uint64], capacity: int | None = None
 ) -> CachedNeighbors | None:
-    """Read the lists of some nodes; None if they are none, or more than the capacity."""
+    """Return the lists of the chosen nodes; None if they are empty, or exceed the capacity."""
     starts = np.zeros(len(bits) + 1, np.int64)
     num_nodes = 0
     for first, degrees in in_degrees(csc):
@@ -120,7 +120,7 @@ def _fill(
 def _wanted(
     csc: Csc, bits: npt.NDArray[np.uint64], start: int, stop: int
 ) -> npt.NDArray[np.bool_] | None:
-    """Return which positions in [start, stop) stand in the lists of cached nodes; None: none."""
+    """Return whether each position in [start, stop) is in a cached node's list; None: none is."""
     # From the first node whose list reaches into the range, and down to the beginning of its
     # word, to the last one whose list begins there.
     first = int(np.searchsorted(csc.indptr, start, side="right")) - 1

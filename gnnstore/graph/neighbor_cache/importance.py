@@ -1,9 +1,8 @@
-"""Which in-neighbour lists a neighbour cache should hold (Ginex, section 3.2).
+"""Chooses the in-neighbour lists of a neighbour cache (Ginex, section 3.2).
 
-A node's importance is its out-degree over its in-degree: the first is how often it stands in
-the lists that neighbours are drawn from, and so how often its own list is needed; the second is
-what its list takes. The most important lists are cached until the cache is full, of equally
-important ones those of the lowest ids.
+The importance of a node is its out-degree over its in-degree: the number of lists that it can be
+drawn from, and so how often its own is needed, over the length of its own. The most important lists
+are cached until the cache is full, of equally important ones those of the lowest ids.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numpy.typing as npt
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.csc import Csc
 
-# Nodes are looked at in pieces, so that choosing takes a few MB beside the out-degrees. A
-# multiple of 64: pieces fill whole words of a bitmap.
+# Nodes are processed in pieces, so that choosing takes only a few MB more than the out-degrees.
+# A multiple of 64: pieces fill whole words of a bitmap.
 _CHUNK = 1 << 18
 
 
@@ -27,12 +26,12 @@ def choose_lists(
 ) -> npt.NDArray[np.uint64]:
     """Choose the most important lists that hold at most `max_neighbors` in-neighbours.
 
-    Nodes that are nobody's in-neighbour are not chosen: only a seed could need their lists.
+    Nodes without out-edges are not chosen: only a seed could need their lists.
 
     Parameters
     ----------
     csc : Csc
-        Of it, `indptr` is read.
+        Only `indptr` is read.
     out_degrees : ndarray of uint32 [num_src]
         From `gnnstore.caching.scores.count_out_degrees`.
 
@@ -68,12 +67,12 @@ def all_lists(csc: Csc) -> npt.NDArray[np.uint64]:
 
 
 def num_words(num_nodes: int) -> int:
-    """Return the elements of a bitmap of nodes."""
+    """Return the number of elements in a bitmap of nodes."""
     return -(-num_nodes // 64)
 
 
 def unpack_bits(bits: npt.NDArray[np.uint64], first: int, count: int) -> npt.NDArray[np.bool_]:
-    """Return which of the nodes from `first`, a multiple of 64, have their bit set: [count]."""
+    """Return the bits of `count` nodes from `first`, a multiple of 64, as bool [count]."""
     words = bits[first // 64 : num_words(first + count)].astype("<u8", copy=False)
     return np.unpackbits(words.view(np.uint8), count=count, bitorder="little").view(bool)
 
@@ -108,7 +107,7 @@ def in_degrees(csc: Csc) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
 def _keys(
     csc: Csc, out_degrees: npt.NDArray[np.uint32]
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-    """Yield first node, lengths of lists and importance, as integers of the same order; 0: none."""
+    """Yield first node, lengths of lists, and importance as integers in its order; 0: none."""
     for first, degrees in in_degrees(csc):
         uses = np.zeros(len(degrees), np.float32)
         found = out_degrees[first : first + len(degrees)]
@@ -122,7 +121,7 @@ def _keys(
 def _threshold(
     csc: Csc, out_degrees: npt.NDArray[np.uint32], max_neighbors: int
 ) -> tuple[int, int]:
-    """Return the importance above which all lists fit, and how many neighbours fit besides."""
+    """Return the importance above which all lists fit, and the room left below, in neighbours."""
     # By histograms of the upper and, within the bin that matters, of the lower 16 bits:
     # sorting 10^8 nodes would take 800 MB for their order alone.
     sizes = np.zeros(1 << 16, np.int64)
@@ -147,7 +146,7 @@ def _add_sizes(
 
 
 def _bin_that_overflows(sizes: npt.NDArray[np.int64], room: int) -> tuple[int, int]:
-    """Return the highest bin that does not fit with all above it (-1: none), and the room left."""
+    """Return the highest bin that does not fit below all above it (-1: none), and the room left."""
     reached = np.cumsum(sizes[::-1])
     place = int(np.searchsorted(reached, room, side="right"))
     above = int(reached[place - 1]) if place else 0

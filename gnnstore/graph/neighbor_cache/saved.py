@@ -1,8 +1,8 @@
-"""Which in-neighbour lists a neighbour cache holds, kept for the next start.
+"""Saves the choice of a neighbour cache's lists for the next start.
 
 Choosing them takes a pass over the graph to count out-degrees, and 4 bytes of memory a node;
-reading the choice back takes a bit a node. Kept in the user's cache directory by the store's
-uuid, which is derived from what the store holds, and by the size of the cache.
+reading the choice back takes a bit a node. It is in the user's cache directory, by the store's
+uuid, which is derived from its content, and by the size of the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gnnstore.graph.neighbor_cache.importance import num_words
 
 _FORMAT_VERSION = 1
 _MAX_HEADER_BYTES = 4096
-# Budgets that are tried and dropped leave files behind: of a store, the latest are kept.
+# Budgets that are tried and dropped leave files behind: the latest of a store are kept.
 _MAX_KEPT = 4
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ListsKey:
-    """What a choice depends on.
+    """The settings that a choice depends on.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class ListsKey:
     num_nodes : int
         N.
     max_neighbors : int
-        What the cache has room for.
+        The cache's capacity.
     """
 
     uuid: str
@@ -53,14 +53,14 @@ class ListsKey:
     max_neighbors: int
 
     def file(self) -> Path:
-        """Return where the choice is kept.
+        """Return the path of the saved choice.
 
         Raises
         ------
         StorageError
             If the user has no home directory.
         ValueError
-            If the uuid is none: it comes from a file, and becomes part of a name.
+            If the uuid is malformed: it comes from a file, and becomes part of a name.
         """
         return user_cache_directory("neighbors") / f"{self._prefix()}-{self.max_neighbors}"
 
@@ -83,9 +83,9 @@ def _modified(path: Path) -> float:
 
 
 def load_lists(key: ListsKey) -> npt.NDArray[np.uint64] | None:
-    """Return the bitmap of the chosen nodes, uint64 [ceil(N / 64)]; None if none is kept.
+    """Return the bitmap of the chosen nodes, uint64 [ceil(N / 64)]; None if none is saved.
 
-    One that cannot be read, or is not whole, is reported in a log message and made again.
+    A file that cannot be read, or is damaged, is reported in a log message and made again.
     """
     try:
         file = key.file()
@@ -136,7 +136,7 @@ def _header(key: ListsKey) -> dict[str, str | int]:
 
 
 def save_lists(key: ListsKey, bits: npt.NDArray[np.uint64]) -> None:
-    """Keep a choice; that it could not be kept is a log message."""
+    """Save a choice; a failure is a log message."""
     body = bits.astype("<u8", copy=False).view(np.uint8)
     header = {"format_version": _FORMAT_VERSION, **_header(key), "crc32c": _core.crc32c(body)}
     try:

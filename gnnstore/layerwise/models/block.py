@@ -1,4 +1,4 @@
-"""Consecutive nodes with all their in-neighbours: what a layer is run on at a time."""
+"""The block that a layer is run on at a time: consecutive nodes with all their in-neighbours."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Block:
     ----------
     x : Tensor [n, F]
         Rows of the targets, in their order, and then of the other in-neighbours. Targets come
-        first so that node i of a bipartite block is the same node on both sides, which is what
-        convolutions that add self-loops go by.
+        first so that node i of a bipartite block is the same node on both sides, as convolutions
+        that add self-loops assume.
     begins : Tensor of int64 [D + 1]
         The edges into target i are begins[i] ... begins[i + 1] - 1.
     sources : Tensor of int64 [m]
@@ -26,7 +26,7 @@ class Block:
     edges : Mapping of str to Tensor [m, ...]
         Data of the edges, by the name of the argument that takes it.
     scale : Tensor [n] or None
-        For each row, what a normalisation by degrees multiplies it with.
+        The factor of each row in a normalisation by degrees.
     """
 
     x: Tensor
@@ -37,7 +37,7 @@ class Block:
 
     @property
     def num_targets(self) -> int:
-        """D."""
+        """Number of targets, D."""
         return len(self.begins) - 1
 
     @property

@@ -1,9 +1,9 @@
-"""How a layer is called on a block, and the proof that this is what it does on the whole graph.
+"""Finds how to call a layer on a block, and checks that this gives the result of the whole graph.
 
-Convolutions differ in what they take: pairs of rows or rows, lists of edges or sparse matrices.
-A sparse matrix saves the copy of a row for each edge, which is most of the memory, so it is
-tried first. What is tried must run, and must give on the blocks of a small graph what the layer
-gives on that graph. A layer with which nothing does is not layer-wise.
+Convolutions differ in their arguments: pairs of rows or rows, lists of edges or sparse matrices. A
+sparse matrix saves the copy of a row for each edge, which is most of the memory, so it is tried
+first. A call must run, and must give on the blocks of a small graph the result of the layer on that
+graph. A layer for which no call does is not layer-wise.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from gnnstore.layerwise.models.layers import Layer
 
 EDGE_DATA = ("edge_weight", "edge_attr")
 
-# What differs by more was computed otherwise, not only added up in another order.
+# Results that differ by more are not only sums in another order.
 _TOLERANCE = 1e-3
 _CHECK_NODES, _CHECK_EDGES, _CHECK_BLOCKS = 40, 160, (0, 1, 14, 27, 40)
-# Nodes that have no edge at all.
+# Nodes without any edge.
 _CHECK_ISOLATED = 5
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
-    """A layer and how it is called.
+    """A layer, and the form in which it is called.
 
     Attributes
     ----------
@@ -48,9 +48,9 @@ class LayerCall:
         "rows": without edges. "sparse pair", "sparse": with a matrix [D, n]. "pair", "single":
         with a list of edges. The pairs are (rows of sources, rows of targets).
     norm : DegreeNorm or None
-        Weights that are computed for it.
+        The weights that are computed for it.
     takes : tuple of str
-        Data of edges that it takes.
+        The data of edges that it takes.
     """
 
     layer: Layer
@@ -125,7 +125,7 @@ def _rows_of_targets(out: Any, block: Block) -> Tensor:
         raise ValueError(f"it gives {found} instead of rows [n, width]")
     if len(out) not in (block.num_targets, len(block.x)):
         raise ValueError(f"it gives {len(out)} rows for {block.num_targets} nodes")
-    # Not a view where it can be helped: what is alone in its memory is written without a copy.
+    # Not a view if it is whole: a result in memory of its own is written without a copy.
     return out if len(out) == block.num_targets else out[: block.num_targets]
 
 
@@ -173,7 +173,7 @@ class RowKind:
 
 
 def choose_call(layer: Layer, kind: RowKind) -> LayerCall:
-    """Find how to call a layer, and prove it on a small graph.
+    """Return a call of a layer that gives the right result on a small graph.
 
     Raises
     ------
@@ -200,7 +200,7 @@ def _choose_call(layer: Layer, kind: RowKind) -> LayerCall:
     for call in _candidates(layer, takes):
         try:
             found = graph.in_blocks(call)
-        except Exception as error:  # whatever it is: this form is not for it
+        except Exception as error:  # of whatever type: this form is not for the layer
             failures.append(f"called with {call.form}: {type(error).__name__}: {error}")
             continue
         if found.shape == expected.shape and torch.allclose(
@@ -257,7 +257,7 @@ def _edge_data_of(conv: Callable[..., Tensor] | None) -> tuple[str, ...]:
 
 @contextmanager
 def _uncached(conv: Any) -> Iterator[None]:
-    """Keep a convolution from remembering the edges of the small graph, and from those it knows."""
+    """Keep a convolution from caching the small graph, and from using what it has cached."""
     names = ("cached", "_cached_edge_index", "_cached_adj_t", "_cached_x", "_cached_h")
     before = {name: getattr(conv, name) for name in names if name in getattr(conv, "__dict__", {})}
     for name in before:
@@ -271,7 +271,7 @@ def _uncached(conv: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _SmallGraph:
-    """A graph with self-loops, parallel edges and nodes without any, and blocks of it."""
+    """A graph with self-loops, parallel edges and isolated nodes, and its blocks."""
 
     x: Tensor
     begins: Tensor
@@ -303,11 +303,11 @@ class _SmallGraph:
         return len(self.x)
 
     def convolve(self, conv: Callable[..., Tensor] | None, takes: tuple[str, ...]) -> Any:
-        """Return what a convolution gives on the graph as a whole."""
+        """Return the result of a convolution on the whole graph."""
         if conv is None:
             return self.x
         whole = self.block(0, self.num_nodes)
-        # PyTorch Geometric's convolutions are meant to be called with rows, others with a pair.
+        # PyTorch Geometric's convolutions are called with rows, others with a pair.
         x = self.x if isinstance(conv, MessagePassing) else (self.x, self.x)
         return conv(x, whole.edge_index, **{name: whole.edges[name] for name in takes})
 
@@ -328,7 +328,7 @@ class _SmallGraph:
         )
 
     def in_blocks(self, call: LayerCall) -> Tensor:
-        """Return what a layer gives block by block."""
+        """Return the result of a layer, block by block."""
         norm = call.norm
         scale = None if norm is None else norm.scale(self.block(0, self.num_nodes))
         make = partial(self.block, scale=scale)

@@ -1,8 +1,8 @@
-"""Convolutions that normalise by degree, on a block: the degrees are those of the whole graph.
+"""Normalises edges by degree on a block, with the degrees of the whole graph.
 
-`GCNConv` computes its weights from the edges that it is given, and in a block the degree of a
-source is not known. So the weights are computed here, from degrees that one pass over the
-graph finds, and the convolution is told not to normalise while it runs.
+`GCNConv` computes its weights from the edges that it is given, and a block does not tell the degree
+of a source. So the weights are computed here, from degrees that one pass over the graph counts, and
+the convolution does not normalise meanwhile.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from gnnstore.layerwise.models.block import Block
 
 @dataclass(frozen=True)
 class DegreeNorm:
-    """How edges are weighted: w(j, i) / sqrt(degree(j) degree(i)).
+    """The normalisation of edge weights: w(j, i) / sqrt(degree(j) degree(i)).
 
     Attributes
     ----------
     adds_loops : bool
-        Each node gets one edge to itself, in place of any that it has; it keeps their weight.
+        Each node gets one self-loop, in place of any that it has; it keeps their weight.
     loop_weight : float
-        Of an edge to itself that is added.
+        Of a self-loop that is added.
     weight_name : str or None
-        Edge data that weights are taken from; None: all are 1.
+        The edge data with the weights; None: all are 1.
     """
 
     adds_loops: bool
@@ -40,7 +40,7 @@ class DegreeNorm:
 
     @classmethod
     def of(cls, conv: Any, weight_name: str | None) -> DegreeNorm | None:
-        """Return how a convolution normalises; None if it does not, or in ways of its own."""
+        """Return the normalisation of a convolution; None if it has none, or another kind."""
         if not isinstance(conv, (GCNConv, LGConv)) or not conv.normalize:
             return None
         if isinstance(conv, LGConv):
@@ -51,13 +51,13 @@ class DegreeNorm:
         return cls(conv.add_self_loops, fill, weight_name)
 
     def edges(self, block: Block) -> tuple[Block, Tensor]:
-        """Return a block with the edges that count, in the order of their targets, and weights.
+        """Return a block with its edges and self-loops, in the order of targets, and weights.
 
         Returns
         -------
         Block
         Tensor [m']
-            Of the block's floating type, not normalised as yet.
+            In the block's floating type, not yet normalised.
         """
         weights = None if self.weight_name is None else block.edges[self.weight_name]
         if weights is not None:
@@ -71,8 +71,8 @@ class DegreeNorm:
         kept = (~is_loop).nonzero().view(-1)
         kept_targets = targets[kept]
         num_edges = len(kept) + block.num_targets
-        # The edge of a node to itself comes behind its others, so that those into node i are
-        # moved by i places.
+        # The self-loop of a node comes behind its other edges, so that those into node i move by
+        # i places.
         places = torch.arange(len(kept), device=_device(block)).add_(kept_targets)
         degrees = torch.bincount(kept_targets, minlength=block.num_targets).add_(1)
         begins = torch.zeros_like(block.begins)
@@ -102,8 +102,8 @@ class DegreeNorm:
         return scale.masked_fill_(scale == float("inf"), 0.0)
 
     def apply(self, block: Block) -> tuple[Block, Tensor]:
-        """Return a block with the edges that count, and their normalised weights [m']."""
-        assert block.scale is not None  # noqa: S101 - whoever makes blocks knows of this
+        """Return a block with its edges and self-loops, and their normalised weights [m']."""
+        assert block.scale is not None  # noqa: S101 - blocks are made with it
         whole, weights = self.edges(block)
         scale = block.scale.to(weights.dtype)
         # Not in place: they may be the block's own.
@@ -112,7 +112,7 @@ class DegreeNorm:
 
 @contextmanager
 def not_normalizing(conv: Any, norm: DegreeNorm | None) -> Iterator[None]:
-    """Let a convolution take the weights that it is given as they are."""
+    """Have a convolution use the weights that it is given as they are."""
     if norm is None:
         yield
         return
@@ -128,7 +128,7 @@ def _device(block: Block) -> torch.device:
 
 
 def _loop_weight_without_weights() -> float:
-    """Return what `improved=True` comes to on a graph without weights: PyG's versions differ."""
+    """Return the weight of `improved=True` on a graph without weights: PyG's versions differ."""
     edges = torch.tensor([[0], [1]])
     _, weights = gcn_norm(edges, None, 2, improved=True, dtype=torch.float64)
     own = float(weights[-1])  # of node 1, which has one edge besides: w / (1 + w)

@@ -1,8 +1,8 @@
-"""A model as layers that can be run one after the other over all nodes.
+"""Splits a model into layers that are run one after the other over all nodes.
 
-A layer looks at the in-neighbours of a node at most once, and then works on each node's row by
-itself. What a user has is a list of convolutions and activations, or one of PyTorch Geometric's
-models, whose `forward` this module takes apart.
+A layer aggregates the in-neighbours of a node at most once, and then works on each node's row by
+itself. The model is a list of convolutions and activations, or one of PyTorch Geometric's models,
+whose `forward` this module takes apart.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Layer:
     name : str
         For messages, such as "layer 1 (SAGEConv)".
     conv : callable or None
-        Takes ((x, x_dst), edge_index), or is a convolution of PyTorch Geometric; None: no
-        neighbour is looked at.
+        Takes ((x, x_dst), edge_index), or is a convolution of PyTorch Geometric; None: the layer
+        does not use neighbours.
     after : tuple of callable
-        Each takes the rows [n, width] that the one before it gives.
+        Each takes the rows [n, width] of the one before it.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Layer:
     after: tuple[Callable[..., Tensor], ...]
 
     def finish(self, rows: Tensor) -> Tensor:
-        """Apply what follows the convolution."""
+        """Apply the functions that follow the convolution."""
         for function in self.after:
             rows = function(rows)
         return rows
@@ -61,7 +61,7 @@ class Layer:
 
 
 def read_layers(model: Any) -> tuple[Layer, ...]:
-    """Take a model apart.
+    """Split a model into layers.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def _stages(model: Any) -> Iterator[Any]:
 
 
 def _stages_of_basic_gnn(model: Any) -> Iterator[Any]:
-    """Yield what `BasicGNN.forward` does, in evaluation."""
+    """Yield the steps of `BasicGNN.forward` in evaluation mode."""
     if model.jk_mode not in (None, "last"):
         raise UsageError(
             f"{name_of(model)} joins the outputs of all its layers (jk={model.jk_mode!r}), so it "
@@ -127,7 +127,7 @@ def _stages_of_basic_gnn(model: Any) -> Iterator[Any]:
 
 
 def looks_at_neighbors(stage: Any) -> bool:
-    """Whether a callable takes edges: two arguments, or it is a convolution."""
+    """Return whether a callable takes edges: it has two arguments, or is a convolution."""
     if isinstance(stage, MessagePassing):
         return True
     if isinstance(stage, torch.nn.Module):
@@ -148,7 +148,7 @@ def looks_at_neighbors(stage: Any) -> bool:
 
 
 def name_of(stage: Any) -> str:
-    """Return what to call a layer in messages."""
+    """Return the name of a layer for messages."""
     if isinstance(stage, torch.nn.Module):
         return type(stage).__name__
     return str(getattr(stage, "__name__", type(stage).__name__))
@@ -161,7 +161,7 @@ def modules_of(layers: Sequence[Layer]) -> list[torch.nn.Module]:
 
 @contextmanager
 def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
-    """Put modules into evaluation mode for as long as the context lasts, as inference needs it."""
+    """Put modules into evaluation mode for as long as the context lasts."""
     training = [m for module in modules_of(layers) for m in module.modules() if m.training]
     for module in training:
         module.training = False
@@ -173,9 +173,9 @@ def evaluating(layers: Sequence[Layer]) -> Iterator[None]:
 
 
 def describe(layer: Layer) -> list[dict[str, Any]]:
-    """Return what decides a layer's results, as JSON values: its parts, settings and weights.
+    """Return all that a layer's result depends on, as JSON values: parts, settings and weights.
 
-    Of a plain function only the name can be told.
+    A plain function is identified by its name only.
     """
     return [_describe(part) for part in layer.parts]
 

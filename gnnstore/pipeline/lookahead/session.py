@@ -100,7 +100,7 @@ class CacheSession:
             nodes = most_needed(trace, num_nodes, num_slots, degrees)
         else:
             nodes = self.fixed.of(num_slots)
-        filled = self.lease.fill(self.num_planned, nodes)
+        filled = self.lease.warm_up(self.num_planned, nodes)
         if filled is None:
             return NO_READS
         self.num_planned += 1

@@ -1,10 +1,10 @@
-"""Which of several measurements of a disk is believed.
+"""Merges a new measurement of a disk with the saved one.
 
-Something else that uses a disk makes it slower, and hardly anything makes it faster. So a
-measurement that finds it more than twice as fast as the kept one takes its place at once, and one
-that finds it less than half as fast only when it is the second in a row, an hour or more after the
-first. What lies in between agrees with the kept one, which stays: it may have taken longer to
-make. At most one measurement an hour is made because of doubts.
+Other users of a disk make it slower, and hardly anything makes it faster. So a measurement that is
+more than twice as fast as the saved one replaces it at once, and one that is less than half as fast
+only when it is the second in a row, an hour or more after the first. One in between agrees with the
+saved one, which stays: it may have taken longer to make. At most one measurement an hour is made
+because of doubts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gnnstore.disk.profile.device_profile import DeviceProfile, KeptProfile
 
 Verdict = Literal["agrees", "faster", "slower"]
 
-# Measurements of three seconds on a virtual machine with neighbours differ by a half; what a
-# busy disk does to them is a factor of ten.
+# Measurements of three seconds on a virtual machine with neighbours differ by a half; a busy disk
+# makes a difference of a factor of ten.
 _FACTOR = 2.0
 # Copying a data set, or checking one, keeps a disk busy for minutes.
 _APART: Final = timedelta(hours=1)
@@ -27,9 +27,9 @@ _SMALL_BYTES, _LARGE_BYTES = 4 << 10, 64 << 10
 
 
 def judge(ratios: Iterable[float]) -> Verdict:
-    """Return what rates say that are so many times those that were expected of a disk.
+    """Return the verdict of the ratios of measured rates to expected ones.
 
-    One that is far lower outweighs any that are higher: it has something to be explained.
+    A rate that is far lower outweighs any that are higher, as it needs an explanation.
     """
     found = tuple(ratios)
     if min(found) < 1 / _FACTOR:
@@ -38,9 +38,9 @@ def judge(ratios: Iterable[float]) -> Verdict:
 
 
 def compare(new: DeviceProfile, old: DeviceProfile) -> Verdict:
-    """Return whether a disk is faster or slower by another measurement than by an old one.
+    """Return whether a disk is faster or slower by a new measurement than by an old one.
 
-    By what strategies are predicted from: reading small blocks, large ones, and in sequence.
+    It compares the rates that predictions use: of small blocks, large ones, and in sequence.
     """
     in_sequence = new.sequential_read_bytes_per_second / old.sequential_read_bytes_per_second
     blocks = (_SMALL_BYTES, _LARGE_BYTES)
@@ -55,7 +55,7 @@ def _ratio(new: Mapping[int, float], old: Mapping[int, float]) -> float:
 
 
 def is_due(kept: KeptProfile, now: datetime) -> bool:
-    """Return whether another measurement would count, if there are doubts about the kept one.
+    """Return whether another measurement would count, if the saved one is in doubt.
 
     Parameters
     ----------
@@ -72,14 +72,13 @@ def is_due(kept: KeptProfile, now: datetime) -> bool:
     return not timedelta(0) <= age < _APART
 
 
-def revised(kept: KeptProfile, new: DeviceProfile) -> KeptProfile:
-    """Return what is to be kept after another measurement, made when `is_due`.
+def merged(kept: KeptProfile, new: DeviceProfile) -> KeptProfile:
+    """Return the profile to save after another measurement, made when `is_due`.
 
-    See the beginning of the module. Of two that agree in that the disk is slower, the faster is
-    believed.
+    See the beginning of the module. Of two measurements of a slower disk, the faster one is saved.
     """
     if not new.is_direct:
-        return kept  # memory's speed says nothing about the disk's
+        return kept  # it is memory's speed, not the disk's
     verdict = compare(new, kept.profile)
     if verdict == "faster":
         return KeptProfile(new)
@@ -90,7 +89,7 @@ def revised(kept: KeptProfile, new: DeviceProfile) -> KeptProfile:
 
 
 def confirmed(kept: KeptProfile) -> KeptProfile:
-    """Return what is to be kept after the disk was seen to be as fast as its profile says.
+    """Return the profile to save after a check has found the disk to be as fast as it says.
 
     A slower measurement before that was of a busy minute, and the next such one is the first.
     """

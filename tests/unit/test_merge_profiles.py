@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gnnstore.disk.profile.device_profile import DeviceProfile, KeptProfile
-from gnnstore.disk.profile.revision import compare, confirmed, is_due, judge, revised
+from gnnstore.disk.profile.merge_profiles import compare, confirmed, is_due, judge, merged
 from gnnstore.testing.disks import usual_profile
 
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
@@ -68,24 +68,24 @@ def test_queues_that_only_one_of_them_has_do_not_count() -> None:
 
 def test_a_faster_one_is_believed_at_once() -> None:
     faster = times(10)
-    assert revised(KeptProfile(GOOD), faster) == KeptProfile(faster)
-    assert revised(KeptProfile(GOOD, times(0.1)), faster) == KeptProfile(faster)
+    assert merged(KeptProfile(GOOD), faster) == KeptProfile(faster)
+    assert merged(KeptProfile(GOOD, times(0.1)), faster) == KeptProfile(faster)
 
 
 def test_a_slower_one_is_believed_the_second_time() -> None:
     first, second = times(0.1), times(0.2, NOON + timedelta(hours=2))
-    kept = revised(KeptProfile(GOOD), first)
+    kept = merged(KeptProfile(GOOD), first)
     assert kept == KeptProfile(GOOD, first)
     # The faster of the two: something else may still have used the disk.
-    assert revised(kept, second) == KeptProfile(second)
-    assert revised(KeptProfile(GOOD, second), first) == KeptProfile(second)
+    assert merged(kept, second) == KeptProfile(second)
+    assert merged(KeptProfile(GOOD, second), first) == KeptProfile(second)
 
 
 def test_what_comes_between_two_slower_ones_saves_the_first() -> None:
     slower, same = times(0.1), times(1.2)
-    kept = revised(KeptProfile(GOOD, slower), same)
+    kept = merged(KeptProfile(GOOD, slower), same)
     assert kept == KeptProfile(GOOD, same)
-    assert revised(kept, slower) == KeptProfile(GOOD, slower)
+    assert merged(kept, slower) == KeptProfile(GOOD, slower)
     assert confirmed(KeptProfile(GOOD, slower)) == KeptProfile(GOOD)
 
 
@@ -96,7 +96,7 @@ def test_a_check_that_agrees_changes_nothing_else() -> None:
 
 def test_the_page_cache_is_not_believed() -> None:
     memory = replace(times(30), is_direct=False)
-    assert revised(KeptProfile(GOOD), memory) == KeptProfile(GOOD)
+    assert merged(KeptProfile(GOOD), memory) == KeptProfile(GOOD)
 
 
 @pytest.mark.parametrize(
