@@ -22,7 +22,7 @@ from gnnstore.disk.buffers import empty, trim
 from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import BudgetError
 from gnnstore.layerwise.graph import LISTED_BYTES, GraphReader
-from gnnstore.layerwise.memory import BlockLimits
+from gnnstore.layerwise.limits import BlockLimits, block_sizes
 from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.packing import BlockPacker
 from gnnstore.layerwise.plan import LayerPlan
@@ -209,7 +209,7 @@ class BlockMaker:
         more = np.arange(1, len(edges) + 1)
         # Each edge may bring a node that was not there yet.
         nodes = np.minimum(size[1] + edges + more, self.num_nodes)
-        fits = self._limits.admits(size[0] + edges, nodes, size[2] + more)
+        fits = self._limits.admits(block_sizes(size[0] + edges, nodes, size[2] + more))
         return int(np.count_nonzero(fits))
 
     def _mark(self, sources: npt.NDArray[Any], first: int, last: int) -> None:

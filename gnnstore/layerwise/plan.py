@@ -1,21 +1,25 @@
-"""What inference is going to do, decided and checked before any of it is done."""
+"""Plans each layer of an inference, and checks it, before any work is done."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from gnnstore.budget.ledger import Ledger, Reservation, least_more
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.formats import AttributeSpec
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
-from gnnstore.layerwise.memory import BlockCosts, BlockLimits, Sizes, measure_call
+from gnnstore.layerwise.limits import EDGES, NODES, TARGETS, BlockCosts, BlockLimits, block_sizes
+from gnnstore.layerwise.measure import measure_call
 from gnnstore.layerwise.models.calls import LayerCall, RowKind, choose_call
 from gnnstore.layerwise.models.layers import Layer
-from gnnstore.units import format_at_least, format_size
+from gnnstore.units import format_size
 
 DTYPES = {
     "float16": torch.float16,
@@ -23,26 +27,26 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-# Rows come in recycled buffers, whose sizes are rounded up by so much at most.
-_POOL_ROUNDING = 1.125
-# Of a GPU's free memory, for blocks: what its allocator leaves unused is not small.
+# The share of a GPU's free memory for blocks: the unused part of its allocator is not small.
 _DEVICE_SHARE = 0.6
+# Rows come in recycled buffers, whose sizes are rounded up by this factor at most.
+_POOL_ROUNDING = 1.125
 
 
 @dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """How one layer is run.
+    """The plan of one layer.
 
     Attributes
     ----------
     call : LayerCall
     kind : RowKind
-        Of the rows that it takes.
+        Of its input.
     costs : BlockCosts
     width : int
-        Of the rows that it gives.
+        Of its result.
     dtype : str
-        In which these are written.
+        The type in which its result is written.
     """
 
     call: LayerCall
@@ -53,11 +57,11 @@ class LayerPlan:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row that it gives."""
+        """Bytes of a row of its result."""
         return self.width * DTYPES[self.dtype].itemsize
 
     def disk_bytes(self, num_nodes: int) -> int:
-        """Return the bytes that its rows take on disk."""
+        """Return the bytes of its result on disk."""
         return PageGeometry(self.row_bytes, DEFAULT_PAGE_BYTES).body_bytes(num_nodes)
 
 
@@ -70,7 +74,7 @@ def plan_layers(
     dtype: str | None,
     device: torch.device,
 ) -> list[LayerPlan]:
-    """Try each layer on a small graph, and find out what it takes.
+    """Try each layer on a small graph, and measure the memory that it takes.
 
     Parameters
     ----------
@@ -81,12 +85,12 @@ def plan_layers(
     id_bytes : int
         Of a source as stored.
     dtype : str, optional
-        In which all rows are written; by default that in which they are computed.
+        The type in which results are written; by default that in which they are computed.
 
     Raises
     ------
     UsageError
-        If a layer fails, is not layer-wise, or none takes the data of edges that there is.
+        If a layer fails or is not layer-wise, or if no layer takes the given data of edges.
     """
     plans: list[LayerPlan] = []
     width, stored = table.shape[1], table.dtype
@@ -97,15 +101,14 @@ def plan_layers(
     for layer in layers:
         kind = RowKind(width, stored, _computed_in(layer, stored), device, edge_widths)
         call = choose_call(layer, kind)
-        sizes, row = measure_call(call, kind, None if dtype is None else DTYPES[dtype])
+        running, row = measure_call(call, kind, None if dtype is None else DTYPES[dtype])
         stored_next = str(row.dtype).removeprefix("torch.")
         if stored_next not in DTYPES:
             raise UsageError(
                 f"{layer.name} gives {stored_next}, but rows are written as one of "
                 f"{', '.join(DTYPES)}; leave the last step out, and take it from the result"
             )
-        written = Sizes(0, 0, row.shape[1] * row.dtype.itemsize)
-        costs = _costs(call, kind, (sizes, written), id_bytes)
+        costs = _costs(call, kind, running, row, id_bytes)
         plans.append(LayerPlan(call, kind, costs, row.shape[1], stored_next))
         width, stored = row.shape[1], stored_next
     taken = {name for plan in plans for name in plan.call.takes}
@@ -127,21 +130,29 @@ def _computed_in(layer: Layer, stored: str) -> torch.dtype:
     return torch.float64 if stored == "float64" else torch.float32
 
 
-def _costs(call: LayerCall, kind: RowKind, after: tuple[Sizes, Sizes], id_bytes: int) -> BlockCosts:
-    item_bytes = kind.dtype.itemsize
-    row_bytes = _POOL_ROUNDING * kind.row_bytes
+def _costs(
+    call: LayerCall, kind: RowKind, running: Reservation, result: Tensor, id_bytes: int
+) -> BlockCosts:
+    row_bytes = ceil(_POOL_ROUNDING * kind.row_bytes)
+    written = Reservation("results", per={TARGETS: result.shape[1] * result.dtype.itemsize})
     if not call.needs_edges:
-        # Ids; pointers to edges that there are not.
-        held = Sizes(0, row_bytes, 8)
-        return BlockCosts(held, Sizes(0, 8, 0), *after)
-    edge_bytes = sum(max(1, kind.edge_widths[name]) for name in call.takes) * item_bytes
+        # Ids; pointers to no edges.
+        held = Reservation("blocks", per={NODES: row_bytes, TARGETS: 8})
+        making = Reservation("making blocks", per={NODES: 8})
+        return BlockCosts((held, making), (held, running), (written,))
+    edge_bytes = sum(max(1, kind.edge_widths[name]) for name in call.takes) * kind.dtype.itemsize
     scale_bytes = 0 if call.norm is None else 4
-    held = Sizes(8 + edge_bytes, row_bytes + scale_bytes, 8)
+    held = Reservation(
+        "blocks", per={EDGES: 8 + edge_bytes, NODES: row_bytes + scale_bytes, TARGETS: 8}
+    )
     # Sources as they are stored, by piece; data of edges as stored, its order, and positions.
     data_bytes = 24 + edge_bytes if call.takes else 0
     converted_bytes = 0 if kind.is_as_stored else kind.stored_bytes
-    making = Sizes(id_bytes + data_bytes, 8 + converted_bytes, 8)
-    return BlockCosts(held, making, *after)
+    making = Reservation(
+        "making blocks",
+        per={EDGES: id_bytes + data_bytes, NODES: 8 + converted_bytes, TARGETS: 8},
+    )
+    return BlockCosts((held, making), (held, running), (written,))
 
 
 @dataclass(frozen=True)
@@ -154,70 +165,81 @@ class Hub:
 
 def limit_blocks(
     plans: Sequence[LayerPlan],
-    *,
     memory_bytes: int,
-    fixed_bytes: int,
+    memory: Callable[[int], Ledger],
+    *,
     num_nodes: int,
     num_edges: int,
     hub: Hub,
 ) -> list[BlockLimits]:
-    """Decide how large the blocks of each layer may be.
+    """Limit the blocks of each layer.
 
     Parameters
     ----------
     memory_bytes : int
         The budget.
-    fixed_bytes : int
-        Of it, what is needed besides blocks.
+    memory : callable
+        Returns the ledger of a budget, with all parts but the blocks.
 
     Raises
     ------
     BudgetError
-        If the hub's in-neighbourhood does not fit; naming the least budget.
+        If the hub's in-neighbourhood does not fit; says how much more is enough.
     """
-    found = []
-    least, worst = 0, plans[0]
+    found, refused = [], []
     for plan in plans:
-        largest = _largest(plan, hub, num_nodes)
-        for_blocks = max(0, memory_bytes - fixed_bytes)
+        room = max(0, memory(memory_bytes).left())
         if plan.kind.device.type == "cuda":
             free, _ = torch.cuda.mem_get_info(plan.kind.device)
-            for_blocks = min(for_blocks, int(_DEVICE_SHARE * free))
+            room = min(room, int(_DEVICE_SHARE * free))
         degree = num_edges / max(1, num_nodes) if plan.call.needs_edges else 0.0
-        limits = BlockLimits.of(plan.costs, for_blocks, degree, largest)
+        largest = _largest(plan, hub, num_nodes)
+        limits = BlockLimits.of(plan.costs, room, degree, largest)
         found.append(limits)
-        needed = limits.least_bytes(*largest) if num_nodes else 0
-        if needed > least:
-            least, worst = needed, plan
-    total = fixed_bytes + least
-    if not all(
-        limits.admits(*_largest(plan, hub, num_nodes)) or not num_nodes
-        for plan, limits in zip(plans, found, strict=True)
-    ):
-        raise BudgetError(
-            f"{worst.call.layer.name} takes {format_size(least)} for node {hub.node} with its "
-            f"{hub.degree} in-neighbours at once, and {format_size(fixed_bytes)} besides: "
-            f"{format_at_least(total)} in all, but there are {format_size(memory_bytes)}; raise "
-            f"memory= to at least {format_at_least(total)}, or evaluate with a "
-            "gnnstore.NeighborLoader that samples neighbours"
-        )
+        if num_nodes and not limits.admits(largest):
+            refused.append((limits.least_bytes(largest), plan, room))
+    if refused:
+        worst = max(refused, key=lambda one: one[0])
+        raise _refusal(*worst, memory_bytes=memory_bytes, memory=memory, hub=hub)
     return found
 
 
-def _largest(plan: LayerPlan, hub: Hub, num_nodes: int) -> tuple[int, int, int]:
-    """Return edges, nodes and targets of the block that cannot be made smaller."""
+def _largest(plan: LayerPlan, hub: Hub, num_nodes: int) -> dict[str, int]:
+    """Return the sizes of the block that cannot be made smaller."""
     if not plan.call.needs_edges:
-        return 0, 1, 1
-    return hub.degree, min(hub.degree + 1, num_nodes), 1
+        return block_sizes(0, 1, 1)
+    return block_sizes(hub.degree, min(hub.degree + 1, num_nodes), 1)
+
+
+def _refusal(
+    least_bytes: int,
+    plan: LayerPlan,
+    room: int,
+    *,
+    memory_bytes: int,
+    memory: Callable[[int], Ledger],
+    hub: Hub,
+) -> BudgetError:
+    who, remedy = plan.call.layer.name, "evaluate with a gnnstore.NeighborLoader that samples"
+    block = f"node {hub.node} with its {hub.degree} in-neighbours at once"
+    ledger = memory(memory_bytes)
+    if ledger.left() >= least_bytes:
+        return BudgetError(
+            f"{who} needs {format_size(least_bytes)} of the GPU's memory for {block}, but may take "
+            f"{format_size(room)} of it; run on device='cpu', or {remedy}"
+        )
+    more = least_more(lambda more: memory(memory_bytes + more).left() >= least_bytes)
+    ledger = replace(ledger.add(Reservation(block, least_bytes)), who=who, raise_by=more)
+    return ledger.refusal(None, remedy)
 
 
 def check_dtype(dtype: Any) -> str | None:
-    """Return the name of a floating type that rows can be written in.
+    """Return the name of the floating type in which rows are written.
 
     Raises
     ------
     UsageError
-        If it is another.
+        If rows cannot be written in it.
     """
     if dtype is None:
         return None

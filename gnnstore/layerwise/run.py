@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.features.opening import open_attribute, open_rows
@@ -25,7 +26,7 @@ from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.store import GraphStore
 from gnnstore.layerwise.blocks import BlockMaker
 from gnnstore.layerwise.graph import GraphReader, Pieces
-from gnnstore.layerwise.memory import BlockLimits
+from gnnstore.layerwise.limits import BlockLimits
 from gnnstore.layerwise.models.gcn import DegreeNorm
 from gnnstore.layerwise.models.layers import Layer
 from gnnstore.layerwise.packing import BlockPacker, has_room
@@ -114,8 +115,7 @@ class InferenceRun:
         )
         indptr = store.reader.paged(edge.indptr)
         self._engine = shared_tables(store).engine(indptr.file_paths[0], request.io_engine)
-        most = request.memory_bytes // _STAGING_SHARE // max(1, self._engine.staging_bytes)
-        self._num_readers = max(1, min(request.num_threads, most))
+        self._num_readers = self._readers_in(request.memory_bytes)
         self._pieces = Pieces.of(request.memory_bytes)
         self._num_nodes, self._num_edges = store.num_nodes, store.num_edges
         self.limits: list[BlockLimits] = []
@@ -240,30 +240,34 @@ class InferenceRun:
         )
 
     def _limit(self, graph: GraphReader) -> list[BlockLimits]:
-        node, degree = graph.find_hub()
         return limit_blocks(
             self.plans,
-            memory_bytes=self._request.memory_bytes,
-            fixed_bytes=self._fixed_bytes(),
+            self._request.memory_bytes,
+            lambda limit: Ledger(limit, self._reservations(limit)),
             num_nodes=self._num_nodes,
             num_edges=self._num_edges,
-            hub=Hub(node, degree),
+            hub=Hub(*graph.find_hub()),
         )
 
-    def _fixed_bytes(self) -> int:
-        """Return the bytes that are needed besides blocks."""
-        parts = [part_memory_bytes(plan.kind, self._pieces.part_bytes) for plan in self.plans]
+    def _reservations(self, memory_bytes: int) -> tuple[Reservation, ...]:
+        """Return the memory that a budget leaves to other parts than blocks."""
+        pieces = Pieces.of(memory_bytes)
+        num_readers = self._readers_in(memory_bytes)
+        order = max(part_memory_bytes(plan.kind, pieces.part_bytes) for plan in self.plans)
         has_norm = any(plan.call.norm is not None for plan in self.plans)
-        of_nodes = self._num_nodes // 8 + self._num_nodes // 64 + 4 * self._num_nodes * has_norm
-        packing = RUN_STAGING_BYTES if has_room(self._request.memory_bytes) else 0
-        per_reader = self._engine.staging_bytes + max(parts)
+        per_node = self._num_nodes // 8 + self._num_nodes // 64 + 4 * self._num_nodes * has_norm
         return (
-            of_nodes
-            + self._num_readers * per_reader
-            + self._pieces.num_bytes
-            + _WRITER_BYTES
-            + packing
+            Reservation("sets and degrees of nodes", per_node),
+            Reservation("buffers for reading", num_readers * (self._engine.staging_bytes + order)),
+            Reservation("pieces of the graph", pieces.num_bytes),
+            Reservation("rows that are written", _WRITER_BYTES),
+            Reservation("packed rows", RUN_STAGING_BYTES if has_room(memory_bytes) else 0),
         )
+
+    def _readers_in(self, memory_bytes: int) -> int:
+        """Return the number of threads that read, with a share of a budget for their buffers."""
+        most = memory_bytes // _STAGING_SHARE // max(1, self._engine.staging_bytes)
+        return max(1, min(self._request.num_threads, most))
 
     # ---- tables
 
@@ -287,7 +291,7 @@ class InferenceRun:
         packer = BlockPacker(
             files,
             directory,
-            memory_bytes=int(limits.making_bytes),
+            memory_bytes=limits.making.limit,
             disk_bytes=lambda: max(0, free_bytes(directory) - 2 * needed),
             num_threads=self._num_readers,
         )

@@ -17,14 +17,25 @@ from torch import Tensor
 
 pytest.importorskip("torch_geometric")
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 import gnnstore
+from gnnstore.budget.ledger import Reservation
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.packed.pack import pack
 from gnnstore.formats.container.files import ChecksummedFile
 from gnnstore.layerwise import packing as inference_packing
-from gnnstore.layerwise.memory import BlockCosts, BlockLimits, Sizes
+from gnnstore.layerwise.limits import (
+    EDGES,
+    NODES,
+    TARGETS,
+    BlockCosts,
+    BlockLimits,
+    block_sizes,
+)
 from gnnstore.layerwise.models.calls import is_alone
 from gnnstore.layerwise.result import Embeddings
 from gnnstore.layerwise.rows import RecycledBlocks
@@ -46,7 +57,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def test_a_failed_write_reaches_the_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As do rows of the block before, which are told as written."""
-    monkeypatch.setattr(InferenceRun, "_fixed_bytes", lambda _: 0)
+    monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
     monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._DIRECT_BYTES", 1)
     store = random_graph(4000, 0, feature_dim=32).write(tmp_path / "s.gnn")
     written: list[Path] = []
@@ -83,7 +94,7 @@ def test_who_else_has_rows() -> None:
 def test_a_layer_that_keeps_what_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next result is in the same memory, while the one before is being written."""
     slowed(monkeypatch, 0.05)
-    monkeypatch.setattr(InferenceRun, "_fixed_bytes", lambda _: 0)
+    monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
     graph = random_graph(4000, 0, feature_dim=32)
     kept = torch.empty(4000, 32)
 
@@ -100,23 +111,40 @@ def test_a_layer_that_keeps_what_it_gives(tmp_path: Path, monkeypatch: pytest.Mo
         np.testing.assert_array_equal(found.read(), factor * graph.attributes["x"])
 
 
+def costs() -> BlockCosts:
+    block = Reservation("blocks", per={EDGES: 8, NODES: 100, TARGETS: 8})
+    making = Reservation("making blocks", per={EDGES: 4, NODES: 8})
+    running = Reservation("the layer", per={NODES: 50, TARGETS: 40})
+    return BlockCosts((block, making), (block, running), (Reservation("", per={TARGETS: 40}),))
+
+
 def test_limits_are_for_three_blocks() -> None:
-    costs = BlockCosts(Sizes(8, 100, 8), Sizes(4, 8, 0), Sizes(0, 50, 40), Sizes(0, 0, 40))
-    limits = BlockLimits.of(costs, 10**6, 5.0, (100, 101, 1))
+    limits = BlockLimits.of(costs(), 10**6, 5.0, block_sizes(100, 101, 1))
     assert limits.is_ahead
-    assert limits.making_bytes + limits.running_bytes + limits.writing_bytes <= 10**6
+    assert limits.making.limit + limits.running.limit + limits.writing.limit <= 10**6
     sizes = np.arange(1, 2000)
-    fits = limits.admits(5 * sizes, 6 * sizes, sizes)
+    fits = limits.admits(block_sizes(5 * sizes, 6 * sizes, sizes))
     most = int(np.count_nonzero(fits))
     assert fits[:most].all()
-    assert costs.written.of(0, 0, most) <= limits.writing_bytes
-    size = (5 * most, 6 * most, most)
-    assert costs.first_half.of(*size) <= limits.making_bytes
-    assert not limits.admits(0, 0, limits.writing_bytes / 40 + 1)
+    size = block_sizes(5 * most, 6 * most, most)
+    for stage in (limits.making, limits.running, limits.writing):
+        assert stage.peak(size) <= stage.limit
+    assert not limits.admits(block_sizes(0, 0, limits.writing.limit // 40 + 1))
     # A hub gets all, and nothing takes place beside it.
-    alone = BlockLimits.of(costs, 10**6, 5.0, (0, 9000, 1))
+    alone = BlockLimits.of(costs(), 10**6, 5.0, block_sizes(0, 9000, 1))
     assert not alone.is_ahead
-    assert alone.making_bytes == alone.running_bytes == alone.writing_bytes == 10**6
+    assert alone.making.limit == alone.running.limit == alone.writing.limit == 10**6
+
+
+@given(
+    memory=st.integers(1, 10**7),
+    degree=st.floats(0, 100),
+    hub=st.tuples(st.integers(0, 10**5), st.integers(1, 10**5)),
+)
+def test_more_memory_admits_no_less(memory: int, degree: float, hub: tuple[int, int]) -> None:
+    largest = block_sizes(*hub, 1)
+    limits = BlockLimits.of(costs(), memory, degree, largest)
+    assert bool(limits.admits(largest)) == (memory >= limits.least_bytes(largest))
 
 
 def test_what_an_earlier_block_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +205,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack whenever it is possible."""
     monkeypatch.setattr(inference_packing, "RUN_STAGING_BYTES", 1 << 10)
     monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
-    monkeypatch.setattr(InferenceRun, "_fixed_bytes", lambda _: 0)
+    monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
 
 
 @pytest.mark.usefixtures("packing")

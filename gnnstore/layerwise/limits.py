@@ -1,0 +1,113 @@
+"""Limits the size of blocks, so that those in memory stay within the budget.
+
+While a layer runs on one block, the next is made, and the result of the one before is written. The
+three share the memory for blocks; where the node with the most in-neighbours needs all of it, they
+take place one after the other instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.layerwise.packing import INDEX_SHARE
+
+if TYPE_CHECKING:
+    pass
+
+# The sizes of a block; targets are nodes as well.
+EDGES, NODES, TARGETS = "edges", "nodes", "targets"
+
+
+def block_sizes(num_edges: Any, num_nodes: Any, num_targets: Any) -> dict[str, Any]:
+    """Return the sizes of a block for a ledger, or of several (arrays)."""
+    return {EDGES: num_edges, NODES: num_nodes, TARGETS: num_targets}
+
+
+@dataclass(frozen=True)
+class BlockCosts:
+    """The memory of a block while it is made, while the layer runs on it, and while it is written.
+
+    Attributes
+    ----------
+    making, running, writing : tuple of Reservation
+        By the sizes of a block; the first two with the block itself.
+    """
+
+    making: tuple[Reservation, ...]
+    running: tuple[Reservation, ...]
+    writing: tuple[Reservation, ...]
+
+
+@dataclass(frozen=True)
+class BlockLimits:
+    """The memory for blocks in their three stages.
+
+    Attributes
+    ----------
+    making, running, writing : Ledger
+        For the block that is made, the one on which the layer runs, and the result that is written.
+    is_ahead : bool
+        Whether the three take place at once.
+    """
+
+    making: Ledger
+    running: Ledger
+    writing: Ledger
+    is_ahead: bool
+
+    @classmethod
+    def of(
+        cls, costs: BlockCosts, memory_bytes: int, mean_degree: float, largest: dict[str, int]
+    ) -> BlockLimits:
+        """Divide memory between three blocks, or give it to one where a hub needs it.
+
+        Parameters
+        ----------
+        memory_bytes : int
+            For blocks.
+        mean_degree : float
+            Edges of a target.
+        largest : dict
+            The sizes of the largest block that cannot be made smaller.
+        """
+        stages = (costs.making, costs.running, costs.writing)
+        mean = block_sizes(mean_degree, mean_degree + 1, 1)
+        needed = [max(Ledger(0, stage).peak(mean), 1) for stage in stages]
+        making, running, writing = (int(part / sum(needed) * memory_bytes) for part in needed)
+        # The rest is for the places of rows, where a group of blocks is packed.
+        making -= making // INDEX_SHARE
+        shares = cls(
+            Ledger(making, costs.making),
+            Ledger(running, costs.running),
+            Ledger(writing, costs.writing),
+            is_ahead=True,
+        )
+        return shares if shares.admits(largest) else shares._alone(memory_bytes)
+
+    def _alone(self, memory_bytes: int) -> BlockLimits:
+        """Return the limits of stages that take place one after the other."""
+        return BlockLimits(
+            self.making.with_limit(memory_bytes),
+            self.running.with_limit(memory_bytes),
+            self.writing.with_limit(memory_bytes),
+            is_ahead=False,
+        )
+
+    def admits(self, sizes: dict[str, Any]) -> Any:
+        """Return whether a block may have these sizes, or which of several (arrays) may."""
+        fits: Any = True
+        for stage in (self.making, self.running, self.writing):
+            fits = fits & (stage.left(sizes) >= 0)
+        return fits
+
+    @property
+    def most_rows(self) -> int:
+        """Targets of the largest block without edges."""
+        stages, row = (self.making, self.running, self.writing), block_sizes(0, 1, 1)
+        return min(stage.limit // max(stage.peak(row), 1) for stage in stages)
+
+    def least_bytes(self, sizes: dict[str, int]) -> int:
+        """Return the memory with which a block is admitted."""
+        return max(stage.peak(sizes) for stage in (self.making, self.running, self.writing))
