@@ -33,7 +33,7 @@ INDEX_SHARE = 8
 _INDEX_BYTES = 4
 _MAX_BLOCKS = 1024
 _PAGE_BYTES = 4096
-# Costs are compared in bytes that a disk moves in the same time; packing has to be this much better.
+# Costs are bytes that a disk moves in the same time; packing has to be this much better.
 _WORTHWHILE = 0.9
 _NAME = "rows"
 # Packed rows have a checksum for each piece of this size.

@@ -1,4 +1,4 @@
-"""Batches to be compared, tensor by tensor."""
+"""Compares batches, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 
 
 def as_dicts(batches: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return what is in each batch, by name."""
+    """Return the values of each batch by name."""
     return [batch.to_dict() for batch in batches]
 
 
 def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
-    """Whether batches are the same, to the bit and in their order."""
+    """Return whether batches are equal, to the bit and in their order."""
     return len(found) == len(expected) and all(
         a.keys() == b.keys()
         and all(

@@ -1,4 +1,4 @@
-"""Measurements of a disk that are kept beforehand, so that choices do not depend on the hour."""
+"""Saved measurements of a disk, so that choices in tests do not depend on its load."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from gnnstore.disk.profile.device_profile import DeviceProfile, filesystem_id, s
 
 
 def usual_profile(place: str | os.PathLike[str], **changes: Any) -> DeviceProfile:
-    """Return what a usual flash disk does, as if it had been measured where `place` is.
+    """Return the profile of a common flash disk, for the file system of `place`.
 
     Parameters
     ----------
     place : path-like
-        Whose file system it is of.
     **changes
         Fields of the profile that differ.
     """
@@ -38,5 +37,5 @@ def usual_profile(place: str | os.PathLike[str], **changes: Any) -> DeviceProfil
 
 
 def keep_usual_profile(place: str | os.PathLike[str]) -> None:
-    """Keep what a usual flash disk does as if it had been measured where `place` is, just now."""
+    """Save the profile of a common flash disk as if it had been measured at `place` just now."""
     save_profile(usual_profile(place))

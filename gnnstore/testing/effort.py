@@ -1,7 +1,7 @@
-"""How often tests repeat themselves: a few times in `make test`, often in `make long`.
+"""The number of repetitions in tests: few in `make test`, many in `make long`.
 
-The short form of a loop tries the same thing as the long one and fails on the same defect; the
-long one meets rare interleavings too.
+The short form of a loop tries the same as the long one and fails on the same defect; the long one
+meets rare interleavings too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST_EXAMPLES = 20
 
 
 def is_long() -> bool:
-    """Return whether tests are to take their time."""
+    """Return whether tests run in their long form."""
     return os.environ.get(ENVIRONMENT_VARIABLE, "") not in ("", "0")
 
 

@@ -1,11 +1,11 @@
-"""System calls that fail on demand: what a program does on a bad day, tried on a good one.
+"""Makes system calls fail on demand, to test what a program does then.
 
     with inject("pread", errno=errno.EIO, skip=3) as fault:
         train()
     assert fault.count == 1
 
-The calls are those of the compiled core: it opens, reads and maps the stores, and commits
-them. What Python itself opens, reads or writes (metadata, an output) is not touched.
+The calls are those of the compiled core: it opens, reads and maps the stores, and commits them.
+Calls of Python itself (for metadata, an output) do not fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _in_use = threading.Lock()
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to some calls of one kind.
+    """A failure of some calls of one kind.
 
     Either `errno` or `short_bytes` is given.
 
@@ -54,16 +54,15 @@ class Fault:
         result of a read that io_uring has finished. "mmap" maps files, and takes memory for
         arrays of 1 MiB and more.
     errno : int, optional
-        What the call fails with, without being made.
+        The error of the call, which is not made.
     short_bytes : int, optional
-        For "pread" and "io_uring_read": the read is made, and brings at most so many bytes;
-        0 is what a read behind the end of the file brings. For "pwrite": at most so many are
-        written.
+        For "pread" and "io_uring_read": the read is made, and returns at most so many bytes; 0 as
+        behind the end of the file. For "pwrite": at most so many are written.
     skip : int
-        Calls that are let through first.
+        Calls that succeed first.
     times : int
-        Calls that fail after that; -1: all. A program that rightly tries again after EINTR
-        does so for ever if all fail with it.
+        Calls that fail after that; -1: all. A program that rightly retries after EINTR does so for
+        ever if all fail with it.
 
     Raises
     ------
@@ -86,14 +85,14 @@ class Fault:
 
 
 class Injection:
-    """Faults that are, or were, in force."""
+    """Faults that are, or were, active."""
 
     def __init__(self) -> None:
         self._final_count: int | None = None
 
     @property
     def count(self) -> int:
-        """Return how many calls of this process have failed so far, of all faults together."""
+        """Number of calls of this process that have failed so far, by all faults together."""
         return _core.num_faults() if self._final_count is None else self._final_count
 
     def _end(self) -> None:
@@ -109,31 +108,31 @@ def inject(
     skip: int = 0,
     times: int = 1,
 ) -> AbstractContextManager[Injection]:
-    """Let calls of one kind fail while a `with` block runs; see `Fault` and `inject_all`.
+    """Make calls of one kind fail while a `with` block runs; see `Fault` and `inject_all`.
 
     Returns
     -------
     context manager of Injection
-        Its `count` says how many calls have failed, also after the block: a test that
-        asserts it cannot pass because nothing happened.
+        Its `count` is the number of failed calls, also after the block: a test that asserts it
+        cannot pass without a failure.
     """
     return inject_all(Fault(call, errno, short_bytes, skip, times))
 
 
 @contextmanager
 def inject_all(*faults: Fault) -> Iterator[Injection]:
-    """Let several faults happen while a `with` block runs.
+    """Make several faults happen while a `with` block runs.
 
-    They happen in every thread of the process, and in the processes that it forks. Each
-    fault counts all calls of its kind on its own; where several are due at once, the first
-    happens and the others wait for the next call. Afterwards nothing is in force.
+    They happen in every thread of the process, and in the processes that it forks. Each fault
+    counts all calls of its kind on its own; if several are due at once, the first happens and the
+    others wait for the next call.
 
     Raises
     ------
     UsageError
-        Faults are in force already: blocks do not nest, name all faults in one.
+        If faults are active already: blocks do not nest, so give all faults in one.
     ValueError
-        A call or a number that means nothing.
+        If a call or a number is invalid.
     """
     if not _in_use.acquire(blocking=False):
         raise UsageError(

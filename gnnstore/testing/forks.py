@@ -1,8 +1,8 @@
-"""Processes that have imported torch before they start: forks of one that did nothing else.
+"""Starts processes that have imported torch, as forks of one that did nothing else.
 
-Importing torch_geometric takes 3 to 5 seconds of a processor, ten times what a test of a process
-that is killed or ends does in it. A fork of a process that has imported it takes 20 milliseconds,
-and is otherwise like a new interpreter: what has run in another fork has left nothing behind.
+Importing torch_geometric takes 3 to 5 seconds of a processor, ten times as long as most tests of a
+process that is killed or ends. A fork of a process that has imported it takes 20 milliseconds, and
+is otherwise like a new interpreter: other forks leave nothing behind in it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ exec(compile(task["code"], "<string>", "exec"), {"__name__": "__main__"})
 
 @dataclass
 class Forked:
-    """A process that runs; a subset of `subprocess.Popen`.
+    """A running process; a subset of `subprocess.Popen`.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Forked:
     stdin, stdout : IO[str]
         Pipes to it and from it.
     returncode : int or None
-        As `subprocess` has it: negative where a signal killed it, None until `wait`.
+        As in `subprocess`: negative if a signal killed it, None until `wait`.
     """
 
     pid: int
@@ -102,7 +102,7 @@ class Forked:
     ) -> None:
         self.stdin.close()
         self.stdout.close()
-        if error is not None:  # what it waits for may never come
+        if error is not None:  # it may wait for ever
             self.send_signal(signal.SIGKILL)
         self.wait()
 
@@ -134,9 +134,9 @@ class ForkServer:
         ----------
         code : str
         *arguments : object
-            What `sys.argv` has behind its first word.
+            The elements of `sys.argv` after the first.
         environment : mapping of str to str, optional
-            Instead of this process's. Too late for what the imported modules have read.
+            Instead of this process's. Modules that were imported have read the old one.
         stdout, stderr : int, optional
             Open files for its output, instead of a pipe and this process's.
 
@@ -171,7 +171,7 @@ class ForkServer:
     def run(
         self, code: str, *arguments: object, environment: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run code to its end without input, and return its status and what it has written."""
+        """Run code to its end without input, and return its status and output."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             outputs: dict[str, Any] = {"stdout": out.fileno(), "stderr": err.fileno()}
             with self.start(code, *arguments, environment=environment, **outputs) as process:

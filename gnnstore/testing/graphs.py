@@ -1,7 +1,7 @@
-"""Small graphs as plain arrays, and the one line that turns arrays into a store.
+"""Small graphs as plain arrays, and a function that writes arrays as a store.
 
-Tests of samplers and loaders need graphs with the awkward parts of real ones: isolated
-nodes, parallel edges, self-loops, skewed degrees.
+Tests of samplers and loaders need graphs with the awkward parts of real ones: isolated nodes,
+parallel edges, self-loops, skewed degrees.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GraphArrays:
 
     @property
     def num_edges(self) -> int:
-        """Return E."""
+        """Number of edges, E."""
         return int(self.edge_index.shape[1])
 
     def in_neighbors(self, node: int) -> npt.NDArray[np.int64]:
@@ -90,7 +90,7 @@ def random_graph(
     edge_feature_dim : int
         Columns of `edge_attr` (float32); 0 for none.
     skew : float
-        1 draws nodes evenly; above, low ids are drawn more often (3: a few hubs).
+        1 draws nodes evenly; a larger one draws low ids more often (3: a few hubs).
     coalesced : bool
         Remove parallel edges and sort by target, then source: `edge_id` is then the
         position in a store. E may shrink.
@@ -131,7 +131,7 @@ def write_store(
     Parameters
     ----------
     path : path-like
-        The store to be.
+        The new store.
     edge_index : array-like of integers, shape [2, E]
         Sources above targets.
     num_nodes : int, optional

@@ -1,4 +1,4 @@
-"""Packed plans of small graphs, and batches to compare with theirs."""
+"""Packs plans of small graphs, and compares batches with theirs."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def pack(
     num_threads: int = 2,
     **settings: Any,
 ) -> Path:
-    """Pack a plan and return where it is: `output`, or "base" of the store.
+    """Pack a plan and return its path: `output`, or the plan "base" of the store.
 
     Parameters
     ----------
     **settings
-        Others of `PlanSettings`.
+        Other fields of `PlanSettings`.
     """
     if output is None:
         make_plans_directory(store)
@@ -67,7 +67,7 @@ def batches_of(loader: Any, num_epochs: int = 1) -> list[dict[str, Any]]:
 
 
 def assert_same_batches(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    """Fail unless batches are equal: names, their order, dtypes, shapes and values.
+    """Check that batches are equal: names, their order, dtypes, shapes and values.
 
     Raises
     ------

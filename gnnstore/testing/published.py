@@ -1,9 +1,9 @@
 """Small graphs in the layouts in which the large public ones are published.
 
-The real files take up to a terabyte. What a converter has to get right is where things lie,
-in which type and order, and that is the same for a hundred nodes. Layouts follow the
-projects' own readers: `ogb.lsc.MAG240MDataset`, `ogb.nodeproppred`, IGB's `dataloader.py`,
-GraphBolt's YAML specification, and the headers of snap.stanford.edu.
+The real files take up to a terabyte. A converter has to get the place, type and order of the data
+right, which are the same for a hundred nodes. Layouts follow the projects' own readers:
+`ogb.lsc.MAG240MDataset`, `ogb.nodeproppred`, IGB's `dataloader.py`, GraphBolt's YAML specification,
+and the headers of snap.stanford.edu.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A small store with every kind of array, and the plain arrays that it must give back.
+"""A small store with every kind of array, and the plain arrays that it was written from.
 
-For tests of whatever reads stores: layouts, interoperability, corruption, later versions.
+For tests of readers: layouts, interoperability, corruption, later versions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gnnstore.formats.container.names import (
 
 @dataclass(frozen=True)
 class ExampleStore:
-    """Where the store lies, and what it must hold.
+    """A store and its expected content.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def write_example_store(
 
 
 def assert_same_files(path: Path, other: Path) -> None:
-    """Fail unless two directories hold the same files with the same bytes.
+    """Check that two directories have the same files with the same bytes.
 
     Raises
     ------

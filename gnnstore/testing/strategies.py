@@ -15,7 +15,7 @@ from gnnstore.testing.graphs import GraphArrays
 
 @st.composite
 def edge_indices(draw: st.DrawFn, num_nodes: int, max_edges: int = 40) -> npt.NDArray[np.int64]:
-    """Edges [2, E] among `num_nodes` nodes, parallel ones and self-loops included."""
+    """Draw edges [2, E] among `num_nodes` nodes, parallel ones and self-loops included."""
     node = st.integers(0, max(0, num_nodes - 1))
     edges = st.lists(st.tuples(node, node), max_size=max_edges if num_nodes else 0)
     return np.array(draw(edges), dtype=np.int64).reshape(-1, 2).T.copy()
@@ -25,10 +25,10 @@ def edge_indices(draw: st.DrawFn, num_nodes: int, max_edges: int = 40) -> npt.ND
 def graphs(
     draw: st.DrawFn, *, min_nodes: int = 0, max_nodes: int = 12, max_edges: int = 40
 ) -> GraphArrays:
-    """Graphs whose attributes name their rows: `x` is [node, -node], `edge_attr` is [edge].
+    """Draw graphs whose attributes name their rows: `x` is [node, -node], `edge_attr` is [edge].
 
-    Small ones shrink to readable counter-examples; whatever is wrong with a large graph is
-    mostly wrong with one of twelve nodes.
+    Small ones shrink to readable counter-examples; most defects with a large graph show with one
+    of twelve nodes.
     """
     num_nodes = draw(st.integers(min_nodes, max_nodes))
     edge_index = draw(edge_indices(num_nodes, max_edges))
@@ -41,7 +41,7 @@ def graphs(
 
 
 def convert_options() -> st.SearchStrategy[ConvertOptions]:
-    """Options that change which edges a store has."""
+    """Return the strategy of options that change which edges a store has."""
     return st.builds(
         ConvertOptions,
         undirected=st.booleans(),

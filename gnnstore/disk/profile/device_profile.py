@@ -1,9 +1,9 @@
-"""What a disk can do, as it was measured: kept per file system in the user's cache directory.
+"""The measured rates of a disk, saved per file system in the user's cache directory.
 
-Whether two rows a few kilobytes apart are better read together, and how many reads should be
-in flight, differs by a factor of a hundred between a spinning disk and an NVMe drive. So it
-is measured once (`gnnstore bench disk`), and every loader on that file system goes by it. What a
-later measurement does to an earlier one is decided in `profile_revision`.
+The best distance over which rows share a read, and the best queue depth, differ by a factor of a
+hundred between a spinning disk and an NVMe drive. So a disk is measured once (`gnnstore bench
+disk`), and all loaders on its file system use the result. `merge_profiles` decides between earlier
+and later measurements.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 _FORMAT_VERSION = 1
-# Two profiles take 4 kB; whatever is far larger is something else.
+# Two profiles take 4 kB; a file that is far larger is something else.
 _MAX_FILE_BYTES = 1 << 20
 _MAX_BLOCK_BYTES = 1 << 30
 _MAX_QUEUE_DEPTH = 4096
@@ -50,14 +50,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """How fast a file system reads and writes.
+    """The measured rates of a file system.
 
     Attributes
     ----------
     filesystem_id : str
         See `gnnstore.disk.profile.filesystems.filesystem_id`.
     mount_point, device, filesystem_type : str
-        Where it was mounted, what was, and as what; for people.
+        The mount, for people.
     engine : str
         The engine that read: "io_uring" or "pread".
     is_direct : bool
@@ -96,8 +96,8 @@ class DeviceProfile:
     def best_depth(self, block_bytes: int, share: float = 0.97) -> int:
         """Return the smallest queue depth that reaches a share of the best rate.
 
-        Queues that are deeper only make reads wait. The last few per cent are less than what
-        one measurement differs from the next.
+        In deeper queues reads only wait. The last few per cent are less than the difference
+        between two measurements.
 
         Raises
         ------
@@ -181,14 +181,14 @@ class DeviceProfile:
 
 @dataclass(frozen=True)
 class KeptProfile:
-    """What is kept of one file system.
+    """The saved measurements of one file system.
 
     Attributes
     ----------
     profile : DeviceProfile
-        That is believed.
+        The measurement that is used.
     again : DeviceProfile or None
-        A later measurement, made because the other was in doubt, which did not take its place.
+        A later measurement, made because the other was in doubt, which did not replace it.
     """
 
     profile: DeviceProfile
@@ -231,10 +231,7 @@ def _rate(fields: Fields, key: str) -> float:
 
 
 def profile_path(filesystem: str) -> Path:
-    """Return where the profile of a file system is kept.
-
-    `$XDG_CACHE_HOME/gnnstore/devices/ID.json`, with `~/.cache` where the variable is unset,
-    empty or relative, as its specification says.
+    """Return the path of a file system's profile: `devices/ID.json` in the user's cache.
 
     Parameters
     ----------
@@ -250,7 +247,7 @@ def profile_path(filesystem: str) -> Path:
 
 
 def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
-    """Return the profile of the file system that holds `path`; None if there is none.
+    """Return the profile of the file system of `path`; None if there is none.
 
     A profile only makes reads faster, so one that cannot be read is reported in a log
     message and otherwise ignored.
@@ -260,7 +257,7 @@ def load_profile(path: str | os.PathLike[str]) -> DeviceProfile | None:
 
 
 def load_kept(path: str | os.PathLike[str]) -> KeptProfile | None:
-    """Return all that is kept of the file system that holds `path`; as `load_profile`."""
+    """Return all saved measurements of the file system of `path`; as `load_profile`."""
     try:
         identity = filesystem_id(path)
         file = profile_path(identity)
@@ -304,9 +301,9 @@ def _profile_in(fields: Fields, key: str, identity: str) -> DeviceProfile:
 
 
 def save_profile(profile: DeviceProfile) -> Path:
-    """Keep a profile for every later loader on its file system, and return the file.
+    """Save a profile for all later loaders on its file system, and return the file.
 
-    Replaces all that was kept before, at once: readers see the one or the other.
+    It atomically replaces all that was saved before.
 
     Raises
     ------
@@ -317,7 +314,7 @@ def save_profile(profile: DeviceProfile) -> Path:
 
 
 def save_kept(kept: KeptProfile) -> Path:
-    """Keep a profile, and what was measured when it was in doubt; as `save_profile`.
+    """Save a profile, and a measurement that was made when it was in doubt; as `save_profile`.
 
     Raises
     ------

@@ -120,9 +120,9 @@ class ReadRate:
     def glance(self, num_reads: int, seconds: float) -> float:
         """Return the median rate, in reads per second, of short slices of `num_reads` each.
 
-        For a look that has to be short on whatever disk: as many slices are made as fit in
-        `seconds`, and one at the least; of two, the faster counts. They begin and end with the
-        queue empty, so this is coarser than `measure`.
+        For checks that have to be short on any disk: it makes as many slices as fit in `seconds`,
+        and at least one; of two, the faster counts. They begin and end with an empty queue, so this
+        is coarser than `measure`.
 
         Raises
         ------
@@ -132,20 +132,20 @@ class ReadRate:
         reader = self._open_reader()
         deadline = perf_counter() + seconds
         taken = [self._seconds_of(reader, num_reads)]
-        # After one that stalled there may well be time for others.
+        # After one that stalled there may be time for others.
         while perf_counter() + min(taken) <= deadline:
             taken.append(self._seconds_of(reader, num_reads))
         return num_reads / median_low(taken)
 
     def _open_reader(self) -> _core.Reader:
-        # A new one each time: what thirty of them hold would be 100 MB.
+        # A new one each time: thirty of them would take 100 MB.
         reader = _core.Reader(
             self._engine,
             queue_depth=self._depth,
             num_threads=self._depth,  # of the engine "pread": one for each read in flight
             max_read_bytes=max(self._block_bytes, 4096, self._files.alignment_bytes),
         )
-        reader.describe()  # starts the engine, which is not to be measured
+        reader.describe()  # starts the engine before the measurement
         return reader
 
     def _seconds_of(self, reader: _core.Reader, size: int) -> float:

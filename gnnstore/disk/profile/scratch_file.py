@@ -1,7 +1,7 @@
-"""A file to measure a disk with, which is gone afterwards whatever happens.
+"""A temporary file to measure a disk with, which is removed whatever happens.
 
-Where the file system can, the file never has a name: then not even a killed process leaves
-it behind. Elsewhere it is removed as soon as it has been opened a second time for reading.
+If the file system supports it, the file never has a name: then not even a killed process leaves it
+behind. Otherwise it is removed as soon as it has been opened a second time for reading.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gnnstore.units import format_size
 # 8 MiB a write: the kernel cuts it into requests that a drive works on side by side.
 _WRITE_BYTES = 8 << 20
 _BLOCK_BYTES = 4 << 10
-# Without O_DIRECT a write is only a copy into memory. To know what the disk took, and to
-# keep to the time, it is asked to finish now and then.
+# Without O_DIRECT a write is only a copy into memory. To measure the disk, and to keep to the time,
+# it is synchronised now and then.
 _SYNC_BYTES = 32 << 20
 
 
@@ -38,7 +38,7 @@ class ScratchFile:
     Attributes
     ----------
     directory : Path
-        Where it lies.
+        Its directory.
     descriptor : int
     path : str
         Opens the same file again, as long as `descriptor` is open.
@@ -55,7 +55,7 @@ class ScratchFile:
     def write(
         self, num_bytes: int, seconds: float, on_bytes: Callable[[int], None]
     ) -> tuple[int, float]:
-        """Fill the file with bytes that nothing can compress, from its beginning.
+        """Fill the file with incompressible bytes, from its beginning.
 
         Parameters
         ----------
@@ -64,7 +64,7 @@ class ScratchFile:
         seconds : float
             No new write of 8 MiB begins after this; the first one always does.
         on_bytes : callable
-            Told the bytes of every write.
+            Called with the bytes of every write.
 
         Returns
         -------
@@ -121,7 +121,7 @@ class ScratchFile:
             data, offset = data[done:], offset + done
 
     def remove_name(self) -> None:
-        """Let the file vanish with its last descriptor; the path opens it no more."""
+        """Remove the file's name: it vanishes with its last descriptor."""
         if self.has_name:
             Path(self.path).unlink(missing_ok=True)
             self.has_name = False
@@ -134,7 +134,7 @@ def open_scratch_file(directory: Path) -> Iterator[ScratchFile]:
     Raises
     ------
     StorageError
-        If there can be none, as on a read-only file system.
+        If it cannot be made, as on a read-only file system.
     """
     try:
         file = _nameless(directory) or _named(directory)
@@ -170,7 +170,7 @@ def _named(directory: Path) -> ScratchFile:
 
 
 def _set_direct(descriptor: int, *, wanted: bool = True) -> bool:
-    """Turn O_DIRECT on or off, and return whether the file system did as wanted."""
+    """Turn O_DIRECT on or off, and return whether the file system did so."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if wanted else 0))
@@ -180,7 +180,7 @@ def _set_direct(descriptor: int, *, wanted: bool = True) -> bool:
 
 
 def _random_chunk(num_bytes: int) -> mmap.mmap:
-    """Return random bytes in memory that begins on a page, as direct writes need it."""
+    """Return random bytes in page-aligned memory, for direct writes."""
     chunk = mmap.mmap(-1, num_bytes)
     chunk.write(np.random.default_rng().bytes(num_bytes))
     return chunk
