@@ -24,6 +24,7 @@ from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.chunks import RUN_STAGING_BYTES, PackedSuperbatch, run_bytes
 from gnnstore.features.packed.pack import pack
 from gnnstore.parallel import CancelledError
+from gnnstore.planning.reads import count_reads
 
 _log = logging.getLogger(__name__)
 
@@ -188,15 +189,6 @@ class BlockPacker:
 
     def _direct_bytes(self, ids: npt.NDArray[np.int64]) -> float:
         """Return the cost of reading rows one by one: bytes, with each read as a gap of bytes."""
-        if not len(ids):
-            return 0.0
-        geometry, gap_bytes = self._rows.array.geometry, self._rows.engine.tuning.gap_bytes
-        runs, ranks = np.divmod(ids, geometry.rows_per_page)
-        begins = runs * geometry.page_stride_bytes + ranks * geometry.row_bytes
-        pages = begins // _PAGE_BYTES
-        ends = (begins + geometry.row_bytes - 1) // _PAGE_BYTES + 1
-        gaps = np.maximum(pages[1:] - ends[:-1], 0) * _PAGE_BYTES
-        is_apart = gaps > gap_bytes
-        num_reads = int(np.count_nonzero(is_apart)) + 1
-        span = int(ends[-1] - pages[0]) * _PAGE_BYTES - int(gaps[is_apart].sum())
-        return float(span + num_reads * gap_bytes)
+        tuning = self._rows.engine.tuning
+        reads = count_reads(ids, self._rows.array.layout, _PAGE_BYTES, tuning)
+        return float(reads.num_bytes + reads.reads * tuning.gap_bytes)
