@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
+from contextlib import ContextDecorator
+from types import TracebackType
 from typing import Any
 
 
@@ -120,6 +123,102 @@ class NoSpaceError(StorageError):
     """The file system has no room for what is to be written."""
 
 
+class ResourceError(StorageError):
+    """The process met a limit on memory, open files or threads; the message says which."""
+
+
+# Of the operating system's errors: what there is not enough of, and the limit on it.
+_LIMITS = {
+    errno.EMFILE: ("open files", resource.RLIMIT_NOFILE, "raise the limit (ulimit -n)"),
+    errno.EAGAIN: (
+        "threads",
+        resource.RLIMIT_NPROC,
+        "raise the limit (ulimit -u, or the container's), or use fewer (num_threads=, --threads)",
+    ),
+    errno.ENOMEM: (
+        "memory",
+        resource.RLIMIT_AS,
+        "raise the limit (ulimit -v, or the container's), or use less (memory=, --memory)",
+    ),
+    errno.ENFILE: ("open files", None, "the whole system has no more; raise fs.file-max"),
+}
+
+
+def resource_error(
+    error: BaseException, doing: str, path: str | os.PathLike[str] | None = None
+) -> ResourceError | None:
+    """Return our error for one that says that a limit of the process was met; else None.
+
+    Parameters
+    ----------
+    error : BaseException
+        As the interpreter, NumPy, torch or the operating system raised it.
+    doing : str
+        What was being done, as in "read the array 'x'".
+    path : path-like, optional
+        The file or directory it was done to.
+    """
+    code = _code_of(error)
+    if code not in _LIMITS:
+        return None
+    what, kind, remedy = _LIMITS[code]
+    limit = resource.RLIM_INFINITY if kind is None else resource.getrlimit(kind)[0]
+    unit = " bytes of address space" if kind == resource.RLIMIT_AS else f" {what}"
+    met = "" if limit == resource.RLIM_INFINITY else f": the limit of this process is {limit}{unit}"
+    reason = str(error) or type(error).__name__
+    where = "" if path is None else f"{os.fspath(path)}: "
+    found = ResourceError(
+        f"cannot {doing}: {where}not enough {what} ({reason}){met}; {remedy}", path=path
+    )
+    found.errno = code
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(note)
+    return found
+
+
+def _code_of(error: BaseException) -> int | None:
+    """Return the errno that an error stands for, if it is about a resource."""
+    if isinstance(error, GnnstoreError):
+        return None
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if isinstance(error, OSError):
+        is_thread = error.errno == errno.EAGAIN and "thread" in str(error)
+        return error.errno if error.errno != errno.EAGAIN or is_thread else None
+    if isinstance(error, RuntimeError):
+        if "can't start new thread" in str(error):
+            return errno.EAGAIN
+        if "can't allocate memory" in str(error):  # torch
+            return errno.ENOMEM
+    return None
+
+
+class limits_named(ContextDecorator):  # noqa: N801 - used like a function
+    """Turns an error about a limit of the process into a `ResourceError`.
+
+    Parameters
+    ----------
+    doing : str
+        What is being done, as in "prepare a batch".
+    """
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> limits_named:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        found = None if error is None else resource_error(error, self._doing)
+        if found is not None:
+            raise found from error
+
+
 def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> StorageError:
     """Turn an `OSError` of the operating system into ours, with the place and the remedy.
 
@@ -141,4 +240,5 @@ def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> S
             "nothing was left under the final name.",
             path=where,
         )
-    return StorageError(f"cannot {doing}: {where}: {reason}", path=where)
+    found = resource_error(error, doing, where)
+    return found or StorageError(f"cannot {doing}: {where}: {reason}", path=where)

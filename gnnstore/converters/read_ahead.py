@@ -33,7 +33,12 @@ class _Task(threading.Thread, Generic[R]):
         self._function = function
         self._value: R
         self._error: BaseException | None = None
-        self.start()
+        self._has_thread = True
+        try:
+            self.start()
+        except RuntimeError:  # no more threads: less overlap changes the time, not the result
+            self._has_thread = False
+            self.run()
 
     def run(self) -> None:
         try:
@@ -43,7 +48,8 @@ class _Task(threading.Thread, Generic[R]):
 
     def result(self) -> R:
         """Wait, and return the value or raise the error."""
-        self.join()
+        if self._has_thread:
+            self.join()
         if self._error is not None:
             try:
                 raise self._error

@@ -12,7 +12,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.errors import CorruptStoreError, UsageError, limits_named
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.container.files import Problem
@@ -29,6 +29,7 @@ from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
 
 
+@limits_named("verify")
 def verify(
     path: str | os.PathLike[str],
     level: Level = "checksums",

@@ -30,6 +30,7 @@ from gnnstore.errors import (
     NoSplitError,
     NotFoundError,
     UsageError,
+    limits_named,
 )
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
@@ -507,6 +508,7 @@ def _immutable(path: Path) -> UsageError:
     )
 
 
+@limits_named("open the store")
 def open(path: str | os.PathLike[str]) -> GraphStore:  # noqa: A001 - gnnstore.open is the point
     """Open a store; public as `gnnstore.open`.
 

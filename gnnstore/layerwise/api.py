@@ -19,7 +19,14 @@ from torch import Tensor
 
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.scratch import RunDirectory, default_parent
-from gnnstore.errors import BudgetError, StorageError, StoreExistsError, UsageError, storage_error
+from gnnstore.errors import (
+    BudgetError,
+    StorageError,
+    StoreExistsError,
+    UsageError,
+    limits_named,
+    storage_error,
+)
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.graph.store import GraphStore
@@ -35,6 +42,7 @@ _DEFAULT_READERS = 4
 
 
 @torch.no_grad()
+@limits_named("run the model over all nodes")
 def inference(
     layers: Any,
     store: GraphStore | str | os.PathLike[str],

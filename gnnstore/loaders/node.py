@@ -16,6 +16,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
+from gnnstore.errors import limits_named
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
 from gnnstore.pipeline.order.ranks import RankShard
@@ -142,6 +143,7 @@ class NeighborLoader(BatchLoader):
     ...     out = model(batch.x, batch.edge_index)[:batch.batch_size]
     """
 
+    @limits_named("prepare to load batches")
     def __init__(  # noqa: PLR0917 - PyG's parameters, in PyG's order
         self,
         data: Any,

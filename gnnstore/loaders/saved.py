@@ -10,7 +10,7 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from gnnstore.errors import CorruptStoreError
+from gnnstore.errors import CorruptStoreError, limits_named
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.store import as_tensor
@@ -180,6 +180,7 @@ def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in ours}
 
 
+@limits_named("open the plan")
 def open_plan(path: str | os.PathLike[str]) -> Plan:
     """Open a packed plan; public as `gnnstore.open_plan`.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from gnnstore.disk.buffers import keep_within_budget, trim
 from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore.errors import limits_named
 from gnnstore.parallel import Lookahead, ordered_map
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
 from gnnstore.timeline import OFF, Timeline
@@ -491,7 +492,7 @@ def load_batches(
 
     if lookahead.recycled_bytes is not None:
         keep_within_budget()
-    with ExitStack() as stack:
+    with limits_named("prepare a batch"), ExitStack() as stack:
         tasks: Iterable[Task] = stack.enter_context(source.epoch(planned(), run))
         batches = ordered_map(
             finisher.prepare,

@@ -142,7 +142,7 @@ def test_an_error_is_one_message_and_its_status(
         (FileNotFoundError(errno.ENOENT, "No such file", "a.npz"), 3, "No such file: a.npz"),
         (PermissionError(errno.EACCES, "Permission denied", "a"), 5, "Permission denied: a"),
         (OSError(errno.EIO, "Input/output error"), 5, "Input/output error"),
-        (MemoryError(), 5, "not enough memory; give --memory"),
+        (MemoryError(), 5, "not enough memory (MemoryError)"),
         (MemoryError("Unable to allocate 9 TB"), 5, "(Unable to allocate 9 TB)"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],

@@ -34,6 +34,7 @@ CLASSES = sorted(
         (errors.CorruptStoreError, ValueError, 1),
         (errors.StorageError, OSError, 5),
         (errors.NoSpaceError, OSError, 5),
+        (errors.ResourceError, OSError, 5),
     ],
 )
 def test_bases_and_exit_status(

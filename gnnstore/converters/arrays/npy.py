@@ -61,7 +61,7 @@ def read_npy_header(stream: IO[bytes], label: str, path: Path) -> NpyHeader:
                 "a store cannot hold; save plain arrays of numbers",
                 path=path,
             )
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, InputError):
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, InputError, MemoryError):
         raise
     except Exception as error:  # on odd bytes NumPy's parser raises anything, TokenError too
         raise InputError(f"{label}: not a valid .npy array ({error})", path=path) from None

@@ -90,6 +90,8 @@ def read_split_dict(path: Path) -> dict[str, npt.NDArray[Any]]:
         return arrays_of_pickle(data)
     except OSError as error:
         raise read_error(error, "the splits", path) from error
+    except MemoryError:
+        raise
     except _NotAnArrayDictError as error:
         found = str(error)
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:

@@ -19,12 +19,13 @@ from gnnstore.converters.inputs import PathLike, describe_files, existing_direct
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs, node_workload
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
 from gnnstore.progress import Progress
 
 _SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
 
 
+@limits_named("convert")
 def from_graphbolt(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -23,7 +23,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.converters.writer.workload import Workload, node_workload
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
 from gnnstore.progress import Progress
 
 Classes = Literal["19", "2K"]
@@ -37,6 +37,7 @@ _FULL_NODES = 269_346_174
 _FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}
 
 
+@limits_named("convert")
 def from_igb(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

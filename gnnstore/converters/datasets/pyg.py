@@ -21,13 +21,14 @@ from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import InputError, UsageError, limits_named
 from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 
+@limits_named("convert")
 def from_pyg(
     data: Data,
     output: PathLike,

@@ -21,7 +21,7 @@ from gnnstore.converters.inputs import PathLike, describe_files, existing_file, 
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import InputError, UsageError, limits_named
 from gnnstore.progress import Phase, Progress
 
 _COMMENTS = b"#%"
@@ -36,6 +36,7 @@ _TYPE_HINT = (
 )
 
 
+@limits_named("convert")
 def from_snap(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

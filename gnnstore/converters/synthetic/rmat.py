@@ -20,7 +20,7 @@ from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
@@ -29,6 +29,7 @@ _CHUNK_EDGES = 2**20
 _CHUNK_FEATURE_BYTES = 2**20  # intermediate results stay in a core's cache: twice as fast
 
 
+@limits_named("convert")
 def from_rmat(
     output: PathLike,
     *,

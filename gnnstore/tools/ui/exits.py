@@ -12,7 +12,7 @@ import traceback
 
 import click
 
-from gnnstore.errors import GnnstoreError
+from gnnstore.errors import GnnstoreError, resource_error
 from gnnstore.tools.ui.session import Session
 
 OK = 0
@@ -55,15 +55,13 @@ def report(error: BaseException, session: Session) -> int:
 
 
 def _describe(error: BaseException) -> tuple[str, int]:
+    error = resource_error(error, "go on") or error
     if isinstance(error, GnnstoreError):
         return str(error), error.exit_status
     if isinstance(error, OSError):
         where = f": {os.fsdecode(error.filename)}" if error.filename is not None else ""
         status = NOT_FOUND if error.errno == errno.ENOENT else STORAGE
         return f"{error.strerror or error}{where}", status
-    if isinstance(error, MemoryError):
-        advice = "not enough memory; give --memory, or free some, and try again"
-        return f"{advice} ({error})" if str(error) else advice, STORAGE
     defect = (
         f"gnnstore met an error it did not foresee: {type(error).__name__}: {error}\n"
         "This is a defect. Please report it with the traceback above and what "

@@ -18,7 +18,7 @@ from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
 from gnnstore.converters.inputs import PathLike, describe_files, existing_directory
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class OgbFiles:
     split: Path | None
 
 
+@limits_named("convert")
 def from_ogb(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

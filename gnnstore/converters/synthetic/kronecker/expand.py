@@ -32,7 +32,7 @@ from gnnstore.converters.synthetic.seed_graph import EdgePiece, SeedGraph
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.workload import Workload
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
 
 # Edges that are made at once; with 2^16 or 2^20 it is a fifth slower.
@@ -40,6 +40,7 @@ _CHUNK_EDGES = 2**18
 _SCALES = "x_scale"  # the graph array that goes with features stored as multiples of it
 
 
+@limits_named("convert")
 def from_kronecker(
     seed_store: PathLike,
     output: PathLike,
