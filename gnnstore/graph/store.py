@@ -12,13 +12,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch_geometric.data import FeatureStore, TensorAttr
+from torch_geometric.data import Data, FeatureStore, TensorAttr
 from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
@@ -37,9 +37,12 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.formats.store.schema import TextSpec
 from gnnstore.graph.indexing import Selection, select
+from gnnstore.graph.lazy import LazyTensor
 from gnnstore.units import format_size
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
+# Names in PyG's data sets.
+_MASKS = {"valid": "val_mask"}
 
 # Rows are read in pieces where not all of them are kept; larger parts are asked about first.
 _PIECE_BYTES = 16 << 20
@@ -197,7 +200,8 @@ class Attribute:
             raise BudgetError(
                 f"{self.spec.path}: {format_size(num_bytes)} were asked for at once, but "
                 f"{format_size(free)} of memory are available; read some rows at a time, as in "
-                "[ids] or by iterating, or load batches with gnnstore.NeighborLoader"
+                "[ids] or by iterating, load batches with gnnstore.NeighborLoader, or compute "
+                "embeddings of all nodes with gnnstore.inference"
             )
 
     def __repr__(self) -> str:
@@ -437,6 +441,138 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         csc = self.topology("mmap")
         return csc.indices[csc.indptr[node] : csc.indptr[node + 1]]
 
+    # PyG's Data, read when it is used.
+
+    if not TYPE_CHECKING:  # so that misspelt names are still found
+
+        def __getattr__(self, name: str) -> LazyTensor:
+            """Return an attribute of nodes or edges under its name, as of PyG's `Data`."""
+            if not name.startswith("_") and name != "reader":
+                if name in self.schema.node.attributes:
+                    return self._lazy_rows(self.node_attribute(name))
+                if self.num_edges and name in self.schema.edge.attributes:
+                    return self._lazy_edges(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def edge_index(self) -> LazyTensor:
+        """Source and target of each edge, [2, E], in the order of the edges' ids."""
+        dtype: torch.dtype = getattr(torch, self.schema.index_dtype)
+        return LazyTensor("edge_index", (2, self.num_edges), dtype, self._read_edge_index)
+
+    @property
+    def num_node_features(self) -> int:
+        """Width of `x`; 0 where there is none."""
+        return _width(self.schema.node.attributes.get("x"))
+
+    num_features = num_node_features
+
+    @property
+    def num_edge_features(self) -> int:
+        """Width of `edge_attr`; 0 where there is none."""
+        return _width(self.schema.edge.attributes.get("edge_attr")) if self.num_edges else 0
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of `y`, as PyG counts them; 0 where there is none."""
+        spec = self.schema.node.attributes.get("y")
+        if spec is None or not spec.num_bytes:
+            return 0
+        if len(spec.shape) == 2 and spec.shape[1] > 1:
+            return spec.shape[1]
+        labels = self.labels
+        if np.issubdtype(labels.dtype, np.floating):
+            return len(np.unique(labels))
+        return int(labels.max()) + 1
+
+    def to_pyg(self) -> Data:
+        """Read the whole graph into a `torch_geometric.data.Data`.
+
+        Attributes, edges and values of the graph are those of the `Data` it was made from, the
+        edges in the order of their ids. Splits of which there is no mask come as masks, as in
+        `train_mask` and `val_mask`.
+
+        Raises
+        ------
+        BudgetError
+            If it does not fit available memory.
+        """
+        specs = [*self.schema.node.attributes.values()]
+        specs += [*self.schema.edge.attributes.values()] if self.num_edges else []
+        needed = sum(spec.num_bytes for spec in specs) + 3 * 8 * self.num_edges
+        if needed > (free := available_bytes()):
+            raise BudgetError(
+                f"{self.path}: a Data in memory takes {format_size(needed)}, and "
+                f"{format_size(free)} are available; train from the store, with "
+                "gnnstore.NeighborLoader, or give this process more memory"
+            )
+        data = Data()
+        for name in self.schema.node.attributes:
+            data[name] = getattr(self, name).tensor()
+        if self.num_edges:
+            data.edge_index = self._read_edge_index()
+            for name in self.schema.edge.attributes:
+                data[name] = getattr(self, name).tensor()
+        for split, ids in self.splits.items():
+            mask = _MASKS.get(split, f"{split}_mask")
+            if mask not in data:
+                data[mask] = torch.zeros(self.num_nodes, dtype=torch.bool)
+                data[mask][torch.from_numpy(ids)] = True
+        for name, value in self.graph_attributes().items():
+            data[name] = value
+        if self.schema.explicit_num_nodes or not self.schema.node.attributes:
+            data.num_nodes = self.num_nodes
+        return data
+
+    def _lazy_rows(self, attribute: Attribute) -> LazyTensor:
+        spec = attribute.spec
+        return LazyTensor(
+            spec.name,
+            _moved(spec),
+            getattr(torch, spec.dtype),
+            lambda: attribute.tensor().movedim(0, spec.cat_dim),
+            attribute.tensor if spec.cat_dim == 0 else None,
+        )
+
+    def _lazy_edges(self, name: str) -> LazyTensor:
+        attribute = self.edge_attribute(name)
+        spec = attribute.spec
+
+        def read() -> Tensor:
+            rows, order = attribute.tensor(), self._order_of_ids()
+            rows = rows if order is None else rows[order]
+            return rows.movedim(0, spec.cat_dim)
+
+        return LazyTensor(name, _moved(spec), getattr(torch, spec.dtype), read)
+
+    def _read_edge_index(self) -> Tensor:
+        csc = self.topology("mmap")
+        if (num_bytes := 3 * 8 * self.num_edges) > (free := available_bytes()):
+            raise BudgetError(
+                f"{self.path}: edge_index takes {format_size(num_bytes)} to read, and "
+                f"{format_size(free)} of memory are available; sample from the store instead"
+            )
+        found = np.empty((2, self.num_edges), self.schema.index_dtype)
+        found[0] = csc.indices
+        found[1] = np.repeat(np.arange(self.num_nodes), np.diff(csc.indptr))
+        edge_index, order = torch.from_numpy(found), self._order_of_ids()
+        return edge_index if order is None else edge_index[:, order]
+
+    def _order_of_ids(self) -> Tensor | None:
+        """Return the position of each edge by its id; None where positions are ids, or not all are.
+
+        Edges that were added or joined by a conversion leave ids that are not 0 to E - 1.
+        """
+        spec = self.schema.edge.edge_id
+        if spec is None:
+            return None
+        ids = self.reader.read(spec).astype(np.int64, copy=False)
+        order = np.full(len(ids), -1, np.int64)
+        if not len(ids) or ids.max() >= len(ids):
+            return None
+        order[ids] = np.arange(len(ids))
+        return None if order.min() < 0 else torch.from_numpy(order)
+
     # PyG's FeatureStore. A homogeneous store has no group and edge type names there (None).
 
     @property
@@ -499,6 +635,20 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def _remove_edge_index(self, *_: Any) -> bool:
         raise _immutable(self.path)
+
+
+def _width(spec: AttributeSpec | None) -> int:
+    """Return the number of features of a table, as PyG counts them."""
+    if spec is None:
+        return 0
+    return spec.shape[-1] if len(spec.shape) > 1 else 1
+
+
+def _moved(spec: AttributeSpec) -> list[int]:
+    """Return the shape that an attribute has in PyG's `Data`, whose rows may not be first."""
+    shape = list(spec.shape[1:])
+    place = spec.cat_dim % len(spec.shape)
+    return [*shape[:place], spec.shape[0], *shape[place:]]
 
 
 def _immutable(path: Path) -> UsageError:

@@ -134,7 +134,8 @@ class BatchLoader(DataLoader[Any]):
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
         options |= own_sampler(num_seeds, seed, shard, options)
         positions: Any = range(num_seeds)
-        super().__init__(positions, collate_fn=self.collate_fn, **options)
+        # By name: the next class in line may be PyG's loader.
+        DataLoader.__init__(self, positions, collate_fn=self.collate_fn, **options)
         self.seed = seed
         self.epoch = 0
         self.transform = transform
@@ -498,6 +499,16 @@ class BatchLoader(DataLoader[Any]):
             yield
         finally:
             self._loader_cores = None
+
+    @contextmanager
+    def enable_multithreading(self, worker_threads: int | None = None) -> Iterator[None]:
+        """Do nothing: threads prepare batches anyway, as many as `num_threads` says.
+
+        PyG's loaders give each of their processes more threads by it.
+        """
+        if worker_threads is not None and worker_threads < 1:
+            raise UsageError(f"worker_threads={worker_threads}: at least 1 is needed")
+        yield
 
     def _thread_initializer(self) -> Callable[[], None] | None:
         if self._loader_cores is None:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NodeSamplerInput
 
 from gnnstore.errors import limits_named
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
 
-class NeighborLoader(BatchLoader):
+class NeighborLoader(BatchLoader, PygNeighborLoader):  # type: ignore[misc]
     """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
 
     A drop-in for `torch_geometric.loader.NeighborLoader` on a homogeneous graph: the same
@@ -44,7 +46,8 @@ class NeighborLoader(BatchLoader):
     num_neighbors : list of int or NumNeighbors
         Fan-out per hop; -1 takes all neighbours.
     input_nodes : None, str, tensor, array or sequence, optional
-        Seed nodes: all, a split's name ("train", "valid", "test"), a mask [N], or node ids.
+        Seed nodes: all, the name of a split ("train", "valid", "test") or of a mask among the
+        node attributes ("train_mask"), a mask [N], or node ids.
     input_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
         PyG's; temporal and weighted sampling and other samplers are refused for now.
     replace : bool
@@ -272,7 +275,7 @@ class NeighborLoader(BatchLoader):
         )
 
     @property
-    def node_sampler(self) -> Any:
-        """The sampler behind the loader."""
+    def node_sampler(self) -> StoreSampler:
+        """The sampler behind the loader, for loaders of PyG's."""
         self._draw_seed()
-        return self._source.sampler
+        return StoreSampler(self._source.sampler, self._sources.edge_ids)

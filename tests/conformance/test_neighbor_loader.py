@@ -720,7 +720,7 @@ def test_loaders_on_one_store_share_what_they_hold(path: Path) -> None:
         for loader in (first, second)
     ]
     assert tables[0] == tables[1]
-    assert first.node_sampler.csc is second.node_sampler.csc
+    assert first.node_sampler.sampler.csc is second.node_sampler.sampler.csc
 
 
 def test_tensors_of_a_batch_may_be_kept_and_changed(store: gnnstore.GraphStore) -> None:

@@ -281,13 +281,13 @@ def test_the_order_of_all_nodes_may_be_spelled_out(store: GraphStore) -> None:
 def test_what_is_prepared_ahead_does_not_count(store: GraphStore) -> None:
     loader = make(store, num_threads=2, prefetch_batches=4)
     prepared: list[int] = []
-    sample = loader.node_sampler.sample
+    sample: Any = loader._source.sampler.sample
 
     def note(seeds: Any, *, epoch: int, batch: int) -> Any:
         prepared.append(batch)
         return sample(seeds, epoch=epoch, batch=batch)
 
-    loader.node_sampler.sample = note
+    loader._source.sampler.sample = note  # type: ignore[method-assign]
     batches = iter(loader)
     next(batches)
     deadline = time.monotonic() + 20
@@ -303,13 +303,13 @@ def test_batches_that_were_handed_out_are_not_sampled_again(
 ) -> None:
     state = {**make(store).state_dict(), "batches": 3}
     loader = resumed(make(store, num_threads=2), state)
-    sample, sampled = loader.node_sampler.sample, []
+    sample, sampled = loader._source.sampler.sample, []
 
     def note(seeds: Any, *, epoch: int, batch: int) -> Any:
         sampled.append((epoch, batch))
         return sample(seeds, epoch=epoch, batch=batch)
 
-    monkeypatch.setattr(loader.node_sampler, "sample", note)
+    monkeypatch.setattr(loader._source.sampler, "sample", note)
     assert len(list(loader)) == 2
     assert sorted(sampled) == [(0, 3), (0, 4)]
 
@@ -338,7 +338,7 @@ def test_errors_name_the_batch_by_its_number_in_the_epoch(
     def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("sample")
 
-    monkeypatch.setattr(loader.node_sampler, "sample", fail)
+    monkeypatch.setattr(loader._source.sampler, "sample", fail)
     with pytest.raises(KeyError) as caught:
         next(iter(loader))
     assert caught.value.__notes__ == ["while preparing batch 3 of epoch 0"]

@@ -1,8 +1,8 @@
 """Loops of Lightning's trainer over a loader whose class is first used within a hook.
 
-`python lightning_loops.py STORE LOOP...` prints a line for each loop and rank, as JSON: the loop,
-the rank, and the seeds of each batch. Each loop but "ddp" runs in a forked process of its own, in
-which the class has not been used before; "ddp" starts this file anew, as Lightning does.
+`python lightning_loops.py STORE DIRECTORY LOOP...` writes a file LOOP-RANK.json for each loop and
+rank, with the seeds of each batch. Each loop but "ddp" runs in a forked process of its own, in which
+the class has not been used before; "ddp" starts this file anew, as Lightning does.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -72,8 +73,8 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def run(path: str, loop: str) -> None:
-    """Run a loop, and print its seeds."""
+def run(path: str, directory: str, loop: str) -> None:
+    """Run a loop, and write its seeds."""
     assert "gnnstore.loaders.base" not in sys.modules
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -86,17 +87,18 @@ def run(path: str, loop: str) -> None:
     )
     model = Model(path)
     getattr(trainer, loop if loop in {"validate", "test", "predict"} else "fit")(model)
-    print(json.dumps({"loop": loop, "rank": trainer.global_rank, "seeds": model.seeds}), flush=True)
+    file = Path(directory, f"{loop}-{trainer.global_rank}.json")
+    file.write_text(json.dumps(model.seeds))
 
 
-def main(path: str, *loops: str) -> None:
+def main(path: str, directory: str, *loops: str) -> None:
     """Run loops one after the other."""
     warnings.simplefilter("ignore")
     for loop in loops:
         if loop == "ddp":
-            run(path, loop)
+            run(path, directory, loop)
         elif (child := os.fork()) == 0:
-            run(path, loop)
+            run(path, directory, loop)
             os._exit(0)
         elif (status := os.waitpid(child, 0)[1]) != 0:
             sys.exit(f"{loop} ended with status {status}")

@@ -13,6 +13,7 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler.utils import to_csc
 from torch_geometric.utils import add_remaining_self_loops, coalesce, to_undirected
 
+import gnnstore
 from gnnstore.converters import ConvertOptions, from_pyg
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats import StoreReader
@@ -293,7 +294,9 @@ def test_what_cannot_be_stored_is_named(
 def test_other_kinds_of_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="HeteroData has several types of nodes or edges"):
         from_pyg(HeteroData(), tmp_path / "g.gnn")
-    with pytest.raises(UsageError, match=r"expected a torch_geometric\.data\.Data, got dict"):
+    with pytest.raises(
+        UsageError, match=r"expected a torch_geometric\.data\.Data, or a pair .*, got dict"
+    ):
         from_pyg({}, tmp_path / "g.gnn")
     with pytest.raises(InputError, match="data does not say how many nodes it has"):
         from_pyg(Data(), tmp_path / "g.gnn")
@@ -311,3 +314,56 @@ def test_an_attribute_with_the_name_of_zarrs_own_file(tmp_path: Path) -> None:
     reader = StoreReader.open(from_pyg(data, tmp_path / "a.gnn"))
     spec = reader.schema.node.attributes["zarr.json"]
     assert reader.read(spec).tolist() == [[0, 1], [2, 3]]
+
+
+# --- a pair of PyG's stores -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
+def test_a_pair_of_stores(tmp_path: Path, layout: str) -> None:
+    from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: PLC0415
+
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(50, (2, 400), generator=generator)
+    x, mask = torch.rand(50, 7, generator=generator), torch.arange(50) < 20
+    expected = Data(x=x, train_mask=mask, edge_index=edge_index)
+    features, graph = MyFeatureStore(), MyGraphStore()
+    features.put_tensor(x, group_name=None, attr_name="x", index=None)
+    features.put_tensor(mask, group_name=None, attr_name="train_mask", index=None)
+    order = {"coo": None, "csr": edge_index[0], "csc": edge_index[1]}[layout]
+    rows, columns = edge_index
+    if order is not None:
+        place = order.argsort(stable=True)
+        begins = torch.cat(
+            [torch.zeros(1, dtype=torch.long), order.bincount(minlength=50).cumsum(0)]
+        )
+        rows, columns = rows[place], columns[place]
+        rows, columns = (begins, columns) if layout == "csr" else (rows, begins)
+    graph.put_edge_index((rows, columns), edge_type=None, layout=layout, size=(50, 50))
+    found = gnnstore.open(from_pyg((features, graph), tmp_path / "a.gnn"))
+    same = gnnstore.open(from_pyg(expected, tmp_path / "b.gnn"))
+    assert torch.equal(found.to_pyg().x, x)
+    assert found.splits["train"].tolist() == list(range(20))
+    for name in ("indptr", "indices"):
+        mine, theirs = (getattr(store.topology(), name) for store in (found, same))
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_store_of_ours_is_a_pair_too(tmp_path: Path) -> None:
+    data = Data(x=torch.rand(5, 2), edge_index=torch.tensor([[0, 1, 4], [1, 2, 0]]))
+    store = gnnstore.open(from_pyg(data, tmp_path / "a.gnn"))
+    again = gnnstore.open(from_pyg((store, store), tmp_path / "b.gnn")).to_pyg()
+    assert torch.equal(again.x, data.x)
+    assert {tuple(edge) for edge in again.edge_index.T.tolist()} == {(0, 1), (1, 2), (4, 0)}
+
+
+def test_stores_with_several_types_are_refused(tmp_path: Path) -> None:
+    from torch_geometric.testing import MyFeatureStore, MyGraphStore  # noqa: PLC0415
+
+    features, graph = MyFeatureStore(), MyGraphStore()
+    for group in ("paper", "author"):
+        features.put_tensor(torch.rand(3, 2), group_name=group, attr_name="x", index=None)
+    with pytest.raises(UsageError, match=r"several types of nodes \(author, paper\)"):
+        from_pyg((features, graph), tmp_path / "a.gnn")
+    with pytest.raises(UsageError, match=r"or a pair .*, got tuple"):
+        from_pyg((features, features), tmp_path / "a.gnn")

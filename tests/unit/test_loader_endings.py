@@ -68,14 +68,14 @@ def test_an_error_in_a_transform(path: Path, stage: str) -> None:
 
 def test_an_error_in_the_sampling_kernel(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = NeighborLoader(path, [5], batch_size=10, num_threads=2, seed=0)
-    sample = loader.node_sampler.sample
+    sample: Any = loader._source.sampler.sample
 
     def fail_at_3(seeds: object, *, epoch: int, batch: int) -> object:
         if batch == 3:
             raise gnnstore.CorruptStoreError("the topology is damaged")
         return sample(seeds, epoch=epoch, batch=batch)
 
-    monkeypatch.setattr(loader.node_sampler, "sample", fail_at_3)
+    monkeypatch.setattr(loader._source.sampler, "sample", fail_at_3)
     batches = iter(loader)
     assert [int(next(batches).input_id[0]) for _ in range(3)] == [0, 10, 20]
     with pytest.raises(gnnstore.CorruptStoreError, match="damaged") as caught:
@@ -113,14 +113,14 @@ def test_threads_start_with_the_first_batch_and_end_with_the_last(
 
 def test_a_thread_that_takes_too_long(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = NeighborLoader(path, [5], batch_size=10, num_threads=1, timeout=0.05, seed=0)
-    sample = loader.node_sampler.sample
+    sample: Any = loader._source.sampler.sample
     asleep = threading.Event()
 
     def dawdle(seeds: object, *, epoch: int, batch: int) -> object:
         asleep.wait(0.5)
         return sample(seeds, epoch=epoch, batch=batch)
 
-    monkeypatch.setattr(loader.node_sampler, "sample", dawdle)
+    monkeypatch.setattr(loader._source.sampler, "sample", dawdle)
     with pytest.raises(TimeoutError, match=r"0\.05 seconds while preparing batch 0 of epoch 0"):
         next(iter(loader))
     assert our_threads() == []

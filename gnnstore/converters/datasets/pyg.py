@@ -1,4 +1,4 @@
-"""A `torch_geometric.data.Data` in memory, with whatever attributes it carries.
+"""A `torch_geometric.data.Data` in memory, or a pair of PyG's stores, with all their attributes.
 
 What is a node attribute, an edge attribute or neither is asked of `Data` itself, so that a
 batch of the store holds exactly what a batch of the `Data` would.
@@ -25,12 +25,14 @@ from gnnstore.errors import InputError, UsageError, limits_named
 from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
+    import torch
+    from torch_geometric.data import Data, FeatureStore, GraphStore
+    from torch_geometric.data.graph_store import EdgeAttr
 
 
 @limits_named("convert")
 def from_pyg(
-    data: Data,
+    data: Data | tuple[FeatureStore, GraphStore],
     output: PathLike,
     *,
     options: ConvertOptions | None = None,
@@ -46,8 +48,9 @@ def from_pyg(
 
     Parameters
     ----------
-    data : torch_geometric.data.Data
-        On any device.
+    data : torch_geometric.data.Data, or a pair (FeatureStore, GraphStore)
+        On any device. Of a pair, which has one type of nodes and one of edges, all tensors are read
+        into memory.
     output, options, progress
         See `gnnstore.converters`.
 
@@ -58,7 +61,7 @@ def from_pyg(
     UsageError
         If `data` is something else, `HeteroData` for one.
     """
-    _check_type(data)
+    data = _as_data(data)
     edge_index = _edge_index(data)
     num_nodes = _num_nodes(data)
     index_dtype: IndexDtype = "int32" if edge_index.dtype == np.int32 else "int64"
@@ -89,16 +92,69 @@ def from_pyg(
         return writer.commit()
 
 
-def _check_type(data: object) -> None:
-    from torch_geometric.data import Data, HeteroData  # noqa: PLC0415  (seconds to import)
+def _as_data(data: Any) -> Data:
+    """Return the graph as a `Data`.
 
+    Raises
+    ------
+    UsageError
+        If it is something else, or has several types of nodes or edges.
+    """
+    from torch_geometric.data import (  # noqa: PLC0415  (seconds to import)
+        Data,
+        FeatureStore,
+        GraphStore,
+        HeteroData,
+    )
+
+    if isinstance(data, Data):
+        return data
     if isinstance(data, HeteroData):
         raise UsageError(
             "HeteroData has several types of nodes or edges; only a homogeneous Data can be "
             "converted (data.to_homogeneous() makes one, if features have one width)"
         )
-    if not isinstance(data, Data):
-        raise UsageError(f"expected a torch_geometric.data.Data, got {type(data).__name__}")
+    if not (
+        isinstance(data, tuple | list)
+        and len(data) == 2
+        and isinstance(data[0], FeatureStore)
+        and isinstance(data[1], GraphStore)
+    ):
+        raise UsageError(
+            "expected a torch_geometric.data.Data, or a pair (FeatureStore, GraphStore), got "
+            f"{type(data).__name__}"
+        )
+    features, graph = data
+    tensors, edges = features.get_all_tensor_attrs(), graph.get_all_edge_attrs()
+    # The same edges may be there in several layouts.
+    for what, types in (
+        ("nodes", {attr.group_name for attr in tensors}),
+        ("edges", {attr.edge_type for attr in edges}),
+    ):
+        if len(types) > 1:
+            names = ", ".join(sorted(map(str, types)))
+            raise UsageError(f"the stores hold several types of {what} ({names}); expected one")
+    found = Data()
+    for attr in tensors:
+        attr.index = None  # all rows
+        found[attr.attr_name] = features.get_tensor(attr)
+    if edges:
+        found.edge_index = _edge_index_of(graph, edges[0])
+        if edges[0].size is not None:
+            found.num_nodes = max(length for length in edges[0].size if length is not None)
+    return found
+
+
+def _edge_index_of(graph: GraphStore, edges: EdgeAttr) -> torch.Tensor:
+    """Return sources and targets of the edges, in the order in which the store keeps them."""
+    import torch  # noqa: PLC0415
+
+    rows, columns = graph.get_edge_index(edges)
+    if edges.layout.value == "csr":  # where the edges of each source begin
+        rows = torch.repeat_interleave(torch.arange(len(rows) - 1), rows.diff())
+    elif edges.layout.value == "csc":
+        columns = torch.repeat_interleave(torch.arange(len(columns) - 1), columns.diff())
+    return torch.stack([rows, columns.to(rows.dtype)])
 
 
 def _num_nodes(data: Data) -> int:

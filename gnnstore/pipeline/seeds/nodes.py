@@ -205,7 +205,7 @@ def _nodes_and_ids(
 ) -> tuple[Int64Array | None, Int64Array | None]:
     if input_nodes is None:
         return None, None
-    values = store.splits[input_nodes] if isinstance(input_nodes, str) else _to_numpy(input_nodes)
+    values = _named(store, input_nodes) if isinstance(input_nodes, str) else _to_numpy(input_nodes)
     if values.ndim != 1:
         raise InputError(
             f"input_nodes has shape {list(values.shape)}; give node ids or a mask, one-dimensional"
@@ -227,6 +227,14 @@ def _nodes_and_ids(
     _check_range(values, store.num_nodes, "node id", "the graph", "nodes")
     # A copy: what the user does to the array later must not reach running batches.
     return values.astype(np.int64), None
+
+
+def _named(store: GraphStore, name: str) -> npt.NDArray[Any]:
+    """Return the ids of a split, or a mask that is an attribute of the nodes."""
+    spec = store.schema.node.attributes.get(name)
+    if name not in store.splits and spec is not None and spec.dtype == "bool":
+        return store.node_attribute(name).read()
+    return store.splits[name]
 
 
 def _to_numpy(values: Any) -> npt.NDArray[Any]:

@@ -1,0 +1,77 @@
+"""A store's sampler as PyG's loaders take one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import get_worker_info
+from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
+
+from gnnstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from gnnstore.features.source import RowSource
+    from gnnstore.sampling.neighbor import NeighborSampler
+
+# Epoch of batches that belong to no epoch of a loader of ours; no run counts so far.
+ON_DEMAND_EPOCH = 2**63 - 1
+
+
+class StoreSampler(BaseSampler):  # type: ignore[misc]
+    """Samples neighbourhoods in a store, for `torch_geometric.loader.NodeLoader`.
+
+    Every call draws anew; in a worker process, torch's seed of that worker takes the place of the
+    epoch.
+
+    Parameters
+    ----------
+    sampler : NeighborSampler
+        Samples one batch.
+    edge_ids : RowSource, optional
+        Ids of the edges by position; None: positions are ids.
+    """
+
+    def __init__(self, sampler: NeighborSampler, edge_ids: RowSource | None = None) -> None:
+        super().__init__()
+        self.sampler = sampler
+        self._edge_ids = edge_ids
+        self._numbers = itertools.count()
+
+    @property
+    def num_neighbors(self) -> list[int]:
+        """Fan-out of each hop."""
+        return list(self.sampler.config.fanouts)
+
+    def sample_from_nodes(self, index: NodeSamplerInput, **_: Any) -> SamplerOutput:
+        """Return the sampled neighbourhood of some nodes."""
+        worker = get_worker_info()
+        subgraph = self.sampler.sample(
+            index.node.numpy(),
+            epoch=ON_DEMAND_EPOCH if worker is None else worker.seed,
+            batch=next(self._numbers),
+        )
+        edges = subgraph.edge_pos
+        if self._edge_ids is not None:
+            edges = self._edge_ids.gather(edges).values
+        edge_index = torch.from_numpy(subgraph.edge_index)
+        return SamplerOutput(
+            node=torch.from_numpy(subgraph.n_id),
+            row=edge_index[0],
+            col=edge_index[1],
+            edge=torch.from_numpy(edges),
+            batch=None if subgraph.batch is None else torch.from_numpy(subgraph.batch),
+            num_sampled_nodes=subgraph.num_sampled_nodes,
+            num_sampled_edges=subgraph.num_sampled_edges,
+            metadata=(index.input_id, index.time),
+        )
+
+    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
+        """Refuse: seeds are nodes here.
+
+        Raises
+        ------
+        UsageError
+        """
+        raise UsageError("this sampler starts from nodes; it cannot sample around edges")

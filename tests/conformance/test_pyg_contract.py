@@ -1,0 +1,177 @@
+"""What PyG's own code does with a loader's parts: its data, its sampler, layer-wise inference."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader as PygNeighborLoader
+from torch_geometric.loader import NodeLoader
+from torch_geometric.nn import GraphSAGE
+from torch_geometric.sampler import BaseSampler, EdgeSamplerInput
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_pyg
+from gnnstore.errors import BudgetError, NotFoundError, UsageError
+from gnnstore.graph import store as store_module
+
+NUM_NODES, NUM_EDGES = 60, 300
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator)
+
+    graph = Data(
+        x=rand(NUM_NODES, 8),
+        y=(rand(NUM_NODES) * 5).long(),
+        edge_index=(rand(2, NUM_EDGES) * NUM_NODES).long(),
+        edge_attr=rand(NUM_EDGES, 3),
+        half=rand(NUM_NODES, 2).bfloat16(),
+        name="a graph",
+        scale=torch.tensor([1.0, 2.0]),
+    )
+    for split, begin in (("train", 0.0), ("val", 0.4), ("test", 0.7)):
+        draws = rand(NUM_NODES)
+        graph[f"{split}_mask"] = (draws >= begin) & (draws < begin + 0.3)
+    return graph
+
+
+@pytest.fixture(scope="module")
+def store(data: Data, tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
+    return gnnstore.open(from_pyg(data, tmp_path_factory.mktemp("pyg") / "a.gnn"))
+
+
+def test_there_and_back(store: gnnstore.GraphStore, data: Data) -> None:
+    found = store.to_pyg()
+    assert set(found.keys()) == set(data.keys())
+    for name, value in data:
+        if isinstance(value, torch.Tensor):
+            assert found[name].dtype == value.dtype, name
+            assert torch.equal(found[name], value), name
+        else:
+            assert found[name] == value, name
+
+
+def test_edges_that_a_conversion_added_stand_by_themselves(data: Data, tmp_path: Path) -> None:
+    """Their ids are not 0 to E - 1; each attribute stays with its edge."""
+    options = ConvertOptions(undirected=True)
+    store = gnnstore.open(from_pyg(data, tmp_path / "u.gnn", options=options))
+    found = store.to_pyg()
+    assert found.num_edges == found.edge_attr.size(0) == store.num_edges
+    both = {(int(s), int(t)) for s, t in data.edge_index.T}
+    assert {(int(s), int(t)) for s, t in found.edge_index.T} == both | {(t, s) for s, t in both}
+
+
+def test_splits_without_masks_come_as_masks(tmp_path: Path) -> None:
+    from gnnstore.converters import from_rmat  # noqa: PLC0415
+
+    store = gnnstore.open(from_rmat(tmp_path / "r.gnn", scale=6, feature_dim=4))
+    found = store.to_pyg()
+    for split, mask in (("train", "train_mask"), ("valid", "val_mask"), ("test", "test_mask")):
+        assert found[mask].nonzero().view(-1).tolist() == sorted(store.splits[split].tolist())
+
+
+def test_a_graph_that_does_not_fit_is_refused(
+    store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "available_bytes", lambda: 1000)
+    with pytest.raises(BudgetError, match=r"train from the store, with gnnstore\.Nei"):
+        store.to_pyg()
+    with pytest.raises(BudgetError, match="edge_index takes"):
+        store.edge_index.tensor()
+    monkeypatch.setattr(store_module, "_PIECE_BYTES", 100)
+    with pytest.raises(BudgetError, match=r"gnnstore\.inference"):
+        store.x.to("cpu")
+
+
+def test_the_data_of_a_loader_is_read_when_it_is_used(
+    store: gnnstore.GraphStore, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # nothing of this reads
+        patch.setattr(store_module.Attribute, "_rows", None)
+        patch.setattr(store_module.Attribute, "read", None)
+        found: Any = gnnstore.NeighborLoader(store, [2], batch_size=4).data
+        assert (found.num_nodes, found.num_edges) == (NUM_NODES, NUM_EDGES)
+        assert (found.num_features, found.num_node_features, found.num_edge_features) == (8, 8, 3)
+        for name in ("x", "y", "half", "edge_index", "edge_attr", "train_mask"):
+            view = getattr(found, name)
+            assert (view.shape, view.dtype) == (data[name].shape, data[name].dtype)
+            assert (view.size(0), view.dim(), len(view)) == (
+                *(data[name].size(0), data[name].dim(), len(data[name])),
+            )
+        assert "x: float32 [60, 8], 1.92 kB on disk" in repr(found.x)
+    assert found.num_classes == 5
+    for name in ("x", "y", "edge_index", "edge_attr", "train_mask"):
+        view = getattr(found, name)
+        assert torch.equal(view.cpu(), data[name])
+        assert torch.equal(view[1:3], data[name][1:3])
+        assert torch.equal(torch.flip(view, [0]), torch.flip(data[name], [0]))
+        assert np.array_equal(np.asarray(view), data[name].numpy())
+    assert torch.equal(found.y == 2, data.y == 2)
+    assert torch.equal(~found.train_mask & found.val_mask, ~data.train_mask & data.val_mask)
+    assert torch.equal(data.x + found.x, 2 * data.x)
+    assert found.y.max() == data.y.max()
+    with pytest.raises(AttributeError, match="no attribute 'pos'"):
+        found.pos  # noqa: B018
+    assert torch.equal(pickle.loads(pickle.dumps(found)).x.cpu(), data.x)  # noqa: S301
+
+
+def test_a_mask_by_its_name(store: gnnstore.GraphStore, data: Data) -> None:
+    loader = gnnstore.NeighborLoader(store, [2], "val_mask", batch_size=7)
+    assert torch.equal(loader.input_data.node, data.val_mask.nonzero().view(-1))
+    for name in ("y", "nothing"):
+        with pytest.raises(NotFoundError, match=f"there is no split '{name}'"):
+            gnnstore.NeighborLoader(store, [2], name)
+
+
+def test_layer_wise_inference_of_pyg(store: gnnstore.GraphStore, data: Data) -> None:
+    torch.manual_seed(0)
+    model = GraphSAGE(8, 16, num_layers=2, out_channels=4).eval()
+    loader = gnnstore.NeighborLoader(store, [-1], batch_size=16, num_threads=2)
+    assert isinstance(loader, PygNeighborLoader)
+    expected = model(data.x, data.edge_index)
+    for cache in (False, True):
+        found = model.inference(loader, cache=cache)
+        torch.testing.assert_close(found, expected)
+
+
+def test_more_threads_for_workers_change_nothing(store: gnnstore.GraphStore) -> None:
+    loader = gnnstore.NeighborLoader(store, [2, 2], batch_size=16, num_workers=2, seed=0)
+    expected = [batch.n_id.tolist() for batch in loader]
+    loader.set_epoch(0)
+    with loader.enable_multithreading(3), loader.enable_multithreading():
+        assert [batch.n_id.tolist() for batch in loader] == expected
+    with pytest.raises(UsageError, match="worker_threads=0"), loader.enable_multithreading(0):
+        pass
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_of_pyg_samples_with_ours(
+    store: gnnstore.GraphStore, data: Data, num_workers: int
+) -> None:
+    sampler = gnnstore.NeighborLoader(store, [3, -1], strategy="memory", seed=5).node_sampler
+    assert isinstance(sampler, BaseSampler)
+    assert sampler.num_neighbors == [3, -1]
+    assert sampler.edge_permutation is None
+    for source in (data, (store, store)):
+        loader = NodeLoader(
+            source, sampler, input_nodes=torch.arange(40), batch_size=10, num_workers=num_workers
+        )
+        batches = list(loader)
+        assert [batch.n_id[:10].tolist() for batch in batches] == torch.arange(40).view(
+            4, 10
+        ).tolist()
+        for batch in batches:
+            assert torch.equal(batch.x, data.x[batch.n_id])
+            assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
+    with pytest.raises(UsageError, match="starts from nodes"):
+        sampler.sample_from_edges(EdgeSamplerInput(None, torch.arange(2), torch.arange(2)))
