@@ -45,6 +45,36 @@ def seal(root: Path, text: str) -> None:
     root.write_bytes(re.sub(rb'("manifest_crc32c": ?)"0{8}"', b'\\1"%08x"' % crc, zeroed))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"created_by": "', r'"created_by": "\ud800', "no Unicode"),
+        ('"uuid": "', r'"uuid": "\udfff', "no Unicode"),
+        ('"name": "node"', r'"name": "n\uDC00"', "no Unicode"),
+        ('"kind": "example"', '"kind": 1e999', "the number 1e999 is too large"),
+        ('"kind": "example"', '"kind": -1e999', "the number -1e999 is too large"),
+        ('"nodes/node/zarr.json"', f'"{"n" * 256}/zarr.json"', "a name in it 255 bytes"),
+        ('"nodes/node/zarr.json"', f'"{"n/" * 2000}zarr.json"', "a path may have 2048"),
+    ],
+)
+def test_texts_and_numbers_that_nothing_else_takes(
+    store: Path, before: str, after: str, message: str
+) -> None:
+    text = (store / "zarr.json").read_text()
+    assert before in text
+    seal(store / "zarr.json", text.replace(before, after))
+    with pytest.raises(CorruptStoreError, match=message) as caught:
+        StoreReader.open(store)
+    str(caught.value).encode()
+    assert not verify(store).ok
+
+
+def test_a_pair_of_surrogates_is_a_character(store: Path) -> None:
+    text = (store / "zarr.json").read_text()
+    seal(store / "zarr.json", text.replace('"created_by": "', r'"created_by": "\ud83d\ude00'))
+    assert StoreReader.open(store).manifest.created_by.startswith("\U0001f600")
+
+
 def rewrite_array(store: Path, path: str, change: Callable[[Manifest], object]) -> None:
     """Change an array's metadata, and the size that the manifest gives for it."""
     file = store / path / "zarr.json"

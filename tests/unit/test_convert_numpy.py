@@ -197,3 +197,18 @@ def test_a_split_that_the_budget_has_no_room_for(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "b.npz", edge_index=[[0], [1]], num_nodes=2, test=np.arange(9))
     with pytest.raises(InputError, match="test: has 9 entries, but the graph has 2 nodes"):
         from_numpy(tmp_path / "b.npz", tmp_path / "b.gnn")
+
+
+@pytest.mark.parametrize("num_columns", [1, 3])
+def test_more_axes_than_a_store_takes(tmp_path: Path, num_columns: int) -> None:
+    """Kept compressed or in pages: refused before anything of it is written."""
+    x = np.zeros((2, *[1] * 31, num_columns), np.float32)
+    with pytest.raises(InputError, match="the attribute 'x' has 33 axes, an array may have 32"):
+        convert(tmp_path, {"edge_index": np.array([[0], [1]]), "x": x})
+
+
+@pytest.mark.parametrize("name", ["batch", "batch_size", "input_id", "num_sampled_nodes"])
+def test_attributes_named_as_parts_of_a_batch(tmp_path: Path, name: str) -> None:
+    arrays = {"indptr": np.array([0, 0, 1]), "indices": np.array([0]), name: np.zeros((2, 5))}
+    with pytest.raises(InputError, match=rf"'{name}'"):
+        convert(tmp_path, arrays)

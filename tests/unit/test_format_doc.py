@@ -10,7 +10,7 @@ import pytest
 
 from gnnstore.formats.arrays import pages, zarr_metadata
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, zarr_data_type
-from gnnstore.formats.container import files, strict_json
+from gnnstore.formats.container import files, names, strict_json
 from gnnstore.formats.container import manifest as container
 from gnnstore.formats.packed import manifest as plan_manifest
 from gnnstore.formats.store import manifest
@@ -35,7 +35,7 @@ def test_element_types() -> None:
 
 def test_limits() -> None:
     documented = {name: int(value) for name, value in table_after("Limits")}
-    homes = [manifest, container, pages, zarr_metadata, strict_json, files]
+    homes = [manifest, container, pages, zarr_metadata, strict_json, files, names]
     actual = {
         name: next(getattr(home, name) for home in homes if hasattr(home, name))
         for name in documented

@@ -7,6 +7,7 @@ import fcntl
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import Schema, StoreReader, StoreWriter
+from gnnstore.formats.store.writer import RESERVED_NAMES
 from gnnstore.testing.stores import write_example_store
 
 EMPTY = Schema((), ())
@@ -233,6 +235,26 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoSpaceError, match=r"no space left for .* Free some space"):
         write_example_store(tmp_path / "a.gnn")
     assert entries(tmp_path) == []
+
+
+def test_more_axes_than_readers_take(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        array: dict[str, Any] = {"name": "x", "dtype": "int8", "num_rows": 1}
+        writer.paged("nodes/node/x", row_shape=(1,) * 31, **array)
+        with pytest.raises(InputError, match="'y' has 33 axes, an array may have 32"):
+            writer.cold("nodes/node/y", np.zeros((1,) * 33), name="y")
+        with pytest.raises(InputError, match="'x' has 33 axes"):
+            writer.paged("nodes/node/z", row_shape=(1,) * 32, **array)
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize("place", ["nodes/node", "edges/node__to__node/attrs"])
+@pytest.mark.parametrize("name", sorted(RESERVED_NAMES))
+def test_names_that_every_batch_has_itself(tmp_path: Path, place: str, name: str) -> None:
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        with pytest.raises(InputError, match=rf"'{name}' has the name of something.*rename it"):
+            writer.cold(f"{place}/{name}", np.zeros(3), name=name)
+        writer.cold(f"graph/{name}", np.zeros(3), name=name)
 
 
 def test_metadata_that_is_not_json(tmp_path: Path) -> None:

@@ -28,7 +28,13 @@ from gnnstore.tools.ui.json_progress import JsonProgress
 
 
 def write_raw(
-    path: Path, indptr: list[int], indices: list[int], split: npt.ArrayLike = (), ids: Any = None
+    path: Path,
+    indptr: list[int],
+    indices: list[int],
+    split: npt.ArrayLike = (),
+    ids: Any = None,
+    *,
+    source: dict[str, Any] | None = None,
 ) -> Path:
     """Write a store of exactly these numbers, right or wrong."""
     num_nodes = len(indptr) - 1
@@ -52,7 +58,51 @@ def write_raw(
         edge = EdgeTypeSpec(
             *EDGE_TYPE, len(indices), specs["indptr"], specs["indices"], specs.get("edge_id")
         )
-        return writer.commit(Schema((node,), (edge,)), {})
+        return writer.commit(Schema((node,), (edge,)), source or {})
+
+
+@pytest.mark.parametrize("sorted_ids", [2, 100])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([3, 1, 0, 1], "several edges have the id 1"),
+        ([2**40, 1, 0, 2**40], f"several edges have the id {2**40}"),
+        ([3, 1, 0, -1], "the id of edge 3 is -1, negative"),
+        ([3, 1, 0, 9], None),
+    ],
+)
+def test_edge_ids(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sorted_ids: int,
+    ids: list[int],
+    message: str | None,
+) -> None:
+    """Edges of the input may be left out, so that ids beyond E are sound; no edge comes twice."""
+    monkeypatch.setattr("gnnstore.formats.store.checks._SORTED_IDS", sorted_ids)
+    store = write_raw(tmp_path / "a.gnn", [0, 2, 4], [0, 1, 0, 1], ids=ids)
+    found = [problem.message for problem in verify(store, "full").problems]
+    assert found == ([] if message is None else [message])
+
+
+def test_edge_ids_beyond_the_input(tmp_path: Path) -> None:
+    """Where no edge of the input was left out."""
+    whole = {"options": {"undirected": False, "self_loops": "keep"}}
+    store = write_raw(tmp_path / "a.gnn", [0, 2, 4], [0, 1, 0, 1], ids=[3, 1, 0, 4], source=whole)
+    (problem,) = verify(store, "full").problems
+    assert problem.message == "the id of edge 3 is 4, outside [0, 4)"
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"\xff" * 5000])
+def test_a_plan_whose_root_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
+    store = write_example_store(tmp_path / "a.gnn").path
+    plan = store / "plans" / "base"
+    plan.mkdir(parents=True)
+    (plan.parent / "zarr.json").write_text("{}")
+    if content is not None:
+        (plan / "zarr.json").write_bytes(content)
+    (problem,) = verify(store, "header").problems
+    assert problem.path.startswith(str(plan))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -114,12 +164,6 @@ def test_split_that_names_no_node(tmp_path: Path) -> None:
     store = write_raw(tmp_path / "a.gnn", [0, 0, 0], [], split=[1, 2])
     (problem,) = verify(store, "full").problems
     assert "split 'train': entry 1 is node 2, outside [0, 2)" in str(problem)
-
-
-def test_negative_edge_id(tmp_path: Path) -> None:
-    store = write_raw(tmp_path / "a.gnn", [0, 2], [0, 0], ids=[0, -5])
-    (problem,) = verify(store, "full").problems
-    assert "the id of edge 1 is negative" in str(problem)
 
 
 def test_unsorted_column_across_the_pieces_of_a_scan(

@@ -34,7 +34,12 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES = 6  # at the least
 
 
-def write_cold(directory: Path, spec: AttributeSpec, array: npt.NDArray[Any]) -> None:
+def write_cold(
+    directory: Path,
+    spec: AttributeSpec,
+    array: npt.NDArray[Any],
+    row_dimension: str | None = None,
+) -> None:
     """Write an array, zstd-compressed, with zarr-python.
 
     Parameters
@@ -45,6 +50,8 @@ def write_cold(directory: Path, spec: AttributeSpec, array: npt.NDArray[Any]) ->
         Its `dtype` is recorded beside Zarr's own (bfloat16 is kept as uint16).
     array : ndarray
         Any shape, in the storage type of `spec.dtype`.
+    row_dimension : str, optional
+        As in `AttributeSpec.dimension_names`.
     """
     import zarr  # noqa: PLC0415  (not needed to read metadata, which must be quick)
     from zarr.codecs import ZstdCodec  # noqa: PLC0415
@@ -56,6 +63,7 @@ def write_cold(directory: Path, spec: AttributeSpec, array: npt.NDArray[Any]) ->
         dtype=array.dtype,
         compressors=ZstdCodec(level=_ZSTD_LEVEL),
         chunk_key_encoding={"name": "default", "separator": "."},
+        dimension_names=spec.dimension_names(row_dimension),
         attributes={"gnnstore": {"layout": "cold", "dtype": spec.dtype}},
         # A chunk of zeros is written like any other: what is not there is lost, not zero.
         config={"write_empty_chunks": True},
@@ -72,10 +80,13 @@ def crc_of_array(spec: AttributeSpec, stored: npt.NDArray[Any]) -> int:
 
 
 def write_cold_files(
-    directory: Path, spec: AttributeSpec, stored: npt.NDArray[Any]
+    directory: Path,
+    spec: AttributeSpec,
+    stored: npt.NDArray[Any],
+    row_dimension: str | None = None,
 ) -> list[StoredFile]:
     """Write an array as `write_cold` does, durably, and return its files."""
-    write_cold(directory, spec, stored)
+    write_cold(directory, spec, stored, row_dimension)
     files = []
     for file in sorted(directory.iterdir()):
         with open_binary(file, error=CorruptStoreError, root=directory) as handle:

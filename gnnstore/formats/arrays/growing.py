@@ -179,7 +179,7 @@ class GrowingFile:
         if not layout.num_shards:
             self.file_path.unlink()
         metadata = ChecksummedFile(self._directory / METADATA_FILE)
-        document = paged_metadata("uint8", (), layout)
+        document = paged_metadata("uint8", (), layout, [f"{self.name}_0"])
         metadata.write(np.frombuffer(json.dumps(document, indent=1).encode(), np.uint8))
         crcs = metadata.close()
         files[f"{self.name}/{METADATA_FILE}"] = (metadata.size_bytes, crcs)

@@ -48,6 +48,8 @@ class PagedArrayWriter:
         Approximate size of a shard; chosen from the array's size by default.
     journal : Journal, optional
         Is told each finished shard. Shards that it knows already are not written again.
+    row_dimension : str, optional
+        As in `AttributeSpec.dimension_names`.
 
     Attributes
     ----------
@@ -62,6 +64,8 @@ class PagedArrayWriter:
         page_bytes: int,
         shard_bytes: int | None,
         journal: Journal | None = None,
+        *,
+        row_dimension: str | None = None,
     ) -> None:
         self.spec = spec
         self.row_shape = spec.shape[1:]
@@ -79,6 +83,7 @@ class PagedArrayWriter:
         self._rows_done = 0
         self._shard: ChecksummedFile | None = None
         self._journal = journal
+        self._dimension_names = spec.dimension_names(row_dimension)
         self.files: list[StoredFile] = []
         if journal is not None:
             self.files = journal.committed_shards(spec, self.layout)
@@ -234,7 +239,9 @@ class PagedArrayWriter:
             )
         self._flush()
         self._finish_shard()
-        document = paged_metadata(self.spec.dtype, self.row_shape, self.layout)
+        document = paged_metadata(
+            self.spec.dtype, self.row_shape, self.layout, self._dimension_names
+        )
         metadata = ChecksummedFile(self._directory / METADATA_FILE)
         metadata.write(np.frombuffer(json.dumps(document, indent=1).encode(), dtype=np.uint8))
         self.files.append((METADATA_FILE, metadata.size_bytes, metadata.close()))

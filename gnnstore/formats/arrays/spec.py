@@ -53,6 +53,18 @@ class AttributeSpec:
             total *= extent
         return total
 
+    def dimension_names(self, rows: str | None = None) -> list[str]:
+        """Return a name for each axis.
+
+        Parameters
+        ----------
+        rows : str, optional
+            Name of the first axis, where other arrays of the group have the same rows; by default
+            the array has all axes to itself.
+        """
+        names = [f"{self.name}_{axis}" for axis in range(len(self.shape))]
+        return names if rows is None else [rows, *names[1:]]
+
     def check(self, dtype: str, shape: tuple[int, ...], file: str) -> None:
         """Compare with what an array's own metadata says.
 

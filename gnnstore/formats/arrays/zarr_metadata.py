@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from gnnstore.formats.container.strict_json import Fields
 METADATA_FILE = "zarr.json"
 MAX_ARRAY_METADATA_BYTES = 2**20
 _MISSING_CHUNK = 2**64 - 1
-_MAX_DIMENSIONS = 32  # of NumPy before version 2
+MAX_DIMENSIONS = 32  # of NumPy before version 2
 
 _LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 
@@ -38,7 +39,12 @@ def group_metadata(attributes: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes or {}}
 
 
-def paged_metadata(dtype: str, row_shape: tuple[int, ...], layout: ShardLayout) -> dict[str, Any]:
+def paged_metadata(
+    dtype: str,
+    row_shape: tuple[int, ...],
+    layout: ShardLayout,
+    dimension_names: Sequence[str] | None = None,
+) -> dict[str, Any]:
     """Return the `zarr.json` document of a paged array.
 
     Parameters
@@ -49,6 +55,8 @@ def paged_metadata(dtype: str, row_shape: tuple[int, ...], layout: ShardLayout) 
         Shape of one row; () for a one-dimensional array.
     layout : ShardLayout
         Number of rows, page geometry, shards and inner chunks.
+    dimension_names : sequence of str, optional
+        A name for each axis, which tools such as xarray go by.
     """
     geometry = layout.geometry
     sharding = {
@@ -82,6 +90,7 @@ def paged_metadata(dtype: str, row_shape: tuple[int, ...], layout: ShardLayout) 
                 "chunk_rows": layout.chunk_rows,
             }
         },
+        **({} if dimension_names is None else {"dimension_names": list(dimension_names)}),
     }
 
 
@@ -119,8 +128,9 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
     own = top.fields("attributes").fields("gnnstore")
     own.choice("layout", ("paged",))
     dtype = own.choice("dtype", tuple(STORAGE_DTYPES))
-    if not 1 <= len(shape) <= _MAX_DIMENSIONS or 0 in shape[1:]:
-        raise top.fail("shape", f"1 to {_MAX_DIMENSIONS} dimensions, rows not empty")
+    if not 1 <= len(shape) <= MAX_DIMENSIONS or 0 in shape[1:]:
+        raise top.fail("shape", f"1 to {MAX_DIMENSIONS} dimensions, rows not empty")
+    _check_dimension_names(top, len(shape))
     row_bytes = STORAGE_DTYPES[dtype].itemsize
     for extent in shape[1:]:
         row_bytes *= extent  # Python integers: no overflow
@@ -142,6 +152,14 @@ def parse_paged(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ..
         if document.get(key) != value:
             raise top.fail(key, json.dumps(value)[:300])
     return dtype, shape[1:], layout
+
+
+def _check_dimension_names(array: Fields, num_axes: int) -> None:
+    """Check the names of the axes, which arrays of earlier writers do not have."""
+    if array.has("dimension_names"):
+        names = array.array("dimension_names")
+        if len(names) != num_axes or not all(isinstance(name, str | None) for name in names):
+            raise array.fail("dimension_names", f"{num_axes} strings or nulls")
 
 
 def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -176,8 +194,9 @@ def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...
     chunk_shape = grid.integers("chunk_shape", 1)
     item_bytes = STORAGE_DTYPES[dtype].itemsize
     # As NumPy counts: a length of 0 does not make the others any smaller.
-    if len(shape) > _MAX_DIMENSIONS or math.prod(n or 1 for n in shape) * item_bytes >= 2**62:
-        raise top.fail("shape", f"at most {_MAX_DIMENSIONS} dimensions and 2^62 bytes")
+    if len(shape) > MAX_DIMENSIONS or math.prod(n or 1 for n in shape) * item_bytes >= 2**62:
+        raise top.fail("shape", f"at most {MAX_DIMENSIONS} dimensions and 2^62 bytes")
+    _check_dimension_names(top, len(shape))
     chunk_bytes = math.prod(chunk_shape) * item_bytes
     if len(chunk_shape) != len(shape) or chunk_bytes > MAX_COLD_CHUNK_BYTES:
         raise CorruptStoreError(

@@ -11,6 +11,8 @@ from urllib.parse import quote, unquote
 from gnnstore.errors import CorruptStoreError, InputError
 
 MAX_COMPONENT_BYTES = 200  # file systems allow 255; shard names are appended elsewhere
+MAX_FILE_NAME_BYTES = 255
+MAX_PATH_BYTES = 2048  # the directory's own path comes on top; Linux allows 4096 in all
 
 
 def encode(name: str) -> str:
@@ -21,7 +23,13 @@ def encode(name: str) -> str:
     InputError
         If the name is empty or too long.
     """
-    component = quote(name, safe="")
+    try:
+        component = quote(name, safe="")
+    except UnicodeEncodeError:
+        raise InputError(
+            f"the name {ascii(name)[:60]} cannot be stored: it has half of a character (a lone "
+            "surrogate), which is no Unicode; rename it"
+        ) from None
     # '~' is safe to quote() and to file systems, but shells expand it; a leading dot
     # hides the directory, and '.' and '..' are not names.
     component = component.replace("~", "%7E")
@@ -64,7 +72,13 @@ def original_name_directory(node_type: str) -> str:
 
 def edge_directory(source: str, relation: str, target: str) -> str:
     """Path of an edge type's group: holds indptr, indices, edge_id and attrs/."""
-    return f"edges/{encode(source)}__{encode(relation)}__{encode(target)}"
+    component = f"{encode(source)}__{encode(relation)}__{encode(target)}"
+    if len(component) > MAX_COMPONENT_BYTES:
+        raise InputError(
+            f"the edge type {(source, relation, target)} cannot be stored: its names have together "
+            f"more than {MAX_COMPONENT_BYTES} bytes after percent-encoding; rename some"
+        )
+    return f"edges/{component}"
 
 
 def graph_array(name: str) -> str:
@@ -78,10 +92,17 @@ def check_relative_path(path: str, *, file: str) -> str:
     Raises
     ------
     CorruptStoreError
-        If it is absolute, empty, or has a component that is '.', '..' or empty, or a
-        NUL or backslash.
+        If it is absolute, empty, too long for a file system, or has a component that is '.', '..'
+        or empty, or a NUL or backslash.
     """
     parts = path.split("/")
+    longest = max(len(part.encode()) for part in parts)
+    if len(path) > MAX_PATH_BYTES or longest > MAX_FILE_NAME_BYTES:
+        raise CorruptStoreError(
+            f"{file}: malformed metadata: the path {path[:60]!r}... has {len(path)} characters; a "
+            f"path may have {MAX_PATH_BYTES}, and a name in it {MAX_FILE_NAME_BYTES} bytes",
+            path=file,
+        )
     if any(part in ("", ".", "..") for part in parts) or "\0" in path or "\\" in path:
         raise CorruptStoreError(
             f"{file}: malformed metadata: the path {path[:200]!r} does not stay inside the store; "

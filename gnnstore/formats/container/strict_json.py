@@ -7,6 +7,8 @@ nothing is taken from a document before its type and range have been checked.
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
@@ -19,6 +21,7 @@ MAX_DEPTH: Final = 32
 # made of.
 MAX_VALUES: Final = 2**20
 T = TypeVar("T")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def value_bound(text: bytes) -> int:
@@ -46,7 +49,8 @@ def parse_object(text: bytes, *, path: str, max_values: int = MAX_VALUES) -> dic
     ------
     CorruptStoreError
         If the text is not UTF-8 JSON, may have more than `max_values` keys and values, nests
-        deeper than `MAX_DEPTH`, repeats a key, contains NaN or Infinity, or is not an object.
+        deeper than `MAX_DEPTH`, repeats a key, contains NaN, Infinity, a number beyond those of
+        double precision or a lone surrogate, or is not an object.
     """
 
     def fail(reason: str) -> CorruptStoreError:
@@ -63,11 +67,20 @@ def parse_object(text: bytes, *, path: str, max_values: int = MAX_VALUES) -> dic
     def no_constant(name: str) -> Any:
         raise fail(f"{name} is not JSON")
 
+    def finite(text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            raise fail(f"the number {text[:40]} is too large")
+        return value
+
     if value_bound(text) > max_values:
         raise fail(f"it has more than {max_values} brackets, commas and colons")
     try:
         document = json.loads(
-            text.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
+            text.decode("utf-8"),
+            object_pairs_hook=unique,
+            parse_constant=no_constant,
+            parse_float=finite,
         )
     except RecursionError:
         raise fail(f"it nests deeper than {MAX_DEPTH} levels") from None
@@ -75,6 +88,9 @@ def parse_object(text: bytes, *, path: str, max_values: int = MAX_VALUES) -> dic
         if isinstance(error, CorruptStoreError):
             raise
         raise fail(f"not JSON ({error})") from None
+    # Half of a character that UTF-16 writes as two cannot be written as UTF-8, in any message.
+    if b"\\u" in text and _SURROGATE.search(json.dumps(document, ensure_ascii=False)):
+        raise fail("a text in it is no Unicode: it has half of a character (a lone surrogate)")
     if not isinstance(document, dict):
         raise fail(f"expected an object, found {type(document).__name__}")
     if _depth(document) > MAX_DEPTH:

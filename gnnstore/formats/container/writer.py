@@ -33,7 +33,7 @@ from gnnstore.formats.arrays.dtypes import dtype_name, storage_dtype
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
+from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS, METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import ChecksummedFile, directory_bytes, free_bytes
 from gnnstore.formats.container.journal import BlockCrcs, Journal
 from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
@@ -210,7 +210,12 @@ class SealedWriter:
         spec = AttributeSpec(name, array_path, "paged", dtype, (num_rows, *row_shape), cat_dim)
         storage_dtype(dtype, what=f"the attribute {name!r}")
         writer = PagedArrayWriter(
-            self._array_directory(spec), spec, self.page_bytes, self.shard_bytes, self.journal
+            self._array_directory(spec),
+            spec,
+            self.page_bytes,
+            self.shard_bytes,
+            self.journal,
+            row_dimension=self.row_dimension(array_path),
         )
         self._writers[array_path] = writer
         self._check_space(spec)
@@ -259,7 +264,8 @@ class SealedWriter:
             if files is None:
                 for file in directory.iterdir():
                     file.unlink()
-                files = write_cold_files(directory, spec, stored)
+                dimension = self.row_dimension(array_path)
+                files = write_cold_files(directory, spec, stored, dimension)
                 self.journal.record_cold(array_path, crc, files)
         except OSError as error:
             if isinstance(error, StorageError):
@@ -269,7 +275,25 @@ class SealedWriter:
             self._files[f"{array_path}/{file_name}"] = (size, crcs)
         return spec
 
+    def row_dimension(self, array_path: str) -> str | None:  # noqa: ARG002 - a kind knows its own
+        """Return the name of an array's first axis, where others beside it have the same rows."""
+        return None
+
+    def check_spec(self, spec: AttributeSpec) -> None:
+        """Refuse an array that must not be in a directory of this kind, before it is written.
+
+        Raises
+        ------
+        InputError
+        """
+        if len(spec.shape) > MAX_DIMENSIONS:
+            raise InputError(
+                f"the attribute {spec.name!r} has {len(spec.shape)} axes, an array may have "
+                f"{MAX_DIMENSIONS}; flatten its rows to one axis"
+            )
+
     def _array_directory(self, spec: AttributeSpec) -> Path:
+        self.check_spec(spec)
         directory = self.temporary_path / spec.path
         # What an earlier attempt finished may be in it.
         may_exist = self.is_resumed and spec.path not in self._taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,6 +19,7 @@ from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, TextSpec
 
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20
+_SORTED_IDS = 2**23  # at a time
 _TEXT_SCAN_BYTES = 2**16  # of offsets; the texts are many times as long
 
 Reader = SealedReader[StoreManifest]
@@ -188,9 +190,42 @@ def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator
 
 
 def _check_edge_ids(reader: Reader, spec: AttributeSpec) -> Iterator[Problem]:
+    """Yield ids that are no positions in the input: negative, repeated, beyond those of all."""
+    where = str(reader.path / spec.path)
+    num_edges = spec.num_rows
+    options = reader.manifest.provenance.get("options")
+    options = options if isinstance(options, dict) else {}
+    is_whole = options.get("undirected") is False and options.get("self_loops") == "keep"
     for first, piece in reader.paged(spec).pieces(_SCAN_BYTES):
-        negative = np.flatnonzero(piece < 0)
-        if len(negative):
-            position = first + int(negative[0])
-            yield Problem(str(reader.path / spec.path), f"the id of edge {position} is negative")
+        outside = np.flatnonzero((piece < 0) | (piece >= num_edges if is_whole else False))
+        if len(outside):
+            position = int(outside[0])
+            found = f"the id of edge {first + position} is {int(piece[position])}"
+            bound = f"outside [0, {num_edges})" if is_whole else "negative"
+            yield Problem(where, f"{found}, {bound}")
             return
+    repeated = _repeated_value(reader.paged(spec))
+    if repeated is not None:
+        yield Problem(where, f"several edges have the id {repeated}")
+
+
+def _repeated_value(array: PagedArray) -> int | None:
+    """Return a value that an array has twice; None if there is none.
+
+    Values are sorted in groups of a bounded size. Groups are drawn, so that nobody can make an
+    array whose values are all in one.
+    """
+    num_groups = -(-array.num_rows // _SORTED_IDS) or 1
+    factor = np.uint64(secrets.randbits(63) * 2 + 1)
+    for group in range(num_groups):
+        parts = []
+        for _, piece in array.pieces(_SCAN_BYTES):
+            if num_groups > 1:
+                drawn = (piece.astype(np.uint64) * factor) >> np.uint64(32)
+                piece = piece[drawn % np.uint64(num_groups) == group]  # noqa: PLW2901
+            parts.append(piece)
+        values = np.sort(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+        twice = np.flatnonzero(values[1:] == values[:-1])
+        if len(twice):
+            return int(values[twice[0]])
+    return None

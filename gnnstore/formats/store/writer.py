@@ -7,16 +7,51 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gnnstore._version import __version__
+from gnnstore.errors import InputError
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container import names
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.store.manifest import StoreManifest
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import Schema
+
+# Set in each batch, after the attributes.
+RESERVED_NAMES = frozenset(
+    {
+        *("edge_index", "num_nodes", "batch", "num_sampled_nodes", "num_sampled_edges"),
+        *("input_id", "batch_size"),
+    }
+)
 
 
 class StoreWriter(SealedWriter):
     """Builds a store under a temporary name; `commit` gives it its own."""
 
     READER: ClassVar[type[StoreReader]] = StoreReader
+
+    def row_dimension(self, array_path: str) -> str | None:
+        """Return the type of nodes or "edge" for their attributes; None for other arrays."""
+        group, *parts = array_path.split("/")
+        if group == "nodes" or parts[1:] == ["original_id"]:
+            return names.decode(parts[0])
+        is_of_edges = group == "edges" and parts[1:] != ["indptr"]
+        return "edge" if is_of_edges else None
+
+    def check_spec(self, spec: AttributeSpec) -> None:
+        """Refuse attributes that batches would not show.
+
+        Raises
+        ------
+        InputError
+        """
+        super().check_spec(spec)
+        group, *parts = spec.path.split("/")
+        is_attribute = group == "nodes" or (group == "edges" and "attrs" in parts)
+        if is_attribute and spec.name in RESERVED_NAMES:
+            raise InputError(
+                f"the attribute {spec.name!r} has the name of something that every batch has of "
+                "its own, so that no batch would show it; rename it, or leave it out"
+            )
 
     def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
         """Finish every array, write the manifest, and rename the store into place.
