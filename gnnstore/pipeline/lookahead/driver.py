@@ -321,4 +321,3 @@ class Spools:
     def close(self) -> None:
         """Remove the files, and let go of all that waits. Idempotent."""
         self._closing.close()
-        self._directory = None
