@@ -72,8 +72,7 @@ class RowSpec:
         return empty((num_rows, *self.shape), self.dtype)
 
 
-@dataclass(frozen=True, eq=False)
-class RowRequest:
+class RowRequest(NamedTuple):
     """The rows that are asked of a source.
 
     Attributes

@@ -157,6 +157,7 @@ class NeighborSampler:
             )
         self.csc = csc
         self.config = config
+        self._num_nodes = csc.num_nodes
         self.index_dtype: IndexDtype = index_dtype
 
     def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> SampledSubgraph:
@@ -189,8 +190,9 @@ class NeighborSampler:
         check_word("batch", batch)
         seed_ids = as_seeds(seeds)
         csc, config = self.csc, self.config
-        csc.check_mapped_files()
-        with sampling_errors(csc.source, csc.num_nodes):
+        if csc.mapped:
+            csc.check_mapped_files()
+        with sampling_errors(csc.source, self._num_nodes):
             arrays = _core.sample_neighbors(
                 csc.indptr,
                 csc.indices,

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed.segments import row_bytes_of
 
 _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
 
@@ -47,7 +48,7 @@ class NotPacked(RowSource):
 
     attribute: AttributeSpec
 
-    @property
+    @cached_property
     def spec(self) -> RowSpec:
         """The rows of the table."""
         return RowSpec.of(self.attribute)
@@ -55,6 +56,25 @@ class NotPacked(RowSource):
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
         """Refuse: rows by id are in the store."""
         raise not_packed(f"rows of {self.attribute.name!r} by id ({ids.size} of them)")
+
+
+@dataclass(frozen=True, eq=False)
+class _PackedTable:
+    """One cached attribute of the store, as its rows are packed.
+
+    Attributes
+    ----------
+    column : int
+        Its number among the cached attributes.
+    begin_column : int
+        Where the index says at which byte its rows of a batch begin.
+    """
+
+    spec: RowSpec
+    rows: FileRows
+    row_bytes: int
+    column: int
+    begin_column: int
 
 
 class SavedPlan:
@@ -90,7 +110,28 @@ class SavedPlan:
         if reader.manifest.compression is not None:
             columns = (reader.chunk_columns(kind) for kind in range(3))
             self._frames = FrameReader(self._runs, reader.index, *columns)
-        self._columns = {path: column for column, path in enumerate(self.tables)}
+        manifest = reader.manifest
+        first = reader.chunk_columns(0).start
+        self._packed = {
+            spec.path: _PackedTable(
+                RowSpec.of(spec), self.tables[spec.path], row_bytes_of(spec), k, first + k
+            )
+            for k, spec in enumerate(manifest.cached_specs)
+        }
+        # What a record has, by the manifest.
+        self._num_arrays: dict[str, Any] = {
+            "num_plain": len(manifest.plain),
+            "has_edge_ids": manifest.has_edge_ids,
+            "has_segments": manifest.has_segments,
+            "crc_arrays": manifest.crc_arrays,
+            "num_seeds": manifest.num_seed_arrays,
+        }
+        of_nodes = {spec.path for spec in manifest.schema.node.attributes.values()}
+        self._plain = [
+            (spec.path in of_nodes, spec.shape[1:], STORAGE_DTYPES[spec.dtype])
+            for spec in manifest.plain_specs
+        ]
+        self._piece_bytes = manifest.piece_bytes
         self._descriptor = -1
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
@@ -140,7 +181,6 @@ class SavedPlan:
         """
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
-        path = self.reader.batches.file_paths[0]
         done = 0
         try:
             while done < num_bytes:
@@ -150,21 +190,12 @@ class SavedPlan:
                 done += count
         except OSError as error:
             doing = f"read the record of {self.name_of(number)}"
-            raise storage_error(error, doing, path) from error
+            raise storage_error(error, doing, self.reader.batches.file_paths[0]) from error
         found = _core.crc32c(record, crc_seed(number))
         if found != crc:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
-        manifest = self.reader.manifest
         try:
-            arrays = decode_record(record)
-            saved = SavedRecord.of(
-                arrays,
-                len(manifest.plain),
-                manifest.has_edge_ids,
-                manifest.has_segments,
-                manifest.crc_arrays,
-                num_seeds=manifest.num_seed_arrays,
-            )
+            saved = SavedRecord.of(decode_record(record), **self._num_arrays)
             self._check(saved)
         except (CorruptStoreError, ValueError, TypeError, IndexError) as error:
             raise self._damaged(number, f"it is no record of this plan ({error})") from error
@@ -172,14 +203,12 @@ class SavedPlan:
 
     def _check(self, record: SavedRecord) -> None:
         """Refuse what does not fit together: a plan may come from anywhere."""
-        schema = self.reader.manifest.schema
         num_nodes, num_edges = len(record.subgraph.n_id), len(record.subgraph.edge_pos)
-        of_nodes = {spec.path for spec in schema.node.attributes.values()}
         expected: list[tuple[npt.NDArray[Any], tuple[int, ...], np.dtype[Any]]]
         expected = [(record.slots, (num_nodes,), np.dtype(np.int32))]
-        for spec, rows in zip(self.reader.manifest.plain_specs, record.plain, strict=True):
-            count = num_nodes if spec.path in of_nodes else num_edges
-            expected.append((rows, (count, *spec.shape[1:]), STORAGE_DTYPES[spec.dtype]))
+        for (is_of_nodes, shape, dtype), rows in zip(self._plain, record.plain, strict=True):
+            count = num_nodes if is_of_nodes else num_edges
+            expected.append((rows, (count, *shape), dtype))
         if record.edge_ids is not None:
             expected.append((record.edge_ids, (num_edges,), record.edge_ids.dtype))
         expected += [(crcs, (count,), np.dtype("<u4")) for crcs, count in self._crcs_of(record)]
@@ -191,8 +220,8 @@ class SavedPlan:
 
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
         """Yield a record's checksums, with how many there have to be."""
-        size = self.reader.manifest.piece_bytes
-        for crcs, table in zip(record.run_crcs, self.tables.values(), strict=False):
+        size = self._piece_bytes
+        for crcs, table in zip(record.run_crcs, self._packed.values(), strict=False):
             yield crcs, -(-len(record.positions) * table.row_bytes // size)
         num_shared = 0 if record.shared is None else len(record.shared[0])
         for crcs in record.shared_crcs:
@@ -204,8 +233,10 @@ class SavedPlan:
         def read(path: str, _slots: npt.NDArray[np.int32], out: npt.NDArray[Any]) -> ReadCounts:
             return self.read_missed(number, record, path, out)
 
-        specs = self.reader.manifest.cached_specs
-        return {a.path: PackedRows(RowSpec.of(a), partial(read, a.path)) for a in specs}
+        return {
+            path: PackedRows(table.spec, partial(read, path))
+            for path, table in self._packed.items()
+        }
 
     def read_missed(
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
@@ -227,7 +258,8 @@ class SavedPlan:
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
         """
-        table, column = self.tables[path], self._columns[path]
+        packed = self._packed[path]
+        table, column = packed.rows, packed.column
         counts = NO_READS
         if self._shared is not None and record.shared is not None:
             # First: a row that comes again may be a shared one.
@@ -239,7 +271,7 @@ class SavedPlan:
                 raise self._named(error, number, path) from None
         if len(record.positions) + len(record.repeat_targets) == 0:
             return counts
-        begin = int(self.reader.chunk_begins(number)[column])
+        begin = int(self.reader.index[number, packed.begin_column])
         try:
             if self._frames is not None:
                 return counts + self._read_frame(number, record, path, out)
@@ -252,9 +284,9 @@ class SavedPlan:
                 record.repeat_targets,
                 record.repeat_sources,
                 out.reshape(-1).view(np.uint8),
-                row_bytes=table.row_bytes,
+                row_bytes=packed.row_bytes,
                 crcs=record.run_crcs[column],
-                piece_bytes=self.reader.manifest.piece_bytes,
+                piece_bytes=self._piece_bytes,
             )
         except OSError as error:
             where = error.filename or table.array.file_paths[0]
@@ -266,7 +298,7 @@ class SavedPlan:
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
     ) -> ReadCounts:
         assert self._frames is not None  # noqa: S101 - for the type checker
-        table, column = self.tables[path], self._columns[path]
+        table, column = self.tables[path], self._packed[path].column
         try:
             counts = self._frames.read(number, column, table, record.positions, out)
         except CorruptStoreError as error:

@@ -23,7 +23,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
 
 if TYPE_CHECKING:
-    from gnnstore.features.source import Rows, RowSource
+    from gnnstore.features.source import Rows, RowSource, RowSpec
     from gnnstore.pipeline.batch import Sampled
     from gnnstore.pipeline.seeds.base import SeedLabels
 
@@ -71,6 +71,7 @@ class _Attribute:
 
     path: str
     rows: RowSource
+    spec: RowSpec
     is_bfloat16: bool
     cat_dim: int
 
@@ -80,9 +81,16 @@ class _Attribute:
     ) -> dict[str, _Attribute]:
         """Return the attributes of nodes or edges by name."""
         return {
-            name: cls(spec.path, tables[name], spec.dtype == "bfloat16", spec.cat_dim)
+            name: cls(
+                spec.path, tables[name], tables[name].spec, spec.dtype == "bfloat16", spec.cat_dim
+            )
             for name, spec in specs.items()
         }
+
+    def gather(self, ids: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ReadCounts]:
+        """Return the rows of some ids, and what reading them took."""
+        out = empty((ids.size, *self.spec.shape), self.spec.dtype)
+        return out, self.rows.read_rows(ids, out)
 
 
 class BatchAssembler:
@@ -153,7 +161,7 @@ class BatchAssembler:
         def gather(attributes: dict[str, _Attribute], ids: npt.NDArray[Any]) -> None:
             nonlocal bytes_gathered, counts
             for name, attribute in attributes.items():
-                found, read = rows.get(attribute.path) or attribute.rows.gather(ids)
+                found, read = rows.get(attribute.path) or attribute.gather(ids)
                 tensor = torch.from_numpy(found)
                 if attribute.is_bfloat16:
                     tensor = tensor.view(torch.bfloat16)
