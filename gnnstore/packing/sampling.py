@@ -19,18 +19,18 @@ from gnnstore.errors import UsageError
 from gnnstore.features.packed.frames import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_plan
+from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
 from gnnstore.pipeline.order.state import sampling_fingerprint
-from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
+from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import PACKED
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.static import CacheMaker
-from gnnstore.timeline import OFF
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
-    from gnnstore.pipeline.batch import Planned
-    from gnnstore.pipeline.seeds.base import Seeds
 
 # Rolling packing must fit a budget of disk with every superbatch; here all are kept, and what
 # they take is compared with the budget as a whole.
@@ -307,16 +305,18 @@ class PlanSampler:
         if settings.shuffle:
             order = epoch_permutation(len(self.seeds), settings.config.seed, epoch)
         batches = batches_in_order(order, settings.batch_size, drop_last=settings.drop_last)
-        sampling = SamplingJob(
-            select=lambda planned: self._select(epoch, planned),
-            sampler=self._sampler,
+        run = EpochRun(
+            settings.config.seed,
+            epoch,
+            first=0,
             num_threads=settings.num_threads,
+            joins_in_threads=False,
             initializer=None,
             timeout_seconds=None,
-            joins_in_threads=False,
             describe=lambda k: f"while sampling batch {k} of epoch {epoch}",
-            timeline=lambda: OFF,
+            recorder=Recorder(),
         )
+        sampling = SamplingJob(run, self.seeds, self._sampler)
         wanted = [(batch, (batch, index)) for batch, index in enumerate(islice(batches, most))]
         for first in range(0, len(wanted), superbatch):
             chunk = wanted[first : first + superbatch]
@@ -330,11 +330,6 @@ class PlanSampler:
                 sampled.close()
                 raise
             yield PlannedSuperbatch(number, sampled, plan)
-
-    def _select(self, epoch: int, planned: Planned) -> tuple[Seeds, BatchKey]:
-        batch, index = planned
-        key = BatchKey(self.settings.config.seed, epoch, batch)
-        return self.seeds.select(index, key), key
 
     def close(self) -> None:
         """Remove what was written beside the plan. Idempotent."""

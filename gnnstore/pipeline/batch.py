@@ -85,9 +85,18 @@ class Recorder:
     def __init__(self) -> None:
         self.timeline: Timeline = OFF
 
+    def stage(self, name: str, **args: Any) -> Stage:
+        """Return a context that measures a stage, and records it if somebody asked for that."""
+        return Stage(self, name, args)
+
+    def add(self, name: str, start_ns: int, end_ns: int, **args: Any) -> None:
+        """Record a stage that has been measured."""
+        if self.timeline is not OFF:
+            self.timeline.add(name, start_ns, end_ns, **args)
+
 
 class Stage:
-    """Measures a stage of a batch, and records it if somebody asked for a timeline.
+    """A stage that is measured; made by `Recorder.stage`.
 
     Attributes
     ----------
@@ -99,10 +108,10 @@ class Stage:
 
     __slots__ = ("_name", "_recorder", "_start_ns", "args", "seconds")
 
-    def __init__(self, recorder: Recorder, name: str, key: BatchKey) -> None:
+    def __init__(self, recorder: Recorder, name: str, args: dict[str, Any]) -> None:
         self._recorder = recorder
         self._name = name
-        self.args: dict[str, Any] = {"epoch": key.epoch, "batch": key.batch}
+        self.args = args
         self.seconds = 0.0
 
     def __enter__(self) -> Stage:
@@ -112,11 +121,9 @@ class Stage:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         end_ns = time.perf_counter_ns()
         self.seconds = (end_ns - self._start_ns) * 1e-9
-        timeline = self._recorder.timeline
-        if timeline is not OFF:
-            if kind is not None:
-                self.args["error"] = kind.__name__
-            timeline.add(self._name, self._start_ns, end_ns, **self.args)
+        if kind is not None:
+            self.args["error"] = kind.__name__
+        self._recorder.add(self._name, self._start_ns, end_ns, **self.args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +162,10 @@ class EpochRun:
     describe: Callable[[int], str]
     recorder: Recorder
     following: Callable[[], tuple[EpochRun, Iterator[Planned]] | None] = lambda: None
+
+    def key(self, batch: int) -> BatchKey:
+        """Return the key of a batch by its number in the epoch."""
+        return BatchKey(self.seed, self.epoch, batch)
 
 
 class BatchSource(Protocol):
@@ -240,11 +251,8 @@ class SamplingSource:
     @contextmanager
     def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
         """Give the tasks of a run."""
-        seed, epoch, seeds, sampler = run.seed, run.epoch, self.seeds, self.sampler
-        yield (
-            SampleTask(BatchKey(seed, epoch, batch), index, seeds, sampler)
-            for batch, index in planned
-        )
+        seeds, sampler = self.seeds, self.sampler
+        yield (SampleTask(run.key(batch), index, seeds, sampler) for batch, index in planned)
 
 
 class SampleTask(Task):
@@ -369,7 +377,7 @@ class Finisher:
     def prepare(self, task: Task) -> PreparedBatch:
         """Sample a batch and assemble it, as far as its turn need not have come."""
         try:
-            with Stage(self.recorder, task.stage, task.key) as stage:
+            with self._stage(task.stage, task.key) as stage:
                 sampled = task.sample()
                 stage.args["nodes"] = len(sampled.subgraph.n_id)
                 stage.args["edges"] = len(sampled.subgraph.edge_pos)
@@ -390,7 +398,7 @@ class Finisher:
         start = time.perf_counter()
         gathering = 0.0
         if self.transform_sampler_output is not None:
-            with Stage(self.recorder, "transform_sampler_output", batch.key):
+            with self._stage("transform_sampler_output", batch.key):
                 batch.output = self.transform_sampler_output(batch.output)
             batch.labels = batch.labels.from_metadata(batch.output.metadata)
             try:
@@ -401,7 +409,7 @@ class Finisher:
                 raise
             gathering = batch.seconds_gathering
         if self.transform is not None:
-            with Stage(self.recorder, "transform", batch.key):
+            with self._stage("transform", batch.key):
                 batch.output = self.transform(batch.output)
         if self.transform is not None or self.transform_sampler_output is not None:
             self._pin(batch)
@@ -423,7 +431,7 @@ class Finisher:
         task = batch.task
         if task is None:
             return
-        with Stage(self.recorder, "gathering", batch.key) as stage:
+        with self._stage("gathering", batch.key) as stage:
             rows = task.rows(batch.output)
             batch.output, num_bytes, counts = self.assembler.assemble(
                 batch.output, batch.labels, rows
@@ -443,9 +451,12 @@ class Finisher:
         batch.num_bytes += num_bytes
         batch.counts = counts
 
+    def _stage(self, name: str, key: BatchKey) -> Stage:
+        return self.recorder.stage(name, epoch=key.epoch, batch=key.batch)
+
     def _pin(self, batch: PreparedBatch) -> None:
         if self.pin is not None:
-            with Stage(self.recorder, "pinning", batch.key):
+            with self._stage("pinning", batch.key):
                 batch.output = self.pin(batch.output)
 
 
@@ -496,7 +507,7 @@ def load_batches(
         for batch in batches:
             key = batch.key
             end_ns = time.perf_counter_ns()
-            _record(recorder, "wait", start_ns, end_ns, key)
+            recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
             lookahead.observe(batch.num_bytes)
             if lookahead.recycled_bytes is not None:
                 trim(lookahead.recycled_bytes)
@@ -507,11 +518,6 @@ def load_batches(
             # Let go of it before the next is waited for: its buffers are recycled.
             del batch, output
             end_ns = time.perf_counter_ns()
-            _record(recorder, "training", start_ns, end_ns, key)
+            recorder.add("training", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
             start_ns = end_ns
     iteration.end()
-
-
-def _record(recorder: Recorder, stage: str, start_ns: int, end_ns: int, key: BatchKey) -> None:
-    if recorder.timeline is not OFF:
-        recorder.timeline.add(stage, start_ns, end_ns, epoch=key.epoch, batch=key.batch)

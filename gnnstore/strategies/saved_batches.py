@@ -158,7 +158,7 @@ class SavedBatches:
         skipped: int | None = None
 
         def task(batch: int, skipped: int) -> SavedTask:
-            return SavedTask(self, lease, BatchKey(run.seed, run.epoch, batch), skipped)
+            return SavedTask(self, lease, run.key(batch), skipped)
 
         for batch, _ in planned:
             if skipped is None:

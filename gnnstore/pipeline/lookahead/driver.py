@@ -19,16 +19,15 @@ from gnnstore.disk.buffers import release
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.parallel import ordered_map
+from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph
-from gnnstore.timeline import OFF, Timeline
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
-    from gnnstore.pipeline.batch import Planned
-    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, Seeds
+    from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 
 I = TypeVar("I")  # noqa: E741 - an item
 T = TypeVar("T")
@@ -50,7 +49,7 @@ def sample_in_order(
     describe: Callable[[int], str],
     initializer: Callable[[], None] | None = None,
     timeout_seconds: float | None = None,
-    timeline: Callable[[], Timeline] = lambda: OFF,
+    recorder: Recorder | None = None,
 ) -> Generator[T, None, None]:
     """Sample batches in threads; or together, where each hop is then one pass over a file.
 
@@ -69,8 +68,10 @@ def sample_in_order(
         What those that are sampled together may take.
     describe : callable
         What the k-th batch is; noted on an exception.
-    initializer, timeline : callable, optional
-        Called once in each thread; returns where stages are recorded at present.
+    initializer : callable, optional
+        Called once in each thread.
+    recorder : Recorder, optional
+        Where stages are recorded.
     timeout_seconds : float, optional
         The longest wait for a batch, where they are sampled one by one.
 
@@ -79,6 +80,7 @@ def sample_in_order(
     object
         What `then` has returned, in the order of the requests.
     """
+    recorder = recorder or Recorder()
     if isinstance(sampler, DiskNeighborSampler):
         together = sampler.sample_many(
             (request(k, item) for k, item in enumerate(items)),
@@ -87,14 +89,14 @@ def sample_in_order(
         )
         done, start = 0, time.perf_counter()
         try:
-            with timeline().span("sampling", together=True) as args:
+            with recorder.stage("sampling", together=True) as stage:
                 for subgraph in together:
                     result = then(done, subgraph, time.perf_counter() - start)
                     del subgraph
                     done += 1
                     yield result
                     start = time.perf_counter()
-                args |= {"batches": done}
+                stage.args["batches"] = done
         except Exception as error:
             error.add_note(f"{describe(done)}, or one that was sampled together with it")
             raise
@@ -103,11 +105,10 @@ def sample_in_order(
     def sample(numbered: tuple[int, I]) -> T:
         place, item = numbered
         seeds, epoch, batch = request(place, item)
-        start = time.perf_counter()
-        with timeline().span("sampling", epoch=epoch, batch=batch) as args:
+        with recorder.stage("sampling", epoch=epoch, batch=batch) as stage:
             subgraph = sampler.sample(seeds, epoch=epoch, batch=batch)
-            args |= {"nodes": len(subgraph.n_id), "edges": len(subgraph.edge_pos)}
-        return then(place, subgraph, time.perf_counter() - start)
+            stage.args |= {"nodes": len(subgraph.n_id), "edges": len(subgraph.edge_pos)}
+        return then(place, subgraph, stage.seconds)
 
     yield from ordered_map(
         sample,
@@ -122,35 +123,25 @@ def sample_in_order(
 
 @dataclass(frozen=True, eq=False)
 class SamplingJob:
-    """The way in which the batches of one iteration are sampled.
+    """The batches of one run, and what samples them.
 
     Attributes
     ----------
-    select : callable
-        Returns the seeds of a batch, and its key.
+    run : EpochRun
+        Without threads in it, whoever asks for a superbatch samples it.
+    seeds : SeedSource
     sampler : NeighborSampler
-    num_threads : int
-        Threads that sample; 0: whoever asks for a superbatch samples it.
-    initializer : callable or None
-        Called once in each thread.
-    timeout_seconds : float or None
-        The longest wait for a batch.
-    joins_in_threads : bool
-        Whether batches are assembled by other threads than the one that asks for them.
-    describe : callable
-        Returns what the k-th batch of the iteration is; noted on an exception.
-    timeline : callable
-        Returns where stages are recorded at present.
     """
 
-    select: Callable[[Planned], tuple[Seeds, BatchKey]]
+    run: EpochRun
+    seeds: SeedSource
     sampler: NeighborSampler
-    num_threads: int
-    initializer: Callable[[], None] | None
-    timeout_seconds: float | None
-    joins_in_threads: bool
-    describe: Callable[[int], str]
-    timeline: Callable[[], Timeline]
+
+    def select(self, planned: Planned) -> tuple[Seeds, BatchKey]:
+        """Return the seeds of a batch, and its key."""
+        batch, index = planned
+        key = self.run.key(batch)
+        return self.seeds.select(index, key), key
 
 
 @dataclass(frozen=True)
@@ -283,7 +274,7 @@ class Spools:
         check : callable, optional
             Called before each batch and after the last; raises if they are not wanted any more.
         """
-        first = chunk[0][0]
+        first, run = chunk[0][0], sampling.run
         kept = self.samples(f"{first}", len(chunk))
         trace = self.trace(f"{first}", len(chunk))
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
@@ -308,13 +299,13 @@ class Spools:
             chunk,
             request,
             keep,
-            num_threads=sampling.num_threads,
-            lookahead=lambda: 2 * max(1, sampling.num_threads),
+            num_threads=run.num_threads,
+            lookahead=lambda: 2 * max(1, run.num_threads),
             bulk_bytes=bulk_bytes,
-            initializer=sampling.initializer,
-            timeout_seconds=sampling.timeout_seconds,
-            timeline=sampling.timeline,
-            describe=lambda place: sampling.describe(chunk[min(place, len(chunk) - 1)][0]),
+            initializer=run.initializer,
+            timeout_seconds=run.timeout_seconds,
+            recorder=run.recorder,
+            describe=lambda place: run.describe(chunk[min(place, len(chunk) - 1)][0]),
         )
         with closing(sampled):
             try:

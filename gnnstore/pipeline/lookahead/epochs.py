@@ -116,7 +116,7 @@ class Superbatches:
             nonlocal num_handed_out
             num_handed_out += 1
             is_last = chunks.are_all_taken and num_handed_out == chunks.num_taken
-            if is_last and sampling.num_threads and self.job.size.overlaps:
+            if is_last and sampling.run.num_threads and self.job.size.overlaps:
                 coming.extend(self._make_next(producer, following()))
 
         with ExitStack() as stack:
@@ -124,7 +124,7 @@ class Superbatches:
             superbatches = ordered_map(
                 make,
                 chunks,
-                num_threads=min(1, sampling.num_threads),
+                num_threads=min(1, sampling.run.num_threads),
                 lookahead=lambda: _SUPERBATCHES,
                 describe="while sampling superbatch {} of the iteration".format,
                 stop=producer.stop,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,7 @@ class LookaheadJob:
         """Take the cache over, from whoever has it."""
         return CacheSession.begin(self.cache(), self.policy, self.fixed)
 
-    @property
+    @cached_property
     def warms_up(self) -> bool:
         """Whether a cache that is empty is warmed up before the first batch."""
         return self.fixed is not None or warms_up(
@@ -198,40 +199,40 @@ class LookaheadProducer:
         warms_up : bool
             Whether a cache that is empty is to be warmed up before.
         """
-        job, sampling = self.job, self.sampling
+        job, recorder = self.job, self.sampling.run.recorder
         with self._planning:
             if not self.session.lease.is_current:
                 self.take_over()
             session = self.session
-            if warms_up:
-                with sampling.timeline().span("filling"):
+            if warms_up and not session.num_planned:
+                with recorder.stage("filling"):
                     job.totals.filling += session.warm_up(trace, job.num_nodes, job.degrees)
-            start = time.perf_counter()
-            with sampling.timeline().span("planning", batches=trace.num_batches) as args:
+            with recorder.stage("planning", batches=trace.num_batches) as stage:
                 plan = self._spools.plan(session.planner, trace, name)
-                args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
-            seconds = time.perf_counter() - start
+                stage.args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
             part = PlannedPart(plan, session.lease, begin, session.num_planned)
             session.num_planned += plan.num_batches
             self._end = session.num_planned
         release_heap()
-        return part, seconds
+        return part, stage.seconds
 
     def _pack(
         self, trace: Trace, part: PlannedPart, *, only_if_faster: bool = False
     ) -> PackedBatches | None:
         job, sampling, plan = self.job, self.sampling, part.plan
-        tables = job.cache().tables
-        if not job.packs or plan is None or plan.num_batches == 0 or not tables:
+        if not job.packs or plan is None or plan.num_batches == 0:
             return None
         if self._packer is None:
+            tables = job.cache().tables
+            if not tables:
+                return None
             self._packer = SuperbatchPacker(
                 files_of(tables),
                 self._spools.directory,
                 quota=job.quota,
                 memory_bytes=job.size.packing_bytes,
-                num_threads=sampling.num_threads,
-                may_wait=sampling.joins_in_threads,
+                num_threads=sampling.run.num_threads,
+                may_wait=sampling.run.joins_in_threads,
                 stop=self._is_stopped,
                 waits_for_others=lambda: self.waits_for_others,
             )
@@ -241,7 +242,7 @@ class LookaheadProducer:
         packed = self._packer.pack(trace, plan)
         num_bytes = 0 if packed is None else packed.bytes_packed
         # By whatever records now: it takes seconds, in which a recording of an epoch may begin.
-        sampling.timeline().add(
+        sampling.run.recorder.add(
             "packing",
             start_ns,
             time.perf_counter_ns(),

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
 from gnnstore.pipeline.lookahead.driver import SamplingJob
 from gnnstore.pipeline.lookahead.epochs import NextEpoch, Superbatches
-from gnnstore.pipeline.seeds.base import BatchKey, Seeds, SeedSource
-from gnnstore.timeline import Timeline
+from gnnstore.pipeline.seeds.base import SeedSource
 
 if TYPE_CHECKING:
-    from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+    from gnnstore.sampling.neighbor import SamplingConfig
 
 
 class LooksAhead(Samplers, Protocol):
@@ -48,36 +47,13 @@ class LookaheadSource(SamplingSource):
             if found is None:
                 return None
             coming, items = found
-            return NextEpoch((coming.epoch, coming.first), items, _job(coming, seeds, sampler))
+            sampling = SamplingJob(coming, seeds, sampler)
+            return NextEpoch((coming.epoch, coming.first), items, sampling)
 
         with self._superbatches.run(
             planned,
-            _job(run, seeds, sampler),
+            SamplingJob(run, seeds, sampler),
             key=(run.epoch, run.first),
             following=following,
         ) as tasks:
             yield tasks
-
-
-def _job(run: EpochRun, seeds: SeedSource, sampler: NeighborSampler) -> SamplingJob:
-    """Return how the batches of a run are sampled."""
-    seed, epoch, recorder = run.seed, run.epoch, run.recorder
-
-    def select(planned: Planned) -> tuple[Seeds, BatchKey]:
-        batch, index = planned
-        key = BatchKey(seed, epoch, batch)
-        return seeds.select(index, key), key
-
-    def timeline() -> Timeline:
-        return recorder.timeline
-
-    return SamplingJob(
-        select,
-        sampler,
-        num_threads=run.num_threads,
-        initializer=run.initializer,
-        timeout_seconds=run.timeout_seconds,
-        joins_in_threads=run.joins_in_threads,
-        describe=run.describe,
-        timeline=timeline,
-    )
