@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from benchmarks.harness import Timing, parser, report, time_in_turns
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling import NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.sampling import NeighborSampler, Sample, SamplingConfig
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
 FANOUTS, SEEDS_PER_BATCH = (10, 10, 10), 1024
@@ -138,7 +138,7 @@ def main() -> None:
     seeds = rng.integers(0, csc.num_nodes, (args.batches, SEEDS_PER_BATCH))
     sampler = NeighborSampler(csc, SamplingConfig(FANOUTS))
 
-    def sample(batch: int) -> SampledSubgraph:
+    def sample(batch: int) -> Sample:
         return sampler.sample(seeds[batch], epoch=0, batch=batch)
 
     def sizes(batch: int) -> tuple[int, int]:

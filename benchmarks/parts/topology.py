@@ -26,7 +26,7 @@ from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
-from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.worker import DiskUse
 
@@ -67,7 +67,7 @@ class Outcome:
     group_peak_bytes: int
 
 
-Batches = Callable[[Iterable[int]], Iterator[SampledSubgraph]]
+Batches = Callable[[Iterable[int]], Iterator[Sample]]
 
 
 class Run:
@@ -94,10 +94,10 @@ class Run:
     def one_by_one(self, sampler: NeighborSampler, num_threads: int) -> Batches:
         """Return what samples batches side by side, each by one thread."""
 
-        def sample(number: int) -> SampledSubgraph:
+        def sample(number: int) -> Sample:
             return sampler.sample(self.seeds[number], epoch=self.task.round, batch=number)
 
-        def batches(numbers: Iterable[int]) -> Iterator[SampledSubgraph]:
+        def batches(numbers: Iterable[int]) -> Iterator[Sample]:
             with ThreadPoolExecutor(num_threads) as pool:
                 yield from pool.map(sample, numbers)
 
@@ -135,7 +135,7 @@ def prepare(run: Run) -> Batches:
     disk, left_bytes = run.open_disk(0.0)
     memory_bytes = left_bytes + run.task.slack_bytes - ALLOWANCE_BYTES
 
-    def together(numbers: Iterable[int]) -> Iterator[SampledSubgraph]:
+    def together(numbers: Iterable[int]) -> Iterator[Sample]:
         requests = ((run.seeds[number], run.task.round, number) for number in numbers)
         return disk.sample_many(requests, memory_bytes=memory_bytes, num_threads=run.num_threads)
 

@@ -38,7 +38,7 @@ from gnnstore.packing.records import RecordMaker
 from gnnstore.packing.sampling import PlannedSuperbatch, PlanSampler, PlanSettings
 from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.compact import CompactSample
 from gnnstore.units import format_at_least, format_size
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class PlanPacker:
         num_batches = min(most, self.superbatch)
         return next(self._sampler.superbatches(0, num_batches, planner, num_batches))
 
-    def record_bytes(self, subgraph: CompactSubgraph, num_changes: int, num_missed: int) -> int:
+    def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
         """Return about what the record of a batch takes on disk."""
         return self._records.record_bytes(subgraph, num_changes, num_missed)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.seeds.base import SeedLabels
-    from gnnstore.sampling.compact import CompactSubgraph
+    from gnnstore.sampling.compact import CompactSample
     from gnnstore.strategies.open import DataSources
 
 _NOWHERE = np.empty(0, np.int32)
@@ -48,7 +48,7 @@ class RecordMaker:
 
     def make(
         self,
-        subgraph: CompactSubgraph,
+        subgraph: CompactSample,
         labels: SeedLabels,
         plan: CachePlan,
         misses: DividedMisses | None,
@@ -99,7 +99,7 @@ class RecordMaker:
             shared_crcs=shared_crcs,
         )
 
-    def batch_bytes(self, subgraph: CompactSubgraph) -> int:
+    def batch_bytes(self, subgraph: CompactSample) -> int:
         """Return the bytes of a batch with its attributes, as a loader hands it out."""
         num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
         id_bytes = np.dtype(self.schema.index_dtype).itemsize
@@ -108,7 +108,7 @@ class RecordMaker:
         edge_bytes = 2 * id_bytes + 2 * _WIDE_BYTES + _row_bytes(self.edges)
         return num_nodes * node_bytes + num_edges * edge_bytes + _WIDE_BYTES * subgraph.num_seeds
 
-    def record_bytes(self, subgraph: CompactSubgraph, num_changes: int, num_missed: int) -> int:
+    def record_bytes(self, subgraph: CompactSample, num_changes: int, num_missed: int) -> int:
         """Return about what the record of a batch takes on disk."""
         num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
         edge_ids = self.tables.edge_ids

@@ -1,6 +1,6 @@
 """From a store to subgraphs: which nodes and edges a batch consists of."""
 
 from gnnstore.sampling.disk import DiskNeighborSampler
-from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 
-__all__ = ["DiskNeighborSampler", "NeighborSampler", "SampledSubgraph", "SamplingConfig"]
+__all__ = ["DiskNeighborSampler", "NeighborSampler", "Sample", "SamplingConfig"]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, UsageError
-from gnnstore.sampling.neighbor import IndexDtype, SampledSubgraph
+from gnnstore.sampling.neighbor import IndexDtype, Sample
 
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
@@ -27,7 +27,7 @@ _HEADER_INTS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class CompactSubgraph:
+class CompactSample:
     """One batch's subgraph, small; B seeds, n nodes, m edges, L hops.
 
     Attributes
@@ -55,12 +55,12 @@ class CompactSubgraph:
     num_seeds: int
 
     @classmethod
-    def of(cls, subgraph: SampledSubgraph, num_nodes: int, num_edges: int) -> Self:
+    def of(cls, subgraph: Sample, num_nodes: int, num_edges: int) -> Self:
         """Return a subgraph in its small form, which shares no memory with it.
 
         Parameters
         ----------
-        subgraph : SampledSubgraph
+        subgraph : Sample
             Its targets ascend, as they do in all that samplers give.
         num_nodes, num_edges : int
             Of the whole graph: ids of nodes are below one, positions of edges below the other.
@@ -92,7 +92,7 @@ class CompactSubgraph:
         arrays = (self.n_id, self.sources, self.num_incoming, self.edge_pos, self.batch)
         return sum(0 if array is None else array.nbytes for array in arrays)
 
-    def expand(self, index_dtype: IndexDtype, empty: Empty = np.empty) -> SampledSubgraph:
+    def expand(self, index_dtype: IndexDtype, empty: Empty = np.empty) -> Sample:
         """Return the subgraph as it was sampled, in new arrays.
 
         Parameters
@@ -123,7 +123,7 @@ class CompactSubgraph:
             return wide
 
         hop_nodes, hop_edges = self.num_sampled_nodes, self.num_sampled_edges
-        return SampledSubgraph(
+        return Sample(
             n_id=widened(self.n_id, dtype),
             edge_index=edge_index,
             edge_pos=widened(self.edge_pos, np.int64),

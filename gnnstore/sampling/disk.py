@@ -23,7 +23,7 @@ from gnnstore.sampling.bulk import BYTES_PER_COLUMN_POSITION, advance_together
 from gnnstore.sampling.neighbor import (
     IndexDtype,
     NeighborSampler,
-    SampledSubgraph,
+    Sample,
     SamplingConfig,
 )
 from gnnstore.sampling.staged import (
@@ -92,7 +92,7 @@ class DiskNeighborSampler(NeighborSampler):
         """The in-neighbours that all batches so far have needed."""
         return self._counts
 
-    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> SampledSubgraph:
+    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> Sample:
         """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`.
 
         Raises
@@ -111,7 +111,7 @@ class DiskNeighborSampler(NeighborSampler):
 
     def sample_many(
         self, requests: Iterable[BatchRequest], *, memory_bytes: int, num_threads: int = 1
-    ) -> Generator[SampledSubgraph, None, None]:
+    ) -> Generator[Sample, None, None]:
         """Sample batches in groups that fetch together, hop by hop.
 
         Parameters
@@ -127,7 +127,7 @@ class DiskNeighborSampler(NeighborSampler):
 
         Yields
         ------
-        SampledSubgraph
+        Sample
             What `sample` returns, in the order of the requests. A group is given out before
             the next is begun.
 
@@ -144,7 +144,7 @@ class DiskNeighborSampler(NeighborSampler):
             pieces = max(1, min(pieces, MAX_COLUMN_POSITIONS))
             batches = [self._begin(request, pieces) for request in group]
             advance_together(batches, self._fetched, num_threads)
-            subgraphs = deque[SampledSubgraph]()
+            subgraphs = deque[Sample]()
             while batches:  # from the end: what only sampling needs goes batch by batch
                 staged = batches.pop()
                 self._count(staged.counts)

@@ -89,7 +89,7 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class SampledSubgraph:
+class Sample:
     """One batch's subgraph; B seeds, n nodes, m edges, L hops. The arrays belong to the caller.
 
     Attributes
@@ -119,6 +119,16 @@ class SampledSubgraph:
     num_sampled_nodes: list[int] | None
     num_sampled_edges: list[int] | None
     num_seeds: int
+
+    @property
+    def nodes(self) -> dict[str | None, npt.NDArray[Any]]:
+        """Node ids by node type; None is that of a homogeneous graph."""
+        return {None: self.n_id}
+
+    @property
+    def edges(self) -> dict[tuple[str, str, str] | None, npt.NDArray[np.int64]]:
+        """Positions of the edges by edge type; None is that of a homogeneous graph."""
+        return {None: self.edge_pos}
 
     @property
     def num_bytes(self) -> int:
@@ -160,7 +170,7 @@ class NeighborSampler:
         self._num_nodes = csc.num_nodes
         self.index_dtype: IndexDtype = index_dtype
 
-    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> SampledSubgraph:
+    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> Sample:
         """Sample the subgraph of some seed nodes.
 
         Parameters
@@ -172,7 +182,7 @@ class NeighborSampler:
 
         Returns
         -------
-        SampledSubgraph
+        Sample
 
         Raises
         ------
@@ -239,13 +249,13 @@ def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
         ) from error
 
 
-def as_subgraph(arrays: SampledArrays, config: SamplingConfig, num_seeds: int) -> SampledSubgraph:
+def as_subgraph(arrays: SampledArrays, config: SamplingConfig, num_seeds: int) -> Sample:
     """Return what a kernel has sampled, with reverse edges where they are asked for."""
     n_id, edge_index, edge_pos, tree, num_nodes, num_edges = arrays
     if config.subgraph_type == "bidirectional":
         edge_index, edge_pos = _core.add_reverse_edges(edge_index, edge_pos, len(n_id))
     is_directional = config.subgraph_type == "directional"
-    return SampledSubgraph(
+    return Sample(
         n_id=n_id,
         edge_index=edge_index,
         edge_pos=edge_pos,

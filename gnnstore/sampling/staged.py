@@ -19,7 +19,7 @@ from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import (
     IndexDtype,
-    SampledSubgraph,
+    Sample,
     SamplingConfig,
     as_seeds,
     as_subgraph,
@@ -161,7 +161,7 @@ class StagedBatch:
         with self._errors():
             self._kernel.take(neighbors)
 
-    def result(self) -> SampledSubgraph:
+    def result(self) -> Sample:
         """Return the subgraph."""
         return as_subgraph(self._kernel.result(), self._config, self._num_seeds)
 
@@ -170,12 +170,12 @@ class StagedBatch:
         """In-neighbours that have been needed so far."""
         return NeighborCounts(self._kernel.num_cached, self._num_fetched)
 
-    def waiting_bytes(self, subgraph: SampledSubgraph) -> int:
+    def waiting_bytes(self, subgraph: Sample) -> int:
         """Return about what the batch has taken while its largest hop was fetched.
 
         Parameters
         ----------
-        subgraph : SampledSubgraph
+        subgraph : Sample
             The result, which is counted too.
         """
         arrays = (subgraph.n_id, subgraph.edge_index, subgraph.edge_pos, subgraph.batch)
@@ -184,7 +184,7 @@ class StagedBatch:
         drawn_bytes = 3 * 8 + self._csc.indices.itemsize + subgraph.n_id.itemsize
         return held_bytes + drawn_bytes * self._largest_draw
 
-    def table_bytes(self, subgraph: SampledSubgraph) -> int:
+    def table_bytes(self, subgraph: Sample) -> int:
         """Return at most what a thread takes that relabels the batch's largest hop."""
         slot_bytes = 16 if self._config.disjoint else 8
         return 4 * slot_bytes * (len(subgraph.n_id) + self._largest_draw)

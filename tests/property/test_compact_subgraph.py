@@ -16,8 +16,8 @@ from gnnstore.disk import buffers
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
-from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
+from gnnstore.sampling.neighbor import NeighborSampler, Sample, SamplingConfig
 from gnnstore.testing.effort import examples
 
 # Sizes of the whole graph: its own, and those from which on ids no longer fit in int32.
@@ -27,7 +27,7 @@ KEPT = ("n_id", "sources", "num_incoming", "edge_pos", "batch")
 
 
 @st.composite
-def sampled(draw: st.DrawFn) -> tuple[SampledSubgraph, Csc]:
+def sampled(draw: st.DrawFn) -> tuple[Sample, Csc]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     num_nodes = draw(st.integers(1, 40))
     degrees = rng.integers(0, draw(st.sampled_from([1, 5, 30])), num_nodes)
@@ -46,7 +46,7 @@ def sampled(draw: st.DrawFn) -> tuple[SampledSubgraph, Csc]:
     return NeighborSampler(csc, config, dtype).sample(seeds, epoch=1, batch=2), csc
 
 
-def assert_same(found: SampledSubgraph, expected: SampledSubgraph) -> None:
+def assert_same(found: Sample, expected: Sample) -> None:
     for name in ARRAYS:
         one: npt.NDArray[Any] | None = getattr(found, name)
         other: npt.NDArray[Any] | None = getattr(expected, name)
@@ -65,14 +65,12 @@ def assert_same(found: SampledSubgraph, expected: SampledSubgraph) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(drawn=sampled(), size=st.sampled_from(SIZES), pooled=st.booleans())
-def test_a_subgraph_comes_back_exactly(
-    drawn: tuple[SampledSubgraph, Csc], size: int, pooled: bool
-) -> None:
+def test_a_subgraph_comes_back_exactly(drawn: tuple[Sample, Csc], size: int, pooled: bool) -> None:
     subgraph, csc = drawn
     dtype: Any = subgraph.n_id.dtype.name
     num_nodes = csc.num_nodes if dtype == "int32" else max(size, csc.num_nodes)
     num_edges = max(size, csc.num_edges)
-    compact = CompactSubgraph.of(subgraph, num_nodes, num_edges)
+    compact = CompactSample.of(subgraph, num_nodes, num_edges)
     assert compact.n_id.dtype == ("int64" if num_nodes > 2**31 else "int32")
     assert compact.edge_pos.dtype == ("int64" if num_edges > 2**31 else "int32")
     assert compact.num_bytes == sum(
@@ -90,16 +88,14 @@ def test_a_subgraph_comes_back_exactly(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(drawn=st.lists(sampled(), max_size=5), size=st.sampled_from(SIZES))
-def test_subgraphs_come_back_exactly_from_disk(
-    drawn: list[tuple[SampledSubgraph, Csc]], size: int
-) -> None:
+def test_subgraphs_come_back_exactly_from_disk(drawn: list[tuple[Sample, Csc]], size: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         file = FileSpool(Path(directory) / "kept", len(drawn), MAX_ARRAYS)
         for i, (subgraph, csc) in enumerate(drawn):
-            of = CompactSubgraph.of(subgraph, csc.num_nodes, max(size, csc.num_edges))
+            of = CompactSample.of(subgraph, csc.num_nodes, max(size, csc.num_edges))
             file.append(i, of.arrays())
         for i, (subgraph, _) in reversed(list(enumerate(drawn))):
-            found = CompactSubgraph.from_arrays(file.read(i))
+            found = CompactSample.from_arrays(file.read(i))
             assert_same(found.expand(subgraph.n_id.dtype.name), subgraph)  # type: ignore[arg-type]
 
 
@@ -107,14 +103,14 @@ def test_large_ids_come_back() -> None:
     n_id = np.array([2**33, 5, 2**31], np.int64)
     edges = np.array([[1, 2, 2], [0, 0, 1]])
     positions = np.array([2**40, 0, 2**31], np.int64)
-    subgraph = SampledSubgraph(n_id, edges, positions, None, [1, 2], [3], 1)
-    compact = CompactSubgraph.of(subgraph, 2**33 + 1, 2**40 + 1)
+    subgraph = Sample(n_id, edges, positions, None, [1, 2], [3], 1)
+    compact = CompactSample.of(subgraph, 2**33 + 1, 2**40 + 1)
     assert_same(compact.expand("int64"), subgraph)
     with pytest.raises(UsageError, match="do not fit in int32"):
         compact.expand("int32")
     # As many ids as fit: the largest is 2^31 - 1.
-    at_most = SampledSubgraph(n_id * 0 + 2**31 - 1, edges, positions % 2**31, None, None, None, 1)
-    compact = CompactSubgraph.of(at_most, 2**31, 2**31)
+    at_most = Sample(n_id * 0 + 2**31 - 1, edges, positions % 2**31, None, None, None, 1)
+    compact = CompactSample.of(at_most, 2**31, 2**31)
     assert compact.n_id.dtype == compact.edge_pos.dtype == np.int32
     assert_same(compact.expand("int64"), at_most)
 
@@ -126,7 +122,7 @@ def test_it_takes_a_third_of_the_memory() -> None:
     csc = Csc(indptr, rng.integers(0, 5000, indptr[-1]), None, 5000)
     subgraph = NeighborSampler(csc, SamplingConfig((10, 10))).sample(range(100), epoch=0, batch=0)
     num_edges, num_nodes = len(subgraph.edge_pos), len(subgraph.n_id)
-    compact = CompactSubgraph.of(subgraph, csc.num_nodes, csc.num_edges)
+    compact = CompactSample.of(subgraph, csc.num_nodes, csc.num_edges)
     assert compact.num_bytes <= 8 * num_edges + 8 * num_nodes
     before = sum(getattr(subgraph, name).nbytes for name in ARRAYS[:3])
     assert before >= 24 * num_edges
@@ -135,12 +131,12 @@ def test_it_takes_a_third_of_the_memory() -> None:
 
 def test_targets_that_do_not_ascend_are_refused() -> None:
     edges = np.array([[0, 1], [1, 0]])
-    wrong = SampledSubgraph(np.arange(2), edges, np.arange(2), None, None, None, 1)
+    wrong = Sample(np.arange(2), edges, np.arange(2), None, None, None, 1)
     with pytest.raises(UsageError, match="must ascend"):
-        CompactSubgraph.of(wrong, 2, 2)
+        CompactSample.of(wrong, 2, 2)
 
 
 @pytest.mark.parametrize("arrays", [[], [np.arange(2)], [np.array([1, 1, 0]), *[np.arange(3)] * 4]])
 def test_other_arrays_are_no_subgraph(arrays: list[npt.NDArray[Any]]) -> None:
     with pytest.raises(CorruptStoreError, match="are no subgraph"):
-        CompactSubgraph.from_arrays(arrays)
+        CompactSample.from_arrays(arrays)

@@ -27,7 +27,7 @@ from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open_neighbor_cache
 from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, unpack_bits
-from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
 from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
 from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
@@ -64,7 +64,7 @@ def cached_lists(csc: Csc, nodes: npt.NDArray[Any]) -> CachedNeighbors:
     return CachedNeighbors(bits, starts, np.concatenate(lists), len(nodes))
 
 
-def assert_same(got: SampledSubgraph, want: SampledSubgraph) -> None:
+def assert_same(got: Sample, want: Sample) -> None:
     for name in ("n_id", "edge_index", "edge_pos", "batch"):
         ours, theirs = getattr(got, name), getattr(want, name)
         np.testing.assert_array_equal(ours, theirs, err_msg=name, strict=True)

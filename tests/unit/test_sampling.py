@@ -13,7 +13,7 @@ from torch_geometric.sampler.utils import to_bidirectional
 
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling import NeighborSampler, SampledSubgraph, SamplingConfig
+from gnnstore.sampling import NeighborSampler, Sample, SamplingConfig
 from gnnstore.testing.twins import sampling as reference
 
 
@@ -32,19 +32,19 @@ def random_graph(num_nodes: int, num_edges: int, seed: int, dtype: str = "int64"
     return Csc(indptr, rng.integers(0, num_nodes, num_edges).astype(dtype), None, num_nodes)
 
 
-def sample(csc: Csc, seeds: list[int], *fanouts: int, **options: Any) -> SampledSubgraph:
+def sample(csc: Csc, seeds: list[int], *fanouts: int, **options: Any) -> Sample:
     config = SamplingConfig(tuple(fanouts), **options)
     return NeighborSampler(csc, config).sample(seeds, epoch=0, batch=0)
 
 
-def assert_equal(a: SampledSubgraph, b: SampledSubgraph) -> None:
+def assert_equal(a: Sample, b: Sample) -> None:
     for name in ("n_id", "edge_index", "edge_pos", "batch"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
     assert a.num_sampled_nodes == b.num_sampled_nodes
     assert a.num_sampled_edges == b.num_sampled_edges
 
 
-def global_edges(csc: Csc, batch: SampledSubgraph) -> None:
+def global_edges(csc: Csc, batch: Sample) -> None:
     """Check that every edge of a batch is the edge of the graph that edge_pos names."""
     np.testing.assert_array_equal(batch.n_id[batch.edge_index[0]], csc.indices[batch.edge_pos])
     column = np.searchsorted(csc.indptr, batch.edge_pos, side="right") - 1
@@ -273,7 +273,7 @@ def test_threads_do_not_change_batches(options: dict[str, Any]) -> None:
     sampler = NeighborSampler(csc, SamplingConfig((8, 8), seed=9, **options))
     seeds = np.random.default_rng(0).integers(0, 3000, (24, 64))
 
-    def one(batch: int) -> SampledSubgraph:
+    def one(batch: int) -> Sample:
         return sampler.sample(seeds[batch], epoch=0, batch=batch)
 
     expected = [one(batch) for batch in range(24)]

@@ -19,8 +19,8 @@ import pytest
 from gnnstore.disk.records import decode_record, encode_record
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
-from gnnstore.sampling.neighbor import SampledSubgraph
+from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
+from gnnstore.sampling.neighbor import Sample
 from gnnstore.testing.faults import inject
 
 Arrays = list[npt.NDArray[Any]]
@@ -264,10 +264,10 @@ def test_subgraphs_wait(tmp_path: Path) -> None:
         nodes = np.arange(5, 11)
         edge_index = np.array([np.arange(5) + 1, np.zeros(5)], np.int64)
         trees = np.zeros(6, np.int64) if with_trees else None
-        sampled = SampledSubgraph(nodes, edge_index, np.arange(5) * 3, trees, [1, 5], [5], 1)
+        sampled = Sample(nodes, edge_index, np.arange(5) * 3, trees, [1, 5], [5], 1)
         file = FileSpool(tmp_path / "kept", 1, MAX_ARRAYS)
-        file.append(0, CompactSubgraph.of(sampled, 1000, 1000).arrays())
-        found = CompactSubgraph.from_arrays(file.read(0)).expand("int64")
+        file.append(0, CompactSample.of(sampled, 1000, 1000).arrays())
+        found = CompactSample.from_arrays(file.read(0)).expand("int64")
         np.testing.assert_array_equal(found.edge_index, sampled.edge_index)
         np.testing.assert_array_equal(found.n_id, sampled.n_id)
         assert (found.batch is None) == (not with_trees)

@@ -13,7 +13,7 @@ from gnnstore import _core
 from gnnstore.disk.records import crc_seed, encode_record
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.tiers.planned import PlanStep
-from gnnstore.sampling.compact import CompactSubgraph
+from gnnstore.sampling.compact import CompactSample
 
 # Arrays of a record after those of its seeds: slots, changes (positions and slots), and where
 # missed rows go (positions; targets and sources of those that come again). In a plan with segments
@@ -48,7 +48,7 @@ class SavedRecord:
         Rows of the attributes that are not cached, [n, ...] or [m, ...].
     edge_ids : ndarray of int32 or int64 [m], or None
         None: positions are ids.
-    subgraph : CompactSubgraph
+    subgraph : CompactSample
     """
 
     seeds: tuple[npt.NDArray[Any], ...]
@@ -60,7 +60,7 @@ class SavedRecord:
     repeat_sources: npt.NDArray[np.int32]
     plain: tuple[npt.NDArray[Any], ...]
     edge_ids: npt.NDArray[Any] | None
-    subgraph: CompactSubgraph
+    subgraph: CompactSample
     shared: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
     run_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
     shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
@@ -130,6 +130,6 @@ class SavedRecord:
             shared_crcs=tuple(arrays[of_shared:plain]),
             plain=tuple(arrays[plain:first]),
             edge_ids=arrays[first] if has_edge_ids else None,
-            subgraph=CompactSubgraph.from_arrays(arrays[last:]),
+            subgraph=CompactSample.from_arrays(arrays[last:]),
             shared=(arrays[step], arrays[step + 1]) if has_segments else None,
         )

@@ -20,9 +20,9 @@ from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
-from gnnstore.sampling.compact import MAX_ARRAYS, CompactSubgraph
+from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
-from gnnstore.sampling.neighbor import NeighborSampler, SampledSubgraph
+from gnnstore.sampling.neighbor import NeighborSampler, Sample
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
@@ -41,7 +41,7 @@ def sample_in_order(
     sampler: NeighborSampler,
     items: Iterable[I],
     request: Callable[[int, I], BatchRequest],
-    then: Callable[[int, SampledSubgraph, float], T],
+    then: Callable[[int, Sample, float], T],
     *,
     num_threads: int,
     lookahead: Callable[[], int],
@@ -176,9 +176,9 @@ class SampledSuperbatch:
         """Memory that it takes."""
         return self.kept.num_bytes + self.trace.num_bytes
 
-    def subgraph(self, i: int) -> CompactSubgraph:
+    def subgraph(self, i: int) -> CompactSample:
         """Return the subgraph of batch i."""
-        return CompactSubgraph.from_arrays(self.kept.read(i))
+        return CompactSample.from_arrays(self.kept.read(i))
 
     def close(self) -> None:
         """Let go of samples and trace. Idempotent."""
@@ -287,9 +287,9 @@ class Spools:
             labelled[place] = key, seeds.labels
             return seeds.start_nodes()[None], key.epoch, key.batch
 
-        def keep(place: int, subgraph: SampledSubgraph, seconds: float) -> float:
+        def keep(place: int, subgraph: Sample, seconds: float) -> float:
             start = time.perf_counter()
-            compact = CompactSubgraph.of(subgraph, self.num_nodes, self.num_edges)
+            compact = CompactSample.of(subgraph, self.num_nodes, self.num_edges)
             trace.put(place, compact.n_id)
             kept.append(place, compact.arrays())
             return seconds + time.perf_counter() - start

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Structure
     from gnnstore.sampling.disk import BatchRequest
-    from gnnstore.sampling.neighbor import IndexDtype, SampledSubgraph
+    from gnnstore.sampling.neighbor import IndexDtype, Sample
 
 # No run counts so far; the epoch of batches on demand is one higher.
 _EPOCH = 2**63 - 2
@@ -242,14 +242,14 @@ class Presampler:
                     order = epoch_permutation(num_seeds, _SEED, _EPOCH - epoch)
                 yield order[place * size : (place + 1) * size]
 
-    def _bytes_of(self, subgraph: SampledSubgraph) -> int:
+    def _bytes_of(self, subgraph: Sample) -> int:
         num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
         more_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
         values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
         return _ids_bytes(subgraph) + more_bytes + values_bytes
 
 
-def _ids_bytes(subgraph: SampledSubgraph) -> int:
+def _ids_bytes(subgraph: Sample) -> int:
     """Return what a sample takes by itself."""
     arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos]
     arrays += [] if subgraph.batch is None else [subgraph.batch]

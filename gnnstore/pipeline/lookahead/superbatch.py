@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gnnstore.features.tiers.planned import Lease
     from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
     from gnnstore.pipeline.lookahead.packer import PackedBatches
-    from gnnstore.sampling.compact import CompactSubgraph
+    from gnnstore.sampling.compact import CompactSample
     from gnnstore.sampling.neighbor import IndexDtype
 
 
@@ -105,7 +105,7 @@ class Superbatch:
     def __len__(self) -> int:
         return len(self.sampled.notes)
 
-    def pop(self, part: PlannedPart, i: int) -> tuple[CompactSubgraph, PlanStep]:
+    def pop(self, part: PlannedPart, i: int) -> tuple[CompactSample, PlanStep]:
         """Return a subgraph and what the plan says of it, and forget both.
 
         The last one closes what has kept them.

@@ -25,7 +25,7 @@ class DrawKey:
 
 @dataclass
 class ReferenceBatch:
-    """A batch as lists; the attributes of `gnnstore.sampling.SampledSubgraph`."""
+    """A batch as lists; the attributes of `gnnstore.sampling.Sample`."""
 
     n_id: list[int]
     batch: list[int]
