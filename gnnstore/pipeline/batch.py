@@ -36,7 +36,7 @@ Planned = tuple[int, Any]
 class Sampled(NamedTuple):
     """A sample and what the batch shows of the seeds that it was drawn from."""
 
-    subgraph: Sample
+    sample: Sample
     labels: SeedLabels
 
 
@@ -272,8 +272,8 @@ class SampleTask(Task):
         key = self.key
         seeds = self._seeds.select(self._index, key)
         nodes = seeds.start_nodes()[None]
-        subgraph = self._sampler.sample(nodes, epoch=key.epoch, batch=key.batch)
-        return Sampled(subgraph, seeds.labels)
+        sample = self._sampler.sample(nodes, epoch=key.epoch, batch=key.batch)
+        return Sampled(sample, seeds.labels)
 
 
 class Assembler(Protocol):
@@ -315,16 +315,16 @@ class PreparedBatch:
         "task",
     )
 
-    def __init__(self, task: Task, sampled: Sampled, output: Any, seconds_sampling: float) -> None:
-        subgraph, labels = sampled
+    def __init__(self, task: Task, sampled: Sampled, output: Any) -> None:
+        sample, labels = sampled
         self.task: Task | None = task
         self.key = task.key
         self.labels = labels
         self.output = output
-        self.num_nodes = len(subgraph.n_id)
-        self.num_edges = len(subgraph.edge_pos)
-        self.num_bytes = subgraph.num_bytes + sum(array.nbytes for array in labels.arrays())
-        self.seconds_sampling = seconds_sampling
+        self.num_nodes = sum(map(len, sample.nodes.values()))
+        self.num_edges = sum(map(len, sample.edges.values()))
+        self.num_bytes = sample.num_bytes + sum(array.nbytes for array in labels.arrays())
+        self.seconds_sampling = 0.0
         self.seconds_gathering = 0.0
         self.bytes_gathered = 0
         self.counts = NO_READS
@@ -380,10 +380,9 @@ class Finisher:
         try:
             with self._stage(task.stage, task.key) as stage:
                 sampled = task.sample()
-                stage.args["nodes"] = len(sampled.subgraph.n_id)
-                stage.args["edges"] = len(sampled.subgraph.edge_pos)
-            output = self.assembler.output(sampled)
-            batch = PreparedBatch(task, sampled, output, task.seconds_ahead + stage.seconds)
+                batch = PreparedBatch(task, sampled, self.assembler.output(sampled))
+                stage.args |= {"nodes": batch.num_nodes, "edges": batch.num_edges}
+            batch.seconds_sampling = task.seconds_ahead + stage.seconds
             if self.transform_sampler_output is not None:
                 return batch
             self._join(batch)

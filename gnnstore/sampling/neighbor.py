@@ -121,6 +121,16 @@ class Sample:
     num_seeds: int
 
     @property
+    def nodes(self) -> dict[str | None, npt.NDArray[Any]]:
+        """Node ids by node type; None is that of a homogeneous graph."""
+        return {None: self.n_id}
+
+    @property
+    def edges(self) -> dict[tuple[str, str, str] | None, npt.NDArray[np.int64]]:
+        """Positions of the edges by edge type; None is that of a homogeneous graph."""
+        return {None: self.edge_pos}
+
+    @property
     def num_bytes(self) -> int:
         """Memory of the arrays."""
         arrays = (self.n_id, self.edge_index, self.edge_pos, self.batch)

@@ -259,6 +259,13 @@ def test_a_loader_crosses_into_a_process(path: Path, expected: list[dict[str, An
     assert_same_batches(batches_of(plan.loader(memory="40MB", num_threads=1)), expected[:BATCHES])
 
 
+def test_a_state_of_another_seed_is_refused(path: Path) -> None:
+    """The batches that follow would not be those of the run."""
+    other = loader_of(path, seed=4, plan=None)
+    with pytest.raises(UsageError, match="seed: expected 3, found 4"):
+        loader_of(path, seed=None).load_state_dict(other.state_dict())
+
+
 def test_the_seed_is_that_of_the_plan(path: Path, expected: list[dict[str, Any]]) -> None:
     torch.manual_seed(99)
     loader = loader_of(path, seed=None)

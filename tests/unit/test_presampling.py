@@ -63,7 +63,7 @@ def test_the_size_is_that_of_a_batch(
         loader._assembler.output(sampled), sampled.labels
     )
     (input_id,) = sampled.labels.arrays()
-    assert found.largest_bytes == sampled.subgraph.num_bytes + input_id.nbytes + bytes_gathered
+    assert found.largest_bytes == sampled.sample.num_bytes + input_id.nbytes + bytes_gathered
 
 
 def test_the_largest_is_found(store: gnnstore.GraphStore) -> None:

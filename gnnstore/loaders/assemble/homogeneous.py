@@ -123,16 +123,16 @@ class BatchAssembler:
 
     def output(self, sampled: Sampled) -> SamplerOutput:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the CSC."""
-        subgraph, labels = sampled
-        edge_index = torch.from_numpy(subgraph.edge_index)
+        sample, labels = sampled
+        edge_index = torch.from_numpy(sample.edge_index)
         return SamplerOutput(
-            node=torch.from_numpy(subgraph.n_id),
+            node=torch.from_numpy(sample.n_id),
             row=edge_index[0],
             col=edge_index[1],
-            edge=torch.from_numpy(subgraph.edge_pos),
-            batch=None if subgraph.batch is None else torch.from_numpy(subgraph.batch),
-            num_sampled_nodes=subgraph.num_sampled_nodes,
-            num_sampled_edges=subgraph.num_sampled_edges,
+            edge=torch.from_numpy(sample.edge_pos),
+            batch=None if sample.batch is None else torch.from_numpy(sample.batch),
+            num_sampled_nodes=sample.num_sampled_nodes,
+            num_sampled_edges=sample.num_sampled_edges,
             metadata=labels.metadata(),
         )
 
