@@ -1,7 +1,7 @@
 """Loops of Lightning's trainer over a loader whose class is first used within a hook.
 
 `python lightning_loops.py STORE DIRECTORY LOOP...` writes a file LOOP-RANK.json for each loop and
-rank, with the seeds of each batch. Each loop but "ddp" runs in a forked process of its own, in which
+rank, with the seeds of each batch. Each loop but "ddp" runs in a forked process of its own, where
 the class has not been used before; "ddp" starts this file anew, as Lightning does.
 """
 
