@@ -434,9 +434,9 @@ def test_a_memory_budget(case: Case) -> None:
     assert least < in_memory
     for memory_bytes in (in_memory, in_memory - 1, least):
         case.check(memory_bytes=memory_bytes)
-    with pytest.raises(BudgetError, match=r"6 batches needs 8 B more than"):
+    with pytest.raises(BudgetError, match=r"6 batches needs .* 8 bytes too few"):
         case.pack(memory_bytes=least - 8)
-    with pytest.raises(BudgetError, match=r"raise the memory budget, or make superbatches smaller"):
+    with pytest.raises(BudgetError, match=r"raise the memory budget by .*, or make superbatches"):
         case.pack(memory_bytes=20_000)  # less than sorting takes
     case.nothing_is_left()
 

@@ -9,17 +9,16 @@ that are to be written next.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.budget.ledger import ALWAYS, PLANNED, Reservation
+from gnnstore.budget.ledger import ALWAYS, PLANNED, Ledger, Reservation
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import RUN_ALIGNMENT_BYTES
-from gnnstore.units import format_at_least, format_size
 
 
 @dataclass(frozen=True)
@@ -295,8 +294,6 @@ def _least_rows(misses: npt.NDArray[np.int64]) -> int:
 
 def too_little_memory(num_batches: int, memory_bytes: int, missing_bytes: int) -> BudgetError:
     """Return that packing needs more memory than there is."""
-    return BudgetError(
-        f"packing the rows of {num_batches} batches needs {format_at_least(missing_bytes)} more "
-        f"than the {format_size(max(memory_bytes, 0))} of memory that are left for it; raise the "
-        "memory budget, or make superbatches smaller"
-    )
+    who = f"packing the rows of {num_batches} batches"
+    left = Ledger(max(memory_bytes, 0), (), who, "of memory left for it", "the memory budget")
+    return replace(left, raise_by=missing_bytes).refusal(None, "make superbatches smaller")
