@@ -1,8 +1,8 @@
-"""Rows by id: one question ("these rows, please") over every place that rows may lie.
+"""Rows by id: one interface to all places where rows may lie.
 
 A `RowSource` is one table. It may be in memory, mapped, read from disk or packed for a batch; a
-`Tier` is a source in front of another one, such as a cache. Tiers stack on any source, and whoever
-asks for rows does not know what answers. Calls are per batch or per table, never per row.
+`Tier` is a source in front of another one, such as a cache. Tiers stack on any source, and their
+callers do not depend on which they are. Calls are per batch or per table, never per row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MAX_COPYING = 4
 
 
 class Rows(NamedTuple):
-    """Rows as they were asked for, and the reads that they took."""
+    """The rows of some ids, and the reads that they took."""
 
     values: npt.NDArray[Any]
     counts: ReadCounts
@@ -68,23 +68,23 @@ class RowSpec:
         return cls(attribute.num_rows, attribute.shape[1:], dtype)
 
     def empty(self, num_rows: int) -> npt.NDArray[Any]:
-        """Return a buffer for so many rows, [num_rows, *shape], from the pool."""
+        """Return a buffer for a number of rows, [num_rows, *shape], from the pool."""
         return empty((num_rows, *self.shape), self.dtype)
 
 
 class RowRequest(NamedTuple):
-    """The rows that are asked of a source.
+    """A request for rows of a source.
 
     Attributes
     ----------
     ids : ndarray of int32 or int64 [n]
         In any order, repeated or not.
     slots : ndarray of int32 [n], optional
-        Negative: the row is wanted of this source. The others come from `cache`, or stay as they
-        are where there is none. None: all are wanted.
+        Negative: the row is read from this source. The others are copied from `cache`, or stay as
+        they are if there is none. None: all are read.
     cache : ndarray of uint8 [num_slots * row_bytes], optional
-        Rows that a tier above holds, by slot. It is handed down, so that they are copied while
-        reads of the others are in flight.
+        The rows of a tier above, by slot. It is handed down, so that they are copied while reads
+        of the others are in flight.
     """
 
     ids: npt.NDArray[Any]
@@ -92,7 +92,7 @@ class RowRequest(NamedTuple):
     cache: npt.NDArray[np.uint8] | None = None
 
     def copy_cached(self, out: npt.NDArray[Any]) -> ReadCounts:
-        """Copy the rows that `cache` holds to their places in `out`, with a few threads."""
+        """Copy the cached rows to their places in `out`, with a few threads."""
         if self.cache is None or self.slots is None or out.nbytes == 0:
             return NO_READS
         copied = _core.copy_from_slots(
@@ -108,14 +108,14 @@ class RowRequest(NamedTuple):
 class RowSource(ABC):
     """A table of N rows that can be read by id. Safe to use from many threads at once.
 
-    A source says what its rows are and how all rows of some ids are read; the rest follows from
-    that, and is overridden where a source can do better.
+    A source defines `spec` and `read_rows`; the other methods follow from them, and are overridden
+    where a source can do better.
     """
 
     @property
     @abstractmethod
     def spec(self) -> RowSpec:
-        """The table's rows: how many, and of which shape and type."""
+        """The number, shape and type of the table's rows."""
 
     @abstractmethod
     def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:
@@ -192,22 +192,22 @@ class RowSource(ABC):
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that rows occupy here; none that the system can take back."""
+        """Bytes of memory that rows occupy, without those that the system can take back."""
         return 0
 
     @property
     def file_rows(self) -> FileRows | None:
-        """The files that the table lies in, for packing; None: it is in none."""
+        """The table's files, for packing; None if it is not in files."""
         return None
 
 
 def files_of(tables: Mapping[str, RowSource]) -> dict[str, FileRows]:
-    """Return the files that tables lie in, for packing.
+    """Return the files of tables, for packing.
 
     Raises
     ------
     UsageError
-        If a table is in none.
+        If a table is not in files.
     """
     files = {path: table.file_rows for path, table in tables.items()}
     missing = [path for path, found in files.items() if found is None]
@@ -217,7 +217,7 @@ def files_of(tables: Mapping[str, RowSource]) -> dict[str, FileRows]:
 
 
 class Tier(RowSource):
-    """A source in front of another, for the same rows. What it does not answer, it asks `below`.
+    """A source in front of another, with the same rows. Other requests go on to `below`.
 
     Parameters
     ----------
@@ -243,5 +243,5 @@ class Tier(RowSource):
 
     @property
     def file_rows(self) -> FileRows | None:
-        """The files that the table below lies in."""
+        """The files of the table below."""
         return self.below.file_rows

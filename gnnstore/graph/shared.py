@@ -1,7 +1,7 @@
-"""What loaders hold of a store, loaded once and shared by all loaders on that store.
+"""Shares tables, caches and the topology among all loaders on a store.
 
-Training, validation and test loaders usually run over one store object. Tables and caches
-are kept per store object and dropped with it, so three loaders cost the memory of one.
+Training, validation and test loaders usually run over one store object. What they open is kept
+per store object and dropped with it, so three loaders cost the memory of one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class SharedTables:
-    """The tables that have been opened of one store, by array and mode. Thread-safe."""
+    """The open tables and caches of one store. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a cache is made of tables
@@ -54,7 +54,7 @@ class SharedTables:
         Parameters
         ----------
         tier : callable
-            Makes the tier of a table.
+            Returns a tier over the table that it is given.
         """
         with self._lock:
             self._tiers.append(tier)
@@ -74,7 +74,7 @@ class SharedTables:
             return self._rows[key]
 
     def engine(self, path: Path, forced: str | None) -> Engine:
-        """Return what reads the store's files, trying it out the first time.
+        """Return the engine that reads the store's files, choosing it the first time.
 
         Parameters
         ----------
@@ -101,7 +101,7 @@ class SharedTables:
         return rows
 
     def find_cache(self, key: Hashable) -> StaticCache | None:
-        """Return the cache that another loader has made with the same settings."""
+        """Return the cache that another loader with the same settings has made, if any."""
         with self._lock:
             return self._caches.get(key)
 
@@ -117,8 +117,8 @@ class SharedTables:
     ) -> PlannedCache:
         """Return the slots that loaders over the same attributes share, taking turns.
 
-        A loader whose budget has room for fewer replaces them by fewer; one with room for
-        more does with what there is.
+        A loader whose budget has room for fewer replaces them; one with room for more makes do
+        with those that exist.
         """
         key = (engine.name, tuple(spec.path for spec in specs))
         with self._lock:
@@ -128,31 +128,31 @@ class SharedTables:
             tables = {spec.path: self.rows_on_disk(store, spec, engine) for spec in specs}
             if known is not None:
                 del self._planned[key]
-                known.retire()  # whoever goes on with it reads every row
-                trim(0)  # before others are taken: they would not fit where these lay
+                known.retire()  # loaders that still use it read every row from now on
+                trim(0)  # of another size, the new ones would not fit where these lay
             self._planned[key] = PlannedCache(tables, num_slots)
             return self._planned[key]
 
     def use(self, owner: object, cache: StaticCache) -> None:
-        """Note that a cache is in use for as long as somebody lives."""
+        """Record that a cache is in use for as long as its owner lives."""
         with self._lock:
             self._cache_users[owner] = cache
 
     def promise(self, owner: object, num_bytes: int) -> None:
-        """Note what a planned cache will take, which is made when a loader is first iterated.
+        """Record the bytes of a planned cache, which is made when a loader is first iterated.
 
         Parameters
         ----------
         owner : object
-            The promise is void when it is gone.
+            The promise ends when it is gone.
         """
         with self._lock:
             self._promised[owner] = num_bytes
 
     def taken_bytes(self, shared: CacheSettings | Literal["planned"] | None) -> int:
-        """Return what caches take, or will, that a loader on the same store has no part in.
+        """Return the bytes of caches, made or promised, that a loader does not share.
 
-        Those that loaders have left which are gone are given up.
+        Caches whose loaders are all gone are dropped first.
 
         Parameters
         ----------
@@ -161,12 +161,12 @@ class SharedTables:
         """
         with self._lock:
             if self._taken_bytes(shared):
-                gc.collect()  # loaders that are gone, but for a cycle of references
+                gc.collect()  # loaders that only a cycle of references keeps
                 self._give_up_unused(shared)
             return self._taken_bytes(shared)
 
     def own_bytes(self, shared: CacheSettings) -> int:
-        """Return what the cache holds that loaders of these settings share."""
+        """Return the bytes of the caches that loaders with these settings share."""
         with self._lock:
             others = sum(cache.num_bytes for _, cache in self._other_caches(shared))
             return sum(cache.num_bytes for cache in self._caches.values()) - others
@@ -200,7 +200,7 @@ class SharedTables:
         trim(0)
 
     def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
-        """Return the graph's structure, in memory or mapped."""
+        """Return the topology's arrays, in memory or mapped."""
         with self._lock:
             csc = store.topology(mode, num_threads)
             held = csc.indptr.nbytes if mode == "disk" else csc.num_bytes
@@ -210,16 +210,16 @@ class SharedTables:
     def neighbors(
         self, store: GraphStore, csc: Csc, rows: IndexRows, num_bytes: int, spare_bytes: int
     ) -> CachedNeighbors | None:
-        """Return in-neighbour lists in memory, for loaders that read the others.
+        """Return the neighbour cache of loaders that read in-neighbours from disk.
 
-        A loader with room for more than there are does with them; one with less replaces them.
+        A loader with room for a larger one makes do with it; one with less room replaces it.
 
         Parameters
         ----------
         num_bytes : int
-            For the lists.
+            Memory for the cache.
         spare_bytes : int
-            That may be used while they are chosen; none are where it does not suffice.
+            Memory for choosing its lists; there is no cache where it does not suffice.
         """
         with self._lock:
             known = self._neighbors
@@ -246,7 +246,7 @@ class SharedTables:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of these that caches hold."""
+        """Bytes that caches of rows occupy."""
         planned = sum(cache.num_bytes for cache in self._planned.values())
         return planned + sum(cache.num_bytes for cache in self._caches.values())
 
@@ -257,6 +257,6 @@ _residents_lock = threading.Lock()
 
 
 def shared_tables(store: GraphStore) -> SharedTables:
-    """Return the tables that are shared by all loaders on this store object."""
+    """Return the tables that all loaders on this store object share."""
     with _residents_lock:
         return _shared.setdefault(store.reader, SharedTables())

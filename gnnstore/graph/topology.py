@@ -1,4 +1,4 @@
-"""A graph's structure as samplers reach it: in memory, mapped, or read from disk."""
+"""The topology of a graph as samplers reach it: in memory, mapped, or read from disk."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """The adjacency, and what reads it if it is on disk.
+    """The in-neighbours of all nodes, in memory or with a reader for those on disk.
 
     Attributes
     ----------
     csc : Csc
-        If `rows` is set, its `indices` are not to be touched: only length and dtype count.
+        If `rows` is set, only length and dtype of its `indices` are used.
     rows : IndexRows or None
-        Reads `indices`.
+        The reader of `indices`.
     neighbors : CachedNeighbors or None
-        In-neighbour lists that need not be read.
+        In-neighbour lists in memory, which need not be read.
     """
 
     csc: Csc
@@ -46,11 +46,11 @@ class Topology:
 
     @property
     def counts(self) -> ReadCounts:
-        """What reading in-neighbours has taken so far."""
+        """Reads of in-neighbours so far."""
         return NO_READS if self.rows is None else self.rows.counts
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
-        """Return what samples from it; the batches are the same wherever it lies."""
+        """Return a sampler; its batches are the same wherever the topology lies."""
         if self.rows is None:
             return NeighborSampler(self.csc, config, index_dtype=index_dtype)
         return DiskNeighborSampler(

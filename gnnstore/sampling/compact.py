@@ -1,8 +1,8 @@
-"""Sampled subgraphs in half the memory, for those that are kept until their turn comes.
+"""Stores sampled subgraphs in a third of the memory until they are needed.
 
-Sampling runs hundreds of batches ahead of training. A batch is sampled in the dtypes that the
-user gets, int64 as a rule; what is kept has int32 wherever the ids fit, and for the targets,
-which ascend, only how many edges each node has: 8 bytes an edge instead of 24.
+Sampling runs hundreds of batches ahead of training. A batch is sampled in the dtypes that the user
+gets, int64 as a rule; its compact form has int32 wherever the ids fit, and instead of the targets,
+which ascend, the number of edges into each node: 8 bytes an edge instead of 24.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from gnnstore.sampling.neighbor import IndexDtype, Sample
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
 _FITS_INT32 = 2**31
-# Of `arrays()`, at most.
+# The most that `arrays()` returns.
 MAX_ARRAYS = 6
-# Of `arrays()`: number of seeds, whether there are trees, whether there are hops.
+# The first of `arrays()` begins with the number of seeds, and two flags: disjoint trees, hops.
 _HEADER_INTS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class CompactSample:
-    """One batch's subgraph, small; B seeds, n nodes, m edges, L hops.
+    """The compact form of a batch's subgraph; B seeds, n nodes, m edges, L hops.
 
     Attributes
     ----------
@@ -88,7 +88,7 @@ class CompactSample:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the arrays."""
+        """Bytes of the arrays."""
         arrays = (self.n_id, self.sources, self.num_incoming, self.edge_pos, self.batch)
         return sum(0 if array is None else array.nbytes for array in arrays)
 
@@ -100,7 +100,7 @@ class CompactSample:
         index_dtype : "int64" or "int32"
             dtype of `n_id` and `edge_index`: that of the sampler.
         empty : callable
-            Makes arrays from shapes and dtypes.
+            Returns a new array of a shape and dtype.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class CompactSample:
         )
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """Return all there is as vectors, `from_arrays` of which is the same subgraph; views."""
+        """Return the subgraph as vectors, views, from which `from_arrays` restores it."""
         has_trees, has_hops = self.batch is not None, self.num_sampled_nodes is not None
         header = [self.num_seeds, int(has_trees), int(has_hops)]
         header += [*(self.num_sampled_nodes or ()), *(self.num_sampled_edges or ())]
@@ -144,12 +144,12 @@ class CompactSample:
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:
-        """Return the subgraph of which `arrays` has given these; it keeps them.
+        """Return the subgraph that `arrays` has turned into these vectors; it keeps them.
 
         Raises
         ------
         CorruptStoreError
-            If they are those of no subgraph.
+            If they are not those of a subgraph.
         """
         header = [int(number) for number in arrays[0]] if arrays else []
         if len(header) < _HEADER_INTS or len(arrays) != 5 + header[1]:
@@ -173,5 +173,5 @@ class CompactSample:
 
 
 def _narrowed(array: npt.NDArray[Any], bound: int) -> npt.NDArray[Any]:
-    """Return a copy, in int32 if all numbers below `bound` fit there."""
+    """Return a copy, as int32 if all numbers below `bound` fit."""
     return array.astype(np.int32 if bound <= _FITS_INT32 else np.int64)

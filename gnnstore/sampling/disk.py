@@ -1,9 +1,9 @@
-"""Sampling from a graph whose in-neighbours lie on disk: `indptr` in memory, and little else.
+"""Samples from a graph whose in-neighbours lie on disk: `indptr` in memory, and little else.
 
-Draws are keyed and not streamed, so a batch is the one that `NeighborSampler` gives, bit for
-bit, whether it fetches its in-neighbours alone or together with other batches. Alone is for
-batches that are wanted one by one; together, each hop of many batches is close to one pass over
-the file (bulk sampling), which is faster where batches are known ahead.
+Draws are keyed and not streamed, so batches are those of `NeighborSampler`, bit for bit, whether
+they fetch their in-neighbours alone or together. Alone is for batches that are asked for one by
+one; together, each hop of many batches is close to one pass over the file (bulk sampling), which is
+faster where batches are known ahead.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DiskNeighborSampler(NeighborSampler):
 
     @property
     def counts(self) -> NeighborCounts:
-        """The in-neighbours that all batches so far have needed."""
+        """In-neighbours that all batches so far have needed."""
         return self._counts
 
     def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> Sample:
@@ -119,16 +119,16 @@ class DiskNeighborSampler(NeighborSampler):
         requests : iterable of (seeds, epoch, batch)
             As the arguments of `sample`; taken group by group.
         memory_bytes : int
-            What a group may take: its subgraphs, and what sampling them needs besides. Groups
-            grow from a single batch, and are sized by the largest batch so far; a batch that
-            takes more on its own is sampled on its own.
+            Memory of a group: its subgraphs, and buffers for sampling them. Groups grow from a
+            single batch, and are sized by the largest batch so far; a batch that takes more by
+            itself is sampled by itself.
         num_threads : int
             Threads that draw and number nodes. The calling one fetches.
 
         Yields
         ------
         Sample
-            What `sample` returns, in the order of the requests. A group is given out before
+            The result of `sample` for each request, in their order. A group is yielded before
             the next is begun.
 
         Raises
@@ -145,7 +145,7 @@ class DiskNeighborSampler(NeighborSampler):
             batches = [self._begin(request, pieces) for request in group]
             advance_together(batches, self._fetched, num_threads)
             subgraphs = deque[Sample]()
-            while batches:  # from the end: what only sampling needs goes batch by batch
+            while batches:  # from the end: the buffers for sampling are freed batch by batch
                 staged = batches.pop()
                 self._count(staged.counts)
                 subgraphs.appendleft(staged.result())

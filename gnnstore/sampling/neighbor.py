@@ -1,9 +1,9 @@
-"""Sampling the in-neighbourhood of seed nodes, as PyTorch Geometric defines it.
+"""Samples the in-neighbourhood of seed nodes, as PyTorch Geometric defines it.
 
-The batch is a pure function of (graph, seeds, options, seed, epoch, batch number): draws are
-keyed by these, by the hop and by the node, and are never taken from a stream. So threads,
-workers and resumed runs agree, and a batch can be sampled long before it is needed. The
-kernel does the work; this module checks what goes in and says what went wrong.
+The batch is a pure function of (graph, seeds, options, seed, epoch, batch number): draws are keyed
+by these, by the hop and by the node, and are never taken from a stream. So threads, workers and
+resumed runs agree, and a batch can be sampled long before it is needed. The kernel does the work;
+this module checks its arguments and explains its errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gnnstore.formats.store.csc import Csc
 SubgraphType = Literal["directional", "bidirectional", "induced"]
 IndexDtype = Literal["int64", "int32"]
 
-# What the kernels return: n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges.
+# The kernels' results: n_id, edge_index, edge_pos, batch, num_sampled_nodes, num_sampled_edges.
 SampledArrays = tuple[
     npt.NDArray[Any],
     npt.NDArray[Any],
@@ -39,13 +39,13 @@ _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """What to sample around each seed.
+    """The options of neighbour sampling.
 
     Attributes
     ----------
     fanouts : tuple of int
-        In-neighbours to choose for each node, one number a hop: -1 takes all, 0 none. No
-        hop at all leaves the seeds alone.
+        In-neighbours to choose for each node, one number a hop: -1 takes all, 0 none. Without
+        any hop, a batch consists of its seeds.
     replace : bool
         Choose with replacement. An in-neighbour may then be chosen twice, which gives two
         equal edges.
@@ -146,7 +146,7 @@ class NeighborSampler:
     Parameters
     ----------
     csc : Csc
-        The graph. Need not be trusted: what a batch touches is checked.
+        The graph. Need not be trusted: the part that a batch reads is checked.
     config : SamplingConfig
     index_dtype : "int64" or "int32"
         dtype of `n_id` and `edge_index`.
@@ -187,12 +187,12 @@ class NeighborSampler:
         Raises
         ------
         UsageError
-            The seeds are no vector of integers, `epoch` or `batch` is out of range, or the
+            The seeds are not a vector of integers, `epoch` or `batch` is out of range, or the
             batch would have billions of nodes.
         InputError
-            A seed is no node of the graph.
+            A seed is not a node of the graph.
         CorruptStoreError
-            The graph is not well-formed where this batch touches it.
+            The graph is not well-formed where this batch reads it.
         StorageError
             A file of a mapped graph has been truncated.
         """
@@ -222,14 +222,14 @@ class NeighborSampler:
 
 @contextmanager
 def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
-    """Say what went wrong when a kernel that samples refuses to go on.
+    """Turn the exceptions of a sampling kernel into errors that explain them.
 
     Parameters
     ----------
     source : str
-        What is sampled from.
+        The graph's name.
     num_nodes : int
-        Its number of nodes.
+        Of the graph.
     """
     try:
         yield
@@ -250,7 +250,7 @@ def sampling_errors(source: str, num_nodes: int) -> Iterator[None]:
 
 
 def as_subgraph(arrays: SampledArrays, config: SamplingConfig, num_seeds: int) -> Sample:
-    """Return what a kernel has sampled, with reverse edges where they are asked for."""
+    """Return the subgraph that a kernel has sampled, with reverse edges if they are asked for."""
     n_id, edge_index, edge_pos, tree, num_nodes, num_edges = arrays
     if config.subgraph_type == "bidirectional":
         edge_index, edge_pos = _core.add_reverse_edges(edge_index, edge_pos, len(n_id))
@@ -287,7 +287,7 @@ def check_word(name: str, value: int) -> None:
 
 
 def as_seeds(seeds: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Return seeds as the kernels take them: int64 [B], contiguous."""
+    """Return seeds in the form of the kernels: int64 [B], contiguous."""
     array = np.asarray(seeds)
     if array.size == 0:
         array = array.astype(np.int64)  # an empty list arrives as float64

@@ -1,8 +1,7 @@
-"""A batch that is sampled in steps: it says which in-neighbours it needs, and is told them.
+"""Samples a batch in steps: it asks for the in-neighbours at some positions, and takes them.
 
-The kernel draws a hop's positions in `indices`, answers what it can from a neighbour cache and
-asks for the rest. Where they come from, and with which other batches they are fetched, is the
-driver's business.
+The kernel draws a hop's positions in `indices`, looks up those in a neighbour cache, and asks for
+the rest. Where they come from, and with which other batches they are fetched, is up to the driver.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from gnnstore.sampling.neighbor import (
     sampling_errors,
 )
 
-# Of whole in-neighbour lists: 8 MB of positions, and as many bytes again for fetching them, which
-# is nothing beside such a batch and enough to keep a disk busy.
+# Positions of whole in-neighbour lists that are asked for at once: 8 MB, and as many bytes again
+# for fetching them, which is little for such a batch and enough to keep a disk busy.
 MAX_COLUMN_POSITIONS = 1 << 20
 
 # Returns the elements of `indices` (its dtype, [n]) at some positions (int64 [n]).
@@ -44,7 +43,7 @@ class CachedNeighbors:
     bits : ndarray of uint64 [ceil(N / 64)]
         Bit v % 64 of element v // 64 is set for each cached node v.
     starts : ndarray of int64 [ceil(N / 64)]
-        How many elements of `neighbors` stand before the lists of the nodes of each element.
+        The number of elements of `neighbors` before the lists of the nodes of each element.
     neighbors : ndarray of int32 or int64 [M]
         The lists, one behind the other, in the order of the nodes.
     num_nodes : int
@@ -64,12 +63,12 @@ class CachedNeighbors:
 
 @dataclass(frozen=True)
 class NeighborCounts:
-    """In-neighbours that batches needed, by where they came from.
+    """In-neighbours that batches needed, by their source.
 
     Attributes
     ----------
     cached, fetched : int
-        From the cache, and from `fetch`; of the latter, some were asked for twice.
+        From the cache, and from `fetch`; some of the latter were asked for twice.
     """
 
     cached: int = 0
@@ -77,7 +76,7 @@ class NeighborCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Share that came from the cache; 0 where nothing was needed."""
+        """The share of the cache; 0 if none were needed."""
         total = self.cached + self.fetched
         return self.cached / total if total else 0.0
 
@@ -86,9 +85,9 @@ class NeighborCounts:
 
 
 class StagedBatch:
-    """One batch on its way. For one thread at a time.
+    """A batch that is being sampled. For one thread at a time.
 
-    `draw` and `take` in turns until there is nothing to draw; then `result`, once.
+    Call `draw` and `take` alternately until there is nothing to draw; then `result`, once.
 
     Parameters
     ----------
@@ -100,7 +99,7 @@ class StagedBatch:
         As in `NeighborSampler.sample`.
     cache : CachedNeighbors, optional
     max_column_positions : int
-        Of an induced subgraph: the most positions that are asked for at once.
+        The most positions that an induced subgraph asks for at once.
 
     Raises
     ------
@@ -148,7 +147,7 @@ class StagedBatch:
             )
 
     def draw(self) -> npt.NDArray[np.int64] | None:
-        """Return the positions in `indices` that are needed next, maybe none; None at the end."""
+        """Return the positions in `indices` that are needed next (may be none); None at the end."""
         with self._errors():
             positions = self._kernel.draw()
         if positions is not None:
@@ -157,7 +156,7 @@ class StagedBatch:
         return positions
 
     def take(self, neighbors: npt.NDArray[Any]) -> None:
-        """Take the ids at these positions, in their order: [n], of the dtype of `indices`."""
+        """Take the ids at these positions, in their order: [n], in the dtype of `indices`."""
         with self._errors():
             self._kernel.take(neighbors)
 
@@ -171,7 +170,7 @@ class StagedBatch:
         return NeighborCounts(self._kernel.num_cached, self._num_fetched)
 
     def waiting_bytes(self, subgraph: Sample) -> int:
-        """Return about what the batch has taken while its largest hop was fetched.
+        """Return the approximate bytes of the batch while its largest hop was fetched.
 
         Parameters
         ----------
@@ -185,7 +184,7 @@ class StagedBatch:
         return held_bytes + drawn_bytes * self._largest_draw
 
     def table_bytes(self, subgraph: Sample) -> int:
-        """Return at most what a thread takes that relabels the batch's largest hop."""
+        """Return a bound of the bytes that relabelling the batch's largest hop takes."""
         slot_bytes = 16 if self._config.disjoint else 8
         return 4 * slot_bytes * (len(subgraph.n_id) + self._largest_draw)
 

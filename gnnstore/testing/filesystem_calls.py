@@ -1,7 +1,7 @@
-"""What a process does when a signal meets it at any touch of the file system.
+"""Sends a process a signal at any one of its file-system calls.
 
-A script calls `serve`, which forks a child for each task that comes on its standard input; in the
-child `signal_at_filesystem_call` counts what Python's audit events have of files in a folder.
+A script calls `serve`, which forks a child for each task on its standard input; in the child
+`signal_at_filesystem_call` counts Python's audit events for files in a folder.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Any, NoReturn
 
 
 def signal_at_filesystem_call(point: int, folder: str, number: signal.Signals) -> Callable[[], int]:
-    """Have this process get a signal at its `point`-th touch of what lies in a folder.
+    """Send this process a signal at its `point`-th file-system call for paths in a folder.
 
     Returns
     -------
     callable
-        Returns how often it has been touched so far.
+        Returns the number of such calls so far.
     """
-    touches = 0
+    calls = 0
     lock = threading.RLock()  # the collector may close a file in the middle of anything
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal touches
+        nonlocal calls
         if event.startswith(("open", "os.", "shutil.")) and folder in str(arguments[:1]):
-            # Threads touch files too: each touch has a number of its own, so that one sends.
+            # Other threads call, too: each call has its own number, so that only one sends.
             with lock:
-                touches += 1
-                mine = touches
+                calls += 1
+                mine = calls
             if mine == point:
                 os.kill(os.getpid(), number)
 
     sys.addaudithook(hook)
-    return lambda: touches
+    return lambda: calls
 
 
 def serve(perform: Callable[[Any], int]) -> None:
-    """Perform each line of the standard input, JSON, in a forked child; print how it ended.
+    """Perform each task, a JSON line of standard input, in a forked child; print its status.
 
     Parameters
     ----------
