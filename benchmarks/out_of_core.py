@@ -24,7 +24,6 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
-from rich.console import Console
 
 import gnnstore
 from benchmarks.harness import (
@@ -41,6 +40,7 @@ from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.rounds import Contender, describe, play, speedups
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.ways import BASELINE
+from gnnstore.tools.ui.session import render_to_stdout
 
 BAR, HELD_TO_THE_BAR = 4.0, "static-frequency"
 SHARE = 0.1
@@ -114,7 +114,7 @@ def compare(arguments: argparse.Namespace, directory: Path, cgroup_version: int)
         },
     )
     if not arguments.json:
-        render_load(Console(soft_wrap=True), document)
+        render_to_stdout(lambda console: render_load(console, document))
 
 
 def main() -> None:
