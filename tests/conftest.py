@@ -7,6 +7,7 @@ read, without a word about it in the tests themselves: batches do not depend on 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import signal
 import threading
 import time
@@ -112,7 +113,8 @@ def way_of_reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         pytest.skip(_unavailable()[way.engine])
     if way.engine:
         monkeypatch.setenv(ENVIRONMENT_VARIABLE, way.engine)
-    defaults = NeighborLoader.__init__.__kwdefaults__
+    # Behind the decorator that names the limits of the process.
+    defaults = inspect.unwrap(NeighborLoader.__init__).__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "strategy", way.strategy)
     # The rows of small graphs are narrow, and would be held in memory instead of read.
