@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray
 
 from gnnstore.testing.stores import write_example_store
-
-xarray = pytest.importorskip("xarray")
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "v1.gnn"
 

@@ -61,7 +61,7 @@ class Lower:
 def test_rows_of_both_tiers(
     dtype: type[np.generic], width: int, count: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_rows, "FILL_BYTES", 10_000)  # in several pieces
+    monkeypatch.setattr(device_rows, "WARM_UP_BYTES", 10_000)  # in several pieces
     values = some_values((NUM_NODES, width), dtype)
     nodes = some_nodes(count)
     tier = DeviceRows.from_nodes(MemoryRows.from_array(values), nodes, device)

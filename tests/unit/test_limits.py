@@ -86,7 +86,9 @@ def container(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("container")
 def test_what_memory_stands_for() -> None:
-    assert MemoryBudget.of(None) == MemoryBudget(8_000_000, False, "of available memory")
+    assert MemoryBudget.of(None) == MemoryBudget(
+        8_000_000, False, "of available memory", is_measured=True
+    )
     assert MemoryBudget.of(None, shared_bytes=5).num_bytes == 8_000_005
     free = MemoryBudget.of("auto", shared_bytes=5)
     assert (free.num_bytes, free.is_promise) == (6_000_005, True)

@@ -400,7 +400,13 @@ class SealedWriter:
         directory = self.temporary_path / CHECKSUMS_ARRAY
         directory.mkdir()
         spec = AttributeSpec("checksums", CHECKSUMS_ARRAY, "paged", "uint32", blocks.shape)
-        with PagedArrayWriter(directory, spec, DEFAULT_PAGE_BYTES, self.shard_bytes) as writer:
+        with PagedArrayWriter(
+            directory,
+            spec,
+            DEFAULT_PAGE_BYTES,
+            self.shard_bytes,
+            row_dimension=self.row_dimension(CHECKSUMS_ARRAY),
+        ) as writer:
             writer.append(blocks)
         entries = []
         for name, size, _ in writer.files:

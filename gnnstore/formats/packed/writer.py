@@ -19,6 +19,7 @@ from gnnstore.formats.arrays.growing import ONE_SHARD_BYTES, GrowingFile
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import directory_bytes
 from gnnstore.formats.container.journal_file import Record
+from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
@@ -93,6 +94,10 @@ class PackedWriter(SealedWriter):
             decided=decided,
             resume=resume,
         )
+
+    def row_dimension(self, array_path: str) -> str | None:
+        """Return a name of the plan's own for the checksums: the store around it has some, too."""
+        return "plan_checksums" if array_path == CHECKSUMS_ARRAY else None
 
     @property
     def decided(self) -> Mapping[str, Any]:
