@@ -10,7 +10,7 @@ from nanobind.stubgen import StubGen
 
 from gnnstore._core import _kernels
 
-STUB = Path(_kernels.__file__).with_name("_kernels.pyi")
+STUB = Path(__file__).parents[2] / "gnnstore" / "_core" / "_kernels.pyi"
 
 
 class Signatures:
