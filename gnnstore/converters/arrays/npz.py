@@ -65,10 +65,13 @@ class NpzMember:
             yield from MemoryArray(self.label, self.read()).rows(step, start)
             return
         if self._fortran_order:
-            block_rows = max(step, _BLOCK_BYTES // row_bytes(self))
+            block_rows = min(max(step, _BLOCK_BYTES // row_bytes(self)), self.shape[0])
+            # One block in memory, never two: pieces are copies, which do not keep it alive.
+            block = np.empty((math.prod(self.shape[1:]), block_rows), self.dtype)
             for first in range(start, self.shape[0], block_rows):
-                block = self._read_block(first, min(block_rows, self.shape[0] - first))
-                yield from MemoryArray(self.label, block).rows(step)
+                rows = self._read_block(first, block[:, : self.shape[0] - first])
+                for begin in range(0, len(rows), step):
+                    yield rows[begin : begin + step].copy(order="C")
             return
         tail = self.shape[1:]
         row_items = math.prod(tail)
@@ -101,14 +104,13 @@ class NpzMember:
             filled += len(piece)
         return flat.reshape(self.shape[::-1]).T if self._fortran_order else flat.reshape(self.shape)
 
-    def _read_block(self, first: int, count: int) -> npt.NDArray[Any]:
-        """Return rows first, ..., first + count - 1 of an array in Fortran order.
+    def _read_block(self, first: int, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Fill columns [row_items, count] with rows from `first` on, in Fortran order here.
 
         Their elements lie scattered over the whole member, which is decompressed once for each
-        block; nothing else of it is kept.
+        block; nothing else of it is kept. Returns the rows as they are asked for, [count, ...].
         """
-        num_rows, tail = self.shape[0], self.shape[1:]
-        columns = np.empty((math.prod(tail), count), self.dtype)
+        num_rows, count = self.shape[0], columns.shape[1]
         total, begin = math.prod(self.shape), 0
         for piece in self._stream(0, total, _STEP_ITEMS):
             end = begin + len(piece)
@@ -120,7 +122,7 @@ class NpzMember:
                         low - begin : high - begin
                     ]
             begin = end
-        return columns.reshape(*tail[::-1], count).T
+        return columns.reshape(*self.shape[:0:-1], count).T
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
