@@ -18,8 +18,8 @@ from unittest import mock
 
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.choosing import Chosen, choices_for
-from gnnstore.strategies.optimizer import Situation, place_for, with_candidate
+from gnnstore.strategies.optimizer import Chosen, StrategyOptimizer, choices_for, with_candidate
+from gnnstore.strategies.placing import place_for
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import Task
 
@@ -91,8 +91,8 @@ def foretell(run: Run, cell: Cell) -> dict[str, Any]:
 def predictions_of(request: Any, auto: Auto) -> list[dict[str, Any]]:
     """Return what is predicted for each strategy; nothing where everything fits in memory."""
     placement = place_for(request, auto)
-    situation = Situation.of(request, placement) if placement.reads_disk else None
-    predictions = [] if situation is None else situation.with_degrees().predictions(auto.candidates)
+    optimizer = StrategyOptimizer.of(request, placement) if placement.reads_disk else None
+    predictions = [] if optimizer is None else optimizer.with_degrees().predictions(auto.candidates)
     return [
         {
             "choice": predicted.choice,

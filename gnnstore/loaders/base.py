@@ -40,8 +40,8 @@ from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
+from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
 from gnnstore.strategies.open import open_sources
-from gnnstore.strategies.request import ReadOptions, ReadRequest
 from gnnstore.strategies.saved import open_packed_sources
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
@@ -188,7 +188,7 @@ class BatchLoader(DataLoader[Any]):
         presampler = Presampler.of(
             store, config, seeds, *batch_shape(given), world_size=self._shard.world_size
         )
-        request = ReadRequest(
+        request = LoaderSpec(
             store,
             options,
             presampler,

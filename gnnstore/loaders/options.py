@@ -22,7 +22,7 @@ from gnnstore.graph.store import open as open_store
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STRATEGIES, find_strategy
-from gnnstore.strategies.request import ReadOptions
+from gnnstore.strategies.loader_spec import ReadOptions
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
 _USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"

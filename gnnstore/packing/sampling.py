@@ -28,8 +28,8 @@ from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import PACKED
+from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
-from gnnstore.strategies.request import ReadRequest
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class PlanSampler:
         )
         seeds_bytes = 8 * len(self.seeds) * (4 if settings.shuffle else 2)
         self.tables = open_sources(
-            ReadRequest(
+            LoaderSpec(
                 store,
                 options,
                 presampler,

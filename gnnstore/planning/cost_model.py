@@ -171,7 +171,7 @@ def predict(
     candidate : Candidate
         One that is possible.
     resources : Resources
-        See `gnnstore.strategies.choosing`.
+        See `gnnstore.strategies.optimizer`.
     """
     if resources.num_threads:
         machine = replace(machine, num_threads=resources.num_threads)

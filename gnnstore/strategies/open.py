@@ -19,10 +19,10 @@ from gnnstore.pipeline.lookahead.packer import DiskQuota, disk_budget
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.lookahead.source import LookaheadSource
 from gnnstore.strategies.base import Auto
-from gnnstore.strategies.choosing import choices_for
+from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.lookahead import size_superbatches
-from gnnstore.strategies.optimizer import Placer, first_that_fits
-from gnnstore.strategies.request import ReadRequest
+from gnnstore.strategies.optimizer import choices_for
+from gnnstore.strategies.placing import Placer, first_that_fits
 from gnnstore.strategies.sampling_run import out_degrees
 from gnnstore.strategies.sizes.placement import Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
@@ -62,14 +62,14 @@ class DataSources:
         Samples and plans ahead, where rows are cached by plan.
     """
 
-    def __init__(self, request: ReadRequest, placement: Placement) -> None:
-        self._arguments = (request, placement)
-        self._index_dtype = request.store.schema.index_dtype
+    def __init__(self, loader: LoaderSpec, placement: Placement) -> None:
+        self._arguments = (loader, placement)
+        self._index_dtype = loader.store.schema.index_dtype
         self.placement = placement
-        store, num_threads = request.store, request.num_threads
+        store, num_threads = loader.store, loader.num_threads
         shared = shared_tables(store)
-        self.engine = request.open_engine() if placement.reads_disk else None
-        self.structure = request.structure(placement, self.engine)
+        self.engine = loader.open_engine() if placement.reads_disk else None
+        self.structure = loader.structure(placement, self.engine)
         edge_id = self.structure.csc.edge_id
         self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.num_threads = num_threads
@@ -77,12 +77,12 @@ class DataSources:
             self.num_threads = placement.staging_bytes // self.engine.staging_bytes
         self.cache = None
         if placement.cache is not None and placement.cache.num_rows:
-            maker = request.cache_maker(placement, self.structure, self.engine)
+            maker = loader.cache_maker(placement, self.structure, self.engine)
             self.cache = None if maker is None else maker.open(placement.cache.num_rows)
         if self.cache is not None:
             shared.use(self, self.cache)
 
-        self.superbatches = self._superbatches(request)
+        self.superbatches = self._superbatches(loader)
         if self.superbatches is not None and placement.superbatch is not None:
             # Planners stay as well, and what plans took is not given back at once.
             shared.promise(self.superbatches, placement.superbatch.num_bytes)
@@ -117,13 +117,13 @@ class DataSources:
             return self.superbatches.num_slots
         return 0 if self.cache is None else self.cache.num_rows
 
-    def _superbatches(self, request: ReadRequest) -> Superbatches | None:
-        settings, size = request.options.planned, self.placement.superbatch
-        engine, store = self.engine, request.store
+    def _superbatches(self, loader: LoaderSpec) -> Superbatches | None:
+        settings, size = loader.options.planned, self.placement.superbatch
+        engine, store = self.engine, loader.store
         if settings is None or size is None or engine is None:
             return None
-        shared, specs = shared_tables(store), request.node_specs(self.placement)
-        tmpdir = request.tmpdir(settings)
+        shared, specs = shared_tables(store), loader.node_specs(self.placement)
+        tmpdir = loader.tmpdir(settings)
         job = LookaheadJob(
             lambda: shared.planned_cache(store, specs, engine, size.num_slots),
             POLICIES[self.placement.strategy.policy],
@@ -134,7 +134,7 @@ class DataSources:
             num_nodes=self.structure.csc.num_nodes,
             num_edges=self.structure.csc.num_edges,
             index_dtype=store.schema.index_dtype,
-            fixed=request.fixed_nodes(self.placement, self.structure, engine),
+            fixed=loader.fixed_nodes(self.placement, self.structure, engine),
             degrees=partial(
                 out_degrees, self.structure, size.degrees_bytes(self.structure.csc.num_nodes)
             ),
@@ -172,7 +172,7 @@ class DataSources:
         )
 
 
-def open_sources(request: ReadRequest) -> DataSources:
+def open_sources(loader: LoaderSpec) -> DataSources:
     """Decide where a store's parts lie, and open them there.
 
     Raises
@@ -184,12 +184,12 @@ def open_sources(request: ReadRequest) -> DataSources:
     StorageError, CorruptStoreError
         If the store cannot be read.
     """
-    strategy = request.options.strategy
+    strategy = loader.options.strategy
     if not isinstance(strategy, Auto):
-        return DataSources(request, _placed(request))
+        return DataSources(loader, _placed(loader))
     missing: BudgetError | None = None
-    for chosen in choices_for(request, strategy):
-        own = replace(request, options=chosen.options)
+    for chosen in choices_for(loader, strategy):
+        own = replace(loader, options=chosen.options)
         try:
             placement = _placed(own, why=chosen.why, instead_of_static=chosen.instead_of_static)
         except BudgetError as error:
@@ -199,13 +199,13 @@ def open_sources(request: ReadRequest) -> DataSources:
     raise missing if missing is not None else BudgetError("nothing fits the budget")
 
 
-def _placed(request: ReadRequest, **reasons: str) -> Placement:
-    strategy, own = request.options.strategy, request.without_second_cache()
-    if own is request:
-        return first_that_fits(request, strategy, partial(_divided, request), **reasons)
-    taken = format_size(request.taken_bytes(strategy))
+def _placed(loader: LoaderSpec, **reasons: str) -> Placement:
+    strategy, own = loader.options.strategy, loader.without_second_cache()
+    if own is loader:
+        return first_that_fits(loader, strategy, partial(_divided, loader), **reasons)
+    taken = format_size(loader.taken_bytes(strategy))
     try:
-        placement = first_that_fits(request, strategy, partial(_divided, own), **reasons)
+        placement = first_that_fits(loader, strategy, partial(_divided, own), **reasons)
     except BudgetError as error:
         raise BudgetError(
             f"{error}. Of memory=, {taken} are the cache of a loader on the same store, with "
@@ -214,16 +214,16 @@ def _placed(request: ReadRequest, **reasons: str) -> Placement:
     return placement.because(f"no cache, for {taken} of memory= are that of another strategy")
 
 
-def _check_two_batches(request: ReadRequest, placement: Placement) -> None:
+def _check_two_batches(loader: LoaderSpec, placement: Placement) -> None:
     """Refuse a budget that has no room for two batches, before everything else is loaded."""
     if placement.budget_is_promise:
-        structure = request.structure(placement, None)
-        seen = request.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
+        structure = loader.structure(placement, None)
+        seen = loader.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
         release()
         check_two_batches(placement.ledger, seen.largest_bytes)
 
 
-def _divided(request: ReadRequest, place: Placer) -> Placement:
+def _divided(loader: LoaderSpec, place: Placer) -> Placement:
     """Divide what a budget leaves between batches, a cache, and what says which rows it holds.
 
     Parameters
@@ -231,34 +231,34 @@ def _divided(request: ReadRequest, place: Placer) -> Placement:
     place : callable
         Returns the placement with so many more bytes of memory.
     """
-    options, placement = request.options, place(0)
+    options, placement = loader.options, place(0)
     if not placement.reads_disk:
-        _check_two_batches(request, placement)
+        _check_two_batches(loader, placement)
         return placement
-    engine = request.open_engine()
+    engine = loader.open_engine()
 
     def placed(more_bytes: int) -> Placement:
         found = place(more_bytes)
         return found if engine is None else found.because(f"read by {engine.reason}")
 
     placement = placed(0)
-    structure = request.structure(placement, engine)
+    structure = loader.structure(placement, engine)
     if options.planned is not None:
-        specs = request.node_specs(placement)
+        specs = loader.node_specs(placement)
         placement = size_superbatches(
             placed,
             structure,
-            request.presampler,
+            loader.presampler,
             strategy=placement.strategy,
             settings=options.planned,
             specs=specs,
-            num_threads=request.num_threads,
+            num_threads=loader.num_threads,
             staging_bytes=0 if engine is None else engine.staging_bytes,
-            may_use_fewer=request.may_use_fewer,
-            disk_bytes=disk_budget(request.tmpdir(options.planned), options.planned.disk_bytes),
-            fixed=request.fixed_nodes(placement, structure, engine),
+            may_use_fewer=loader.may_use_fewer,
+            disk_bytes=disk_budget(loader.tmpdir(options.planned), options.planned.disk_bytes),
+            fixed=loader.fixed_nodes(placement, structure, engine),
         )
         release()  # of the batches that were sampled and planned to find the sizes
         return placement
-    maker = request.cache_maker(placement, structure, engine)
-    return divide_rest(placement, structure, request.presampler, maker, request.num_threads)
+    maker = loader.cache_maker(placement, structure, engine)
+    return divide_rest(placement, structure, loader.presampler, maker, loader.num_threads)

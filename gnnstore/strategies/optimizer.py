@@ -1,161 +1,63 @@
-"""What is known of a loader before it is made: enough to predict an epoch by each strategy.
+"""Predicts an epoch by each strategy, and chooses the one that `strategy="auto"` stands for.
 
-Each strategy is given what the budgets would leave it, by the rules that divide them in
-`planned_sizing` and `caching`, so that what is predicted is what would run.
+A store that fits in memory is loaded, and nothing is measured. Else the disk is measured, unless it
+was; some batches are sampled; and each strategy is given what the budgets would leave it, by the
+same rules that divide them later: what is predicted is what would run.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
-from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings
 from gnnstore.disk.buffers import release
 from gnnstore.disk.profile.first_use import disk_profile
-from gnnstore.errors import BudgetError, DiskBudgetError, UsageError
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.features.tiers.static import cache_cost
-from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.margins import MANY_BATCHES, expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.calibrate import gather_bandwidth
 from gnnstore.planning.cost_model import Machine, Prediction, Resources, predict
-from gnnstore.planning.traits import Candidate, StrategyTraits
+from gnnstore.planning.traits import Candidate
 from gnnstore.planning.workload import Workload
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.base import Auto
+from gnnstore.strategies.placing import Placer, first_that_fits, place_for
 from gnnstore.strategies.sampling_run import out_degrees, reads_of, sample_workload
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
-from gnnstore.strategies.sizes.placement import Placement, place
+from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches, has_two_batches
 from gnnstore.strategies.static import cache_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.strategies.request import ReadOptions, ReadRequest
-
-T = TypeVar("T")
-# Returns where a store's parts lie with so many more bytes of memory than there are.
-Placer = Callable[[int], Placement]
+    from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
 
 # Rows of so many bytes in all are read in less time than measuring and sampling takes.
 SMALLEST_BYTES = 32 << 20
 _LEAST_SPARE_BYTES = 1 << 20
 _WORTH_COUNTING = 2
-
-
-def place_for(
-    request: ReadRequest, strategy: StrategyTraits | Auto, *, staging: bool = True
-) -> Placement:
-    """Return where a strategy has the store's parts lie, if the budget has room for the rest.
-
-    Parameters
-    ----------
-    staging : bool
-        Whether an engine is opened to ask what it needs; else nothing is counted for it.
-
-    Raises
-    ------
-    UsageError, BudgetError
-        As `place`.
-    """
-    return next(_placers(request, strategy, staging=staging))(0)
-
-
-def first_that_fits(
-    request: ReadRequest,
-    strategy: StrategyTraits | Auto,
-    divide: Callable[[Placer], T],
-    **reasons: Any,
-) -> T:
-    """Return what comes of the first placement of a store's parts that leaves enough to the rest.
-
-    What may be in memory or elsewhere is held there only as long as the rest fits: so more memory
-    never gives less.
-
-    Parameters
-    ----------
-    divide : callable
-        Divides what a placement leaves; raises BudgetError if that is too little.
-    reasons : str
-        See `gnnstore.strategies.sizes.placement.place`.
-
-    Raises
-    ------
-    UsageError, BudgetError
-        As `place` and `divide`: the refusal that asks for the least.
-    """
-    tried, refusals = [], []
-    for placed in _placers(request, strategy, **reasons):
-        try:
-            placement = placed(0)
-            if (way := (placement.topology, placement.resident_bytes)) not in tried:
-                tried.append(way)
-                return divide(placed)
-        except DiskBudgetError:
-            raise
-        except BudgetError as error:
-            refusals.append(error)
-            if tried and placement.strategy.mode == "memory":
-                break
-    raise min(refusals, key=lambda error: error.missing_bytes or math.inf) from None
-
-
-def _placers(
-    request: ReadRequest, strategy: StrategyTraits | Auto, *, staging: bool = True, **reasons: Any
-) -> Iterator[Placer]:
-    """Yield callables that place a store's parts, given more bytes of memory than there are.
-
-    The first as a loader would have them; others with less and less in memory.
-    """
-    options, shared = request.options, shared_tables(request.store)
-    placed = partial(
-        place,
-        StoreSizes.of(request.store.schema),
-        # What is free is looked at once.
-        MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
-        strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,
-        seeds_bytes=request.seeds_bytes,
-        cached_bytes=shared.cached_bytes,
-        taken_bytes=request.taken_bytes(strategy),
-        shared_tables=shared.tables_in_memory,
-        staging_bytes=request.staging_bytes if staging else lambda _: 0,
-        **reasons,
-    )
-    topology = options.topology
-    yield lambda more: placed(more_bytes=more, topology=topology)
-    if not isinstance(strategy, Auto) and strategy.mode == "memory":
-        return
-    frugal = partial(placed, is_frugal=True)
-    if topology != "auto":
-        yield lambda more: frugal(more_bytes=more, topology=topology)
-        return
-    if isinstance(strategy, Auto) or strategy.reads_disk:
-        yield lambda more: frugal(more_bytes=more, topology="disk")
-    yield lambda more: frugal(more_bytes=more, topology="mmap")
+_RUNNERS_UP = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Situation:
+class StrategyOptimizer:
     """What predictions for one loader go by.
 
     Attributes
     ----------
-    request : ReadRequest
+    loader : LoaderSpec
     engine : Engine
     specs : tuple of AttributeSpec
         Node attributes that are read from disk.
@@ -173,7 +75,7 @@ class Situation:
         More batches, once they have been needed.
     """
 
-    request: ReadRequest
+    loader: LoaderSpec
     engine: Engine
     specs: tuple[AttributeSpec, ...]
     structure: Topology
@@ -186,8 +88,8 @@ class Situation:
 
     @classmethod
     def of(
-        cls, request: ReadRequest, placement: Placement, progress: Progress | None = None
-    ) -> Situation | None:
+        cls, loader: LoaderSpec, placement: Placement, progress: Progress | None = None
+    ) -> StrategyOptimizer | None:
         """Measure, and sample; None if there is nothing to sample or to read.
 
         Parameters
@@ -195,19 +97,19 @@ class Situation:
         placement : Placement
             By a strategy that reads from disk.
         """
-        engine, specs = request.open_engine(), request.node_specs(placement)
-        if engine is None or not specs or not len(request.presampler.seeds):
+        engine, specs = loader.open_engine(), loader.node_specs(placement)
+        if engine is None or not specs or not len(loader.presampler.seeds):
             return None
         progress = progress or NullProgress()
-        disk = disk_profile(request.store.path, progress)
+        disk = disk_profile(loader.store.path, progress)
         num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
-        structure = request.structure(placement, engine)
+        structure = loader.structure(placement, engine)
         # A cache that is shared later stays where it is while this is found out.
-        spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - request.shared_cache_bytes())
+        spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
         seen, workload = sample_workload(
-            request,
+            loader,
             structure,
-            reads_of(request, specs, engine),
+            reads_of(loader, specs, engine),
             num_threads=num_threads,
             spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
@@ -220,21 +122,21 @@ class Situation:
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
         num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
         return cls(
-            request=request,
+            loader=loader,
             engine=engine,
             specs=specs,
             structure=structure,
             seen=seen,
             workload=workload,
             machine=Machine(disk, rate, num_threads, num_cores, num_faulting),
-            disk_bytes=request.disk_bytes(),
+            disk_bytes=loader.disk_bytes(),
             spare_bytes=spare,
         )
 
     @property
     def total_bytes(self) -> int:
         """What the store takes in memory."""
-        return StoreSizes.of(self.request.store.schema).total_bytes
+        return StoreSizes.of(self.loader.store.schema).total_bytes
 
     def ranked(self, candidates: Sequence[Candidate]) -> list[Prediction]:
         """Return what a loader may choose, the fastest first."""
@@ -250,7 +152,7 @@ class Situation:
         if self.seen.num_batches >= MANY_BATCHES:
             return self.seen
         if not self.many_seen:
-            found = self.request.presampler.run(
+            found = self.loader.presampler.run(
                 self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
             )
             release()
@@ -260,21 +162,21 @@ class Situation:
     def choice(self, auto: Auto, predictions: list[Prediction]) -> Candidate:
         """Return which of all predictions "auto" goes by."""
         try:
-            placement = place_for(self.request, auto)
+            placement = place_for(self.loader, auto)
             if placement.strategy.mode == "memory" and placement.budget_is_promise:
                 in_memory = placement.ledger, self.seen.largest_bytes
                 if not has_two_batches(*in_memory):
                     auto = auto.on_disk
-                    placement = place_for(self.request, auto)
+                    placement = place_for(self.loader, auto)
         except BudgetError:
             return auto.fallback("mmap")
-        if not placement.reads_disk or not is_worth_it(self.request, placement):
+        if not placement.reads_disk or not is_worth_it(self.loader, placement):
             return auto.fallback(placement.strategy.mode)
         own = [p for p in predictions if p.candidate in auto.loadable]
         return next((p.candidate for p in fastest_first(own)), auto.fallback("mmap"))
 
-    def with_degrees(self) -> Situation:
-        """Return the situation with a cache by out-degree among what can be predicted."""
+    def with_degrees(self) -> StrategyOptimizer:
+        """Return the optimizer with a cache by out-degree among what can be predicted."""
         # A cache by degree takes as much while it is made, and as much again is for what is here.
         degrees = out_degrees(self.structure, self.spare_bytes // 2)
         if degrees is None:
@@ -294,7 +196,7 @@ class Situation:
         ----------
         candidates : sequence of Candidate
         memory, disk_bytes : int, optional
-            Budgets; by default the request's.
+            Budgets; by default the loader's own.
         """
         disk = self.disk_bytes if disk_bytes is None else disk_bytes
         found = []
@@ -321,19 +223,19 @@ class Situation:
         BudgetError
             If that is too little.
         """
-        options = with_candidate(self.request.options, candidate)
+        options = with_candidate(self.loader.options, candidate)
         if memory is not None:
             options = replace(options, memory=memory)
         # Beside another kind of cache there is none; all cost what they take of the budget.
-        request = replace(self.request, options=options).without_second_cache()
+        loader = replace(self.loader, options=options).without_second_cache()
         return first_that_fits(
-            request,
+            loader,
             candidate.strategy,
-            lambda placed: self._divided(candidate, request, placed, disk_bytes),
+            lambda placed: self._divided(candidate, loader, placed, disk_bytes),
         )
 
     def _divided(
-        self, candidate: Candidate, request: ReadRequest, placed: Placer, disk_bytes: int
+        self, candidate: Candidate, loader: LoaderSpec, placed: Placer, disk_bytes: int
     ) -> Resources:
         """Return what a strategy would have, with a store's parts placed in some way."""
         strategy, placement = candidate.strategy, placed(0)
@@ -352,7 +254,7 @@ class Situation:
         if not strategy.plans:
             if candidate.score is None:
                 return Resources(held)
-            settings = request.options.cache or CacheSettings()
+            settings = loader.options.cache or CacheSettings()
             cost = cache_cost(self.workload.num_rows, self.workload.row_bytes, settings.score)
             scores = self.workload.num_rows * SCORE_DTYPES[settings.score]().itemsize
             num_rows = 0
@@ -372,12 +274,12 @@ class Situation:
             see_many=self._see_many,
             misses=lambda *_: misses,
             strategy=strategy,
-            settings=request.options.planned or PlannedSettings(),
+            settings=loader.options.planned or PlannedSettings(),
             num_rows=work.num_rows,
             row_bytes=work.row_bytes,
             epoch_batches=work.epoch_batches,
             num_threads=self.machine.num_threads,
-            may_use_fewer=request.may_use_fewer,
+            may_use_fewer=loader.may_use_fewer,
             staging_bytes=self.engine.staging_bytes,
             reads_neighbors=structure.is_read,
             reads_more=bool(read - specs),
@@ -434,11 +336,11 @@ class EstimatedMisses:
         return int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
 
 
-def is_worth_it(request: ReadRequest, placement: Placement) -> bool:
+def is_worth_it(loader: LoaderSpec, placement: Placement) -> bool:
     """Whether what is read from disk takes longer than measuring and sampling."""
-    if not placement.reads_disk or request.options.cache is not None:
+    if not placement.reads_disk or loader.options.cache is not None:
         return False
-    tables = StoreSizes.of(request.store.schema).tables
+    tables = StoreSizes.of(loader.store.schema).tables
     read = [t for t in tables if t.of_nodes and placement.modes[t.path] == "disk"]
     return sum(table.num_bytes for table in read) >= SMALLEST_BYTES
 
@@ -456,3 +358,82 @@ def with_candidate(options: ReadOptions, candidate: Candidate) -> ReadOptions:
     cache = None if candidate.score is None else CacheSettings(candidate.score)
     engine = options.io_engine if strategy.reads_disk else None
     return replace(options, strategy=strategy, cache=cache, planned=None, io_engine=engine)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A strategy that "auto" may take.
+
+    Attributes
+    ----------
+    options : ReadOptions
+        With the strategy in place of "auto".
+    why, instead_of_static : str
+        See `gnnstore.strategies.sizes.placement.place`.
+    seconds : float or None
+        Predicted of an epoch; None where nothing was.
+    """
+
+    options: ReadOptions
+    why: str = ASKED_FOR
+    instead_of_static: str = ""
+    seconds: float | None = None
+
+
+def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
+    """Yield what "auto" takes, and what it takes where that proves not to fit, best first.
+
+    Raises
+    ------
+    BudgetError
+        If nothing can be read within the budget.
+    """
+    options = loader.options
+    simple = Chosen(replace(options, strategy=auto, planned=None))
+    mapped = replace(simple, instead_of_static="strategy 'static' would need more")
+    try:
+        # Before an engine is opened, which reads as the disk's measurements say.
+        if is_worth_it(loader, place_for(loader, auto, staging=False)):
+            disk_profile(loader.store.path)
+        placement = place_for(loader, auto)
+    except BudgetError:
+        if options.cache is not None:
+            raise
+        # A mapping works in the least memory: its pages can be taken back at any time.
+        yield mapped
+        return
+    optimizer = None
+    if is_worth_it(loader, placement):
+        optimizer = StrategyOptimizer.of(loader, placement)
+    if optimizer is None:
+        yield simple
+        if placement.strategy.mode == "memory":
+            # All of it fits, but not beside two batches: what reads it may.
+            yield from choices_for(loader, auto.on_disk)
+        elif options.cache is None:
+            yield mapped
+        return
+    predicted = optimizer.ranked(auto.loadable)
+    del optimizer  # a sample of 100 MB, before a cache is filled
+    for i, prediction in enumerate(predicted):
+        others = _others(prediction, predicted[i + 1 :])
+        why = f"it is predicted to take {describe_seconds(prediction.seconds)} an epoch{others}"
+        chosen = with_candidate(options, prediction.candidate)
+        yield Chosen(chosen, why, seconds=prediction.seconds)
+    yield mapped
+
+
+def _others(chosen: Prediction, slower: list[Prediction]) -> str:
+    """Return what those of other strategies would take that come next."""
+    named: dict[str, float] = {}
+    for prediction in slower:
+        name = prediction.candidate.strategy.name
+        if name != chosen.candidate.strategy.name:
+            named.setdefault(name, prediction.seconds)
+    words = [f"{name} {describe_seconds(s)}" for name, s in list(named.items())[:_RUNNERS_UP]]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return seconds in words, to two digits."""
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:,.0f} s"

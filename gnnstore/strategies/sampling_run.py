@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled
-    from gnnstore.strategies.request import ReadRequest
+    from gnnstore.strategies.loader_spec import LoaderSpec
 
 # 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.
 _SECONDS = 3.0
@@ -33,7 +33,7 @@ _MAX_COUNTED_EDGES = 1 << 28
 
 
 def sample_workload(
-    request: ReadRequest,
+    loader: LoaderSpec,
     structure: Topology,
     reads: TableReads,
     *,
@@ -54,7 +54,7 @@ def sample_workload(
     spare_bytes : int, optional
         Memory for batches.
     """
-    presampler, num_nodes = request.presampler, structure.csc.num_nodes
+    presampler, num_nodes = loader.presampler, structure.csc.num_nodes
     with progress.phase("sample"):
         began = perf_counter()
         seen = presampler.run(structure, num_threads, spare_bytes=spare_bytes)
@@ -99,7 +99,7 @@ def out_degrees(structure: Topology, memory_bytes: int) -> npt.NDArray[np.uint32
     return count_out_degrees(csc.column_pieces(), csc.num_nodes, csc.source)
 
 
-def reads_of(request: ReadRequest, specs: tuple[AttributeSpec, ...], engine: Engine) -> TableReads:
+def reads_of(loader: LoaderSpec, specs: tuple[AttributeSpec, ...], engine: Engine) -> TableReads:
     """Return how the rows of some attributes are read.
 
     Raises
@@ -107,7 +107,7 @@ def reads_of(request: ReadRequest, specs: tuple[AttributeSpec, ...], engine: Eng
     StorageError
         If a file cannot be opened.
     """
-    arrays = [request.store.reader.paged(spec) for spec in specs]
+    arrays = [loader.store.reader.paged(spec) for spec in specs]
     alignments = []
     for array in arrays:
         try:

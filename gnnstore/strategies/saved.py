@@ -13,7 +13,7 @@ from gnnstore.features.packed.saved import NotPacked, SavedPlan
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PackedReader, find_plan
 from gnnstore.planning.traits import StrategyTraits
-from gnnstore.strategies.request import ReadRequest
+from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.saved_batches import SavedBatches
 from gnnstore.strategies.sizes.placement import CACHED, STAGING, Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
@@ -37,7 +37,7 @@ class PackedSources:
     memory, io_engine
         As of `NeighborLoader`.
     seeds_bytes, num_threads, may_use_fewer
-        As of `ReadRequest`.
+        As of `LoaderSpec`.
 
     Raises
     ------
@@ -135,7 +135,7 @@ class PackedSources:
         return replace(stats, cache_rows=self.num_cached)
 
 
-def open_packed_sources(request: ReadRequest) -> PackedSources:
+def open_packed_sources(loader: LoaderSpec) -> PackedSources:
     """Open the plan that a loader on a store asks for.
 
     Raises
@@ -147,13 +147,13 @@ def open_packed_sources(request: ReadRequest) -> PackedSources:
     BudgetError, UsageError, StorageError
         As `PackedSources`.
     """
-    options = request.options
-    reader = PackedReader.open(find_plan(request.store.path, options.plan or ""))
+    options = loader.options
+    reader = PackedReader.open(find_plan(loader.store.path, options.plan or ""))
     return PackedSources(
         reader,
         options.memory,
         options.io_engine,
-        seeds_bytes=request.seeds_bytes,
-        num_threads=request.num_threads,
-        may_use_fewer=request.may_use_fewer,
+        seeds_bytes=loader.seeds_bytes,
+        num_threads=loader.num_threads,
+        may_use_fewer=loader.may_use_fewer,
     )

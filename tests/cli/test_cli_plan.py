@@ -16,7 +16,7 @@ import gnnstore
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
 from gnnstore.errors import StorageError
-from gnnstore.strategies import optimizer as situation
+from gnnstore.strategies import optimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.stores import write_example_store
@@ -224,7 +224,7 @@ def test_strategies_are_predicted(run: Any, store: Path) -> None:
 
 
 def test_budgets_of_predictions(run: Any, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(situation, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(optimizer, "SMALLEST_BYTES", 1)
     save_profile(profile_of(store))
     size = gnnstore.open(store).schema.node.attributes["x"].num_bytes
     words = (*QUICK, "--batches", "3", "--cache", "10%", "--threads", "1")

@@ -25,12 +25,12 @@ from gnnstore.disk.profile.device_profile import (
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.planning.cost_model import Prediction
-from gnnstore.strategies import choosing
 from gnnstore.strategies import lookahead as planned_sizing
 from gnnstore.strategies import open as tables
-from gnnstore.strategies import optimizer as situation
+from gnnstore.strategies import optimizer
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STATIC, auto
+from gnnstore.strategies.placing import place_for
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.stores import write_example_store
 
@@ -55,7 +55,7 @@ def no_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure nothing, and keep what a test measures to itself; take small stores seriously."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(first_measurement, "_kept", {})
-    monkeypatch.setattr(situation, "SMALLEST_BYTES", 1 << 20)
+    monkeypatch.setattr(optimizer, "SMALLEST_BYTES", 1 << 20)
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("nothing is to be measured")
@@ -95,7 +95,7 @@ def test_what_fits_is_loaded_and_nothing_is_measured(
     def refuse(*_: Any) -> None:
         raise AssertionError("nothing is to be predicted")
 
-    monkeypatch.setattr(situation.Situation, "of", refuse)
+    monkeypatch.setattr(optimizer.StrategyOptimizer, "of", refuse)
     stats = loader_of(path).stats()
     assert stats.strategy == "memory"
     assert stats.predicted_epoch_seconds is None
@@ -105,7 +105,7 @@ def test_what_fits_is_loaded_and_nothing_is_measured(
 def test_small_tables_are_not_worth_a_prediction(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(situation, "SMALLEST_BYTES", 1 << 30)
+    monkeypatch.setattr(optimizer, "SMALLEST_BYTES", 1 << 30)
     stats = loader_of(path, memory=MEMORY).stats()
     assert stats.strategy == "static"
     assert "of the store do not fit 80 MB of the memory= budget" in stats.reason
@@ -200,7 +200,7 @@ def test_decisions_are_pickled(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def refuse(*_: Any) -> None:
         raise AssertionError("it was decided")
 
-    monkeypatch.setattr(situation.Situation, "of", refuse)
+    monkeypatch.setattr(optimizer.StrategyOptimizer, "of", refuse)
     copy = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
     assert copy.stats().strategy == loader.stats().strategy == "packed"
     assert copy.stats().predicted_epoch_seconds == loader.stats().predicted_epoch_seconds
@@ -330,12 +330,12 @@ def test_a_strategy_gets_what_was_predicted_for_it(
     save_profile(profile_of(path))
     predictions: list[Prediction] = []
 
-    def only(request: Any, auto: Auto) -> Iterator[choosing.Chosen]:
+    def only(request: Any, auto: Auto) -> Iterator[optimizer.Chosen]:
         candidate = auto.candidate(choice)
-        found = situation.Situation.of(request, situation.place_for(request, STATIC))
+        found = optimizer.StrategyOptimizer.of(request, place_for(request, STATIC))
         assert found is not None
         predictions.extend(found.with_degrees().predictions((candidate,)))
-        yield choosing.Chosen(situation.with_candidate(request.options, candidate))
+        yield optimizer.Chosen(optimizer.with_candidate(request.options, candidate))
 
     monkeypatch.setattr(tables, "choices_for", only)
     stats = loader_of(path, memory=memory, disk="4GB").stats()

@@ -26,7 +26,7 @@ from gnnstore import BudgetError, NeighborLoader
 from gnnstore.budget import limits
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import save_profile
-from gnnstore.strategies import optimizer as situation
+from gnnstore.strategies import optimizer
 from gnnstore.strategies import sampling_run as workload_sampling
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays
@@ -54,8 +54,8 @@ def fix_the_machine(patch: pytest.MonkeyPatch, directory: Path, graph: str) -> N
     patch.setenv("GNNSTORE_IO_ENGINE", "pread")
     patch.setattr(first_measurement, "_kept", {})
     save_profile(usual_profile(directory, **DISKS[graph]))
-    patch.setattr(situation, "SMALLEST_BYTES", 1 << 20)
-    patch.setattr(situation, "gather_bandwidth", lambda *_: 2e9)
+    patch.setattr(optimizer, "SMALLEST_BYTES", 1 << 20)
+    patch.setattr(optimizer, "gather_bandwidth", lambda *_: 2e9)
     patch.setattr(limits, "available_bytes", lambda: 60_000_000)
     patch.setattr(limits, "group_limit_bytes", lambda: None)
     patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
@@ -70,7 +70,7 @@ def fix_the_machine(patch: pytest.MonkeyPatch, directory: Path, graph: str) -> N
         reads = reads_of(*arguments)
         return replace(reads, alignments=(512,) * len(reads.alignments))
 
-    patch.setattr(situation, "reads_of", reads_of_sectors)
+    patch.setattr(optimizer, "reads_of", reads_of_sectors)
     patch.setattr(plan_caches, "_alignment_bytes", lambda _: 512)
 
 

@@ -27,7 +27,7 @@ from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.loaders.options import read_options
-from gnnstore.strategies.request import ReadOptions
+from gnnstore.strategies.loader_spec import ReadOptions
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
 

@@ -16,8 +16,9 @@ from gnnstore.planning.traits import Candidate
 from gnnstore.progress import Progress
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import STATIC, auto
-from gnnstore.strategies.optimizer import Situation, place_for
-from gnnstore.strategies.request import ReadOptions, ReadRequest
+from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
+from gnnstore.strategies.optimizer import StrategyOptimizer
+from gnnstore.strategies.placing import place_for
 
 # Where curves are drawn: from a hundredth of what the store takes in memory to all of it.
 _CURVE_POINTS = 13
@@ -55,10 +56,10 @@ class Asked:
     candidates: tuple[Candidate, ...]
     draws_curve: bool
 
-    def request(self, memory_bytes: int | None) -> ReadRequest:
+    def request(self, memory_bytes: int | None) -> LoaderSpec:
         """Return what a loader with `strategy="auto"` would ask of the store."""
         planned = PlannedSettings(disk_bytes=self.disk_bytes)
-        return ReadRequest(
+        return LoaderSpec(
             self.store,
             ReadOptions(auto(), memory=memory_bytes, planned=planned),
             Presampler.of(self.store, self.config, self.seeds, self.batch_size, False),
@@ -82,21 +83,21 @@ def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
     except BudgetError:
         # What an epoch needs can be learnt with more memory than it is predicted for.
         placement = place_for(asked.request(None), STATIC)
-    situation = Situation.of(request, placement, progress)
-    if situation is None:
+    optimizer = StrategyOptimizer.of(request, placement, progress)
+    if optimizer is None:
         return {"memory_bytes": asked.memory_bytes, "disk_bytes": 0, "strategies": [], "curve": []}
     if any(candidate.score == "degree" for candidate in asked.candidates):
         with progress.phase("count degrees"):
-            situation = situation.with_degrees()
-    predictions = situation.predictions(asked.candidates)
-    chosen = situation.choice(auto(), predictions)
+            optimizer = optimizer.with_degrees()
+    predictions = optimizer.predictions(asked.candidates)
+    chosen = optimizer.choice(auto(), predictions)
     return {
         "memory_bytes": asked.memory_bytes or placement.budget_bytes,
-        "disk_bytes": situation.disk_bytes,
-        "sampled_batches": situation.workload.sampled_batches,
-        "disk_is_assumed": situation.machine.disk.engine == "assumed",
+        "disk_bytes": optimizer.disk_bytes,
+        "sampled_batches": optimizer.workload.sampled_batches,
+        "disk_is_assumed": optimizer.machine.disk.engine == "assumed",
         "strategies": [_describe(p, is_chosen=p.candidate == chosen) for p in predictions],
-        "curve": _curve(asked, situation, progress) if asked.draws_curve else [],
+        "curve": _curve(asked, optimizer, progress) if asked.draws_curve else [],
     }
 
 
@@ -125,15 +126,15 @@ def _number(seconds: float) -> float | None:
     return None if math.isnan(seconds) else seconds
 
 
-def _curve(asked: Asked, situation: Situation, progress: Progress) -> list[dict[str, Any]]:
+def _curve(asked: Asked, optimizer: StrategyOptimizer, progress: Progress) -> list[dict[str, Any]]:
     """Return the seconds of an epoch with several budgets of memory."""
-    total = situation.total_bytes
+    total = optimizer.total_bytes
     points = []
     with progress.phase("predict", _CURVE_POINTS, "budgets") as phase:
         for i in range(_CURVE_POINTS):
             step = i / (_CURVE_POINTS - 1)
             memory = round(total * _LEAST_SHARE * (_MOST_SHARE / _LEAST_SHARE) ** step)
-            predictions = situation.predictions(asked.candidates, memory=memory)
+            predictions = optimizer.predictions(asked.candidates, memory=memory)
             seconds = {p.choice: _number(p.seconds) for p in predictions}
             points.append({"memory_bytes": memory, "seconds_per_epoch": seconds})
             phase.advance()

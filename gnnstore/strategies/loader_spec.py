@@ -44,13 +44,13 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class ReadRequest:
-    """What one loader asks of a store.
+class LoaderSpec:
+    """A loader that is to be made, as strategies see it.
 
     Attributes
     ----------
     presampler : Presampler
-        How it will sample.
+        Samples some of its batches beforehand.
     seeds_bytes : int
         What the loader holds besides: its seed nodes and their order.
     num_threads : int
@@ -130,7 +130,7 @@ class ReadRequest:
         return shared.own_bytes(self.options.cache or CacheSettings())
 
     def without_second_cache(self) -> Self:
-        """Return the request of a loader that has no cache if another kind has the memory.
+        """Return the loader without a cache of its own if another kind has the memory.
 
         A cache takes what its loader's batches leave. Were there another in what this loader's
         leave, the larger batches of the two would not fit. What the user sized, they have counted.

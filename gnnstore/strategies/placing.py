@@ -1,0 +1,112 @@
+"""Places a store's parts for a loader: as it would have them, and with less in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.errors import BudgetError, DiskBudgetError
+from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.planning.traits import StrategyTraits
+from gnnstore.strategies.base import Auto
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.sizes.placement import Placement, place
+
+T = TypeVar("T")
+# Returns where a store's parts lie with so many more bytes of memory than there are.
+Placer = Callable[[int], Placement]
+
+
+def place_for(
+    loader: LoaderSpec, strategy: StrategyTraits | Auto, *, staging: bool = True
+) -> Placement:
+    """Return where a strategy has the store's parts lie, if the budget has room for the rest.
+
+    Parameters
+    ----------
+    staging : bool
+        Whether an engine is opened to ask what it needs; else nothing is counted for it.
+
+    Raises
+    ------
+    UsageError, BudgetError
+        As `place`.
+    """
+    return next(_placers(loader, strategy, staging=staging))(0)
+
+
+def first_that_fits(
+    loader: LoaderSpec,
+    strategy: StrategyTraits | Auto,
+    divide: Callable[[Placer], T],
+    **reasons: Any,
+) -> T:
+    """Return what comes of the first placement of a store's parts that leaves enough to the rest.
+
+    What may be in memory or elsewhere is held there only as long as the rest fits: so more memory
+    never gives less.
+
+    Parameters
+    ----------
+    divide : callable
+        Divides what a placement leaves; raises BudgetError if that is too little.
+    reasons : str
+        See `gnnstore.strategies.sizes.placement.place`.
+
+    Raises
+    ------
+    UsageError, BudgetError
+        As `place` and `divide`: the refusal that asks for the least.
+    """
+    tried, refusals = [], []
+    for placed in _placers(loader, strategy, **reasons):
+        try:
+            placement = placed(0)
+            if (way := (placement.topology, placement.resident_bytes)) not in tried:
+                tried.append(way)
+                return divide(placed)
+        except DiskBudgetError:
+            raise
+        except BudgetError as error:
+            refusals.append(error)
+            if tried and placement.strategy.mode == "memory":
+                break
+    raise min(refusals, key=lambda error: error.missing_bytes or math.inf) from None
+
+
+def _placers(
+    loader: LoaderSpec, strategy: StrategyTraits | Auto, *, staging: bool = True, **reasons: Any
+) -> Iterator[Placer]:
+    """Yield callables that place a store's parts, given more bytes of memory than there are.
+
+    The first as a loader would have them; others with less and less in memory.
+    """
+    options, shared = loader.options, shared_tables(loader.store)
+    placed = partial(
+        place,
+        StoreSizes.of(loader.store.schema),
+        # What is free is looked at once.
+        MemoryBudget.of(options.memory, shared.resident_bytes - shared.cached_bytes),
+        strategy=strategy.by_mode if isinstance(strategy, Auto) else strategy,
+        seeds_bytes=loader.seeds_bytes,
+        cached_bytes=shared.cached_bytes,
+        taken_bytes=loader.taken_bytes(strategy),
+        shared_tables=shared.tables_in_memory,
+        staging_bytes=loader.staging_bytes if staging else lambda _: 0,
+        **reasons,
+    )
+    topology = options.topology
+    yield lambda more: placed(more_bytes=more, topology=topology)
+    if not isinstance(strategy, Auto) and strategy.mode == "memory":
+        return
+    frugal = partial(placed, is_frugal=True)
+    if topology != "auto":
+        yield lambda more: frugal(more_bytes=more, topology=topology)
+        return
+    if isinstance(strategy, Auto) or strategy.reads_disk:
+        yield lambda more: frugal(more_bytes=more, topology="disk")
+    yield lambda more: frugal(more_bytes=more, topology="mmap")
