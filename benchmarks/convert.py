@@ -36,7 +36,7 @@ from benchmarks.parts.conversion import (
     write_edges,
     write_features,
 )
-from gnnstore.converters.edges.builder import estimate_peak_bytes, num_build_threads
+from gnnstore.converters.edges.columns import estimate_peak_bytes, num_build_threads
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.disk.profile.page_cache import drop_from_cache

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -67,7 +67,9 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
         yield item
 
 
-def map_in_order(function: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+def map_in_order(
+    function: Callable[[T], R], items: Iterable[T], threads: int
+) -> Generator[R, None, None]:
     """Yield function(item) for each item, in order, with up to `threads` calls at a time.
 
     The items themselves are made by the caller's thread, between the results it takes.

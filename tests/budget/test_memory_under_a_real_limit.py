@@ -20,7 +20,7 @@ import pytest
 from pyarrow import csv
 
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.converters.edges.builder import estimate_peak_bytes
+from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import StoreReader
 from gnnstore.testing.disks import keep_usual_profile

@@ -39,7 +39,7 @@ _SERVER = """
 
     import zarr
     from gnnstore.converters import ConvertOptions, from_numpy
-    from gnnstore.converters.edges.spill import builder as spill
+    from gnnstore.converters.edges import builder as spill
     from gnnstore.formats.arrays import paged_writer
     from gnnstore.formats.arrays import pages
     from gnnstore.testing.filesystem_calls import signal_at_filesystem_call, serve

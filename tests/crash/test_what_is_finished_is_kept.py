@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_kronecker, from_numpy, from_rmat, from_snap
-from gnnstore.converters.edges.builder import InMemoryEdgeBuilder
-from gnnstore.converters.edges.spill.builder import SpillingEdgeBuilder
-from gnnstore.converters.edges.spill.merge import SpilledEdges
+from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.merge import SpilledEdges
 from gnnstore.formats.arrays import pages
 from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.formats.store.writer import StoreWriter
@@ -63,7 +62,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
     monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 2**13)
     monkeypatch.setattr("gnnstore.converters.writer.node_arrays._COPY_BYTES", 2**14)
-    monkeypatch.setattr("gnnstore.converters.edges.spill.builder.MIN_SPILL_BYTES", 2**12)
+    monkeypatch.setattr("gnnstore.converters.edges.builder.MIN_SPILL_BYTES", 2**12)
     monkeypatch.setattr("gnnstore.converters.arrays.text.blocks._MIN_BLOCK_BYTES", 2**10)
 
 
@@ -113,9 +112,8 @@ def counted() -> Iterator[Counter[str]]:
     """Count what is done with edges."""
     calls: Counter[str] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (InMemoryEdgeBuilder, SpillingEdgeBuilder):
-            for name in ("add", "finish"):
-                patch.setattr(kind, name, _counting(calls, name, getattr(kind, name)))
+        for name in ("add", "finish"):
+            patch.setattr(EdgeBuilder, name, _counting(calls, name, getattr(EdgeBuilder, name)))
         yield calls
 
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters.edges import buffer as edge_buffer
-from gnnstore.converters.edges import builder as edges_module
-from gnnstore.converters.edges.builder import BuiltEdges, InMemoryEdgeBuilder
+from gnnstore.converters.edges import columns as edges_module
+from gnnstore.converters.edges import merge as spill_merge
+from gnnstore.converters.edges import ranges as spill_ranges
+from gnnstore.converters.edges import runs as spill_runs
+from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.columns import BuiltEdges
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.spill import merge as spill_merge
-from gnnstore.converters.edges.spill import ranges as spill_ranges
-from gnnstore.converters.edges.spill import runs as spill_runs
-from gnnstore.converters.edges.spill.builder import SpillingEdgeBuilder
 from gnnstore.testing.effort import examples
 from gnnstore.testing.strategies import edge_indices
 
@@ -108,14 +108,14 @@ def feed(builder: Any, edges: npt.NDArray[Any], attributes: Any, chunk: int) -> 
         builder.add(edges[0, part], edges[1, part], rows, "test")
 
 
-class AlwaysSpills(SpillingEdgeBuilder):
+class AlwaysSpills(EdgeBuilder):
     """Writes a run after every so many chunks, whatever the budget says."""
 
     every = 1
 
     def _take(self, *arguments: Any) -> None:
         self._chunks = getattr(self, "_chunks", 0) + 1
-        self._buffer.append(*arguments)
+        self.buffer.append(*arguments)
         if self._chunks % self.every == 0:
             self._spill()
 
@@ -151,7 +151,7 @@ def test_every_rule_and_any_runs(data: st.DataObject) -> None:
                 patch.setattr(module, "id_dtype", lambda _: np.dtype(np.int64))
         # Runs with wide records among others: an id beyond 2^32 may come at any time.
         widths = data.draw(st.lists(st.sampled_from([12, 24]), min_size=1, max_size=4))
-        expected = InMemoryEdgeBuilder(rules, num_nodes=known)
+        expected = EdgeBuilder(rules, num_nodes=known)
         feed(expected, edges, attributes, chunk)
         # Ranges of a few records, boundaries found in windows of one.
         patch.setattr(spill_runs, "INDEX_STEP", data.draw(st.integers(1, 3)))

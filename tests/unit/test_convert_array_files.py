@@ -235,9 +235,10 @@ def test_what_is_too_large_to_be_read_whole_is_refused_before_it_is(
         np.save(tmp_path / "a.npy", values)
         source = open_npy(tmp_path / "a.npy")
     monkeypatch.setattr("gnnstore.converters.arrays.source._SMALL_BYTES", 0)
-    monkeypatch.setattr("gnnstore.converters.arrays.source.available_bytes", lambda: 2**22)
+    monkeypatch.setattr("gnnstore.converters.memory.available_bytes", lambda: 2**22)
     with pytest.raises(
-        BudgetError, match=r"\[1048576\] of float64 takes 8.39 MB to read, and 4.19"
+        BudgetError,
+        match=r"needs 8388608 bytes \(8\.39 MB of \[1048576\] of float64\), but has 4194304",
     ):
         source.read()
     assert sum(map(len, source.rows(1000))) == 2**20

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters.edges import builder as edges
+from gnnstore.converters.edges import columns as edges
 from gnnstore.converters.edges import rules as edge_rules
-from gnnstore.converters.edges.builder import InMemoryEdgeBuilder, estimate_peak_bytes
+from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.rules import EdgeRules, is_identity
 from gnnstore.errors import BudgetError, InputError
@@ -61,13 +62,14 @@ def reference(graph: GraphArrays, rules: EdgeRules) -> list[Edge]:
 def build(
     graph: GraphArrays, rules: EdgeRules, *, chunk: int = 7, num_nodes: int | None = None
 ) -> list[Edge]:
-    builder = InMemoryEdgeBuilder(rules, num_nodes=num_nodes)
+    builder = EdgeBuilder(rules, num_nodes=num_nodes)
     weights = np.arange(graph.num_edges, dtype=np.float32)
     for begin in range(0, max(1, graph.num_edges), chunk):
         part = slice(begin, begin + chunk)
         sources, targets = graph.edge_index[:, part]
         builder.add(sources, targets, {"w": weights[part]}, "test")
     built = builder.finish(graph.num_nodes)
+    assert isinstance(built, edges.InMemoryEdges)
     assert built.num_nodes == graph.num_nodes
     assert built.indptr[0] == 0
     assert built.indptr[-1] == built.num_edges
@@ -111,7 +113,7 @@ def test_small_blocks_change_nothing(
 
 def test_ids_that_are_positions_are_not_kept() -> None:
     graph = random_graph(30, 100, seed=1, coalesced=True)
-    builder = InMemoryEdgeBuilder(EdgeRules())
+    builder = EdgeBuilder(EdgeRules())
     builder.add(graph.edge_index[0], graph.edge_index[1], {}, "test")
     assert builder.finish(30).edge_id_dtype is None
 
@@ -127,24 +129,27 @@ def test_identity_looks_at_every_block(monkeypatch: pytest.MonkeyPatch, wrong: i
 
 
 def test_the_largest_id_says_how_many_nodes_there_are() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules())
+    builder = EdgeBuilder(EdgeRules())
     builder.add(np.array([3]), np.array([7]), {}, "test")
     assert builder.finish(None).num_nodes == 8
-    assert InMemoryEdgeBuilder(EdgeRules()).finish(None).num_nodes == 0
-    assert InMemoryEdgeBuilder(EdgeRules()).finish(5).indptr.tolist() == [0] * 6
+    assert EdgeBuilder(EdgeRules()).finish(None).num_nodes == 0
+    (chunk,) = EdgeBuilder(EdgeRules()).finish(5).chunks()
+    assert chunk.indptr.tolist() == [0] * 6
 
 
 def test_nodes_past_two_to_the_31_have_64_bit_ids() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules(), memory_bytes=2**40)  # their columns are not built
+    builder = EdgeBuilder(EdgeRules(), memory_bytes=2**40)  # their columns are not built
     builder.add(np.array([1]), np.array([2]), {}, "test")
     builder.add(np.array([2**31]), np.array([2]), {}, "test")
-    sources, targets = builder._assemble(2**31 + 1, np.empty(0, np.int64))
+    sources, targets = edges.join_ends(
+        builder.buffer, EdgeRules(), 2**31 + 1, np.empty(0, np.int64)
+    )
     assert sources.dtype == targets.dtype == np.int64
     assert sources.tolist() == [1, 2**31]
 
 
 def test_attributes_keep_type_and_shape_without_edges() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules())
+    builder = EdgeBuilder(EdgeRules())
     none = np.empty(0, np.int64)
     builder.add(none, none, {"a": np.empty((0, 3), np.float16)}, "test")
     (chunk,) = builder.finish(4).chunks()
@@ -169,7 +174,7 @@ def test_attributes_keep_type_and_shape_without_edges() -> None:
 def test_bad_chunks_are_named(
     sources: list[Any], targets: list[Any], attributes: dict[str, list[Any]], message: str
 ) -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules(), num_nodes=5)
+    builder = EdgeBuilder(EdgeRules(), num_nodes=5)
     builder.add(np.array([0, 1]), np.array([1, 2]), {"a": np.array([0.5, 0.5])}, "test")
     rows = {name: np.array(values) for name, values in attributes.items()}
     with pytest.raises(InputError, match=message):
@@ -177,7 +182,7 @@ def test_bad_chunks_are_named(
 
 
 def test_an_id_past_a_count_that_comes_late_is_named() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules())
+    builder = EdgeBuilder(EdgeRules())
     builder.add(np.array([0, 1]), np.array([1, 2]), {}, "test")
     builder.add(np.array([0, 1]), np.array([1, 9]), {}, "test")
     with pytest.raises(InputError, match=r"target node id 9 at position 3 is outside \[0, 4\)"):
@@ -193,25 +198,30 @@ def test_unsigned_ids_are_checked_without_wrapping() -> None:
 
 
 def test_a_budget_that_is_too_small_fails_before_any_edge() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules(), num_nodes=1000, memory_bytes=10**6)
+    builder = EdgeBuilder(EdgeRules(), num_nodes=1000, memory_bytes=10**6)
     builder.expect(10_000)
-    with pytest.raises(BudgetError, match=r"of 1000000 edges needs 18 MB .* 17 MB more than the 1"):
+    with pytest.raises(
+        BudgetError,
+        match=r"needs 18008008 bytes \(18 MB of ids, .* of 1000000 edges\).* by at least 17\.1 MB",
+    ):
         builder.expect(1_000_000)
 
 
 def test_a_budget_counts_what_has_come() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules(), memory_bytes=100_000)
+    builder = EdgeBuilder(EdgeRules(), memory_bytes=100_000)
     ids = np.arange(1000)
     for _ in range(5):
         builder.add(ids, ids, {}, "test")
-    with pytest.raises(BudgetError, match=r"building the adjacency of 6000 edges needs 116 kB"):
+    with pytest.raises(
+        BudgetError, match=r"building the adjacency needs 116008 bytes .* 6000 edges"
+    ):
         builder.add(ids, ids, {}, "test")
 
 
 def test_a_budget_counts_the_longest_column() -> None:
     hub, others = np.zeros(5000, np.int64), np.arange(5000)
     budget = estimate_peak_bytes(EdgeRules(), 5000, 5000, 0)
-    builder = InMemoryEdgeBuilder(EdgeRules(), memory_bytes=budget)
+    builder = EdgeBuilder(EdgeRules(), memory_bytes=budget)
     builder.add(others, hub, {}, "test")
     with pytest.raises(BudgetError, match=r"raise memory_bytes"):
         builder.finish(5000)
@@ -221,7 +231,8 @@ _MEASURE = """
     import sys
     import numpy as np
     from gnnstore.converters.edges.rules import EdgeRules
-    from gnnstore.converters.edges.builder import InMemoryEdgeBuilder, estimate_peak_bytes
+    from gnnstore.converters.edges.builder import EdgeBuilder
+    from gnnstore.converters.edges.columns import estimate_peak_bytes
 
     def resident(field):
         for line in open("/proc/self/status"):
@@ -231,11 +242,11 @@ _MEASURE = """
     rules = EdgeRules(undirected=sys.argv[1] == "undirected")
     num_nodes, num_edges, chunk = 100_000, 6_000_000, 100_000
     rng = np.random.default_rng(0)
-    small = InMemoryEdgeBuilder(rules)  # what is loaded and started once is not counted
+    small = EdgeBuilder(rules)  # what is loaded and started once is not counted
     small.add(np.arange(9), np.arange(9), {"w": np.zeros((9, 2), np.float32)}, "warm-up")
     list(small.finish(9).chunks())
     before = resident("VmRSS")
-    builder = InMemoryEdgeBuilder(rules, num_nodes=num_nodes)
+    builder = EdgeBuilder(rules, num_nodes=num_nodes)
     for _ in range(num_edges // chunk):
         ends = rng.integers(0, num_nodes, (2, chunk))
         builder.add(ends[0], ends[1], {"w": np.zeros((chunk, 2), np.float32)}, "test")
@@ -259,15 +270,17 @@ def test_the_estimate_is_the_peak(tmp_path: Path, direction: str) -> None:
 
 
 def test_without_a_budget_what_is_available_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gnnstore.converters.edges.builder.available_bytes", lambda: 10**6)
-    builder = InMemoryEdgeBuilder(EdgeRules())
-    with pytest.raises(BudgetError, match=r"more than the 1 MB that are available; free some"):
+    monkeypatch.setattr("gnnstore.converters.memory.available_bytes", lambda: 10**6)
+    builder = EdgeBuilder(EdgeRules())
+    with pytest.raises(
+        BudgetError, match=r"has 1000000 bytes of available memory: .*larger machine"
+    ):
         builder.expect(10**6)
 
 
 def test_garbage_ids_and_counts_are_not_a_matter_of_memory() -> None:
-    builder = InMemoryEdgeBuilder(EdgeRules())
+    builder = EdgeBuilder(EdgeRules())
     with pytest.raises(InputError, match=r"test: source node id 4611686018427387904: a graph has"):
         builder.add(np.array([2**62]), np.array([0]), {}, "test")
     with pytest.raises(InputError, match=r"the input says 4611686018427387904 nodes"):
-        InMemoryEdgeBuilder(EdgeRules(), num_nodes=2**62)
+        EdgeBuilder(EdgeRules(), num_nodes=2**62)

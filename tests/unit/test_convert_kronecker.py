@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.converters import ConvertOptions, GraphWriter, from_kronecker
-from gnnstore.converters.edges.builder import estimate_peak_bytes
+from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.synthetic import seed_graph
 from gnnstore.converters.synthetic.kronecker import expand as kronecker

@@ -16,19 +16,15 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore import _core
+from gnnstore.converters.edges import builder as spill
+from gnnstore.converters.edges import merge as spill_merge
 from gnnstore.converters.edges.buffer import EdgeBuffer
-from gnnstore.converters.edges.builder import BuiltEdges, InMemoryEdgeBuilder, estimate_peak_bytes
+from gnnstore.converters.edges.builder import MIN_SPILL_BYTES, EdgeBuilder
+from gnnstore.converters.edges.columns import BuiltEdges, estimate_peak_bytes
+from gnnstore.converters.edges.merge import SpilledEdges
+from gnnstore.converters.edges.ranges import plan_ranges
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.spill import builder as spill
-from gnnstore.converters.edges.spill import merge as spill_merge
-from gnnstore.converters.edges.spill.builder import (
-    MIN_SPILL_BYTES,
-    SpillingEdgeBuilder,
-    make_edge_builder,
-)
-from gnnstore.converters.edges.spill.merge import SpilledEdges
-from gnnstore.converters.edges.spill.ranges import plan_ranges
-from gnnstore.converters.edges.spill.runs import record_dtype, write_part
+from gnnstore.converters.edges.runs import record_dtype, write_part
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
 from gnnstore.formats.container.journal import Journal
 from gnnstore.testing.graphs import random_graph
@@ -63,7 +59,7 @@ def feed(builder: Any, edges: npt.NDArray[Any], *, attributes: bool = True) -> N
 def in_memory(
     edges: npt.NDArray[Any], rules: EdgeRules, num_nodes: int, *, attributes: bool = True
 ) -> dict[str, npt.NDArray[Any]]:
-    builder = InMemoryEdgeBuilder(rules, num_nodes=num_nodes)
+    builder = EdgeBuilder(rules, num_nodes=num_nodes)
     feed(builder, edges, attributes=attributes)
     return columns(builder.finish(num_nodes))
 
@@ -226,7 +222,7 @@ def test_what_memory_cannot_hold_goes_to_the_disk(
     graph = random_graph(3000, 60_000, seed=2, skew=2)
     rules = EdgeRules(undirected, self_loops)
     need = estimate_peak_bytes(rules, graph.num_edges, 3000, 4)
-    builder = SpillingEdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 5)
+    builder = EdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 5)
     feed(builder, graph.edge_index)
     assert builder.is_spilling
     built = builder.finish(3000)
@@ -238,9 +234,7 @@ def test_what_memory_cannot_hold_goes_to_the_disk(
 
 def test_what_memory_can_hold_stays_there(tmp_path: Path) -> None:
     graph = random_graph(300, 6000, seed=2)
-    builder = make_edge_builder(
-        EdgeRules(), num_nodes=300, memory_bytes=10**8, spill_directory=tmp_path / "s"
-    )
+    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", num_nodes=300, memory_bytes=10**8)
     feed(builder, graph.edge_index)
     built = builder.finish(300)
     assert not (tmp_path / "s").exists()
@@ -253,7 +247,7 @@ def test_a_column_longer_than_the_budget(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     edges = np.zeros((2, 50_000), np.int64)
     edges[0] = rng.integers(0, 5000, edges.shape[1]) ** 2 // 5000
-    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=40_000)
+    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=40_000)
     feed(builder, edges)
     built = builder.finish(5000)
     check_equal(columns(built), in_memory(edges, EdgeRules(), 5000))
@@ -268,7 +262,7 @@ def test_a_long_column_sends_the_last_step_to_the_disk(
     others = np.arange(5000)
     edges = np.stack([others, np.zeros_like(others)])
     budget = estimate_peak_bytes(EdgeRules(), 5000, 5000, 4)
-    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=budget)
+    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=budget)
     feed(builder, edges)
     assert not builder.is_spilling
     built = builder.finish(5000)
@@ -342,7 +336,7 @@ def test_expecting_what_fits_nowhere_fails_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill, "free_bytes", lambda _: 10**9)
-    builder = SpillingEdgeBuilder(
+    builder = EdgeBuilder(
         EdgeRules(undirected=True), tmp_path / "s", num_nodes=1000, memory_bytes=2 * 10**7
     )
     builder.expect(10**7)
@@ -359,18 +353,18 @@ def test_space_is_checked_before_a_run_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spill, "free_bytes", lambda _: 10**5)
-    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
+    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
     with pytest.raises(NoSpaceError, match=r"100 kB are free for .*/s\. Free"):
         feed(builder, np.zeros((2, 2_000_000), np.int64), attributes=False)
     assert not (tmp_path / "s").exists()
 
 
 def test_a_budget_too_small_for_either(tmp_path: Path) -> None:
-    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=100_000)
-    message = r"of 1000000 edges needs 18 MB .*\(--memory\).*Sorting on disk instead takes 16.8 MB"
+    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=100_000)
+    message = r"needs 16777216 bytes \(.* to sort edges on disk\).*\(--memory\) by at least 16.7 MB"
     with pytest.raises(BudgetError, match=message):
         builder.expect(1_000_000)
-    with pytest.raises(BudgetError, match=r"of \d+ edges needs 1\d\d kB.* takes 16.8 MB of mem"):
+    with pytest.raises(BudgetError, match=r"needs 1\d{5} bytes \(1\d\d kB of ids.* of \d+ edges\)"):
         feed(builder, np.zeros((2, 20_000), np.int64), attributes=False)
 
 
@@ -378,7 +372,7 @@ def test_a_budget_too_small_for_either(tmp_path: Path) -> None:
 def test_memory_may_be_left_to_others(tmp_path: Path) -> None:
     edges = np.zeros((2, 5000), np.int64)
     for reserved, is_spilling in ((0, False), (150_000, True)):
-        builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=200_000)
+        builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=200_000)
         builder.reserve(reserved)
         feed(builder, edges, attributes=False)
         assert builder.is_spilling == is_spilling
@@ -389,7 +383,7 @@ _MEASURE = """
     from pathlib import Path
     import numpy as np
     from gnnstore.converters.edges.rules import EdgeRules
-    from gnnstore.converters.edges.spill.builder import SpillingEdgeBuilder
+    from gnnstore.converters.edges.builder import EdgeBuilder
 
     def resident(field):
         for line in open("/proc/self/status"):
@@ -400,7 +394,7 @@ _MEASURE = """
     rules = EdgeRules(undirected=sys.argv[2] == "undirected")
     rng = np.random.default_rng(0)
     def build(count, memory):
-        builder = SpillingEdgeBuilder(
+        builder = EdgeBuilder(
             rules, Path(sys.argv[1]), num_nodes=num_nodes, memory_bytes=memory
         )
         for _ in range(count // chunk):
@@ -453,9 +447,9 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
     graph = random_graph(2000, 60_000, seed=4)
     rules = EdgeRules(undirected=undirected)
 
-    def begin(memory_bytes: int) -> SpillingEdgeBuilder:
+    def begin(memory_bytes: int) -> EdgeBuilder:
         journal = journal_of(tmp_path)
-        return SpillingEdgeBuilder(
+        return EdgeBuilder(
             rules,
             journal.spill_directory,
             num_nodes=2000,
@@ -494,9 +488,9 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
 def test_a_run_that_changed_is_written_again(tmp_path: Path, ending: str) -> None:
     edges = random_graph(200, 20_000).edge_index
 
-    def begin() -> SpillingEdgeBuilder:
+    def begin() -> EdgeBuilder:
         journal = journal_of(tmp_path)
-        return SpillingEdgeBuilder(
+        return EdgeBuilder(
             EdgeRules(), journal.spill_directory, memory_bytes=50_000, journal=journal
         )
 
@@ -516,8 +510,8 @@ def test_an_input_that_lost_edges_since(tmp_path: Path) -> None:
     edges = random_graph(200, 20_000).edge_index
     journal = journal_of(tmp_path)
 
-    def begin() -> SpillingEdgeBuilder:
-        return SpillingEdgeBuilder(
+    def begin() -> EdgeBuilder:
+        return EdgeBuilder(
             EdgeRules(), journal.spill_directory, memory_bytes=50_000, journal=journal
         )
 
@@ -530,7 +524,7 @@ def test_an_input_that_lost_edges_since(tmp_path: Path) -> None:
 
 def test_an_id_that_no_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 0)
-    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=1)
+    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=1)
     builder.add(np.array([1, 7]), np.array([2, 0]), {}, "test")
     assert builder.is_spilling
     with pytest.raises(InputError, match=r"node id 7 is outside \[0, 5\): there are 5 nodes"):
@@ -572,7 +566,7 @@ def test_a_disk_that_fails_in_the_middle_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "s").write_text("in the way")
-    builder = SpillingEdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
+    builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
     with pytest.raises(StorageError, match="cannot create the spill directory"):
         feed(builder, np.zeros((2, 2_000_000), np.int64), attributes=False)
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.budget.limits import available_bytes
-from gnnstore.errors import BudgetError, InputError
-from gnnstore.units import format_size
+from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.errors import InputError
 
 _SMALL_BYTES = 2**26  # there is no asking how much memory is free for what needs so little
 
@@ -124,12 +124,12 @@ def check_fits(source: ArraySource) -> None:
         If it takes more memory than there is.
     """
     num_bytes = source.dtype.itemsize * math.prod(source.shape)
-    if num_bytes > _SMALL_BYTES and num_bytes > (free := available_bytes()):
-        raise BudgetError(
-            f"{source.label}: {list(source.shape)} of {source.dtype} takes "
-            f"{format_size(num_bytes)} to read, and {format_size(free)} of memory are available; "
-            "it is meant to be small (labels, splits), or in an order (Fortran) that cannot be "
-            "read in pieces"
+    if num_bytes > _SMALL_BYTES:
+        array = Reservation(f"{list(source.shape)} of {source.dtype}", num_bytes)
+        memory_ledger(f"{source.label}: reading it whole", None).add(array).check(
+            None,
+            "convert what is too large to be a split or a label, or lies in Fortran order, to a "
+            "smaller array in C order",
         )
 
 

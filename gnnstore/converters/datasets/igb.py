@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.raw import RawLayout, open_raw
 from gnnstore.converters.arrays.source import ArraySource
-from gnnstore.converters.edges.pairs import check_integers, edge_pairs
+from gnnstore.converters.edges.node_ids import check_integers, edge_pairs
 from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, open_input
 from gnnstore.converters.writer.graph_writer import GraphWriter

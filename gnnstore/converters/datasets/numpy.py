@@ -14,7 +14,7 @@ from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.raw import RawLayout
 from gnnstore.converters.arrays.row_taker import RowTaker
 from gnnstore.converters.arrays.source import ArraySource, read_one_number
-from gnnstore.converters.edges.pairs import check_edge_index, check_integers, edge_pairs
+from gnnstore.converters.edges.node_ids import check_edge_index, check_integers, edge_pairs
 from gnnstore.converters.features.external import ExternalFeatures, Paths, open_external
 from gnnstore.converters.inputs import PathLike, describe_files, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter

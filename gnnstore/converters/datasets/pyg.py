@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.source import MemoryArray
-from gnnstore.converters.edges.pairs import edge_pairs
+from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.edges.node_ids import id_dtype
-from gnnstore.errors import BudgetError
-from gnnstore.units import format_size
+from gnnstore.converters.memory import memory_ledger
 
 # Up to here one bit per possible id (512 MiB) beats sorting by far: marking an id costs
 # a few nanoseconds, sorting it about a hundred. Social networks' ids lie below.
@@ -60,10 +60,10 @@ class IdCollector:
     def __init__(self, dense_limit: int = DENSE_LIMIT, memory_bytes: int | None = None) -> None:
         self.num_added = 0
         self._max_id = -1
-        self._budget = None if memory_bytes is None else int(_SHARE * memory_bytes)
-        if self._budget is not None:
+        self._memory_bytes = memory_bytes
+        if memory_bytes is not None:
             # Growing the bitmap takes as much again for a moment.
-            dense_limit = min(dense_limit, 4 * self._budget)
+            dense_limit = min(dense_limit, 4 * int(_SHARE * memory_bytes))
         self._dense_limit = dense_limit
         self._words: npt.NDArray[np.uint64] | None = np.zeros(0, np.uint64)
         self._merged: npt.NDArray[np.int64] = np.empty(0, np.int64)
@@ -106,14 +106,12 @@ class IdCollector:
         self._max_id = max(self._max_id, highest)
 
     def _check_budget(self, num_ids: int) -> None:
-        needed = _MERGE_BYTES * num_ids
-        if self._budget is not None and needed > self._budget:
-            raise BudgetError(
-                f"numbering {num_ids} distinct ids or more, from a range too wide for a bitmap, "
-                f"takes {format_size(needed)} of memory, and no more than half of the "
-                f"{format_size(self._budget / _SHARE)} that are allowed may go to it; raise "
-                "memory_bytes (--memory), or number the nodes from 0 and pass num_nodes "
-                "(--num-nodes)"
+        if self._memory_bytes is not None:
+            memory = memory_ledger("numbering nodes by ids that vary widely", self._memory_bytes)
+            ids = Reservation(f"{num_ids} distinct ids", _MERGE_BYTES * num_ids)
+            edges = Reservation("edges to sort beside them", int(ids.fixed * (1 / _SHARE - 1)))
+            memory.add(ids, edges).check(
+                None, "number the nodes from 0 and pass num_nodes (--num-nodes)"
             )
 
     def _merge(self) -> None:

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.budget.limits import available_bytes
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.arrays.text.tables import NameBlock
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
 from gnnstore.converters.edges.node_ids import id_dtype
-from gnnstore.errors import BudgetError, CorruptStoreError, storage_error
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_regular
-from gnnstore.units import format_size
 
 # Of the memory allowed, for names: edges are to be sorted beside them.
 _SHARE = 0.5
@@ -58,9 +58,8 @@ class NameNumbering:
 
     def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
         self.num_nodes = self.name_bytes = self.memory_bytes = 0
-        self._limit = memory_bytes
-        allowed = available_bytes() if memory_bytes is None else memory_bytes
-        self._budget = int(_SHARE * allowed)
+        self._memory_bytes = memory_bytes
+        self._memory = memory_ledger("numbering the names of nodes", memory_bytes)
         self._numbers: dict[bytes, int] = {}
         self._spilled: _SpilledNames | None = None
         self._ids: IdMap | None = None
@@ -89,8 +88,8 @@ class NameNumbering:
         for block in read():
             self._spilled.add(block.names, block.first + num_ends)
             num_ends += 2 * len(block)
-        collector = IdCollector(memory_bytes=self._limit)
-        self.num_nodes, self.name_bytes = self._spilled.find_first(self._budget, collector)
+        collector = IdCollector(memory_bytes=self._memory_bytes)
+        self.num_nodes, self.name_bytes = self._spilled.find_first(self._memory, collector)
         self._ids = collector.finish()
         self.memory_bytes = self._ids.num_bytes
 
@@ -101,7 +100,7 @@ class NameNumbering:
                     self.num_nodes += 1
                     self.name_bytes += len(name)
             self.memory_bytes = _ENTRY_BYTES * self.num_nodes + self.name_bytes
-            if self.memory_bytes > self._budget:
+            if self._memory.add(*_dictionary(self.num_nodes, self.name_bytes)).left() < 0:
                 return False
         return True
 
@@ -126,6 +125,15 @@ class NameNumbering:
             self._spilled.close()
 
 
+def _dictionary(num_names: int, name_bytes: int) -> tuple[Reservation, Reservation]:
+    """Return the memory of a dictionary of names, and of the edges to sort beside it."""
+    num_bytes = _ENTRY_BYTES * num_names + name_bytes
+    return (
+        Reservation(f"{num_names} names or more", num_bytes),
+        Reservation("edges to sort beside them", int(num_bytes * (1 / _SHARE - 1))),
+    )
+
+
 class _SpilledNames:
     """Names in files, divided by a hash into parts: those that came, then the distinct ones."""
 
@@ -148,7 +156,7 @@ class _SpilledNames:
             self._append(f"{part}", [names[i] for i in chosen.tolist()], first[chosen])
             self._counts[part] += len(chosen)
 
-    def find_first(self, budget: int, collector: IdCollector) -> tuple[int, int]:
+    def find_first(self, memory: Ledger, collector: IdCollector) -> tuple[int, int]:
         """Find where each name appears first; return how many there are, and their bytes."""
         for part in range(_NUM_PARTS):
             known: dict[bytes, int] = {}
@@ -159,12 +167,7 @@ class _SpilledNames:
                 ]
                 resolved = np.array(found, np.int64)
                 num_bytes += sum(len(names[i]) for i in np.flatnonzero(resolved == first))
-                if (needed := _ENTRY_BYTES * len(known) + num_bytes) > budget:
-                    raise BudgetError(
-                        f"numbering the names of nodes takes more than {format_size(needed)} of "
-                        "memory, and no more than half of what is allowed may go to it; raise "
-                        "memory_bytes (--memory)"
-                    )
+                memory.add(*_dictionary(len(known), num_bytes)).check()
                 self._write("ids", resolved.tobytes())
             firsts = np.fromiter(known.values(), np.int64, len(known))
             collector.add(firsts)

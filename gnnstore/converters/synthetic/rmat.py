@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.builder import num_build_threads
+from gnnstore.converters.edges.columns import num_build_threads
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.builder import BuiltEdges, EdgeChunk
+from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter

@@ -22,10 +22,10 @@ from numpy.random import default_rng
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
-from gnnstore.converters.edges.builder import estimate_peak_bytes, num_build_threads
+from gnnstore.converters.edges.columns import estimate_peak_bytes, num_build_threads
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.spill.runs import record_bytes_for, spill_bytes_per_edge
+from gnnstore.converters.edges.runs import record_bytes_for, spill_bytes_per_edge
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import GnnstoreError
 from gnnstore.units import format_duration, format_size

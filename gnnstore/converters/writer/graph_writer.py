@@ -20,7 +20,6 @@ from gnnstore.converters.arrays.row_taker import RowTaker
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.spill.builder import make_edge_builder
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, check_rows
@@ -108,11 +107,11 @@ class GraphWriter:
             )
             if num_nodes is not None:
                 check_pointers(self._store, num_nodes)
-            self._builder: EdgeBuilder = make_edge_builder(
+            self._builder = EdgeBuilder(
                 rules,
+                self.spill_directory,
                 num_nodes=num_nodes,
                 memory_bytes=self.options.memory_bytes,
-                spill_directory=self.spill_directory,
                 journal=self.journal,
             )
         except BaseException:
@@ -144,7 +143,7 @@ class GraphWriter:
             raise InputError(
                 f"the input says {self.num_nodes} nodes in one place and {num_nodes} in another"
             )
-        self._builder.set_num_nodes(num_nodes)
+        self._builder.buffer.set_num_nodes(num_nodes)
         check_pointers(self._store, num_nodes)
         self._nodes.num_nodes = num_nodes
         for where, values in self._splits.values():
@@ -192,7 +191,7 @@ class GraphWriter:
         Raises
         ------
         InputError, NoSpaceError, StorageError, BudgetError
-            See `SpillingEdgeBuilder.add`.
+            See `EdgeBuilder.add`.
         """
         if not self.has_edges:
             self._builder.add(sources, targets, attributes or {}, where)

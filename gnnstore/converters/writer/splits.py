@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.edges.node_ids import check_ids
-from gnnstore.errors import BudgetError, InputError
-from gnnstore.units import format_size
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.errors import InputError
 
 # Every name that public data sets use -> the name in a store.
 _SUFFIXES = ("", "_mask", "_idx")
@@ -54,12 +55,9 @@ def read_split(
         raise InputError(
             f"{source.label}: has {num_entries} entries, but the graph has {num_nodes} nodes"
         )
-    needed = _BYTES_PER_ENTRY * num_entries
-    if memory_bytes is not None and needed > memory_bytes:
-        raise BudgetError(
-            f"{source.label}: a split of {num_entries} entries takes {format_size(needed)} of "
-            f"memory, and {format_size(memory_bytes)} are allowed; raise memory_bytes (--memory)"
-        )
+    if memory_bytes is not None:
+        entries = Reservation(f"a split of {num_entries} entries", _BYTES_PER_ENTRY * num_entries)
+        memory_ledger(f"{source.label}: reading it", memory_bytes).add(entries).check()
     return source.read()
 
 

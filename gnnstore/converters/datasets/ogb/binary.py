@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.source import ArraySource, read_one_number
-from gnnstore.converters.edges.pairs import edge_pairs
+from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError

@@ -13,7 +13,7 @@ from pathlib import Path
 from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
-from gnnstore.converters.edges.pairs import check_edge_index, edge_pairs
+from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs
 from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError

@@ -9,9 +9,8 @@ that reads twice what a copy in between would write and read.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.builder import EdgeChunk
+from gnnstore.converters.edges.columns import EdgeChunk
 from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.edges.ranges import Range, plan_ranges
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.spill.ranges import Range, plan_ranges
-from gnnstore.converters.edges.spill.runs import SpilledPart, read_exactly
+from gnnstore.converters.edges.runs import SpilledPart, read_exactly
+from gnnstore.converters.read_ahead import map_in_order
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.container.journal import Journal
 
@@ -281,21 +281,13 @@ class SpilledEdges:
 
     def _in_order(self, work: Callable[[Range], T]) -> Iterator[T]:
         """Yield what `work` makes of every range, in order; threads work ahead."""
-        max_ahead = self._num_threads
         ranges = plan_ranges(self._runs, self.num_nodes, self._max_records, self._max_records)
-        waiting: deque[Future[T]] = deque()
-        pool = ThreadPoolExecutor(self._num_threads, "gnnstore-merge")
-        try:
-            for piece in ranges:
-                waiting.append(pool.submit(work, piece))
-                if len(waiting) > max_ahead:
-                    yield waiting.popleft().result()
-                    _core.pool_trim(self._range_bytes)
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-            _core.pool_trim()
+        with closing(map_in_order(work, ranges, self._num_threads)) as done:
+            for result in done:
+                yield result
+                del result  # held by nobody but the consumer
+                _core.pool_trim(self._range_bytes)
+        _core.pool_trim()
 
     def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order: a chunk for each range."""

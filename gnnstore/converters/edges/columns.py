@@ -1,0 +1,229 @@
+"""Edges in memory sorted into columns: the adjacency as the writer takes it, chunk by chunk.
+
+Sources are sorted by target, and by source within a target (CSC). `merge.py` makes the same of
+edges that do not fit in memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.edges.buffer import EdgeBuffer
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.edges.rules import (
+    EdgeRules,
+    compact_columns,
+    is_identity,
+    missing_self_loops,
+)
+
+# Chunks in which finished edges are handed over: large enough for sequential writes.
+CHUNK_EDGES = 2**21
+# Beside its outputs, `csc_from_coo` takes the low bits of each edge's target, and for each thread
+# the keys and ids of the longest column, or of a few columns that it sorts at once.
+_SHORT_TARGETS, _SHORT_TARGET_BYTES, _LONG_TARGET_BYTES = 2**27, 2, 4
+_NARROW_KEYS, _NARROW_SCRATCH_BYTES, _WIDE_SCRATCH_BYTES = 2**32 - 1, 24, 40
+_GROUP_EDGES, _GROUP_SHARE = 2**16, 256
+
+
+@dataclass(frozen=True)
+class EdgeChunk:
+    """Consecutive edges of the finished adjacency.
+
+    Attributes
+    ----------
+    indices : ndarray of int32 or int64, shape [k]
+        Source nodes.
+    edge_id : ndarray of int32 or int64, shape [k], or None
+        Positions in the input.
+    attributes : Mapping of str to ndarray [k, ...]
+        Attribute rows of these edges; zeros for self-loops that were added.
+    indptr : ndarray of int64, shape [c]
+        The next entries of `indptr`; those of all chunks are its N + 1 entries.
+    added : ndarray of bool, shape [k], or None
+        Which edges are self-loops that were added; None if none are.
+    """
+
+    indices: npt.NDArray[Any]
+    edge_id: npt.NDArray[Any] | None
+    attributes: Mapping[str, npt.NDArray[Any]]
+    indptr: npt.NDArray[np.int64]
+    added: npt.NDArray[np.bool_] | None = None
+
+
+class BuiltEdges(Protocol):
+    """A finished adjacency: sizes first, then its edges in order, once.
+
+    Attributes
+    ----------
+    num_nodes, num_edges : int
+        N and E.
+    index_dtype : np.dtype
+        int32 if N < 2**31, else int64.
+    edge_id_dtype : np.dtype or None
+        None if edges keep no ids of their own.
+    """
+
+    num_nodes: int
+    num_edges: int
+    index_dtype: np.dtype[Any]
+    edge_id_dtype: np.dtype[Any] | None
+
+    def chunks(self) -> Iterator[EdgeChunk]:
+        """Yield all edges in column order, sorted by source within a column.
+
+        There is at least one chunk, so that attributes are known even without edges.
+        """
+
+    def close(self) -> None:
+        """Remove what the edges were kept in: they are written, and durable."""
+
+
+def num_build_threads() -> int:
+    """Return how many threads sort columns: the processors we may use, at most 8."""
+    return min(8, len(os.sched_getaffinity(0)))
+
+
+def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemoryEdges:
+    """Sort the edges of a buffer into columns; the buffer is empty afterwards.
+
+    At its peak this takes what `estimate_peak_bytes` and `sort_scratch` say.
+    """
+    num_edges = buffer.num_edges
+    loops = np.empty(0, np.int64)
+    if rules.self_loops == "add":
+        loops = missing_self_loops(_loop_nodes(buffer), num_nodes)
+    sources, targets = join_ends(buffer, rules, num_nodes, loops)
+    attributes = {name: rows.joined() for name, rows in (buffer.attributes or {}).items()}
+    indptr, indices, edge_id = _core.csc_from_coo(
+        sources,
+        targets,
+        num_nodes,
+        num_threads=num_build_threads(),
+        with_edge_id=bool(rules.keep_ids or attributes),
+    )
+    del sources, targets
+    _core.pool_trim()  # the kernel's scratch memory
+    indices, edge_id = compact_columns(indptr, indices, edge_id, rules)
+    return InMemoryEdges(indptr, indices, edge_id, rules, attributes, num_input_edges=num_edges)
+
+
+def _loop_nodes(buffer: EdgeBuffer) -> Iterator[npt.NDArray[Any]]:
+    """Yield the nodes with a self-loop, block by block."""
+    for sources, targets in zip(buffer.sources, buffer.targets, strict=True):
+        yield sources[sources == targets]
+
+
+def join_ends(
+    buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int, loops: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Join the edges, their reverses and the added self-loops; blocks are freed as they go."""
+    dtype, edges = id_dtype(num_nodes), buffer.num_edges
+    total = edges * rules.copies + len(loops)
+    sources, targets = np.empty(total, dtype), np.empty(total, dtype)
+    for blocks, ends, reverse_ends in (
+        (buffer.sources, sources, targets),
+        (buffer.targets, targets, sources),
+    ):
+        for place, ids in blocks.drain():
+            ends[place] = ids
+            if rules.undirected:
+                reverse_ends[edges + place.start : edges + place.stop] = ids
+        ends[total - len(loops) :] = loops
+    return sources, targets
+
+
+@dataclass
+class InMemoryEdges:
+    """A finished adjacency in memory, as `BuiltEdges`."""
+
+    indptr: npt.NDArray[np.int64]
+    _indices: npt.NDArray[Any]
+    _edge_id: npt.NDArray[Any] | None
+    _rules: EdgeRules
+    _attributes: Mapping[str, npt.NDArray[Any]]
+    num_input_edges: int
+    num_nodes: int = field(init=False)
+    num_edges: int = field(init=False)
+    index_dtype: np.dtype[Any] = field(init=False)
+    edge_id_dtype: np.dtype[Any] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.num_nodes = len(self.indptr) - 1
+        self.num_edges = len(self._indices)
+        self.index_dtype = self._indices.dtype
+        if self._edge_id is not None and self._rules.keep_ids and not is_identity(self._edge_id):
+            self.edge_id_dtype = self._edge_id.dtype
+
+    def chunks(self) -> Iterator[EdgeChunk]:
+        """Yield all edges in column order; one empty chunk, if there are none."""
+        for begin in range(0, max(1, self.num_edges), CHUNK_EDGES):
+            part = slice(begin, min(begin + CHUNK_EDGES, self.num_edges))
+            ids = None if self._edge_id is None else self._edge_id[part]
+            attributes, added = {}, None
+            if ids is not None and self._attributes:
+                rows, added = self._rules.attribute_rows(ids, self.num_input_edges)
+                for name, values in self._attributes.items():
+                    attributes[name] = _take_rows(values, rows, added)
+            stored_ids = None if self.edge_id_dtype is None else ids
+            # All of indptr comes with the first chunk, as it is in memory anyway.
+            pointers = self.indptr[: 0 if begin else None]
+            yield EdgeChunk(self._indices[part], stored_ids, attributes, pointers, added)
+
+    def close(self) -> None:
+        """Do nothing: memory goes with the object."""
+
+
+def _take_rows(
+    values: npt.NDArray[Any], rows: npt.NDArray[np.int64], added: npt.NDArray[np.bool_] | None
+) -> npt.NDArray[Any]:
+    if added is None or not added.any():
+        return values[rows]
+    taken = np.zeros((len(rows), *values.shape[1:]), values.dtype)
+    taken[~added] = values[rows[~added]]
+    return taken
+
+
+def estimate_peak_bytes(
+    rules: EdgeRules, num_edges: int, num_nodes: int, attribute_bytes_per_edge: int
+) -> int:
+    """Return the memory that `sort_edges` takes at its peak, beside `sort_scratch`.
+
+    At that moment the edges as pairs of ids (2 per edge), the columns (1 id, and 1 edge id
+    if there are any), the low bits of targets and `indptr` exist side by side, and the
+    attributes as they came.
+    """
+    total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
+    id_bytes = id_dtype(num_nodes).itemsize
+    has_ids = rules.keep_ids or attribute_bytes_per_edge > 0
+    edge_id_bytes = id_dtype(total).itemsize if has_ids else 0
+    low_bytes = _SHORT_TARGET_BYTES if num_nodes <= _SHORT_TARGETS else _LONG_TARGET_BYTES
+    columns = (3 * id_bytes + edge_id_bytes + low_bytes) * total + 8 * (num_nodes + 1)
+    return columns + attribute_bytes_per_edge * num_edges
+
+
+def sort_scratch(num_nodes: int, edges_at_once: int) -> Reservation:
+    """Return the memory in which the kernel's threads sort so many edges at once."""
+    is_narrow = max(num_nodes, edges_at_once) <= _NARROW_KEYS
+    edge_bytes = _NARROW_SCRATCH_BYTES if is_narrow else _WIDE_SCRATCH_BYTES
+    return Reservation("scratch to sort in", edge_bytes * edges_at_once * num_build_threads())
+
+
+def longest_sort(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> int:
+    """Return the most edges that a thread sorts at once: a group of columns, or the longest."""
+    counts = np.zeros(num_nodes, np.int64)
+    for blocks in (buffer.targets, buffer.sources)[: rules.copies]:
+        for ids in blocks:
+            for begin in range(0, len(ids), CHUNK_EDGES):
+                np.add.at(counts, ids[begin : begin + CHUNK_EDGES].astype(np.intp), 1)
+    total = buffer.num_edges * rules.copies
+    group = min(total, max(_GROUP_EDGES, total // _GROUP_SHARE))
+    return max(group, int(counts.max(initial=0)))

@@ -1,1 +1,0 @@
-"""Edges that do not fit in memory: sorted runs, merged by range."""
