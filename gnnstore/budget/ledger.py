@@ -221,17 +221,20 @@ class Ledger:
         return found
 
 
-def least_more(fits: Callable[[int], bool], guess: int = 1) -> int:
+def least_more(missing: Callable[[int], int]) -> int:
     """Return the fewest bytes by which a limit must grow.
 
     Parameters
     ----------
-    fits : callable
-        Returns whether so many bytes more will do: once they do, more do as well.
-    guess : int
-        A number to begin with.
+    missing : callable
+        Returns how many bytes are too few with so many more, about: 0 once they will do, and then
+        more do as well. The better it tells, the less often it is asked.
     """
-    low, high = 0, max(1, guess)
-    while not fits(high):
-        low, high = high, 2 * high
-    return low + 1 + bisect_left(range(low + 1, high), True, key=fits)
+    low, high = -1, 0
+    while too_few := missing(high):
+        low, high = high, high + too_few
+    step = 1
+    while high - step > low and not missing(high - step):
+        high, step = high - step, 2 * step
+    low = max(low, high - step)
+    return bisect_left(range(high), True, low + 1, key=lambda more: not missing(more))

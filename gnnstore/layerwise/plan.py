@@ -228,7 +228,7 @@ def _refusal(
             f"{who} needs {format_size(least_bytes)} of the GPU's memory for {block}, but may take "
             f"{format_size(room)} of it; run on device='cpu', or {remedy}"
         )
-    more = least_more(lambda more: memory(memory_bytes + more).left() >= least_bytes)
+    more = least_more(lambda more: max(0, least_bytes - memory(memory_bytes + more).left()))
     ledger = replace(ledger.add(Reservation(block, least_bytes)), who=who, raise_by=more)
     return ledger.refusal(None, remedy)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -98,9 +99,17 @@ def test_the_largest_is_what_trying_finds(
     assert found == n or ledger.left({**beside, size: found + 1}) < 0
 
 
-@given(needed=st.integers(1, 10**12), guess=st.integers(1, 10**10))
-def test_the_fewest_more_that_do(needed: int, guess: int) -> None:
-    assert least_more(lambda more: more >= needed, guess) == needed
+@given(needed=st.integers(0, 10**12), told=st.floats(0.1, 1000), known=st.integers(0, 10**12))
+def test_the_fewest_more_that_do(needed: int, told: float, known: int) -> None:
+    asked = []
+
+    def missing(more: int) -> int:
+        asked.append(more)
+        # All that is missing beyond what is known to be, and of that a share or a multiple.
+        return max(0, known - more) or max(0, math.ceil((needed - more) * told))
+
+    assert least_more(missing) == max(needed, known)
+    assert len(asked) <= 3 or known < needed
 
 
 def test_phases_do_not_add_up() -> None:

@@ -187,8 +187,7 @@ class LookaheadSizer:
         seen = self.see_many()
         if seen.margin <= _MOST_MARGIN:
             division = replace(division, seen=seen, depth="minimal")
-        raise_by = 0 if division.fits_with(0) else least_more(division.fits_with)
-        return division.size(raise_by)
+        return division.size(raise_by=least_more(division.missing_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,15 +262,15 @@ class _Division:
             needed,
         )
 
-    def fits_with(self, more: int) -> bool:
-        """Whether so many more bytes of memory will do."""
+    def missing_bytes(self, more: int) -> int:
+        """Return the bytes that are too few with so many more bytes of memory, about."""
         try:
             division = replace(self, placement=self.of.placed(more))
             held = division._held()
-            division._sizer(held.add(*division._sampling(held))).choose()
-        except BudgetError:
-            return False
-        return True
+            division._sizer(held.add(*division._sampling(held))).check()
+        except BudgetError as error:
+            return error.missing_bytes or max(1, more)
+        return 0
 
     @property
     def packs(self) -> bool:

@@ -203,6 +203,14 @@ class SuperbatchSizer:
     def _left_bytes(self) -> int:
         return self.memory.left()
 
+    @property
+    def _counts(self) -> range:
+        """The numbers of batches that may be planned at a time."""
+        most = max(1, min(self.num_batches, MAX_BATCHES))
+        given = self.settings.num_batches
+        least = min(2 if given is None else given, most)
+        return range(least, (most if given is None else least) + 1)
+
     def size_of(self, num_batches: int) -> SuperbatchSize:
         """Return what a superbatch of so many batches leaves for a cache.
 
@@ -254,11 +262,10 @@ class SuperbatchSizer:
             If not even two batches can be planned at a time, or a size that was given does not
             fit.
         """
-        most = max(1, min(self.num_batches, MAX_BATCHES))
-        if self.settings.num_batches is not None:
-            return self.size_of(min(self.settings.num_batches, most))
-        least = min(2, most)
-        largest = self._most_batches(range(least, most + 1))
+        least, *others = self._counts
+        if not others:
+            return self.size_of(least)
+        largest = self._most_batches(self._counts)
         if cost is None:
             return self.size_of(largest)
         tried: list[tuple[float, SuperbatchSize]] = []
@@ -279,6 +286,20 @@ class SuperbatchSizer:
             largest = max(least, largest // 2 if will_do else largest * 7 // 8)
         # Of equal ones the smallest: it is planned soonest.
         return min(reversed(tried), key=lambda one: one[0])[1]
+
+    def check(self) -> None:
+        """Check that some size fits.
+
+        Raises
+        ------
+        BudgetError
+            As `choose`.
+        """
+        try:
+            # Where any size fits this one nearly always does, at a hundredth of the work.
+            self.size_of(self._counts[0])
+        except BudgetError:
+            self.choose()
 
     def takes_from_rows(self, size: SuperbatchSize) -> bool:
         """Whether plans take so much memory that fewer batches at a time might miss less."""
