@@ -8,7 +8,7 @@ follow a batch from its seeds to `Data`; compiled kernels and what runs once, be
 A superbatch has four batches here, so that while one is followed the next is sampled, planned and
 packed. The consumer pauses for each batch as a model does. Threads differ from run to run in what
 they have done before batch 5, so the modules of all `--repeats` are put together.
-Run `python -m benchmarks.batch_path`.
+Run `python -m benchmarks.batch_path`; with `--functions` it lists what is called in each module.
 """
 
 from __future__ import annotations
@@ -43,20 +43,21 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 class Profile:
-    """Notes the modules whose functions are called, while it is told to."""
+    """Notes the functions that are called, by module, while it is told to."""
 
     def __init__(self) -> None:
         self.is_on = False
-        self.modules: set[str] = set()
+        self.functions: set[tuple[str, str]] = set()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         """Take a call."""
         if self.is_on and event == "call":
-            self.modules.add(frame.f_globals.get("__name__", ""))
+            module = frame.f_globals.get("__name__", "")
+            self.functions.add((module, frame.f_code.co_qualname))
 
 
-def trace(store: Path, **options: Any) -> set[str]:
-    """Return the modules of gnnstore that some batches of a second epoch enter."""
+def trace(store: Path, **options: Any) -> set[tuple[str, str]]:
+    """Return the functions of gnnstore that some batches of a second epoch enter, by module."""
     profile = Profile()
     threading.setprofile(profile)
     sys.setprofile(profile)
@@ -84,7 +85,7 @@ def trace(store: Path, **options: Any) -> set[str]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return {name for name in profile.modules if name.partition(".")[0] == "gnnstore"}
+    return {(m, name) for m, name in profile.functions if m.partition(".")[0] == "gnnstore"}
 
 
 def pack(store: Path, output: Path) -> Path:
@@ -118,10 +119,21 @@ def by_folder(modules: Iterable[str]) -> list[str]:
     return lines
 
 
+def by_module(functions: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line for each module, with its functions that were called."""
+    return [
+        f"{module}: {', '.join(name.replace('.<locals>', '') for _, name in names)}"
+        for module, names in groupby(sorted(functions), key=lambda function: function[0])
+    ]
+
+
 def main() -> None:
     """Trace each strategy, and print the modules."""
     options = parser(__doc__)
     options.set_defaults(repeats=5)
+    options.add_argument(
+        "--functions", action="store_true", help="print the functions of each module too"
+    )
     arguments = options.parse_args()
     repeats = min(arguments.repeats, 2) if arguments.quick else arguments.repeats
     entered: dict[str, list[str]] = {}
@@ -132,10 +144,13 @@ def main() -> None:
             if name == "saved plan":
                 given = {**given, "plan": pack(store, Path(temporary) / "plan")}  # noqa: PLW2901
             found = [trace(store, **given) for _ in range(repeats)]
-            entered[name] = sorted(set().union(*found))
-            spread = f"{min(map(len, found))} to {max(map(len, found))} in one run"
+            functions = set().union(*found)
+            entered[name] = sorted({module for module, _ in functions})
+            counts = [len({module for module, _ in one}) for one in found]
+            spread = f"{min(counts)} to {max(counts)} in one run"
             rows.append((name, f"{len(entered[name])} modules ({spread})"))
-            rows += [("", line) for line in by_folder(entered[name])]
+            lines = by_module(functions) if arguments.functions else by_folder(entered[name])
+            rows += [("", line) for line in lines]
     report(
         f"modules of gnnstore that batches {FIRST} to {LAST} of a second epoch enter",
         rows,

@@ -29,9 +29,8 @@ import numpy as np
 from benchmarks.harness import Turn, measure, parser, report, spread
 from benchmarks.parts import sequential
 from benchmarks.reads import write_table
+from gnnstore._core import ReadCounts, empty
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.features.direct import DirectRows
@@ -98,7 +97,7 @@ class Workload:
             out = empty((len(self.trace.batch(i)) * self.row_bytes,), np.uint8)
             return packed.read(i, "x", out)
 
-        counts = NO_READS
+        counts = ReadCounts()
 
         def work() -> float:
             nonlocal counts
@@ -107,7 +106,7 @@ class Workload:
                     counts += one_counts  # type: ignore[operator]
             return float(counts.bytes_read)
 
-        return measure(work), counts.amplification
+        return measure(work), counts.bytes_read / counts.bytes_useful
 
     def pack_one_by_one(self) -> Turn:
         """Read the rows of some batches row by row, and write them; counts bytes of rows."""

@@ -106,9 +106,11 @@ class Table:
         reader = _core.Reader(engine, queue_depth=depth)
         reader.describe()  # makes the engine, outside the time
         return self._turn(
-            lambda: reader.read_ranges(
-                files, zeros, offsets * BLOCK_BYTES, zeros + BLOCK_BYTES, places, out
-            )["reads"]
+            lambda: (
+                reader.read_ranges(
+                    files, zeros, offsets * BLOCK_BYTES, zeros + BLOCK_BYTES, places, out
+                ).reads
+            )
         )
 
     def plain(self, num_threads: int) -> Turn:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine, remedy_for
 from gnnstore.errors import StorageError, storage_error
 from gnnstore.features.files import FileRows
@@ -65,7 +65,7 @@ class DirectRows(RowSource):
             As in `read_rows`; also if a slot is out of range.
         """
         if out.size == 0:
-            return NO_READS
+            return ReadCounts()
         stored = self.stored
         try:
             counts = stored.engine.reader.gather_rows(
@@ -78,7 +78,7 @@ class DirectRows(RowSource):
             )
         except OSError as error:
             raise self._error(error) from error
-        return ReadCounts.of(counts)
+        return counts
 
     def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
         """Fill `out` with consecutive rows, in large reads if rows fill their pages.
@@ -94,7 +94,7 @@ class DirectRows(RowSource):
             counts = self.stored.read_range(first, out)
         except OSError as error:
             raise self._error(error) from error
-        return replace(counts, rows_read=len(out))
+        return counts + ReadCounts(rows_read=len(out))
 
     def _error(self, error: OSError) -> StorageError:
         array, engine = self.stored.array, self.stored.engine

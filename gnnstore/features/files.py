@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import storage_error
 from gnnstore.formats.arrays.paged_array import PagedArray
@@ -89,12 +89,12 @@ class FileRows:
         if not 0 <= first <= last <= self.num_rows:
             raise IndexError(f"[{first}, {last}) is not within [0, {self.num_rows})")
         if out.size == 0:
-            return NO_READS
+            return ReadCounts()
         shard_rows, row_bytes = self.array.layout.shard_rows, self.row_bytes
         shards = np.arange(first // shard_rows, (last - 1) // shard_rows + 1)
         begins = np.maximum(shards * shard_rows, first)
         ends = np.minimum((shards + 1) * shard_rows, last)
-        counts = self.engine.reader.read_ranges(
+        return self.engine.reader.read_ranges(
             self.files,
             shards,
             (begins - shards * shard_rows) * row_bytes,
@@ -102,4 +102,3 @@ class FileRows:
             (begins - first) * row_bytes,
             out.reshape(-1).view(np.uint8),
         )
-        return ReadCounts.of(counts)

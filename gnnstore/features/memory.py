@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.arrays.paged_array import PagedArray
 
@@ -120,4 +120,4 @@ def _copy(
             row_bytes=spec.row_bytes,
             **options,
         )
-    return NO_READS
+    return ReadCounts()

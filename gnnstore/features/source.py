@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 
@@ -94,7 +93,7 @@ class RowRequest(NamedTuple):
     def copy_cached(self, out: npt.NDArray[Any]) -> ReadCounts:
         """Copy the cached rows to their places in `out`, with a few threads."""
         if self.cache is None or self.slots is None or out.nbytes == 0:
-            return NO_READS
+            return ReadCounts()
         copied = _core.copy_from_slots(
             self.cache,
             self.slots,
@@ -148,7 +147,7 @@ class RowSource(ABC):
         if request.slots is None:
             return self.read_rows(request.ids, out)
         positions = np.flatnonzero(request.slots < 0)
-        counts = NO_READS
+        counts = ReadCounts()
         if len(positions):
             rows = empty((len(positions), *out.shape[1:]), out.dtype)
             counts = self.read_rows(request.ids[positions], rows)

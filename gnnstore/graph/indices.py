@@ -9,8 +9,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.files import FileRows
@@ -39,7 +38,7 @@ class IndexRows:
             )
         self._files = files
         self._rows = rows
-        self._counts = NO_READS
+        self._counts = ReadCounts()
         self._lock = threading.Lock()
 
     @classmethod

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
-from gnnstore.disk.buffers import trim
+from gnnstore._core import pool_trim
 from gnnstore.disk.engines import ENVIRONMENT_VARIABLE, Engine, open_engine
 from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.source import RowSource, Tier
@@ -129,7 +129,7 @@ class SharedTables:
             if known is not None:
                 del self._planned[key]
                 known.retire()  # loaders that still use it read every row from now on
-                trim(0)  # of another size, the new ones would not fit where these lay
+                pool_trim(0)  # of another size, the new ones would not fit where these lay
             self._planned[key] = PlannedCache(tables, num_slots)
             return self._planned[key]
 
@@ -197,7 +197,7 @@ class SharedTables:
             for planned in self._planned.values():
                 planned.retire()
             self._planned.clear()
-        trim(0)
+        pool_trim(0)
 
     def csc(self, store: GraphStore, mode: TopologyMode, num_threads: int) -> Csc:
         """Return the topology's arrays, in memory or mapped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.sampling.disk import DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler
 
@@ -47,7 +47,7 @@ class Topology:
     @property
     def counts(self) -> ReadCounts:
         """Reads of in-neighbours so far."""
-        return NO_READS if self.rows is None else self.rows.counts
+        return ReadCounts() if self.rows is None else self.rows.counts
 
     def sampler(self, config: SamplingConfig, index_dtype: IndexDtype) -> NeighborSampler:
         """Return a sampler; its batches are the same wherever the topology lies."""

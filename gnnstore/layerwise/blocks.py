@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from gnnstore import _core
-from gnnstore.disk.buffers import empty, trim
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.errors import BudgetError
 from gnnstore.layerwise.graph import LISTED_BYTES, GraphReader
 from gnnstore.layerwise.limits import BlockLimits, block_sizes
@@ -90,7 +89,7 @@ class BlockMaker:
     @property
     def bytes_read(self) -> int:
         """Bytes of all reads: of rows, of the graph, and for packing."""
-        packing = NO_READS if self._packer is None else self._packer.counts
+        packing = ReadCounts() if self._packer is None else self._packer.counts
         total = self.counts + self._graph.counts + packing
         return total.bytes_read - self._bytes_before
 
@@ -162,7 +161,7 @@ class BlockMaker:
     def _recycle(self, num_edges: int, num_rows: int) -> None:
         """Free the buffers of earlier blocks that this one has no use for."""
         if self._takes or not self._kind.is_as_stored:
-            trim(0)  # converted rows come in buffers of sizes that are never the same
+            pool_trim(0)  # converted rows come in buffers of sizes that are never the same
         else:
             self._recycled.prepare(8 * num_edges, self._rows.memory_bytes(num_rows))
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.errors import CorruptStoreError
 from gnnstore.features.source import RowSource
 from gnnstore.graph.indices import IndexRows
@@ -124,12 +124,12 @@ class GraphReader:
         self._indices = (
             None if indices is None else OrderedReader(indices, pieces.read_ids, workers)
         )
-        self._counts = NO_READS
+        self._counts = ReadCounts()
 
     @property
     def counts(self) -> ReadCounts:
         """Reads so far."""
-        indices = NO_READS if self._indices is None else self._indices.counts
+        indices = ReadCounts() if self._indices is None else self._indices.counts
         return self._indptr.counts + indices + self._counts
 
     def begins(self, first: int, last: int) -> npt.NDArray[np.int64]:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore._core import ReadCounts
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
@@ -93,7 +93,7 @@ class BlockPacker:
         self._packed: PackedSuperbatch | None = None
         self._is_wanted = True
         self.bytes_written = 0
-        self.counts = NO_READS
+        self.counts = ReadCounts()
         self.stop = threading.Event()
 
     def find(self, first: int, num_nodes: int, outline: Outline) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore.disk.buffers import release, release_heap
+from gnnstore._core import release_heap, release_memory
 from gnnstore.errors import UsageError
 from gnnstore.formats import PagedArrayWriter
 from gnnstore.layerwise.blocks import BlockMaker, MadeBlock
@@ -151,7 +151,7 @@ def run_pass(
         for num_rows in written:
             phase.advance(num_rows)
     wrote = perf_counter() - begun - waited - ran
-    release()
+    release_memory()
     return PassStats(
         call.layer.name,
         call.form,

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gnnstore.disk.buffers import empty, trim
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.features.source import RowSource
 from gnnstore.graph.store import as_tensor
 from gnnstore.layerwise.models.calls import RowKind
@@ -73,7 +72,7 @@ class RowReader:
         self._part_rows = part_rows(kind, part_bytes)
         self._workers = workers
         self._packer = packer
-        self.counts = NO_READS
+        self.counts = ReadCounts()
 
     def memory_bytes(self, num_rows: int) -> int:
         """Return the size of the buffer that `read` takes for so many rows."""
@@ -176,7 +175,7 @@ class RecycledBlocks:
         sizes = tuple(_size_class(each) for each in num_bytes)
         is_same = len(self._sizes) == self._sizes.maxlen and self._sizes[0] == sizes
         if not is_same:
-            trim(0)
+            pool_trim(0)
         self._sizes.append(sizes)
         return is_same
 

@@ -15,8 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from gnnstore.disk.buffers import keep_within_budget, trim
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
 from gnnstore.parallel import Lookahead, ordered_map
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
@@ -327,7 +326,7 @@ class PreparedBatch:
         self.seconds_sampling = 0.0
         self.seconds_gathering = 0.0
         self.bytes_gathered = 0
-        self.counts = NO_READS
+        self.counts = ReadCounts()
 
 
 class Totals:
@@ -343,14 +342,13 @@ class Totals:
 
     def __init__(self) -> None:
         self.amounts: dict[str, float] = {}
-        self.counts = NO_READS
+        self.counts = ReadCounts()
 
     def add(self, counts: ReadCounts, **amounts: float) -> None:
         """Count a batch."""
         known = self.amounts
         self.amounts = {name: known.get(name, 0) + amount for name, amount in amounts.items()}
-        if counts is not NO_READS:
-            self.counts += counts
+        self.counts += counts
 
 
 @dataclass(frozen=True, eq=False)
@@ -490,7 +488,7 @@ def load_batches(
             yield number, index
 
     if lookahead.recycled_bytes is not None:
-        keep_within_budget()
+        pool_exchange(True)
     with limits_named("prepare a batch"), ExitStack() as stack:
         tasks: Iterable[Task] = stack.enter_context(source.epoch(planned(), run))
         batches = ordered_map(
@@ -510,7 +508,7 @@ def load_batches(
             recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
             lookahead.observe(batch.num_bytes)
             if lookahead.recycled_bytes is not None:
-                trim(lookahead.recycled_bytes)
+                pool_trim(lookahead.recycled_bytes)
             output = finisher.finish(batch, (end_ns - start_ns) * 1e-9)
             iteration.position, iteration.is_left = ahead.popleft(), False
             start_ns = time.perf_counter_ns()

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from gnnstore.disk.counts import ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.units import format_size
 
 # ru_maxrss counts KiB on Linux and bytes on macOS.
@@ -123,17 +123,18 @@ class LoaderStats:
     @property
     def amplification(self) -> float:
         """Bytes read for each byte that was asked for; 0 where nothing was read."""
-        return self._counts.amplification
+        return self.bytes_read / self.bytes_useful if self.bytes_useful else 0.0
 
     @property
     def mean_queue_depth(self) -> float:
         """Reads in flight while a thread waited; 0 where none did."""
-        return self._counts.mean_queue_depth
+        return self.depth_sum / self.waits if self.waits else 0.0
 
     @property
     def hit_rate(self) -> float:
         """Share of the rows that came from the cache; 0 where none was asked for."""
-        return self._counts.hit_rate
+        rows = self.rows_cached + self.rows_read
+        return self.rows_cached / rows if rows else 0.0
 
     @property
     def waiting_epoch_seconds(self) -> float:
@@ -144,17 +145,6 @@ class LoaderStats:
         if not self.batches:
             return math.nan
         return self.seconds_waiting / self.batches * self.epoch_batches
-
-    @property
-    def _counts(self) -> ReadCounts:
-        return ReadCounts(
-            bytes_read=self.bytes_read,
-            bytes_useful=self.bytes_useful,
-            rows_read=self.rows_read,
-            rows_cached=self.rows_cached,
-            depth_sum=self.depth_sum,
-            waits=self.waits,
-        )
 
     def plus(self, **amounts: float) -> Self:
         """Return these totals with amounts added."""

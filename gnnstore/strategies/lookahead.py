@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy, Planner
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import TraceBuilder
-from gnnstore.disk.buffers import release
 from gnnstore.pipeline.lookahead.session import FixedNodes, slot_layout, warms_up
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
@@ -73,7 +73,7 @@ def size_superbatches(
 
     def sample(num_threads: int, **options: Any) -> Presampled:
         found = presampler.run(structure, num_threads, spare_bytes=spare_bytes, **options)
-        release()  # the samples' buffers: nothing gives them back before the first batch
+        release_memory()  # the samples' buffers: nothing gives them back before the first batch
         return found
 
     def misses(num_threads: int, num_batches: int) -> MeasuredMisses:
@@ -182,7 +182,7 @@ class MeasuredMisses:
                 self._structure, self._num_threads, spare_bytes=spare, trace=builder
             )
             self._trace = builder.build()
-            release()
+            release_memory()
         return self._trace
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gnnstore._core import release_memory
 from gnnstore.caching.policies.registry import POLICIES
-from gnnstore.disk.buffers import release
 from gnnstore.errors import BudgetError
 from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
@@ -219,7 +219,7 @@ def _check_two_batches(loader: LoaderSpec, placement: Placement) -> None:
     if placement.budget_is_promise:
         structure = loader.structure(placement, None)
         seen = loader.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
-        release()
+        release_memory()
         check_two_batches(placement.ledger, seen.largest_bytes)
 
 
@@ -258,7 +258,7 @@ def _divided(loader: LoaderSpec, place: Placer) -> Placement:
             disk_bytes=disk_budget(loader.tmpdir(options.planned), options.planned.disk_bytes),
             fixed=loader.fixed_nodes(placement, structure, engine),
         )
-        release()  # of the batches that were sampled and planned to find the sizes
+        release_memory()  # of the batches that were sampled and planned to find the sizes
         return placement
     maker = loader.cache_maker(placement, structure, engine)
     return divide_rest(placement, structure, loader.presampler, maker, loader.num_threads)

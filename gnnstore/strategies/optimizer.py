@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import SCORE_DTYPES, CacheSettings
-from gnnstore.disk.buffers import release
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
@@ -117,7 +117,7 @@ class StrategyOptimizer:
         rate = gather_bandwidth(
             sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs), spare
         )
-        release()
+        release_memory()
         num_cores = len(os.sched_getaffinity(0))
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
         num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
@@ -155,7 +155,7 @@ class StrategyOptimizer:
             found = self.loader.presampler.run(
                 self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
             )
-            release()
+            release_memory()
             self.many_seen.append(found)
         return self.many_seen[0]
 

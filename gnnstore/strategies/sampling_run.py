@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
-from gnnstore.disk.buffers import release
 from gnnstore.errors import storage_error
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.progress import Progress
@@ -67,11 +67,11 @@ def sample_workload(
         if spare is not None:
             num_batches = min(num_batches, spatial.batches_in(spare, batch_nodes))
         trace = SampledTrace(num_batches, num_nodes, spatial)
-        release()
+        release_memory()
         began = perf_counter()
         sampled = presampler.run(structure, num_threads, spare_bytes=spare, trace=trace)
         seconds = (perf_counter() - began) / max(1, sampled.num_batches)
-        release()
+        release_memory()
     if sampled.num_batches > seen.num_batches:
         seen = sampled
     with progress.phase("look at what is needed"):
@@ -85,7 +85,7 @@ def sample_workload(
             ids_bytes=float(seen.largest_ids_bytes),
             seconds_sampling=min(each, seconds),
         )
-    release()
+    release_memory()
     return seen, workload
 
 

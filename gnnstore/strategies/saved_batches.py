@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS
+from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
 from gnnstore.features.source import Rows
@@ -229,9 +228,9 @@ class SavedTask(Task):
             raise not_packed("rows of a batch that has them already")
         of, of_nodes, of_edges = self._of, self._gather(record), dict[str, Rows]()
         for (path, is_of_nodes), rows in zip(of.plain, record.plain, strict=True):
-            (of_nodes if is_of_nodes else of_edges)[path] = Rows(_owned(rows), NO_READS)
+            (of_nodes if is_of_nodes else of_edges)[path] = Rows(_owned(rows), ReadCounts())
         if record.edge_ids is not None and of.edge_id_path:
-            of_edges[of.edge_id_path] = Rows(_owned(record.edge_ids), NO_READS)
+            of_edges[of.edge_id_path] = Rows(_owned(record.edge_ids), ReadCounts())
         found = _as_wanted(of_nodes, record.subgraph.n_id, output.node.numpy(), "nodes")
         if output.edge is not None:
             wanted = output.edge.numpy()

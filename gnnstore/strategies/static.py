@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore._core import release_memory
 from gnnstore.budget.ledger import IN_FLIGHT, Reservation
 from gnnstore.caching.scores import (
     SCORE_DTYPES,
@@ -17,7 +18,6 @@ from gnnstore.caching.scores import (
     count_out_degrees,
     select_nodes,
 )
-from gnnstore.disk.buffers import release
 from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.margins import expected_bytes
@@ -160,7 +160,7 @@ def divide_rest(
             structure, num_threads, counted[0] if counted else None, spare_bytes=spare
         )
         if placement.budget_is_promise:
-            release()  # the samples' buffers: nothing gives them back before the first batch
+            release_memory()  # the samples' buffers: nothing gives them back before the first batch
             batch_bytes = expected_bytes(presampled.largest_bytes)
             check_two_batches(placement.ledger, batch_bytes)
     if maker is None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.disk import buffers
+from gnnstore import _core
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.store.csc import Csc
@@ -76,7 +76,7 @@ def test_a_subgraph_comes_back_exactly(drawn: tuple[Sample, Csc], size: int, poo
     assert compact.num_bytes == sum(
         getattr(compact, name).nbytes for name in KEPT if getattr(compact, name) is not None
     )
-    expanded = compact.expand(dtype, buffers.empty if pooled else np.empty)
+    expanded = compact.expand(dtype, _core.empty if pooled else np.empty)
     assert_same(expanded, subgraph)
     # Nothing is shared: a batch may be changed, and expanded again.
     for name in ARRAYS:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gnnstore import _core
+from gnnstore._core import ReadCounts
 from gnnstore.budget.ledger import SLOTS
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.counts import ReadCounts
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.memory import MemoryRows

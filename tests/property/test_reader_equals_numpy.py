@@ -88,7 +88,7 @@ def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: in
                 files, ids, out.reshape(-1), gap_bytes=gap_bytes, **place_of(array)
             )
             np.testing.assert_array_equal(out, rows[ids])
-            assert counts["rows_read"] == len(np.unique(ids))
+            assert counts.rows_read == len(np.unique(ids))
 
 
 @st.composite
@@ -146,12 +146,12 @@ def test_rows_and_reads(engine: str, data: st.DataObject) -> None:
 
     planned = plan_reads(missing, array.layout, files.alignment_bytes, gap_bytes, options[2])
     num_distinct = len(np.unique(missing))
-    assert counts["reads"] == len(planned)
-    assert counts["bytes_read"] == sum(length for _, length in planned)
-    assert counts["rows_read"] == num_distinct
-    assert counts["bytes_useful"] == num_distinct * row_bytes
-    assert counts["rows_cached"] == len(ids) - len(missing)
-    assert counts["depth_sum"] <= counts["waits"] * options[0]
+    assert counts.reads == len(planned)
+    assert counts.bytes_read == sum(length for _, length in planned)
+    assert counts.rows_read == num_distinct
+    assert counts.bytes_useful == num_distinct * row_bytes
+    assert counts.rows_cached == len(ids) - len(missing)
+    assert counts.depth_sum <= counts.waits * options[0]
 
 
 def test_reads_of_a_known_batch() -> None:
@@ -205,7 +205,7 @@ def test_ranges(engine: str, data: st.DataObject) -> None:
             files, index, offsets, num_bytes, out_offsets, out
         )
     np.testing.assert_array_equal(out, expected)
-    assert counts["bytes_useful"] == num_bytes.sum()
+    assert counts.bytes_useful == num_bytes.sum()
 
 
 @pytest.mark.parametrize("name", sorted(STORAGE_DTYPES))
@@ -313,4 +313,4 @@ def test_many_options_are_combined(tmp_path: Path, engine: str) -> None:
             files_of(array), ids, out.reshape(-1), gap_bytes=gap_bytes, **place_of(array)
         )
         np.testing.assert_array_equal(out, rows[ids])
-        assert counts["waits"] >= 1
+        assert counts.waits >= 1

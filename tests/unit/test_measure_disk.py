@@ -116,7 +116,7 @@ def file_of_4_mib(tmp_path: Path) -> _core.FileSet:
 def test_as_many_reads_are_in_flight_as_it_says(
     depth: int, file_of_4_mib: _core.FileSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls: list[dict[str, int]] = []
+    calls: list[_core.ReadCounts] = []
     threads: list[int] = []
     real = _core.Reader
 
@@ -128,7 +128,7 @@ def test_as_many_reads_are_in_flight_as_it_says(
         def describe(self) -> str:
             return self._reader.describe()
 
-        def read_ranges(self, *arguments: Any) -> dict[str, int]:
+        def read_ranges(self, *arguments: Any) -> _core.ReadCounts:
             calls.append(self._reader.read_ranges(*arguments))
             return calls[-1]
 
@@ -141,11 +141,11 @@ def test_as_many_reads_are_in_flight_as_it_says(
     assert rate.measure(0.5) > 0
     assert threads == [depth]
     for counts in calls[1:]:
-        assert counts["reads"] >= 16 * depth
-        assert counts["bytes_read"] == 4096 * counts["reads"]
+        assert counts.reads >= 16 * depth
+        assert counts.bytes_read == 4096 * counts.reads
         # An eighth of the queue may be finished before it is filled up again, and it runs
         # empty once in 16 times the depth.
-        assert counts["depth_sum"] / counts["waits"] >= 0.75 * depth
+        assert counts.depth_sum / counts.waits >= 0.75 * depth
 
 
 # --- arithmetic, on a clock of its own ----------------------------------------------------------

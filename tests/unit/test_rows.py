@@ -13,7 +13,7 @@ import pytest
 
 import gnnstore
 from gnnstore import _core
-from gnnstore.disk.buffers import MIN_POOLED_BYTES, empty
+from gnnstore._core import empty
 from gnnstore.features.memory import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows
 from gnnstore.features.source import RowSource
 from gnnstore.formats import AttributeSpec, StoreReader
@@ -106,6 +106,9 @@ def test_many_threads_may_gather_at_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(check, range(40)))
+
+
+MIN_POOLED_BYTES = 128 * 1024
 
 
 # --- buffers -------------------------------------------------------------------------------

@@ -205,7 +205,7 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
     return as_dict(result);
 }
 
-nb::dict read_packed(Reader &reader, const FileSet &files, int64_t file, int64_t offset,
+ReadCounts read_packed(Reader &reader, const FileSet &files, int64_t file, int64_t offset,
                      const InputArray &positions, const InputArray &repeat_targets,
                      const InputArray &repeat_sources, const OutputArray &out, int64_t row_bytes,
                      const std::optional<InputArray> &crcs, int64_t piece_bytes) {
@@ -229,7 +229,7 @@ nb::dict read_packed(Reader &reader, const FileSet &files, int64_t file, int64_t
         const GilRelease release;
         counts = read_packed_rows(reader, files, run, target, length(out));
     }
-    return as_dict(counts);
+    return counts;
 }
 
 }  // namespace

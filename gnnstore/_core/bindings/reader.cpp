@@ -1,9 +1,12 @@
 // Reads around the page cache: files, engines, and rows fetched by them.
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <optional>
 
 #include "bindings/arrays.h"
@@ -14,20 +17,34 @@
 using namespace gnnstore;
 using namespace nb::literals;
 
-nb::dict gnnstore::as_dict(const ReadCounts &counts) {
-    nb::dict result;
-    result["reads"] = counts.reads;
-    result["bytes_read"] = counts.bytes_read;
-    result["bytes_useful"] = counts.bytes_useful;
-    result["rows_read"] = counts.rows_read;
-    result["rows_cached"] = counts.rows_cached;
-    result["depth_sum"] = counts.depth_sum;
-    result["waits"] = counts.waits;
-    result["nanoseconds_waiting"] = counts.nanoseconds_waiting;
-    return result;
+namespace {
+
+void make_counts(ReadCounts *self, int64_t reads, int64_t bytes_read, int64_t bytes_useful,
+                 int64_t rows_read, int64_t rows_cached) {
+    new (self) ReadCounts{.reads = reads,
+                          .bytes_read = bytes_read,
+                          .bytes_useful = bytes_useful,
+                          .rows_read = rows_read,
+                          .rows_cached = rows_cached};
 }
 
-namespace {
+ReadCounts sum(ReadCounts counts, const ReadCounts &other) { return counts += other; }
+
+using CountsState = std::array<int64_t, 8>;
+
+CountsState state_of(const ReadCounts &counts) { return std::bit_cast<CountsState>(counts); }
+
+void set_state(ReadCounts &self, const CountsState &state) {
+    new (&self) ReadCounts(std::bit_cast<ReadCounts>(state));
+}
+
+nb::str show(const ReadCounts &counts) {
+    return nb::str("ReadCounts(reads={}, bytes_read={}, bytes_useful={}, rows_read={}, "
+                   "rows_cached={}, depth_sum={}, waits={}, seconds_waiting={})")
+        .format(counts.reads, counts.bytes_read, counts.bytes_useful, counts.rows_read,
+                counts.rows_cached, counts.depth_sum, counts.waits,
+                1e-9 * static_cast<double>(counts.nanoseconds_waiting));
+}
 
 void open_files(FileSet *self, nb::handle paths, const std::vector<int64_t> &body_bytes,
                 bool direct) {
@@ -50,7 +67,7 @@ void make_reader(Reader *self, const std::string &engine, int queue_depth, int n
                        .max_read_bytes = max_read_bytes});
 }
 
-nb::dict gather(Reader &reader, const FileSet &files, const InputArray &ids,
+ReadCounts gather(Reader &reader, const FileSet &files, const InputArray &ids,
                 const OutputArray &out, int64_t num_rows, int64_t row_bytes, int64_t rows_per_page,
                 int64_t page_stride_bytes, int64_t begin_bytes, int64_t gap_bytes,
                 const std::optional<InputArray> &cache, const std::optional<InputArray> &slots) {
@@ -75,10 +92,10 @@ nb::dict gather(Reader &reader, const FileSet &files, const InputArray &ids,
         counts = reader.gather(files, layout, values, length(ids), cached, gap_bytes, target,
                                length(out));
     });
-    return as_dict(counts);
+    return counts;
 }
 
-nb::dict read_ranges(Reader &reader, const FileSet &files, const InputArray &file_index,
+ReadCounts read_ranges(Reader &reader, const FileSet &files, const InputArray &file_index,
                      const InputArray &offsets, const InputArray &num_bytes,
                      const InputArray &out_offsets, const OutputArray &out) {
     const int64_t *columns[] = {input_data<int64_t>(file_index, "file_index", "int64"),
@@ -99,7 +116,7 @@ nb::dict read_ranges(Reader &reader, const FileSet &files, const InputArray &fil
                                               columns[3][i]};
         counts = reader.read(files, ranges, target, length(out));
     }
-    return as_dict(counts);
+    return counts;
 }
 
 // A real engine reads the beginning of a real file: what a list of kernel versions would say
@@ -161,6 +178,26 @@ void count(const InputArray &ids, const OutputArray &counts) {
 }  // namespace
 
 void bind_reader(nb::module_ &m) {
+    nb::class_<ReadCounts>(m, "ReadCounts")
+        .def("__init__", make_counts, nb::kw_only(), "reads"_a = 0, "bytes_read"_a = 0,
+             "bytes_useful"_a = 0, "rows_read"_a = 0, "rows_cached"_a = 0)
+        .def_ro("reads", &ReadCounts::reads)
+        .def_ro("bytes_read", &ReadCounts::bytes_read)
+        .def_ro("bytes_useful", &ReadCounts::bytes_useful)
+        .def_ro("rows_read", &ReadCounts::rows_read)
+        .def_ro("rows_cached", &ReadCounts::rows_cached)
+        .def_ro("depth_sum", &ReadCounts::depth_sum)
+        .def_ro("waits", &ReadCounts::waits)
+        .def_prop_ro("seconds_waiting", [](const ReadCounts &counts) {
+            return 1e-9 * static_cast<double>(counts.nanoseconds_waiting);
+        })
+        .def("__add__", sum, "other"_a)
+        .def(
+            "__eq__", [](const ReadCounts &a, const ReadCounts &b) { return a == b; }, "other"_a,
+            nb::is_operator(), nb::sig("def __eq__(self, other: object) -> bool"))
+        .def("__repr__", show)
+        .def("__getstate__", state_of)
+        .def("__setstate__", set_state, "state"_a);
     nb::class_<FileSet>(m, "FileSet")
         .def("__init__", open_files, "paths"_a, "body_bytes"_a, nb::kw_only(), "direct"_a = true)
         .def_prop_ro("alignment_bytes", &FileSet::alignment)

@@ -3,11 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-namespace gnnstore {
-struct ReadCounts;
-nanobind::dict as_dict(const ReadCounts &counts);  // the fields, by name
-}  // namespace gnnstore
-
 void bind_checksums(nanobind::module_ &m);
 void bind_files(nanobind::module_ &m);
 void bind_faults(nanobind::module_ &m);

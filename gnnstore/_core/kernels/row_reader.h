@@ -26,6 +26,19 @@ struct ReadCounts {
     int64_t depth_sum = 0;     // reads in flight, summed over `waits`: depth_sum / waits is
     int64_t waits = 0;         //   the mean queue depth
     int64_t nanoseconds_waiting = 0;
+
+    ReadCounts &operator+=(const ReadCounts &other) {
+        reads += other.reads;
+        bytes_read += other.bytes_read;
+        bytes_useful += other.bytes_useful;
+        rows_read += other.rows_read;
+        rows_cached += other.rows_cached;
+        depth_sum += other.depth_sum;
+        waits += other.waits;
+        nanoseconds_waiting += other.nanoseconds_waiting;
+        return *this;
+    }
+    bool operator==(const ReadCounts &) const = default;
 };
 
 // The files of an array: bodies one behind the other, as in read_pages.

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.disk.spool import Spool
 from gnnstore.errors import UsageError
 from gnnstore.features.packed.checksum_blocks import (
@@ -309,7 +309,7 @@ class PackedSuperbatch:
         table = self.tables[path]
         positions, targets, sources = self.index.batch(i) if places is None else places
         if len(positions) == 0:
-            return NO_READS
+            return ReadCounts()
         try:
             counts = _core.read_packed_rows(
                 self._reader,
@@ -329,7 +329,7 @@ class PackedSuperbatch:
             what = f"batch {i} of the array {path!r}"
             offset = int(table.run_offsets[i])
             raise packed_read_error(error, where, offset, what, _HELP) from error
-        return ReadCounts.of(counts)
+        return counts
 
     def read_in_order(
         self,
@@ -383,7 +383,7 @@ class PackedSuperbatch:
             where = error.filename or table.file_path
             what = f"batch {i} of the array {path!r}"
             raise packed_read_error(error, where, offset - begin, what, _HELP) from error
-        return ReadCounts.of(counts)
+        return counts
 
     def close(self) -> None:
         """Remove the files. Idempotent; reads that are under way finish."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_regular
@@ -213,7 +212,7 @@ class FrameReader:
         """
         begin, size = int(self._begins[number, column]), int(self._sizes[number, column])
         if len(positions) == 0:
-            return NO_READS
+            return ReadCounts()
         frame = empty((size,), np.uint8)
         zero = np.zeros(1, np.int64)
         counts = self._reader.read_ranges(
@@ -241,7 +240,7 @@ class FrameReader:
             positions,
             row_bytes=table.row_bytes,
         )
-        return replace(ReadCounts.of(counts), rows_read=len(positions))
+        return counts + ReadCounts(rows_read=len(positions))
 
 
 def _write(descriptor: int, data: npt.NDArray[np.uint8], offset: int) -> int:

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.disk.records import crc_seed, decode_record
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
@@ -260,7 +259,7 @@ class SavedPlan:
         """
         packed = self._packed[path]
         table, column = packed.rows, packed.column
-        counts = NO_READS
+        counts = ReadCounts()
         if self._shared is not None and record.shared is not None:
             # First: a row that comes again may be a shared one.
             try:
@@ -292,7 +291,7 @@ class SavedPlan:
             where = error.filename or table.array.file_paths[0]
             what = f"{self.name_of(number)}, {path!r}"
             raise packed_read_error(error, where, begin, what, _HELP) from error
-        return counts + ReadCounts.of(run)
+        return counts + run
 
     def _read_frame(
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]

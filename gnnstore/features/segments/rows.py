@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.packed.checksum_blocks import shared_crcs
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
@@ -76,7 +76,7 @@ class SharedReader:
         """
         positions, ranks = places
         if len(positions) == 0 or table.row_bytes == 0:
-            return NO_READS
+            return ReadCounts()
         segment = int(np.searchsorted(self._ends, number, side="right"))
         assert self._reader.segments is not None  # noqa: S101 - for the type checker
         specs = self._reader.manifest.cached_specs
@@ -117,4 +117,4 @@ class SharedReader:
                 path=path,
                 offset=begin,
             )
-        return ReadCounts.of(counts)
+        return counts

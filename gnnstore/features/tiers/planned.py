@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore._core import ReadCounts, empty
 from gnnstore.budget.ledger import SLOTS, Reservation
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import check_num_slots
 from gnnstore.caching.trace import Trace
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.errors import UsageError
 from gnnstore.features.source import RowRequest, Rows, RowSource
 from gnnstore.features.tiers.sequencer import Sequencer
@@ -142,7 +141,7 @@ class PlannedCache:
 
     def _warm_up(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
         self._nodes.fill(-1)
-        counts = NO_READS
+        counts = ReadCounts()
         for path, rows in self._tables.items():
             counts += warm_up(rows, nodes, self._rows[path])
         self._nodes[: len(nodes)] = nodes

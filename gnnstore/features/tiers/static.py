@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
-from gnnstore.disk.buffers import empty, trim
-from gnnstore.disk.counts import NO_READS, ReadCounts
 from gnnstore.features.source import RowRequest, RowSource, Tier
 
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
@@ -84,7 +83,7 @@ def warm_up(
     StorageError
         If a row cannot be read.
     """
-    counts, row_bytes = NO_READS, rows.row_bytes
+    counts, row_bytes = ReadCounts(), rows.row_bytes
     step = max(1, WARM_UP_BYTES // max(1, row_bytes))
     for first in range(0, len(nodes), step):
         some = nodes[first : first + step]
@@ -149,7 +148,7 @@ class StaticCache:
         self._index, self._scores = None, np.empty(0, np.uint8)
         if len(nodes) == 0:
             return
-        trim(0)  # the buffers of an old cache
+        pool_trim(0)  # the buffers of an old cache
         index = SlotIndex.of(nodes, self._num_nodes)
         held = {path: rows.read_held(index) for path, rows in self._tables.items()}
         self._index, self._scores = index, scores

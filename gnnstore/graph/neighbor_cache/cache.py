@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore._core import empty
 from gnnstore.caching.scores import count_out_degrees
-from gnnstore.disk.buffers import empty
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.graph.neighbor_cache.importance import (

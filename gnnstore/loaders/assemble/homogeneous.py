@@ -17,8 +17,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.sampler import SamplerOutput
 
-from gnnstore.disk.buffers import empty
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, empty
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.schema import Schema
 
@@ -156,7 +155,7 @@ class BatchAssembler:
             The batch, the bytes gathered for it, and what reading them took.
         """
         values: dict[str, Any] = {}
-        bytes_gathered, counts = 0, NO_READS
+        bytes_gathered, counts = 0, ReadCounts()
 
         def gather(attributes: dict[str, _Attribute], ids: npt.NDArray[Any]) -> None:
             nonlocal bytes_gathered, counts
@@ -169,8 +168,7 @@ class BatchAssembler:
                     tensor = tensor.movedim(0, attribute.cat_dim).contiguous()
                 values[name] = tensor
                 bytes_gathered += tensor.nbytes
-                if read is not NO_READS:
-                    counts += read
+                counts += read
 
         nodes = output.node.numpy()
         gather(self._node_attributes, nodes)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from gnnstore._core import release_memory
 from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.trace import Trace, TraceBuilder
-from gnnstore.disk.buffers import release
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.parallel import ordered_map
@@ -315,7 +315,7 @@ class Spools:
                 failure = error
         check()
         joined = trace.build()
-        release()  # of subgraphs as they were sampled, before as much is taken for the plan
+        release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
         return SampledSuperbatch(first, kept, joined, notes, failure)
 
     def close(self) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore._core import pool_exchange
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
-from gnnstore.disk.buffers import keep_within_budget
 from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
@@ -174,7 +174,7 @@ class Presampler:
             num_batches = _MAPPED_BATCHES if structure.is_slow else MAX_COUNTED_BATCHES
         sampler = structure.sampler(replace(self.config, seed=_SEED), self.index_dtype)
         if spare_bytes is not None:
-            keep_within_budget()
+            pool_exchange(True)
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
         done, largest, visits = 0, Presampled(0, 0), 0

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnstore.disk.buffers import release_heap
-from gnnstore.disk.counts import NO_READS, ReadCounts
+from gnnstore._core import ReadCounts, release_heap
 from gnnstore.features.source import files_of
 from gnnstore.parallel import CancelledError
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
@@ -47,7 +46,7 @@ class LookaheadTotals:
 
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
-    filling: ReadCounts = NO_READS
+    filling: ReadCounts = field(default_factory=ReadCounts)
 
 
 @dataclass(eq=False)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore._core import ReadCounts
 from gnnstore.caching.policies.base import CachePolicy, Planner
 from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.caching.scores import most_needed
-from gnnstore.disk.counts import NO_READS, ReadCounts
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import Trace
@@ -94,7 +94,7 @@ class CacheSession:
             If a row cannot be read.
         """
         if self.num_planned or not trace.num_accesses or self._holds_rows:
-            return NO_READS
+            return ReadCounts()
         num_slots = self.planner.num_slots
         if self.fixed is None:
             nodes = most_needed(trace, num_nodes, num_slots, degrees)
@@ -102,7 +102,7 @@ class CacheSession:
             nodes = self.fixed.of(num_slots)
         filled = self.lease.warm_up(self.num_planned, nodes)
         if filled is None:
-            return NO_READS
+            return ReadCounts()
         self.num_planned += 1
         self.planner.restart(slot_layout(nodes, num_slots))
         return filled

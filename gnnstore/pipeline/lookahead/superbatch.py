@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.disk.buffers import empty
+from gnnstore._core import empty
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlanStep
 from gnnstore.pipeline.batch import Sampled, Task
