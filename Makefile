@@ -1,15 +1,17 @@
-# Two commands for a newcomer: `make demo` and `make test`. Each sets up what it needs in
-# .venv and reuses it until pyproject.toml, constraints.txt or the C++ core changes.
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up what it needs in .venv and no
+# more, and reuses it until pyproject.toml, constraints.txt or the C++ core changes.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TESTABLE := $(VENV)/.testable
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long lint format bench sanitize wheel clean distclean
+.PHONY: help demo test long lint format docs bench sanitize wheel clean distclean
 
 help:
 	@echo 'make demo      set up, then convert, inspect and train on a built-in graph (minutes)'
@@ -17,6 +19,7 @@ help:
 	@echo 'make long      every test with its long loops: more kills, seeds and examples (an hour)'
 	@echo 'make lint      ruff and mypy only'
 	@echo 'make format    let ruff format and fix what it can'
+	@echo 'make docs      build the site with the guides and the reference in build/site'
 	@echo 'make bench     the quick benchmarks (see docs/benchmarks.md for the large ones)'
 	@echo 'make sanitize  run the kernels'\'' tests under AddressSanitizer and UBSan'
 	@echo 'make wheel     build a wheel in dist/'
@@ -31,45 +34,57 @@ test: lint
 	$(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
 # The same tests with their long loops: more kills, seeds and examples.
-long: $(INSTALLED)
+long: $(TESTABLE)
 	GNNSTORE_LONG_TESTS=1 $(BIN)/pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder \
 	  --timeout 1800
 
-lint: $(INSTALLED)
+lint: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: $(TESTABLE)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 BENCHMARKS := $(filter-out __init__ harness,$(patsubst benchmarks/%.py,%,$(wildcard benchmarks/*.py)))
-bench: $(INSTALLED)
+bench: $(TESTABLE)
 	@for name in $(BENCHMARKS); do \
 	  echo "== python -m benchmarks.$$name --quick"; \
 	  $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
-# Editable, so that an edited .py file needs no reinstall; a changed .cpp file does.
+docs: $(TESTABLE)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'built build/site/index.html'
+
+# Editable, so that an edited .py file needs no reinstall; a changed .cpp file does. What builds the
+# core stays in .venv, instead of in an environment that is made anew each time, so that only what
+# changed is compiled. Python compiles modules when they are first used, which are a tenth of them.
 $(INSTALLED): pyproject.toml constraints.txt $(CORE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'gnnstore needs Python 3.11 or newer; try: make PYTHON=python3.12 ...' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[test]'
+	$(PIP) install --no-compile --constraint constraints.txt \
+	  cmake nanobind ninja scikit-build-core
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-compile --constraint constraints.txt \
+	  --no-build-isolation --editable .
+	@touch $@
+
+$(TESTABLE): $(INSTALLED)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --constraint constraints.txt \
+	  --no-build-isolation --editable '.[test]'
 	@touch $@
 
 wheel: $(INSTALLED)
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 # The instrumented core stands in a copy of the package that comes first on PYTHONPATH. The
 # interpreter must be the one outside .venv: there the editable install would win.
 SANITIZE := build/sanitize
 SANITIZED_TESTS ?= $(wildcard tests/unit/test_core_*.py tests/unit/test_sampling*.py) \
   tests/property tests/corruption
-sanitize: $(INSTALLED)
+sanitize: $(TESTABLE)
 	rm -rf $(SANITIZE)/site
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check cmake nanobind ninja
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S gnnstore/_core -B $(SANITIZE)/core \
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DGNNSTORE_SANITIZE=ON -DGNNSTORE_WERROR=ON \
 	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python

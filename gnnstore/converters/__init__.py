@@ -9,6 +9,8 @@ Every converter takes, besides its own parameters,
 and returns the path of the store. Besides its own errors it raises `StoreExistsError`,
 `UsageError`, `BudgetError` and `StorageError` as `GraphWriter` does, most of them before any work.
 
+Examples
+--------
 >>> from gnnstore.converters import from_numpy
 >>> path = from_numpy("graph.npz", "graph.gnn")  # doctest: +SKIP
 """
