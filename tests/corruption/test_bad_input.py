@@ -24,7 +24,7 @@ from gnnstore.converters import (
     from_rmat,
     from_snap,
 )
-from gnnstore.converters.features.casting import Caster
+from gnnstore.converters.writer.casting import Caster
 from gnnstore.errors import (
     GnnstoreError,
     InputError,
@@ -277,8 +277,8 @@ def test_arrays_beside_an_edge_list_are_checked(tmp_path: Path, output: Path) ->
     np.savez(tmp_path / "late.npz", train=[3])
     np.savez(tmp_path / "mask.npz", train=[True])
     for arguments, message in (
-        ({"features": tmp_path / "two.npy"}, "two.npy: has 2 rows, but the edge list has 3 nodes"),
-        ({"labels": tmp_path / "two.npy"}, "two.npy: has 2 rows, but the edge list has 3 nodes"),
+        ({"features": tmp_path / "two.npy"}, "two.npy: has 2 rows, but the graph has 3 nodes"),
+        ({"labels": tmp_path / "two.npy"}, "two.npy: has 2 rows, but the graph has 3 nodes"),
         ({"splits": tmp_path / "late.npz"}, "train: node id 3 at position 0 is outside [0, 3)"),
         ({"splits": tmp_path / "mask.npz"}, "train: the mask has 1 entries, but the graph has 3"),
     ):
@@ -295,7 +295,7 @@ def test_a_bomb_in_what_is_read_whole_is_refused(
 ) -> None:
     """A small file of labels that holds more numbers than memory could."""
     monkeypatch.setattr(
-        "gnnstore.converters.arrays.text.tables.available_bytes", lambda: 20_000_000
+        "gnnstore.converters.arrays.text_tables.available_bytes", lambda: 20_000_000
     )
     pack(ogb / "raw" / "node-label.csv.gz", "0\n" * 5_000_000)
     assert (ogb / "raw" / "node-label.csv.gz").stat().st_size < 20_000
@@ -524,7 +524,7 @@ def test_the_writer_checks_counts_and_names(output: Path) -> None:
         (lambda w: w.set_node_attribute("x", ones), None, "'x': has 5 rows, but the graph has 4"),
         (lambda w: w.set_node_attribute("x", ones), 4, "'x': has 5 rows, but the graph has 4"),
         (lambda w: w.set_node_attribute("y", ones[:, 0]), 4, "'y': has 5 rows, but the graph has"),
-        (lambda w: w.set_node_attribute("y", np.array(1)), 4, "a single value is no node attrib"),
+        (lambda w: w.set_node_attribute("y", np.array(1)), 4, "is a single value; expected a row"),
         (lambda w: w.set_original_ids(np.arange(3)), 4, "the original ids: has 3 rows, but the"),
         (lambda w: w.set_num_nodes(5), 4, "the input says 4 nodes in one place and 5 in another"),
         (lambda w: w.set_split("train", np.array([4])), 4, "the split 'train': node id 4 at pos"),

@@ -63,7 +63,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gnnstore.formats.arrays.paged_writer._BUFFER_BYTES", 2**13)
     monkeypatch.setattr("gnnstore.converters.writer.node_arrays._COPY_BYTES", 2**14)
     monkeypatch.setattr("gnnstore.converters.edges.builder.MIN_SPILL_BYTES", 2**12)
-    monkeypatch.setattr("gnnstore.converters.arrays.text.blocks._MIN_BLOCK_BYTES", 2**10)
+    monkeypatch.setattr("gnnstore.converters.arrays.text_blocks._MIN_BLOCK_BYTES", 2**10)
 
 
 @pytest.fixture

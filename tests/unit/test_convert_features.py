@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, GraphWriter, from_numpy, from_rmat, from_snap
-from gnnstore.converters.arrays.joined import JoinedArrays
+from gnnstore.converters.arrays.derived import FloatLabels, JoinedArrays, RowTaker
+from gnnstore.converters.arrays.files import RawLayout
 from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.raw import RawLayout
-from gnnstore.converters.arrays.row_taker import RowTaker
 from gnnstore.converters.arrays.scattered import ScatteredRows
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.arrays.text.arrays import TextArray
-from gnnstore.converters.features.casting import column_scales
-from gnnstore.converters.features.external import open_features, open_labels
-from gnnstore.converters.features.float_labels import FloatLabels
+from gnnstore.converters.arrays.text_arrays import TextArray
+from gnnstore.converters.datasets.external import open_features, open_labels
+from gnnstore.converters.writer.casting import column_scales
 from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
@@ -269,9 +267,9 @@ def test_attributes_are_taken_in_other_pieces_than_they_come() -> None:
     taken = [taker.take(count) for count in (0, 1, 5, 5, 0)]
     assert [len(rows) for rows in taken] == [0, 1, 5, 5, 0]
     np.testing.assert_array_equal(np.concatenate(taken), ROWS)
-    taker.check(11)
-    assert "has 11 rows, but there are at least 12 edges" in refused(lambda: taker.take(1))
-    assert "has 11 rows, but there are 10 edges" in refused(lambda: taker.check(10))
+    taker.finish(11)
+    assert "has 11 rows, but the graph has 12 edges or more" in refused(lambda: taker.take(1))
+    assert "has 11 rows, but the graph has 10 edges" in refused(lambda: taker.finish(10))
 
 
 # ---- through converters

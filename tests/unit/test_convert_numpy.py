@@ -134,7 +134,7 @@ EDGES = {"edge_index": [[0, 1], [1, 2]]}
         ({**EDGES, "num_nodes": 3, "x": [[1.0]]}, "x: has 1 rows, but the graph has 3 nodes"),
         ({**EDGES, "x": np.ones((2, 1))}, "target node id 2 at position 1 is outside [0, 2)"),
         ({**EDGES, "edge_attr": [1.0]}, "edge_attr: has 1 rows, but the graph has 2 edges"),
-        ({**EDGES, "name": 3}, "name: is a single value; expected an array with a row for each"),
+        ({**EDGES, "name": 3}, "name: is a single value; expected a row for each"),
         ({**EDGES, "train": [3]}, "train: node id 3 at position 0 is outside [0, 3)"),
         ({**EDGES, "train": [0.5]}, "train: node id: has the element type float64"),
         ({**EDGES, "train": [0, 1, 0]}, "train: 1 node ids are repeated, the first is 0"),

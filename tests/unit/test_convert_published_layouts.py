@@ -241,7 +241,7 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         ("path: data/node", "path: /data/node", "leaves the directory of the data set"),
         ("name: seeds", "name: pairs", "the train set has no 'seeds', which name its nodes: "),
         ("data/node-feat.npy", "data/edge-feat.npy", "edge-feat.npy: has 300 rows, but the graph"),
-        ("data/edge-feat.npy", "data/node-feat.npy", "node-feat.npy: has 50 rows, but there are"),
+        ("data/edge-feat.npy", "data/node-feat.npy", "node-feat.npy: has 50 rows, but the graph"),
         ("dataset_name: small", "dataset_name: [", "metadata.yaml: is not valid YAML"),
         ("dataset_name: small", "x: !!python/object:os.system {}", "is not valid YAML"),
         ("domain: edge\n    name: feat", "domain: node\n    name: x", "'x', which is there alr"),

@@ -12,7 +12,7 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_snap
-from gnnstore.converters.arrays.text.tables import TextTable
+from gnnstore.converters.arrays.text_tables import TextTable
 from gnnstore.converters.edges.id_remap import IdCollector
 from gnnstore.errors import CorruptStoreError, InputError, NoSpaceError, UsageError
 from gnnstore.features.check import verify
@@ -122,11 +122,11 @@ def test_rows_that_do_not_match_say_what_to_do(tmp_path: Path) -> None:
     features = saved(tmp_path, "x.npy", np.zeros((5, 2)))
     with pytest.raises(
         InputError,
-        match=r"x.npy: has 5 rows, but the edge list has 2 nodes; if row i belongs to the node "
+        match=r"x.npy: has 5 rows, but the graph has 2 nodes; if row i belongs to the node "
         r"with id i, pass num_nodes=5",
     ):
         convert(tmp_path, "4 1\n", features=features)
-    with pytest.raises(InputError, match=r"x.npy: has 5 rows, .* 2 nodes; every node needs"):
+    with pytest.raises(InputError, match=r"x.npy: has 5 rows, .* 2 nodes; each needs"):
         convert(tmp_path, "40 1\n", features=features)
 
 
@@ -233,7 +233,7 @@ def test_names_are_numbered_in_order_of_appearance(
 ) -> None:
     path = tmp_path / "edges.txt"
     names = named_edges(path, separator)
-    monkeypatch.setattr("gnnstore.converters.arrays.text.tables.BLOCK_BYTES", 2**12)
+    monkeypatch.setattr("gnnstore.converters.arrays.text_tables.BLOCK_BYTES", 2**12)
     if where == "disk":
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGE_NAMES", 2)

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters.arrays.text.blocks import read_blocks
-from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.arrays.text_blocks import read_blocks
+from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.errors import InputError
 from gnnstore.progress import NullPhase
 from gnnstore.testing.effort import examples
@@ -272,7 +272,7 @@ def test_mixed_separators_are_said(
 def test_a_bomb_without_line_ends_is_refused_before_it_fills_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnnstore.converters.arrays.text.blocks.MAX_LINE_BYTES", 2**20)
+    monkeypatch.setattr("gnnstore.converters.arrays.text_blocks.MAX_LINE_BYTES", 2**20)
     path = tmp_path / "bomb.gz"
     for text in (b"0" * 2**24, b"\n" * 2**24 + b"0" * 2**24):
         path.write_bytes(gzip.compress(text))

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.lib.format as npy
 
-from gnnstore.converters.arrays.file_arrays import FileArray
+from gnnstore.converters.arrays.files import FileArray
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
 from gnnstore.converters.inputs import existing_file, open_input, read_error
 from gnnstore.errors import InputError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.row_taker import RowTaker
+from gnnstore.converters.arrays.derived import RowTaker
 from gnnstore.converters.arrays.source import ArraySource, SequentialArray, row_bytes
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.read_ahead import read_ahead

@@ -113,6 +113,41 @@ def row_bytes(source: ArraySource) -> int:
     return source.dtype.itemsize * math.prod(source.shape[1:])
 
 
+def check_rows(
+    source: ArraySource, expected: int | None, what: str = "nodes", hint: str = ""
+) -> None:
+    """Check that an array has a row for each node or edge; see `check_count`.
+
+    Raises
+    ------
+    InputError
+        If it has fewer or more rows, or is a single value.
+    """
+    if not source.shape:
+        raise InputError(
+            f"{source.label}: is a single value; expected a row for each of the {what}. Remove "
+            "it, or call it num_nodes if that is what it is"
+        )
+    check_count(source.label, source.shape[0], expected, what, hint)
+
+
+def check_count(
+    label: str, num_rows: int, expected: int | None, what: str = "nodes", hint: str = ""
+) -> None:
+    """Check that there are as many rows as nodes or edges; None: nobody knows yet.
+
+    Raises
+    ------
+    InputError
+        If there are fewer or more.
+    """
+    if expected is not None and num_rows != expected:
+        raise InputError(
+            f"{label}: has {num_rows} rows, but the graph has {expected} {what}; "
+            f"{hint or 'each needs exactly one row'}"
+        )
+
+
 def check_fits(source: ArraySource) -> None:
     """Raise if a source is too large to be read whole.
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource, row_bytes
-from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
 from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs
 from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, existing_file

@@ -9,13 +9,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.arrays.derived import RowTaker
+from gnnstore.converters.arrays.files import RawLayout
 from gnnstore.converters.arrays.npy import open_npy_directory
 from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.raw import RawLayout
-from gnnstore.converters.arrays.row_taker import RowTaker
-from gnnstore.converters.arrays.source import ArraySource, read_one_number
+from gnnstore.converters.arrays.source import ArraySource, check_rows, read_one_number
+from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
 from gnnstore.converters.edges.node_ids import check_edge_index, check_integers, edge_pairs
-from gnnstore.converters.features.external import ExternalFeatures, Paths, open_external
 from gnnstore.converters.inputs import PathLike, describe_files, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -113,10 +113,10 @@ def _copy(
         if name in SPLIT_KEYS:
             splits.append((SPLIT_KEYS[name], source))
         elif name.startswith("edge_"):
-            _check_length(source, num_edges, "edges")
+            check_rows(source, num_edges, "edges")
             edge_attributes[name] = source
         else:
-            _check_length(source, None, "nodes")
+            check_rows(source, None)
             node_attributes[name] = source
     if num_nodes is None:
         beside = {} if x is None else {"x": x.source}
@@ -126,10 +126,8 @@ def _copy(
     for name, source in splits:
         writer.set_split(name, source, where=source.label)
     for name, source in node_attributes.items():
-        _check_length(source, num_nodes, "nodes")
         writer.set_node_attribute(name, source)
     if x is not None:
-        _check_length(x.source, num_nodes, "nodes")
         x.write(writer, x.row_ids)
     writer.read_edges(edges.pairs(), edges.num_edges, edge_attributes, where=edges.label)
 
@@ -238,19 +236,6 @@ def _structure(
             f"which needs {num_nodes + 1}"
         )
     return _Compressed(indptr, indices, layout), indptr.shape[0] - 1
-
-
-def _check_length(source: ArraySource, expected: int | None, what: str) -> None:
-    if not source.shape:
-        raise InputError(
-            f"{source.label}: is a single value; expected an array with a row for each of the "
-            f"{what}. Remove it, or rename it to num_nodes if that is what it is"
-        )
-    if expected is not None and source.shape[0] != expected:
-        raise InputError(
-            f"{source.label}: has {source.shape[0]} rows, but the graph has {expected} {what}; "
-            "remove the array if it is no attribute of theirs"
-        )
 
 
 def _count_rows(node_attributes: Sources) -> int | None:

@@ -9,14 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.arrays.files import RawLayout
 from gnnstore.converters.arrays.npy import open_npy_directory
 from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.raw import RawLayout
-from gnnstore.converters.arrays.source import ArraySource, SequentialArray
-from gnnstore.converters.arrays.text.tables import NameBlock, TableFormat, TextTable
+from gnnstore.converters.arrays.source import ArraySource, SequentialArray, check_rows
+from gnnstore.converters.arrays.text_tables import NameBlock, TableFormat, TextTable
+from gnnstore.converters.datasets.external import Paths, open_external, open_labels
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
-from gnnstore.converters.features.external import Paths, open_external, open_labels
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -280,17 +280,13 @@ def _read_edges(
 
 def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:
     found = array.shape[0] if array.shape else 0
-    if found == num_nodes:
-        return
-    hint = "every node needs exactly one row"
+    hint = ""
     if max_id is not None and found > max_id:
         hint = (
             f"if row i belongs to the node with id i, pass num_nodes={found}: nodes without "
             "edges do not occur in the edge list"
         )
-    raise InputError(
-        f"{array.label}: has {found} rows, but the edge list has {num_nodes} nodes; {hint}"
-    )
+    check_rows(array, num_nodes, hint=hint)
 
 
 def _files_of(splits: PathLike | None) -> list[Path]:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.converters.arrays.text.tables import NameBlock
+from gnnstore.converters.arrays.text_tables import NameBlock
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.memory import memory_ledger

@@ -25,6 +25,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container import names
 from gnnstore.formats.container.regular_files import open_binary
+from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
@@ -142,32 +143,23 @@ class FinishedEdges:
 
     spec: EdgeTypeSpec
     num_nodes: int
-    _pointers: _Pointers
+    _directory: Path
+    _layout: ShardLayout
 
     def degrees(self) -> Iterator[npt.NDArray[np.int64]]:
         """Yield the number of in-neighbours of the next nodes, int64 [k], until all N came."""
         latest = np.empty(0, np.int64)
-        for pointers in self._pointers.pieces():
-            latest = np.concatenate([latest[-1:], pointers])
-            yield np.diff(latest)
-
-
-@dataclass(frozen=True)
-class _Pointers:
-    """`indptr` in its shards, whose bodies are plain int64: 8 bytes fill any page."""
-
-    layout: ShardLayout
-    files: tuple[Path, ...]
-
-    def pieces(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the pointers in order; read, since what is mapped would count as memory."""
-        for number, path in enumerate(self.files):
-            left = self.layout.shard_num_rows(number)
+        for number in range(self._layout.num_shards):
+            left = self._layout.shard_num_rows(number)
+            path = self._directory / shard_name(number, 0)
+            # Bodies are plain int64, as 8 bytes fill any page. They are read, since what is mapped
+            # would count as memory.
             with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
                 while left:
                     pointers = np.fromfile(file, "<i8", min(left, _STEP_NODES))
-                    yield pointers
                     left -= len(pointers)
+                    latest = np.concatenate([latest[-1:], pointers])
+                    yield np.diff(latest)
 
 
 def record_edges(store: StoreWriter, spec: EdgeTypeSpec, num_nodes: int) -> None:
@@ -184,7 +176,7 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
     record = store.journal.edges()
     if record is None:
         return None
-    spec = _decode(record["spec"])
+    spec = EdgeTypeSpec.from_json(Fields(record["spec"], "the journal", "edges"))
     arrays = [spec.indptr, spec.indices, *spec.attributes.values()]
     if spec.edge_id is not None:
         arrays.append(spec.edge_id)
@@ -202,10 +194,8 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
         writer.skip(array.num_rows)
         writer.close()
     _remove_runs(store)
-    layout = _layout(store, spec.indptr)
     directory = store.temporary_path / spec.indptr.path
-    files = tuple(directory / shard_name(number, 0) for number in range(layout.num_shards))
-    return FinishedEdges(spec, record["num_nodes"], _Pointers(layout, files))
+    return FinishedEdges(spec, record["num_nodes"], directory, _layout(store, spec.indptr))
 
 
 def _layout(store: StoreWriter, spec: AttributeSpec) -> ShardLayout:
@@ -226,22 +216,3 @@ def _remove_runs(store: StoreWriter) -> None:
     for run in runs:
         for file in run["files"]:
             Path(file).unlink(missing_ok=True)
-
-
-def _decode(document: Mapping[str, Any]) -> EdgeTypeSpec:
-    attributes = {name: _decode_array(array) for name, array in document["attributes"].items()}
-    edge_id = document["edge_id"]
-    return EdgeTypeSpec(
-        source=document["source"],
-        relation=document["relation"],
-        target=document["target"],
-        num_edges=document["num_edges"],
-        indptr=_decode_array(document["indptr"]),
-        indices=_decode_array(document["indices"]),
-        edge_id=None if edge_id is None else _decode_array(edge_id),
-        attributes=attributes,
-    )
-
-
-def _decode_array(document: Mapping[str, Any]) -> AttributeSpec:
-    return AttributeSpec(**{**document, "shape": tuple(document["shape"])})

@@ -21,7 +21,7 @@ from numpy.random import default_rng
 
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.converters.edges.columns import estimate_peak_bytes, num_build_threads
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import EdgeRules

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.arrays.row_taker import RowTaker
-from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.arrays.derived import RowTaker
+from gnnstore.converters.arrays.source import ArraySource, check_count, check_rows
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
-from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink, check_rows
+from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.opening import (
     announce,
     check_pointers,
@@ -233,7 +233,7 @@ class GraphWriter:
         if num_edges is not None:
             self.expect_edges(num_edges * (2 if add_inverse_edge else 1))
             for taker in takers.values():
-                taker.check(num_edges)
+                check_rows(taker.source, num_edges, "edges")
         edges_read = 0
         with self.progress.phase("read edges", num_edges, "edges") as phase:
             for ends in pairs:
@@ -362,7 +362,7 @@ class GraphWriter:
 
     def set_original_ids(self, ids: npt.NDArray[np.int64]) -> None:
         """Record the input's own id [N] of every node."""
-        check_rows("the original ids", len(ids), self.num_nodes)
+        check_count("the original ids", len(ids), self.num_nodes)
         path = store_names.original_id_array(NODE_TYPE)
         self._original_ids = self._store.cold(path, ids, name="original_id")
 
@@ -378,7 +378,7 @@ class GraphWriter:
         num_names, num_bytes : int
             How many there are, and how many bytes they have together.
         """
-        check_rows("the original names", num_names, self.num_nodes)
+        check_count("the original names", num_names, self.num_nodes)
         directory = store_names.original_name_directory(NODE_TYPE)
         letters, offsets = (
             self._store.paged(
@@ -432,9 +432,9 @@ class GraphWriter:
                 f"index_dtype='int32' cannot number {num_nodes} nodes; use index_dtype='int64'"
             )
         for name, spec in self._nodes.attributes.items():
-            check_rows(repr(name), spec.num_rows, num_nodes)
+            check_count(repr(name), spec.num_rows, num_nodes)
         if self._original_ids is not None:
-            check_rows("the original ids", self._original_ids.num_rows, num_nodes)
+            check_count("the original ids", self._original_ids.num_rows, num_nodes)
         splits = {}
         for name, (where, values) in self._splits.items():
             ids = split_ids(values, num_nodes, where)

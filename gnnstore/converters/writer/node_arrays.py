@@ -15,11 +15,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.features.casting import Caster, ScalingCaster, column_scales
+from gnnstore.converters.arrays.source import (
+    ArraySource,
+    MemoryArray,
+    check_count,
+    check_rows,
+    row_bytes,
+)
 from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.writer.casting import Caster, ScalingCaster, column_scales
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, from_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -107,15 +113,6 @@ _MAX_COLD_BYTES = 2**26
 _COPY_BYTES = 2**23  # pieces in which attributes are copied
 
 
-def check_rows(where: str, num_rows: int, num_nodes: int | None) -> None:
-    """Raise an `InputError` unless there is a row for each node; None: nobody knows yet."""
-    if num_nodes is not None and num_rows != num_nodes:
-        raise InputError(
-            f"{where}: has {num_rows} rows, but the graph has {num_nodes} nodes; "
-            "every node needs exactly one row"
-        )
-
-
 class NodeArrays:
     """Writes the node attributes of one node type. Not thread-safe.
 
@@ -165,7 +162,7 @@ class NodeArrays:
         scales : ndarray of float32, shape of a row, optional
             Store int8, as multiples of these.
         """
-        check_rows(where or repr(name), num_rows, self.num_nodes)
+        check_count(where or repr(name), num_rows, self.num_nodes)
         is_features = name == "x"
         if is_features and self._options.feature_scale and scales is None:
             raise UsageError(
@@ -223,17 +220,13 @@ class NodeArrays:
         """
         source = MemoryArray(repr(name), values) if isinstance(values, np.ndarray) else values
         dtype = dtype or dtype_name(source.dtype)
-        if not source.shape:
-            raise InputError(
-                f"{source.label}: a single value is no node attribute, which has a row per node"
-            )
-        row_bytes = source.dtype.itemsize * math.prod(source.shape[1:])
-        num_bytes = source.shape[0] * row_bytes
-        is_wide = name == "x" or row_bytes > _MAX_COLD_ROW_BYTES or num_bytes > _MAX_COLD_BYTES
-        if row_bytes and is_wide:
-            self._copy(name, source, max(1, _COPY_BYTES // row_bytes), dtype, cat_dim)
+        check_rows(source, self.num_nodes)
+        width = row_bytes(source)
+        num_bytes = source.shape[0] * width
+        is_wide = name == "x" or width > _MAX_COLD_ROW_BYTES or num_bytes > _MAX_COLD_BYTES
+        if width and is_wide:
+            self._copy(name, source, max(1, _COPY_BYTES // width), dtype, cat_dim)
             return
-        check_rows(source.label, source.shape[0], self.num_nodes)
         path = names.node_array(NODE_TYPE, name)
         self.attributes[name] = self._store.cold(
             path, source.read(), name=name, dtype=dtype, cat_dim=cat_dim
@@ -259,6 +252,5 @@ class NodeArrays:
     ) -> npt.NDArray[np.float32] | None:
         if name != "x" or self._options.feature_scale is None:
             return None
-        check_rows(source.label, source.shape[0], self.num_nodes)
         with self._progress.phase(f"find scales of {name}", source.shape[0], "rows") as phase:
             return column_scales(source, dtype, step, phase)

@@ -69,6 +69,26 @@ class EdgeTypeSpec:
         """PyG's edge type: (source, relation, target)."""
         return (self.source, self.relation, self.target)
 
+    @classmethod
+    def from_json(cls, fields: Fields) -> EdgeTypeSpec:
+        """Check a parsed description; `dataclasses.asdict` is the way back.
+
+        Raises
+        ------
+        CorruptStoreError
+            Naming the field that is malformed.
+        """
+        return cls(
+            source=fields.text("source"),
+            relation=fields.text("relation"),
+            target=fields.text("target"),
+            num_edges=fields.integer("num_edges"),
+            indptr=AttributeSpec.from_json(fields.fields("indptr")),
+            indices=AttributeSpec.from_json(fields.fields("indices")),
+            edge_id=_optional(fields, "edge_id"),
+            attributes=_attributes(fields, "attributes"),
+        )
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -153,7 +173,7 @@ class Schema:
                 for i, item in enumerate(fields.array("node_types"))
             ),
             edge_types=tuple(
-                _edge_type(Fields(item, fields.path, f"schema.edge_types[{i}]"))
+                EdgeTypeSpec.from_json(Fields(item, fields.path, f"schema.edge_types[{i}]"))
                 for i, item in enumerate(fields.array("edge_types"))
             ),
             graph_attributes=fields.mapping("graph_attributes"),
@@ -256,16 +276,3 @@ def _check_text(text: TextSpec, num_texts: int, file: str) -> None:
             f"there are {num_texts} texts",
             path=file,
         )
-
-
-def _edge_type(fields: Fields) -> EdgeTypeSpec:
-    return EdgeTypeSpec(
-        source=fields.text("source"),
-        relation=fields.text("relation"),
-        target=fields.text("target"),
-        num_edges=fields.integer("num_edges"),
-        indptr=AttributeSpec.from_json(fields.fields("indptr")),
-        indices=AttributeSpec.from_json(fields.fields("indices")),
-        edge_id=_optional(fields, "edge_id"),
-        attributes=_attributes(fields, "attributes"),
-    )

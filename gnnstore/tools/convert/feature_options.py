@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from gnnstore.converters.arrays.raw import RawLayout
+from gnnstore.converters.arrays.files import RawLayout
 from gnnstore.errors import UsageError
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from gnnstore.converters.arrays.derived import FloatLabels
 from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.source import ArraySource, read_one_number
+from gnnstore.converters.arrays.source import ArraySource, check_rows, read_one_number
 from gnnstore.converters.edges.node_ids import edge_pairs
-from gnnstore.converters.features.float_labels import FloatLabels
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 
@@ -42,10 +42,9 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
         if name in ("edge_index", *_LISTS):
             continue
         if name.startswith("edge_"):
-            _check_rows(source, num_edges, "edges", path)
+            check_rows(source, num_edges, "edges")
             attributes["edge_attr" if name == "edge_feat" else name] = source
         elif name.startswith("node_"):
-            _check_rows(source, num_nodes, "nodes", path)
             writer.set_node_attribute("x" if name == "node_feat" else name, source)
         else:
             raise InputError(
@@ -53,7 +52,7 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
                 "num_edges_list, node_... and edge_...; remove or rename this one",
                 path=path,
             )
-    _read_labels(writer, raw / "node-label.npz", num_nodes)
+    _read_labels(writer, raw / "node-label.npz")
     writer.read_edges(
         edge_pairs(edge_index),
         num_edges,
@@ -83,17 +82,8 @@ def _read_count(members: Mapping[str, ArraySource], path: Path, name: str) -> in
     return read_one_number(source, "one count")
 
 
-def _check_rows(source: ArraySource, expected: int, what: str, path: Path) -> None:
-    found = source.shape[0] if source.shape else 0
-    if found != expected:
-        raise InputError(
-            f"{source.label}: has {found} rows, but the graph has {expected} {what}", path=path
-        )
-
-
-def _read_labels(writer: GraphWriter, path: Path, num_nodes: int) -> None:
+def _read_labels(writer: GraphWriter, path: Path) -> None:
     if not path.exists():
         return
     source = _member(open_npz(path), path, "node_label")
-    _check_rows(source, num_nodes, "nodes", path)
     writer.set_node_attribute("y", FloatLabels(source))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.text.arrays import TextArray, read_numbers
-from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
+from gnnstore.converters.arrays.source import MemoryArray, check_count
+from gnnstore.converters.arrays.text_arrays import TextArray, read_numbers
+from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.converters.inputs import existing_file
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
@@ -67,8 +68,7 @@ def _read_node_attribute(writer: GraphWriter, path: Path, num_nodes: int) -> Non
         return
     name = "y" if stem == "node-label" else stem.replace("-", "_")
     values = read_numbers(path, stem.replace("-", " "))
-    _check_rows(path, len(values), num_nodes, "nodes")
-    writer.set_node_attribute(name, values)
+    writer.set_node_attribute(name, MemoryArray(str(path), values))
 
 
 def _copy_features(writer: GraphWriter, path: Path, num_nodes: int) -> None:
@@ -76,7 +76,7 @@ def _copy_features(writer: GraphWriter, path: Path, num_nodes: int) -> None:
     if features.shape[1]:
         writer.set_node_attribute("x", features)
     else:  # the file is empty
-        _check_rows(path, 0, num_nodes, "nodes")
+        check_count(str(path), 0, num_nodes)
 
 
 # ---- edges
@@ -125,10 +125,3 @@ def _edge_attribute_files(raw: Path) -> Iterator[tuple[str, Path]]:
     for path in sorted(raw.glob(f"edge[-_]*{_ENDING}")):
         stem = path.name.removesuffix(_ENDING)
         yield ("edge_attr" if stem == "edge-feat" else stem.replace("-", "_")), path
-
-
-def _check_rows(path: Path, found: int, expected: int, what: str) -> None:
-    if found != expected:
-        raise InputError(
-            f"{path}: has {found} rows, but the graph has {expected} {what}", path=path
-        )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import MemoryArray
+from gnnstore.converters.arrays.source import SequentialArray
 from gnnstore.converters.synthetic.keyed_random import draw_noise
 from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -58,8 +58,8 @@ def write_nodes(
         writer.set_split(name, (first_ids + graph.reader.read(spec)).reshape(-1))
 
 
-class CopiedRows:
-    """The rows of a node attribute, K times over, as an `ArraySource`.
+class CopiedRows(SequentialArray):
+    """The rows of a node attribute, K times over.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class CopiedRows:
         self, graph: SeedGraph, spec: AttributeSpec, num_copies: int, noise: Noise | None
     ) -> None:
         self.label = f"{graph.reader.path}: {spec.name}"
-        self.shape = (num_copies * spec.num_rows, *spec.shape[1:])
+        self.shape: tuple[int, ...] = (num_copies * spec.num_rows, *spec.shape[1:])
         self.dtype = STORAGE_DTYPES[spec.dtype]
         self._graph = graph
         self._spec = spec
@@ -91,22 +91,9 @@ class CopiedRows:
         while start < self.shape[0]:
             row = start % num_rows
             last = min(row + step, num_rows)
-            rows = whole[row:last] if whole is not None else self._stored(row, last)
+            rows = whole[row:last] if whole is not None else self._graph.rows(self._spec, row, last)
             yield rows if self._noise is None else self._noise.added(rows, start)
             start += last - row
-
-    def _stored(self, first: int, last: int) -> npt.NDArray[Any]:
-        return self._graph.rows(self._spec, first, last)
-
-    def columns(self, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield a two-dimensional array along its second axis, `step` columns at a time."""
-        yield from MemoryArray(self.label, self.read()).columns(step)
-
-    def read(self) -> npt.NDArray[Any]:
-        """Return the whole array."""
-        if not self.shape[0]:
-            return np.empty(self.shape, self.dtype)
-        return np.concatenate(list(self.rows(max(1, self._spec.num_rows))))
 
 
 class Noise:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gnnstore.converters.arrays.joined import JoinedArrays
+from gnnstore.converters.arrays.derived import JoinedArrays
+from gnnstore.converters.arrays.files import RawLayout, open_raw
 from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.raw import RawLayout, open_raw
 from gnnstore.converters.arrays.scattered import ScatteredRows
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.arrays.text.arrays import TextArray, read_numbers
+from gnnstore.converters.arrays.text_arrays import TextArray, read_numbers
 from gnnstore.converters.inputs import PathLike, existing_file
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError, UsageError

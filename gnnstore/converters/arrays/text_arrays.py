@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import SequentialArray
-from gnnstore.converters.arrays.text.blocks import read_blocks
-from gnnstore.converters.arrays.text.tables import TableFormat, TextTable
-from gnnstore.errors import InputError
+from gnnstore.converters.arrays.source import SequentialArray, check_count
+from gnnstore.converters.arrays.text_blocks import read_blocks
+from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 
 _EXACT_IN_FLOAT64 = 2**53
 
@@ -69,11 +68,7 @@ class TextArray(SequentialArray):
             rows_read += len(block)
             for first in range(0, len(wanted), step):
                 yield wanted[first : first + step]
-        if rows_read != num_rows:
-            raise InputError(
-                f"{self.path}: has {rows_read} rows, but the graph has {num_rows} {self._unit}",
-                path=self.path,
-            )
+        check_count(self.label, rows_read, num_rows, self._unit)
 
 
 def _measure(table: TextTable, *, count: bool) -> tuple[int, int]:

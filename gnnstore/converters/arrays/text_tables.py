@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.limits import available_bytes
-from gnnstore.converters.arrays.text.blocks import (
+from gnnstore.converters.arrays.text_blocks import (
     BLOCK_BYTES,
     TextBlock,
     block_bytes_for,

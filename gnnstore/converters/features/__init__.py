@@ -1,1 +1,0 @@
-"""Node attributes: found, cast and scaled."""
