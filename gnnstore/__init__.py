@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
     from gnnstore.layerwise.api import inference
     from gnnstore.layerwise.result import open_embeddings
+    from gnnstore.loaders.link import LinkNeighborLoader
     from gnnstore.loaders.node import NeighborLoader
     from gnnstore.loaders.saved import open_plan
 
@@ -45,6 +46,7 @@ _HOMES: dict[str, str | None] = {
     "GnnstoreError": "gnnstore.errors",
     "GraphStore": "gnnstore.graph.store",
     "InputError": "gnnstore.errors",
+    "LinkNeighborLoader": "gnnstore.loaders.link",
     "NeighborLoader": "gnnstore.loaders.node",
     "NoSpaceError": "gnnstore.errors",
     "NotFoundError": "gnnstore.errors",
@@ -67,6 +69,7 @@ __all__ = [
     "GnnstoreError",
     "GraphStore",
     "InputError",
+    "LinkNeighborLoader",
     "NeighborLoader",
     "NoSpaceError",
     "NotFoundError",

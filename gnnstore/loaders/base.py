@@ -35,6 +35,7 @@ from gnnstore.pipeline.batch import (
 )
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.cursor import EpochCursor
+from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, Position
@@ -192,9 +193,7 @@ class BatchLoader(DataLoader[Any]):
             store,
             options,
             presampler,
-            # Ids, what input_id shows, the keys and order of a shuffle, and the order of the
-            # next: 8 bytes each.
-            seeds_bytes=8 * len(seeds) * (5 if self._order.shuffles else 2),
+            seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=self._order.shuffles),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )

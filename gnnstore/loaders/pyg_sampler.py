@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import get_worker_info
-from torch_geometric.sampler import BaseSampler, NodeSamplerInput, SamplerOutput
-
-from gnnstore.errors import UsageError
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
+from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
@@ -20,7 +25,7 @@ ON_DEMAND_EPOCH = 2**63 - 1
 
 
 class StoreSampler(BaseSampler):  # type: ignore[misc]
-    """Samples neighbourhoods in a store, for `torch_geometric.loader.NodeLoader`.
+    """Samples neighbourhoods in a store, for `NodeLoader` and `LinkLoader` of PyG.
 
     Every call draws anew; in a worker process, torch's seed of that worker takes the place of the
     epoch.
@@ -67,11 +72,18 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
             metadata=(index.input_id, index.time),
         )
 
-    def sample_from_edges(self, *_: Any, **__: Any) -> SamplerOutput:
-        """Refuse: seeds are nodes here.
+    def sample_from_edges(
+        self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
+    ) -> SamplerOutput:
+        """Return the sampled neighbourhood of the ends of some edges and of PyG's own negatives.
 
-        Raises
-        ------
-        UsageError
+        PyG draws these from torch's global generator.
         """
-        raise UsageError("this sampler starts from nodes; it cannot sample around edges")
+
+        def sample(seeds: torch.Tensor, _: Any) -> SamplerOutput:
+            return self.sample_from_nodes(NodeSamplerInput(None, seeds))
+
+        num_nodes = self.sampler.csc.num_nodes
+        return edge_sample(
+            index, sample, num_nodes, self.sampler.config.disjoint, neg_sampling=neg_sampling
+        )

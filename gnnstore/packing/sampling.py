@@ -22,7 +22,7 @@ from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
+from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order, order_bytes
 from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
@@ -209,7 +209,8 @@ class PlanSampler:
             tmpdir=settings.tmpdir,
             disk=_NO_DISK_LIMIT,
         )
-        seeds_bytes = 8 * len(self.seeds) * (4 if settings.shuffle else 2)
+        seeds_bytes = self.seeds.num_bytes
+        seeds_bytes += order_bytes(len(self.seeds), shuffles=settings.shuffle, num_orders=1)
         self.tables = open_sources(
             LoaderSpec(
                 store,
@@ -303,7 +304,7 @@ class PlanSampler:
         settings = self.settings
         order: Any = range(len(self.seeds))
         if settings.shuffle:
-            order = epoch_permutation(len(self.seeds), settings.config.seed, epoch)
+            order = epoch_order(len(self.seeds), settings.config.seed, epoch)
         batches = batches_in_order(order, settings.batch_size, drop_last=settings.drop_last)
         run = EpochRun(
             settings.config.seed,

@@ -85,6 +85,8 @@ class LoaderStats:
         Planning of superbatches, in a thread beside the preparing ones.
     bytes_spilled : int
         Subgraphs that were written to disk until their batch was assembled.
+    negatives_kept : int
+        Negatives that are edges after all, of loaders of edges that draw such ones again.
     """
 
     strategy: str
@@ -118,6 +120,7 @@ class LoaderStats:
     topology_bytes_read: int = 0
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
+    negatives_kept: int = 0
     peak_rss_bytes: int = 0
 
     @property

@@ -90,6 +90,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.pairs[0])
 
+    @property
+    def num_bytes(self) -> int:
+        return self.pairs.nbytes
+
     def select(self, index: Any, key: BatchKey) -> PairSeeds:
         positions = np.asarray(index, np.int64)
         ends = np.stack([*self.pairs[:, positions], negatives(key, len(positions))])

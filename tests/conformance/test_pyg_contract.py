@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.loader import NodeLoader
 from torch_geometric.nn import GraphSAGE
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput
+from torch_geometric.sampler import BaseSampler
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_pyg
@@ -173,5 +173,3 @@ def test_a_loader_of_pyg_samples_with_ours(
         for batch in batches:
             assert torch.equal(batch.x, data.x[batch.n_id])
             assert torch.equal(batch.n_id[batch.edge_index], data.edge_index[:, batch.e_id])
-    with pytest.raises(UsageError, match="starts from nodes"):
-        sampler.sample_from_edges(EdgeSamplerInput(None, torch.arange(2), torch.arange(2)))

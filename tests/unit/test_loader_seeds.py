@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,16 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import gnnstore
 from gnnstore.errors import InputError, NotFoundError, UsageError
-from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
-from gnnstore.pipeline.order.keyed import SeededShuffle
+from gnnstore.pipeline.order.epoch import (
+    MAX_SORTED,
+    KeyedBijection,
+    batches_in_order,
+    epoch_order,
+    epoch_permutation,
+    order_bytes,
+)
+from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
+from gnnstore.pipeline.order.state import Position
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.testing.stores import write_example_store
 
@@ -164,6 +174,43 @@ def test_a_shuffle_is_uniform() -> None:
     assert chi_square < 43.8, "one in a thousand by chance"
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 4097, 70_000])
+def test_a_bijection_is_a_permutation(n: int) -> None:
+    order = KeyedBijection(n, 1, 2)
+    positions = order[:].tolist()
+    assert sorted(positions) == list(range(n))
+    assert positions == [p for first in range(0, n, 1000) for p in order[first : first + 1000]]
+    assert positions[-1] == order[-1] == order[n - 1]
+    assert n < 63 or positions != KeyedBijection(n, 1, 3)[:].tolist()
+
+
+def test_a_bijection_is_uniform() -> None:
+    # Each tenth of 1,000 positions goes to each tenth alike: chi-square, 81 degrees of freedom.
+    counts = np.zeros((10, 10))
+    for seed in range(200):
+        positions = KeyedBijection(1000, seed, 0)[:]
+        np.add.at(counts, (np.arange(1000) // 100, positions // 100), 1)
+    assert float(((counts - 2000) ** 2 / 2000).sum()) < 128, "one in a thousand by chance"
+
+
+def test_a_bijection_is_the_same_everywhere() -> None:
+    # Recorded: a run that is resumed on another machine must go on with the same batches.
+    assert KeyedBijection(2**40, 7, 3)[:3].tolist() == [669536985820, 683021750813, 101860299632]
+
+
+def test_orders_of_many_positions_take_no_memory() -> None:
+    num_seeds = MAX_SORTED + 1
+    assert isinstance(epoch_order(num_seeds, 1, 2), KeyedBijection)
+    assert isinstance(epoch_order(1000, 1, 2), np.ndarray)
+    assert order_bytes(num_seeds, shuffles=True) == 0
+    order = KeyedOrder(num_seeds, 1000, shuffles=True, drop_last=False)
+    tracemalloc.start()
+    batches = [index for _, index, _ in islice(order.batches(Position(2), 1), 3)]
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+    assert np.array_equal(np.concatenate(batches), KeyedBijection(num_seeds, 1, 2)[:3000])
+
+
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("num_seeds", [0, 1, 7, 8, 9, 24])
 def test_batches_are_cut_as_torch_cuts_them(num_seeds: int, drop_last: bool) -> None:
@@ -171,7 +218,7 @@ def test_batches_are_cut_as_torch_cuts_them(num_seeds: int, drop_last: bool) -> 
     assert [list(b) for b in batches_in_order(range(num_seeds), 8, drop_last=drop_last)] == expected
     order = epoch_permutation(num_seeds, 1, 2)
     expected = list(BatchSampler(SeededShuffle(num_seeds, 1, 2), 8, drop_last))
-    assert [b.tolist() for b in batches_in_order(order, 8, drop_last=drop_last)] == expected  # type: ignore[union-attr]
+    assert [b.tolist() for b in batches_in_order(order, 8, drop_last=drop_last)] == expected
 
 
 def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:

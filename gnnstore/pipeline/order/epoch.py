@@ -20,6 +20,10 @@ Int64Array = npt.NDArray[np.int64]
 # a shuffle never shares a draw with a sample.
 _SHUFFLE_COUNTER = np.array([0, 0, 0, 2**64 - 1], dtype=np.uint64)
 
+# Positions that are shuffled by sorting: 16 bytes each while they are.
+MAX_SORTED = 2**22
+_NUM_ROUNDS = 8
+
 
 class EpochOrder(Protocol):
     """Yields the batches of an epoch, as positions in what a loader starts from."""
@@ -58,21 +62,97 @@ class EpochOrder(Protocol):
         """Yield the number, the positions [B] and the place after each batch from `start` on."""
 
 
-def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
-    """Return the order of an epoch: a permutation of 0 to num_seeds - 1, int64 [num_seeds].
+def epoch_order(num_seeds: int, seed: int, epoch: int) -> Any:
+    """Return the shuffled order of an epoch: of 0 to num_seeds - 1, to be indexed and sliced.
 
-    A pure function of its arguments on every machine: positions are sorted by 64-bit keys
-    straight from a counter-based generator, whose stream NumPy guarantees, unlike that of
-    its `permutation`.
+    A pure function of its arguments on every machine. An array, `epoch_permutation`; of more than
+    `MAX_SORTED` positions a `KeyedBijection`, which takes no memory.
     """
-    key = np.array([seed, epoch], dtype=np.uint64)
-    draws = np.random.Philox(counter=_SHUFFLE_COUNTER, key=key).random_raw(num_seeds)
+    if num_seeds > MAX_SORTED:
+        return KeyedBijection(num_seeds, seed, epoch)
+    return epoch_permutation(num_seeds, seed, epoch)
+
+
+def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
+    """Return a permutation of 0 to num_seeds - 1, int64 [num_seeds].
+
+    Positions are sorted by 64-bit keys straight from a counter-based generator, whose stream NumPy
+    guarantees, unlike that of its `permutation`.
+    """
+    draws = _generator(seed, epoch).random_raw(num_seeds)
     return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
 
 
-def batches_in_order(
-    order: range | Int64Array, batch_size: int, *, drop_last: bool
-) -> Iterator[range | Int64Array]:
+def order_bytes(num_seeds: int, *, shuffles: bool, num_orders: int = 2) -> int:
+    """Return the memory of epochs' orders, and of the keys that the newest is sorted by."""
+    return 8 * num_seeds * (num_orders + 1) if shuffles and num_seeds <= MAX_SORTED else 0
+
+
+def _generator(seed: int, epoch: int) -> np.random.Philox:
+    return np.random.Philox(counter=_SHUFFLE_COUNTER, key=np.array([seed, epoch], dtype=np.uint64))
+
+
+class KeyedBijection:
+    """A permutation of many positions, each computed when it is asked for.
+
+    A Feistel network over the bits that the positions have; where it leads beyond the last one, it
+    is applied again until it does not (cycle walking: Black and Rogaway, "Ciphers with Arbitrary
+    Finite Domains", CT-RSA 2002), which on average is less than once.
+
+    Parameters
+    ----------
+    num_seeds : int
+        Positions are 0 to num_seeds - 1.
+    seed, epoch : int
+        Key.
+    """
+
+    def __init__(self, num_seeds: int, seed: int, epoch: int) -> None:
+        num_bits = max(2, (num_seeds - 1).bit_length())
+        self._num_seeds = num_seeds
+        # The halves of an odd number of bits differ by one: each round takes the other's width.
+        self._widths = (np.uint64(num_bits // 2), np.uint64(num_bits - num_bits // 2))
+        self._keys = np.asarray(_generator(seed, epoch).random_raw(_NUM_ROUNDS))
+
+    def __len__(self) -> int:
+        """Return the number of positions."""
+        return self._num_seeds
+
+    def __getitem__(self, key: int | slice) -> Any:
+        """Return a position, or those of a slice: int64 [n]."""
+        if isinstance(key, slice):
+            places = np.arange(*key.indices(self._num_seeds), dtype=np.uint64)
+            return self._walked(places).astype(np.int64)
+        place = range(self._num_seeds)[key]
+        return np.int64(self._walked(np.array([place], dtype=np.uint64))[0])
+
+    def _walked(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        values = self._mixed(values)
+        while (outside := np.flatnonzero(values >= self._num_seeds)).size:
+            values[outside] = self._mixed(values[outside])
+        return values
+
+    def _mixed(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        low_bits, high_bits = self._widths
+        left, right = values >> low_bits, values & _mask(low_bits)
+        for key in self._keys:
+            left, right = right, left ^ (_hash(right ^ key) & _mask(high_bits))
+            low_bits, high_bits = high_bits, low_bits
+        return left << low_bits | right
+
+
+def _mask(num_bits: np.uint64) -> np.uint64:
+    return (np.uint64(1) << num_bits) - np.uint64(1)
+
+
+def _hash(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Mix 64-bit words: the finalizer of SplitMix64, from its high half."""
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words >> np.uint64(32)
+
+
+def batches_in_order(order: Any, batch_size: int, *, drop_last: bool) -> Iterator[Any]:
     """Cut an order into batches, as torch's `BatchSampler` does, without lists of integers."""
     end = len(order) - (len(order) % batch_size if drop_last else 0)
     for first in range(0, end, batch_size):

@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import RandomSampler
 
 from gnnstore.errors import UsageError
-from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import Position
 
@@ -75,7 +75,7 @@ class KeyedOrder:
         """Yield the number, the positions [B] and the place after each batch from `start` on."""
         order: Any = range(self.num_seeds)
         if self.shuffles:
-            order = epoch_permutation(self.num_seeds, seed, start.epoch)
+            order = epoch_order(self.num_seeds, seed, start.epoch)
         size, total, drop_last = self.batch_size, self.num_batches, self.drop_last
         for number, done in self.shard.batches(start.batches, total, drop_last=drop_last):
             index = order[number] if size is None else order[number * size : (number + 1) * size]
@@ -99,7 +99,7 @@ class SeededShuffle(RandomSampler):
 
     def __iter__(self) -> Iterator[int]:
         """Yield every position once, as Python integers."""
-        order = epoch_permutation(len(self), self.seed, self.epoch)
+        order = epoch_order(len(self), self.seed, self.epoch)
         for first in range(0, len(order), _INT_CHUNK):  # a list of all would take 36 bytes each
             yield from order[first : first + _INT_CHUNK].tolist()
 

@@ -17,7 +17,7 @@ from typing import Any, Self
 from torch.utils.data.distributed import DistributedSampler
 
 from gnnstore.errors import UsageError
-from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_order
 
 _INSTEAD = ("sampler", "batch_sampler")
 
@@ -157,7 +157,7 @@ class RankSampler(DistributedSampler[int]):
         """Yield the positions of one epoch, as Python integers."""
         order: Any = range(self._num_seeds)
         if self.shuffle:
-            order = epoch_permutation(self._num_seeds, self.seed, self.epoch)
+            order = epoch_order(self._num_seeds, self.seed, self.epoch)
         for batch in self._batches(order):
             yield from map(int, batch)
 

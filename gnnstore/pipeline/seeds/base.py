@@ -17,6 +17,9 @@ from gnnstore.formats.packed.manifest import SEED_ARRAYS
 
 Int64Array = npt.NDArray[np.int64]
 
+# Epochs from here on are no loader's: of batches drawn beforehand, and of those on demand.
+FIRST_EPOCH_OF_NO_RUN = 2**63 - 2
+
 # Where a fingerprint says how many positions there are.
 NUM_POSITIONS = "number of input_nodes"
 # Where it names the kind of the labels, if these are not nodes.
@@ -99,6 +102,10 @@ class SeedSource(Protocol):
     @property
     def labels(self) -> type[SeedLabels]:
         """Kind of the labels of its seeds."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that ids, labels and what else is kept of all positions take."""
 
     def __len__(self) -> int:
         """Return the number of positions."""

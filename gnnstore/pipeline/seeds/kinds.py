@@ -7,10 +7,11 @@ from typing import Any
 
 from gnnstore.errors import UnsupportedVersionError
 from gnnstore.pipeline.seeds.base import KIND, SeedLabels
+from gnnstore.pipeline.seeds.links import LinkLabels
 from gnnstore.pipeline.seeds.nodes import NodeLabels
 from gnnstore.registry import Registry
 
-KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels,))
+KINDS: Registry[type[SeedLabels]] = Registry((NodeLabels, LinkLabels))
 
 
 def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gnnstore import _core
 from gnnstore.errors import InputError, UsageError
 from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey, SeedLabels
+from gnnstore.pipeline.seeds.given import check_range, checked_positions, crc_of_ids, to_numpy
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -111,19 +111,24 @@ class InputNodes:
     @cached_property
     def nodes_crc(self) -> int:
         """Checksum of the node ids, those that are no array included."""
-        return _crc_of_ids(self.nodes, self.num_seeds)
+        return _crc_of_all(self.nodes, self.num_seeds)
 
     @cached_property
     def ids_crc(self) -> int:
         """Checksum of what `input_id` shows."""
         if self.ids is self.nodes:
             return self.nodes_crc
-        return _crc_of_ids(self.ids, self.num_seeds)
+        return _crc_of_all(self.ids, self.num_seeds)
 
     @property
     def labels(self) -> type[NodeLabels]:
         """Kind of the labels of its seeds."""
         return NodeLabels
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the node ids and of what `input_id` shows."""
+        return 16 * self.num_seeds
 
     def __len__(self) -> int:
         """Return the number of seed nodes."""
@@ -145,16 +150,7 @@ class InputNodes:
         InputError
             If a position is not one of 0 to num_seeds - 1.
         """
-        positions = np.atleast_1d(_to_numpy(index))
-        if positions.size == 0:
-            positions = positions.astype(np.int64)
-        if positions.ndim != 1 or positions.dtype.kind not in "iu":
-            raise InputError(
-                f"a batch's index must be positions in input_nodes, integers [B]; "
-                f"got {positions.dtype} {list(positions.shape)}"
-            )
-        _check_range(positions, self.num_seeds, "position", "input_nodes", "entries")
-        positions = positions.astype(np.int64, copy=False)
+        positions = checked_positions(index, self.num_seeds, "input_nodes")
         nodes = positions if self.nodes is None else self.nodes[positions]
         ids = positions if self.ids is None else self.ids[positions]
         return NodeSeeds(nodes, NodeLabels(torch.from_numpy(ids)))
@@ -191,7 +187,7 @@ def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = Non
     nodes, ids = _nodes_and_ids(store, input_nodes)
     num_seeds = store.num_nodes if nodes is None else len(nodes)
     if input_id is not None:
-        ids = np.array(_to_numpy(input_id), dtype=np.int64).reshape(-1)
+        ids = np.array(to_numpy(input_id), dtype=np.int64).reshape(-1)
         if len(ids) != num_seeds:
             raise InputError(
                 f"input_id has {len(ids)} entries for {num_seeds} input nodes; "
@@ -205,7 +201,7 @@ def _nodes_and_ids(
 ) -> tuple[Int64Array | None, Int64Array | None]:
     if input_nodes is None:
         return None, None
-    values = _named(store, input_nodes) if isinstance(input_nodes, str) else _to_numpy(input_nodes)
+    values = _named(store, input_nodes) if isinstance(input_nodes, str) else to_numpy(input_nodes)
     if values.ndim != 1:
         raise InputError(
             f"input_nodes has shape {list(values.shape)}; give node ids or a mask, one-dimensional"
@@ -224,7 +220,7 @@ def _nodes_and_ids(
             f"input_nodes has the element type {values.dtype}; give node ids (integers) or a "
             "mask (booleans)"
         )
-    _check_range(values, store.num_nodes, "node id", "the graph", "nodes")
+    check_range(values, store.num_nodes, "node id", "the graph", "nodes")
     # A copy: what the user does to the array later must not reach running batches.
     return values.astype(np.int64), None
 
@@ -237,47 +233,10 @@ def _named(store: GraphStore, name: str) -> npt.NDArray[Any]:
     return store.splits[name]
 
 
-def _to_numpy(values: Any) -> npt.NDArray[Any]:
-    if isinstance(values, torch.Tensor):
-        return values.detach().cpu().numpy()
-    if isinstance(values, range):  # which NumPy would walk
-        return np.arange(values.start, values.stop, values.step, dtype=np.int64)
-    return np.asarray(values)
-
-
-def crc_of_positions(index: Any, crc: int = 0) -> int:
-    """Return the crc32c of a batch's positions after those before it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If these are not integers.
-    """
-    positions = np.atleast_1d(_to_numpy(index))
-    if positions.dtype.kind not in "iu":
-        raise TypeError(f"positions of type {positions.dtype}")
-    return _crc(positions, _crc(np.array([positions.size]), crc))
-
-
-def _crc_of_ids(ids: Int64Array | None, num_seeds: int) -> int:
+def _crc_of_all(ids: Int64Array | None, num_seeds: int) -> int:
     if ids is not None:
-        return _crc(ids, 0)
+        return crc_of_ids(ids)
     crc = 0
     for first in range(0, num_seeds, _CRC_CHUNK):
-        crc = _crc(np.arange(first, min(first + _CRC_CHUNK, num_seeds)), crc)
+        crc = crc_of_ids(np.arange(first, min(first + _CRC_CHUNK, num_seeds)), crc)
     return crc
-
-
-def _crc(values: npt.NDArray[Any], crc: int) -> int:
-    contiguous = np.ascontiguousarray(values, dtype="<i8")
-    return _core.crc32c(contiguous.reshape(-1).view(np.uint8), crc)
-
-
-def _check_range(values: npt.NDArray[Any], bound: int, what: str, where: str, unit: str) -> None:
-    if values.size == 0 or (values.min() >= 0 and values.max() < bound):
-        return
-    place = int(np.flatnonzero((values < 0) | (values >= bound))[0])
-    raise InputError(
-        f"{what} {values[place]} at position {place} of {values.size} is outside {where}, "
-        f"which has {bound} {unit} (0 to {bound - 1})"
-    )

@@ -13,7 +13,7 @@ import numpy as np
 
 from gnnstore.errors import StorageError, UsageError
 from gnnstore.graph.store import open as open_store
-from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.rounds import Contender, describe, play, require_group
@@ -157,7 +157,7 @@ def _write_seeds(
     # Full batches, unless there is not even one, so that all of them weigh the same.
     count = max(1, seeds.num_seeds // batch_size)
     count = count if num_batches is None else min(count, num_batches)
-    positions = epoch_permutation(seeds.num_seeds, seed, 0)[: count * batch_size]
+    positions = epoch_order(seeds.num_seeds, seed, 0)[: count * batch_size]
     np.save(scratch / "seeds.npy", seeds.select(positions).nodes)
     return _Epoch(name, seeds.num_seeds, count)
 

@@ -26,7 +26,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.order.epoch import epoch_permutation
+from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.timeline import OFF, Timeline, recorded
@@ -130,7 +130,7 @@ class Run:
     def batches_of_seeds(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         """Return the seed nodes of each batch, in the order in which the loader takes them."""
         size = self.task.batch_size
-        seeds = self.seeds[epoch_permutation(len(self.seeds), self.task.seed, epoch)]
+        seeds = self.seeds[epoch_order(len(self.seeds), self.task.seed, epoch)[:]]
         return [seeds[first : first + size] for first in range(0, len(seeds), size)]
 
     def map_batches(self) -> Iterator[int]:

@@ -10,6 +10,7 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.cost_model import Prediction
 from gnnstore.planning.traits import Candidate
@@ -63,7 +64,8 @@ class Asked:
             self.store,
             ReadOptions(auto(), memory=memory_bytes, planned=planned),
             Presampler.of(self.store, self.config, self.seeds, self.batch_size, False),
-            seeds_bytes=32 * self.seeds.num_seeds,  # as of a loader that shuffles
+            seeds_bytes=self.seeds.num_bytes
+            + order_bytes(len(self.seeds), shuffles=True, num_orders=1),
             num_threads=self.num_threads,
             may_use_fewer=True,
         )

@@ -19,7 +19,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.order.epoch import batches_in_order, epoch_permutation
+from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order
 from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.strategies.builtin import MMAP
@@ -108,7 +108,7 @@ def sample_epoch(
     trace = TraceBuilder(num_batches, store.num_nodes)
     with progress.phase("sample", num_batches, "batches") as phase:
         sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
-        order = epoch_permutation(seeds.num_seeds, config.seed, 0)
+        order = epoch_order(seeds.num_seeds, config.seed, 0)
         positions = islice(batches_in_order(order, batch_size, drop_last=False), num_batches)
         sampled = sample_in_order(
             sampler,

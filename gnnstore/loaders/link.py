@@ -1,0 +1,372 @@
+"""`LinkNeighborLoader`: PyG's loader of the same name, over a store on disk.
+
+What is its own is which edges batches start from, and which negatives are drawn beside them
+(`pipeline.seeds.links`). Everything else is that of any loader (`base`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace as replaced
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
+
+from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.loaders.base import BatchLoader
+from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.pyg_sampler import StoreSampler
+from gnnstore.pipeline.order.ranks import RankShard
+from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.pipeline.seeds.given import to_numpy
+from gnnstore.pipeline.seeds.links import Links, resolve_edges, resolve_labels
+from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
+
+if TYPE_CHECKING:
+    from torch_geometric.sampler import SamplerOutput
+
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.pipeline.stats import LoaderStats
+
+_NOT_PARAMETERS = {"self", "data", "kwargs", "__class__"}
+
+
+class LinkNeighborLoader(BatchLoader, PygLinkNeighborLoader):  # type: ignore[misc]
+    """Mini-batches around seed edges, for link prediction, as `torch_geometric.data.Data`.
+
+    A drop-in for `torch_geometric.loader.LinkNeighborLoader` on a homogeneous graph: the same
+    parameters in the same order, the same batches. A batch is the sampled neighbourhood of the ends
+    of some edges and of negatives that are drawn for them. Like everything else in it, negatives
+    depend on the store, the options, the seed, the epoch and the number of the batch alone: not on
+    threads, strategy or machine.
+
+    Parameters
+    ----------
+    data : GraphStore, str or Path
+        An open store, or the path of one. PyG's pair (feature store, graph store) is
+        accepted where both are the same `GraphStore`.
+    num_neighbors : list of int or NumNeighbors
+        Fan-out per hop; -1 takes all neighbours; [] gives the ends of the edges alone.
+    edge_label_index : None, tensor, array or pair of vectors, optional
+        Seed edges, sources and targets [2, L], which need not be edges of the graph. None: all
+        edges of the graph, in the order of the store (by target, then source); they are never
+        copied, and `input_id` shows their ids.
+    edge_label : tensor or array [L, ...], optional
+        Labels by position in `edge_label_index`; of all edges, by edge id.
+    edge_label_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
+        PyG's; temporal and weighted sampling and other samplers are refused for now.
+    replace : bool
+        Sample neighbours with replacement.
+    subgraph_type : str or SubgraphType
+        "directional", "bidirectional" or "induced".
+    disjoint : bool
+        One subgraph per end; `batch` tells to which positive each node belongs, negative j to
+        positive j mod P.
+    neg_sampling : NegativeSampling, str or dict, optional
+        "binary": pairs of which both ends are drawn, `amount` per positive. "triplet": targets for
+        each source. Drawn uniformly, or by `src_weight` and `dst_weight` [N].
+    neg_sampling_ratio : float, optional
+        PyG's deprecated name of binary negatives of that amount.
+    transform, transform_sampler_output : callable, optional
+        Called in the consumer's thread, in the order of the batches.
+    is_sorted : bool
+        PyG's; a store's columns always are.
+    filter_per_worker : bool, optional
+        Whether `collate_fn` returns finished batches (default) or sampler output.
+    directed : bool
+        PyG's deprecated name of `subgraph_type="induced"` (when False).
+    strict_negatives : bool
+        Draw negatives again that are edges of the graph, loops or the positive itself, up to 16
+        times; `stats().negatives_kept` counts those that still are.
+    neg_side : "dst", "src" or "both"
+        Which end of a positive the negatives of triplets replace; "src" and "both" give
+        `src_neg_index`.
+    shared_negatives : int, optional
+        Chunks of a batch whose triplets share `amount` negatives: of C chunks, a batch has at most
+        C x amount negative nodes for each side.
+    degree_fraction : float
+        Share of the negatives of triplets that are ends of other positives in the batch (of other
+        chunks), and therefore drawn by degree.
+    edge_label_attrs : sequence of str
+        Attributes of the graph's edges that the batch shows of its seed edges, as `label_NAME`.
+    input_id : tensor of int64 [L], optional
+        What `batch.input_id` shows for each seed edge.
+    custom_cls : type, optional
+        Class of the batches, derived from `Data`.
+    strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
+cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
+        As for `NeighborLoader`.
+    **kwargs
+        Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22 edges
+        are shuffled without an array of their order.
+
+    Raises
+    ------
+    UsageError
+        If options contradict one another or are not supported.
+    InputError
+        If an end of an edge is not a node of the graph, labels or weights do not fit, or there are
+        no edges.
+    BudgetError
+        If `memory` is too small for what must be held; says by how much.
+
+    Examples
+    --------
+    >>> loader = LinkNeighborLoader("cora.gnn", [10, 10], batch_size=256, shuffle=True, seed=0,
+    ...                             neg_sampling="binary")         # doctest: +SKIP
+    >>> for batch in loader:                                       # doctest: +SKIP
+    ...     h = model(batch.x, batch.edge_index)
+    ...     source, target = batch.edge_label_index
+    ...     score = (h[source] * h[target]).sum(dim=-1)
+    ...     loss = binary_cross_entropy_with_logits(score, batch.edge_label)
+    """
+
+    @limits_named("prepare to load batches")
+    def __init__(  # noqa: PLR0917 - PyG's parameters, in PyG's order
+        self,
+        data: Any,
+        num_neighbors: Any,
+        edge_label_index: Any = None,
+        edge_label: Any = None,
+        edge_label_time: Any = None,
+        replace: bool = False,
+        subgraph_type: Any = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: Any = None,
+        neg_sampling_ratio: float | None = None,
+        time_attr: str | None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Any] | None = None,
+        transform_sampler_output: Callable[[SamplerOutput], SamplerOutput] | None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: Any = None,
+        directed: bool = True,
+        *,
+        strict_negatives: bool = False,
+        neg_side: str = "dst",
+        shared_negatives: int | None = None,
+        degree_fraction: float = 0.0,
+        edge_label_attrs: Sequence[str] = (),
+        strategy: str = "auto",
+        memory: int | str | None = None,
+        seed: int | None = None,
+        num_threads: int | None = None,
+        prefetch_batches: int | None = None,
+        topology: str = "auto",
+        io_engine: str | None = None,
+        cache: str | None = None,
+        cache_bytes: int | str | None = None,
+        superbatch: int | str | None = None,
+        tmpdir: str | Path | None = None,
+        disk: int | str | None = None,
+        plan: str | Path | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        input_id: Any = None,
+        custom_cls: type[Data] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # Kept under the names of the parameters, for PyG's users and for frameworks that build a
+        # loader anew from the attributes of another.
+        given = {name: v for name, v in locals().items() if name not in _NOT_PARAMETERS}
+        refuse_unsupported(
+            input_time=edge_label_time,
+            time_attr=time_attr,
+            temporal_strategy=temporal_strategy,
+            weight_attr=weight_attr,
+            neighbor_sampler=neighbor_sampler,
+        )
+        config = sampling_config(
+            num_neighbors,
+            replace=replace,
+            subgraph_type=subgraph_type,
+            disjoint=disjoint,
+            directed=directed,
+            seed=0 if seed is None else seed,
+        )
+        options = read_options(
+            strategy=strategy,
+            topology=topology,
+            memory=memory,
+            io_engine=io_engine,
+            cache=cache,
+            cache_bytes=cache_bytes,
+            superbatch=superbatch,
+            tmpdir=tmpdir,
+            disk=disk,
+            plan=plan,
+        )
+        self.data = as_store(data)
+        if neg_sampling_ratio:
+            neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
+        negatives = _negatives(
+            self.data,
+            neg_sampling,
+            strict=strict_negatives,
+            side=neg_side,
+            num_chunks=shared_negatives,
+            degree_fraction=degree_fraction,
+        )
+        edges = resolve_edges(self.data, edge_label_index)
+        num_edges = self.data.num_edges if edges is None else edges.shape[1]
+        for name in edge_label_attrs:
+            self.data.edge_attribute(name)  # raises if it is not there
+        self._seeds = Links(
+            self.data,
+            edges,
+            ids=_input_ids(input_id, num_edges),
+            edge_label=_labels(edge_label, num_edges, negatives),
+            negatives=negatives,
+            disjoint=disjoint,
+            attributes=edge_label_attrs,
+        )
+        super().__init__(
+            len(self._seeds),
+            labels=self._seeds.labels,
+            fingerprint=partial(sampling_fingerprint, self.data, config, self._seeds),
+            seed=seed,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            num_threads=num_threads,
+            prefetch_batches=prefetch_batches,
+            options=kwargs,
+            shard=RankShard.of(rank, world_size, seed, kwargs),
+        )
+        own = {"seed", "num_threads", "prefetch_batches", "filter_per_worker"}
+        for name in given.keys() - own:
+            setattr(self, name, given[name])
+        self.neg_sampling = NegativeSampling.cast(neg_sampling)
+        self.filter_per_worker = True if filter_per_worker is None else filter_per_worker
+
+        self._open(
+            self.data,
+            self._seeds,
+            config,
+            options=options,
+            given=kwargs,
+            data_class=custom_cls or Data,
+        )
+
+    def stats(self) -> LoaderStats:
+        """Return what the loader has done since it was made; `since` subtracts a reading."""
+        return replaced(super().stats(), negatives_kept=self._seeds.num_edges_kept)
+
+    @property
+    def input_data(self) -> EdgeSamplerInput:
+        """The seed edges as PyG's samplers take them; they are copied."""
+        sources, targets = self._seeds.ends(np.arange(len(self._seeds)))
+        return EdgeSamplerInput(
+            input_id=None if self._seeds.ids is None else torch.from_numpy(self._seeds.ids),
+            row=torch.from_numpy(sources),
+            col=torch.from_numpy(targets),
+            label=self._seeds.edge_label,
+        )
+
+    @property
+    def link_sampler(self) -> StoreSampler:
+        """The sampler behind the loader, for loaders of PyG's."""
+        self._draw_seed()
+        return StoreSampler(self._source.sampler, self._sources.edge_ids)
+
+
+def _negatives(
+    store: GraphStore,
+    neg_sampling: Any,
+    *,
+    strict: bool,
+    side: str,
+    num_chunks: int | None,
+    degree_fraction: float,
+) -> Negatives | None:
+    """Check the options of negatives.
+
+    Raises
+    ------
+    UsageError, InputError
+    """
+    given = {
+        "strict_negatives": strict,
+        "neg_side": side != "dst",
+        "shared_negatives": num_chunks is not None,
+        "degree_fraction": degree_fraction != 0,
+    }
+    if neg_sampling is None:
+        if unused := [name for name, is_given in given.items() if is_given]:
+            raise UsageError(
+                f"{' and '.join(unused)}: no negatives are drawn without neg_sampling; give "
+                "neg_sampling='binary' or 'triplet', or leave the option out"
+            )
+        return None
+    try:
+        cast = NegativeSampling.cast(neg_sampling)
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"neg_sampling={neg_sampling!r}: {error}; expected a mode ({' or '.join(MODES)}), or a "
+            "torch_geometric.sampler.NegativeSampling of a positive amount"
+        ) from None
+    if side not in SIDES:
+        raise UsageError(f"neg_side={side!r} is unknown; choose one of {', '.join(SIDES)}")
+    if num_chunks is not None and num_chunks < 1:
+        raise UsageError(f"shared_negatives={num_chunks}: at least 1 chunk is needed")
+    if not 0 <= degree_fraction <= 1:
+        raise UsageError(f"degree_fraction={degree_fraction}: expected a share, 0 to 1")
+    if degree_fraction and num_chunks == 1:
+        raise UsageError(
+            "degree_fraction needs positives of other chunks, and shared_negatives=1 makes a "
+            "single one; give at least 2"
+        )
+    is_binary = cast.is_binary()
+    if is_binary and (
+        unused := [name for name, is_given in given.items() if is_given and name != _FOR_ALL]
+    ):
+        raise UsageError(
+            f"{' and '.join(unused)}: only of use to neg_sampling='triplet'; binary negatives are "
+            "pairs of which both ends are drawn"
+        )
+    return Negatives(
+        "binary" if is_binary else "triplet",
+        float(cast.amount) if is_binary else int(cast.amount),
+        store.num_nodes,
+        cumulative_weights(cast.src_weight, store.num_nodes, "src_weight"),
+        cumulative_weights(cast.dst_weight, store.num_nodes, "dst_weight"),
+        side,
+        num_chunks,
+        degree_fraction,
+        strict,
+    )
+
+
+_FOR_ALL = "strict_negatives"
+
+
+def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> torch.Tensor | None:
+    """Check labels, and shift them where 0 is to be that of negatives, as PyG does."""
+    labels = resolve_labels(edge_label, num_edges)
+    if labels is None or negatives is None:
+        return labels
+    if negatives.mode == "triplet":
+        raise UsageError(
+            "edge_label: triplets have no labels; leave it out, and tell positives from negatives "
+            "by `src_index`, `dst_pos_index` and `dst_neg_index` of the batch"
+        )
+    return labels + 1 if labels.min() == 0 else labels
+
+
+def _input_ids(input_id: Any, num_edges: int) -> Any:
+    if input_id is None:
+        return None
+    ids = np.array(to_numpy(input_id), dtype=np.int64).reshape(-1)
+    if len(ids) != num_edges:
+        raise InputError(
+            f"input_id has {len(ids)} entries for {num_edges} edges; give one for each, or leave "
+            "it out"
+        )
+    return ids

@@ -1,0 +1,458 @@
+"""Which edges batches start from, with their labels and negatives: resolved before any work.
+
+As for nodes, whatever a user gives as `edge_label_index` is checked when the loader is made. The
+edges need not be edges of the graph. All edges of the graph are known by their positions in the
+store, and are never copied.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gnnstore import _core
+from gnnstore.errors import InputError, UsageError
+from gnnstore.pipeline.seeds.base import (
+    FIRST_EPOCH_OF_NO_RUN,
+    NUM_POSITIONS,
+    BatchKey,
+    Int64Array,
+    SeedLabels,
+)
+from gnnstore.pipeline.seeds.given import checked_positions, to_numpy
+from gnnstore.pipeline.seeds.negatives import Negatives
+from gnnstore.sampling.edges import EdgeFinder
+
+if TYPE_CHECKING:
+    from gnnstore.graph.store import GraphStore
+
+_FITS_INT32 = 2**31
+
+
+@dataclass(frozen=True, eq=False)
+class LinkLabels(SeedLabels):
+    """What a batch shows of its seed edges, as PyG's `LinkLoader` writes it.
+
+    Attributes
+    ----------
+    values : dict of str to Tensor
+        By the batch's attribute. `input_id` [P] always; then `edge_label_index` [2, K], with
+        `edge_label` [K, ...] if there are labels; or, of triplets, `src_index` [P],
+        `dst_pos_index` [P], and `dst_neg_index` or `src_neg_index` ([P], or [P, A] for more than
+        one); and attributes of the seed edges. Indices are local.
+    """
+
+    name: ClassVar[str] = "links"
+    num_arrays: ClassVar[int] = 2
+
+    values: dict[str, torch.Tensor]
+
+    @property
+    def _is_triplet(self) -> bool:
+        return "src_index" in self.values
+
+    def label(self, batch: Any) -> None:
+        """Write the values, and the number of the positive as the `batch` of disjoint subgraphs."""
+        for name in _SHOWN:
+            if name in batch and name not in self.values:
+                del batch[name]  # an attribute of the user's, which PyG overwrites as well
+        for name, value in self.values.items():
+            batch[name] = value
+        if "batch" in batch:
+            batch.batch = self._positive_of(batch.batch)
+
+    def _positive_of(self, tree: torch.Tensor) -> torch.Tensor:
+        """Return the number of the positive that each tree belongs to: negative j to j mod P."""
+        num_positives = len(self.values["input_id"])
+        if not self._is_triplet:
+            tree = tree % self.values["edge_label_index"].shape[1]
+            negative = tree >= num_positives
+            tree = torch.where(negative, tree - num_positives, tree)
+        return tree % max(1, num_positives)
+
+    def arrays(self) -> list[npt.NDArray[Any]]:
+        """Return a table of contents in JSON, and the values behind one another."""
+        arrays = {name: np.ascontiguousarray(v.numpy()) for name, v in self.values.items()}
+        contents = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
+        parts = [a.reshape(-1).view(np.uint8) for a in arrays.values()]
+        return [np.frombuffer(json.dumps(contents).encode(), np.uint8), np.concatenate(parts)]
+
+    def metadata(self) -> tuple[Any, ...]:
+        """Return PyG's tuple; what PyG does not have follows in a dict."""
+        values = dict(self.values)
+        names = _TRIPLET if self._is_triplet else _BINARY
+        shown = [values.pop(name, None) for name in names]
+        return (*shown, None, values) if values else (*shown, None)
+
+    @classmethod
+    def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> LinkLabels:
+        """Return the labels of a table of contents and values."""
+        contents, data = arrays
+        values, begin = {}, 0
+        for name, dtype, shape in json.loads(contents.tobytes()):
+            end = begin + int(np.prod(shape)) * np.dtype(dtype).itemsize
+            # Copied: they may lie anywhere, and tensors must be aligned.
+            array = np.frombuffer(data[begin:end].tobytes(), dtype).reshape(shape)
+            values[name] = torch.from_numpy(array.copy())
+            begin = end
+        return cls(values)
+
+    @classmethod
+    def from_metadata(cls, metadata: Any) -> LinkLabels:
+        """Return the labels of the tuple that `metadata` gave."""
+        shown, more = list(metadata), {}
+        if isinstance(shown[-1], Mapping):
+            more = dict(shown.pop())
+        names = _TRIPLET if len(shown) > len(_BINARY) + 1 else _BINARY
+        values = {n: v for n, v in zip(names, shown[:-1], strict=True) if v is not None}
+        return cls({**values, **more})
+
+
+_BINARY = ("input_id", "edge_label_index", "edge_label")
+_TRIPLET = ("input_id", "src_index", "dst_pos_index", "dst_neg_index")
+# What PyG writes on a batch of edges, or deletes there.
+_SHOWN = (*_BINARY, "edge_label_time", *_TRIPLET[1:], "src_neg_index", "seed_time")
+
+
+class LinkSeeds(NamedTuple):
+    """The ends of the seed edges of one batch, and of their negatives."""
+
+    nodes: Int64Array
+    labels: LinkLabels
+
+    def start_nodes(self) -> dict[str | None, Int64Array]:
+        """Return the ends: each once and ascending, or for disjoint subgraphs as they come."""
+        return {None: self.nodes}
+
+    def times(self) -> None:
+        """Return nothing: edges of any time are sampled."""
+
+
+class Links:
+    """The seed edges of a loader, by position.
+
+    Parameters
+    ----------
+    store : GraphStore
+        The graph.
+    edges : ndarray of int32 or int64 [2, L] or None
+        Sources and targets; None: all edges of the graph, in the order of the store's columns.
+    ids : ndarray of int64 [L] or None
+        What `input_id` of a batch shows; None: positions, or of all edges their ids.
+    labels : Tensor [L, ...] or None
+        By position, or of all edges by id; shifted so that 0 is the label of negatives if these
+        are drawn in pairs.
+    negatives : Negatives or None
+    disjoint : bool
+        Whether each end starts a subgraph of its own.
+    attributes : sequence of str
+        Attributes of the graph's edges that a batch shows of its seed edges, which must be edges
+        of the graph.
+    """
+
+    labels = LinkLabels
+
+    def __init__(
+        self,
+        store: GraphStore,
+        edges: npt.NDArray[Any] | None,
+        *,
+        ids: Int64Array | None = None,
+        edge_label: torch.Tensor | None = None,
+        negatives: Negatives | None = None,
+        disjoint: bool = False,
+        attributes: Sequence[str] = (),
+    ) -> None:
+        self.store = store
+        self.edges = edges
+        self.ids = ids
+        self.edge_label = edge_label
+        self.negatives = negatives
+        self.disjoint = disjoint
+        self.attributes = tuple(attributes)
+        self._num_edges_kept = 0
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = {
+            "ids": self.ids,
+            "edge_label": self.edge_label,
+            "negatives": self.negatives,
+            "disjoint": self.disjoint,
+            "attributes": self.attributes,
+        }
+        return (_restored, (self.store, self.edges, arguments))
+
+    def __len__(self) -> int:
+        """Return the number of seed edges."""
+        return self.store.num_edges if self.edges is None else self.edges.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that all of it takes."""
+        arrays = (self.edges, self.ids, self.edge_label)
+        held = sum(0 if array is None else array.nbytes for array in arrays)
+        return held + (0 if self.negatives is None else self.negatives.num_bytes)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return number and checksums of edges, labels and ids, and how negatives are drawn."""
+        negatives = None if self.negatives is None else self.negatives.fingerprint()
+        return {
+            **LinkLabels.fingerprint(),
+            NUM_POSITIONS: len(self),
+            **self._checksums,
+            "edge_label_attrs": list(self.attributes),
+            **(negatives or {"neg_sampling": None}),
+        }
+
+    @property
+    def num_edges_kept(self) -> int:
+        """Negatives of batches so far, those prepared ahead included, that are edges."""
+        return self._num_edges_kept
+
+    def _count(self, key: BatchKey, num_edges: int) -> None:
+        if num_edges and key.epoch < FIRST_EPOCH_OF_NO_RUN:
+            with self._lock:
+                self._num_edges_kept += num_edges
+
+    @cached_property
+    def _checksums(self) -> dict[str, str | None]:
+        return {
+            "crc32c of edge_label_index": "all edges" if self.edges is None else _crc(self.edges),
+            "crc32c of edge_label": None if self.edge_label is None else _crc(self.edge_label),
+            "crc32c of input_id": None if self.ids is None else _crc(self.ids),
+        }
+
+    @cached_property
+    def _finder(self) -> EdgeFinder:
+        return EdgeFinder(self.store.topology("mmap"))
+
+    def select(self, index: Any, key: BatchKey) -> LinkSeeds:
+        """Return the seed edges at some positions [P], and the negatives of the batch.
+
+        Raises
+        ------
+        InputError
+            If a position is not one of the edges, or an edge whose attributes are asked for is
+            none of the graph.
+        """
+        positions = checked_positions(index, len(self), "edge_label_index")
+        sources, targets = self.ends(positions)
+        places = positions if self.edges is None else None
+        ids = positions if self.edges is not None else self._edge_ids(positions)
+        values: dict[str, torch.Tensor] = {
+            "input_id": torch.from_numpy(ids if self.ids is None else self.ids[positions])
+        }
+        attributes = self._attributes_of(positions, sources, targets, places)
+        if self.negatives is not None and self.negatives.mode == "triplet":
+            nodes = self._triplets(key, self.negatives, (sources, targets), values)
+        else:
+            nodes = self._pairs(key, sources, targets, ids, values)
+        return LinkSeeds(nodes, LinkLabels({**values, **attributes}))
+
+    def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the sources and targets of the edges at some positions [P]."""
+        if self.edges is not None:
+            sources, targets = self.edges[:, positions].astype(np.int64)
+            return sources, targets
+        csc = self.store.topology("mmap")
+        csc.check_mapped_files()
+        return csc.indices[positions].astype(np.int64), self._finder.targets_of(positions)
+
+    def _edge_ids(self, positions: Int64Array) -> Int64Array:
+        ids = self.store.topology("mmap").edge_id
+        return positions if ids is None else ids[positions].astype(np.int64)
+
+    def _pairs(
+        self,
+        key: BatchKey,
+        sources: Int64Array,
+        targets: Int64Array,
+        ids: Int64Array,
+        values: dict[str, torch.Tensor],
+    ) -> Int64Array:
+        """Write the local indices and labels of positives and negatives; return the seeds."""
+        num_positives = len(sources)
+        if self.negatives is not None:
+            drawn = self.negatives.pairs(key, num_positives, self._finder)
+            sources = np.concatenate([sources, drawn[0]])
+            targets = np.concatenate([targets, drawn[1]])
+            self._count(key, drawn[2])
+        num_negatives = len(sources) - num_positives
+        seeds, local = self._numbered(np.concatenate([sources, targets]))
+        values["edge_label_index"] = torch.from_numpy(local.reshape(2, -1))
+        label = None if self.edge_label is None else self.edge_label[ids]
+        if self.negatives is not None:
+            if label is None:
+                label = torch.ones(num_positives)
+            label = torch.cat([label, label.new_zeros(num_negatives, *label.shape[1:])])
+        if label is not None:
+            values["edge_label"] = label
+        return seeds
+
+    def _triplets(
+        self,
+        key: BatchKey,
+        negatives: Negatives,
+        positives: tuple[Int64Array, Int64Array],
+        values: dict[str, torch.Tensor],
+    ) -> Int64Array:
+        """Write the local indices of positives and of the negatives of each; return the seeds."""
+        num_positives, amount = len(positives[0]), int(negatives.amount)
+        parts, chunks = [*positives], {}
+        for side in ("src", "dst"):
+            if negatives.side in (side, "both"):
+                nodes, chunks[side], num_edges = negatives.ends(key, positives, side, self._finder)
+                self._count(key, num_edges)
+                # Of disjoint subgraphs tree t belongs to positive t mod P: negative j of all first.
+                parts.append(nodes[chunks[side]].T.ravel() if self.disjoint else nodes.ravel())
+        seeds, local = self._numbered(np.concatenate(parts))
+        indices = np.split(local, np.cumsum([len(part) for part in parts])[:-1])
+        values["src_index"] = torch.from_numpy(indices[0])
+        values["dst_pos_index"] = torch.from_numpy(indices[1])
+        for (side, chunk), found in zip(chunks.items(), indices[2:], strict=True):
+            each = found.reshape(amount, -1).T if self.disjoint else found.reshape(-1, amount)
+            if len(each) < num_positives:
+                each = each[chunk]
+            shaped = each[:, 0] if amount == 1 else each
+            name = "dst_neg_index" if side == "dst" else "src_neg_index"
+            values[name] = torch.from_numpy(np.ascontiguousarray(shaped))
+        return seeds
+
+    def _numbered(self, nodes: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the seeds, and the place of each node among them."""
+        if self.disjoint:
+            return nodes, np.arange(len(nodes), dtype=np.int64)
+        seeds, local = np.unique(nodes, return_inverse=True)
+        return seeds, local.astype(np.int64, copy=False)
+
+    def _attributes_of(
+        self,
+        positions: Int64Array,
+        sources: Int64Array,
+        targets: Int64Array,
+        places: Int64Array | None,
+    ) -> dict[str, torch.Tensor]:
+        """Return the attributes of the seed edges, by the names that a batch has for them."""
+        if not self.attributes:
+            return {}
+        if places is None:
+            places, ends = self._finder.ranges(sources, targets)
+            missing = np.flatnonzero(places == ends)
+            if missing.size:
+                first = missing[0]
+                raise InputError(
+                    f"edge_label_attrs: edge {sources[first]} -> {targets[first]} at position "
+                    f"{positions[first]} of edge_label_index is no edge of {self.store.path}, so "
+                    "that it has no attributes; give edges of the graph, or leave the option out"
+                )
+        return {
+            f"label_{name}": self.store.edge_attribute(name).tensor(places)
+            for name in self.attributes
+        }
+
+
+def _restored(store: GraphStore, edges: Any, arguments: dict[str, Any]) -> Links:
+    return Links(store, edges, **arguments)
+
+
+def _crc(values: Any) -> str:
+    array = values.numpy() if isinstance(values, torch.Tensor) else values
+    return f"{_core.crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8)):08x}"
+
+
+def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] | None:
+    """Turn whatever names edges into sources and targets.
+
+    Parameters
+    ----------
+    store : GraphStore
+        The graph; N nodes.
+    edge_label_index : None, tensor or array [2, L], pair of vectors [L], or (edge type, any)
+        None: all edges of the graph.
+
+    Returns
+    -------
+    ndarray of int32 or int64 [2, L] or None
+        A copy; int32 where ids fit. None: all edges.
+
+    Raises
+    ------
+    InputError
+        If there are none, an id is no node, or the values are not integers.
+    UsageError
+        If it names another edge type.
+    """
+    edge = store.schema.edge
+    if _is_edge_type(edge_label_index):
+        edge_label_index = (edge_label_index, None)
+    if isinstance(edge_label_index, tuple) and _is_edge_type(edge_label_index[0]):
+        edge_type, edge_label_index = edge_label_index
+        own = edge.type
+        if tuple(edge_type) != own:
+            raise UsageError(
+                f"edge_label_index names the edge type {tuple(edge_type)}; this store's only type "
+                f"is {own}"
+            )
+    if edge_label_index is None:
+        if store.num_edges == 0:
+            raise InputError(f"edge_label_index=None: {store.path} has no edges to start from")
+        return None
+    if isinstance(edge_label_index, str):
+        raise UsageError(
+            f"edge_label_index={edge_label_index!r}: {store.path} has no splits of edges; give "
+            "sources and targets [2, L], or None for all edges"
+        )
+    if isinstance(edge_label_index, (tuple, list)):  # of two tensors, which NumPy would walk
+        edge_label_index = [to_numpy(ends) for ends in edge_label_index]
+    values = to_numpy(edge_label_index)
+    if values.ndim != 2 or values.shape[0] != 2:
+        raise InputError(
+            f"edge_label_index has the shape {list(values.shape)}; expected sources and targets, "
+            "[2, L]"
+        )
+    if values.shape[1] == 0:
+        raise InputError("edge_label_index has no edges; expected at least one to start from")
+    if values.dtype.kind not in "iu":
+        raise InputError(
+            f"edge_label_index has the element type {values.dtype}; expected node ids (integers)"
+        )
+    if values.min() < 0 or values.max() >= store.num_nodes:
+        row, place = np.argwhere((values < 0) | (values >= store.num_nodes))[0]
+        raise InputError(
+            f"{('source', 'target')[row]} {values[row, place]} at position {place} of "
+            f"edge_label_index is outside the graph, which has {store.num_nodes} nodes (0 to "
+            f"{store.num_nodes - 1})"
+        )
+    return values.astype(np.int32 if store.num_nodes <= _FITS_INT32 else np.int64)
+
+
+def _is_edge_type(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 3 and all(isinstance(v, str) for v in value)
+
+
+def resolve_labels(edge_label: Any, num_edges: int) -> torch.Tensor | None:
+    """Check the labels of edges; returns a copy [L, ...].
+
+    Raises
+    ------
+    InputError
+        If there are not as many as edges.
+    """
+    if edge_label is None:
+        return None
+    labels = torch.as_tensor(edge_label).detach().cpu().clone()
+    if labels.dim() == 0 or len(labels) != num_edges:
+        raise InputError(
+            f"edge_label has the shape {list(labels.shape)} for {num_edges} edges; give one label "
+            "for each, or leave it out"
+        )
+    return labels

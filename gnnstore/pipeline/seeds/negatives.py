@@ -1,0 +1,252 @@
+"""Draws negatives for batches of edges: pairs or nodes that are (mostly) not connected.
+
+Draws are keyed, not streamed: each depends on (seed, epoch, batch) and on its own place in the
+batch, so negatives are the same on any number of threads, under any strategy, on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import InputError
+from gnnstore.pipeline.seeds.base import BatchKey, Int64Array
+from gnnstore.sampling.edges import EdgeFinder
+
+MODES = ("binary", "triplet")
+SIDES = ("dst", "src", "both")
+# Times that a negative is drawn again before one that is an edge is kept.
+MAX_REDRAWS = 16
+
+# The sampling kernel's counter is (block, node, hop and tree, batch). No hop has these numbers, so
+# negatives never share a draw with a sample.
+_STREAMS = {name: 2**64 - 1 - k for k, name in enumerate(("src", "dst", "src ends", "dst ends"))}
+
+
+@dataclass(frozen=True, eq=False)
+class Negatives:
+    """How the negatives of a batch are drawn.
+
+    Attributes
+    ----------
+    mode : "binary" or "triplet"
+        Pairs of nodes, both ends drawn; or nodes in the place of a positive's end.
+    amount : float
+        A, negatives per positive; a whole number for triplets.
+    num_nodes : int
+        N; nodes 0 to N - 1 are drawn.
+    src_weights, dst_weights : ndarray of float64 [N] or None
+        Cumulative sums of the nodes' weights as sources and as targets; None: uniform.
+    side : "dst", "src" or "both"
+        Which end of a positive the negatives of triplets replace.
+    num_chunks : int or None
+        Chunks of a batch whose positives share A negatives; None: each positive has its own.
+    degree_fraction : float
+        Share of the negatives of triplets that are ends of other positives of the batch.
+    is_strict : bool
+        Whether negatives that are edges, loops or the positive itself are drawn again, up to
+        `MAX_REDRAWS` times.
+    """
+
+    mode: str
+    amount: float
+    num_nodes: int
+    src_weights: npt.NDArray[np.float64] | None = None
+    dst_weights: npt.NDArray[np.float64] | None = None
+    side: str = "dst"
+    num_chunks: int | None = None
+    degree_fraction: float = 0.0
+    is_strict: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights."""
+        return sum(0 if w is None else w.nbytes for w in (self.src_weights, self.dst_weights))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the draws depend on besides the key, as plain values by name."""
+        return {
+            "neg_sampling": self.mode,
+            "amount": self.amount,
+            "crc32c of src_weight": _crc(self.src_weights),
+            "crc32c of dst_weight": _crc(self.dst_weights),
+            "neg_side": self.side,
+            "shared_negatives": self.num_chunks,
+            "degree_fraction": self.degree_fraction,
+            "strict_negatives": self.is_strict,
+        }
+
+    def pairs(
+        self, key: BatchKey, num_positives: int, finder: EdgeFinder
+    ) -> tuple[Int64Array, Int64Array, int]:
+        """Return the sources and targets [⌈P·A⌉] of negative pairs, and how many are edges.
+
+        Edges are looked for, in the graph of `finder`, and counted if it is strict.
+        """
+        count = math.ceil(num_positives * self.amount)
+
+        def draw(attempt: int) -> Int64Array:
+            ends = [self._nodes(key, side, attempt, (count,)) for side in ("src", "dst")]
+            return np.stack(ends, axis=1)
+
+        def collide(pairs: Int64Array) -> npt.NDArray[np.bool_]:
+            sources, targets = pairs.T
+            found = finder.are_edges(sources, targets)
+            found |= sources == targets
+            return found
+
+        drawn, num_edges = self._drawn(draw, collide)
+        return drawn[:, 0], drawn[:, 1], num_edges
+
+    def ends(
+        self,
+        key: BatchKey,
+        positives: tuple[Int64Array, Int64Array],
+        side: str,
+        finder: EdgeFinder,
+    ) -> tuple[Int64Array, Int64Array, int]:
+        """Draw nodes in the place of one end of each positive.
+
+        Parameters
+        ----------
+        positives : pair of ndarray of int64 [P]
+            Sources and targets.
+        side : "src" or "dst"
+            The end that is replaced.
+        finder : EdgeFinder
+            Of the graph; used if it is strict.
+
+        Returns
+        -------
+        nodes : ndarray of int64 [C, A]
+            The negatives of each chunk; C is P where positives have their own.
+        chunks : ndarray of int64 [P]
+            Chunk of each positive, ascending.
+        num_edges : int
+            Nodes among them that are connected to a positive of their chunk.
+        """
+        own = positives[0 if side == "src" else 1]
+        num_positives, amount = len(own), int(self.amount)
+        num_chunks = min(self.num_chunks or num_positives, num_positives)
+        chunks = np.arange(num_positives, dtype=np.int64)
+        if num_chunks < num_positives:
+            chunks = chunks * num_chunks // num_positives
+        shape = (num_chunks, amount)
+        from_ends = round(self.degree_fraction * amount) if num_chunks > 1 else 0
+
+        def draw(attempt: int) -> Int64Array:
+            nodes = self._nodes(key, side, attempt, shape)
+            if from_ends:
+                ends = _other_ends(_uniform(key, f"{side} ends", attempt, shape), own, chunks)
+                nodes[:, :from_ends] = ends[:, :from_ends]
+            return nodes
+
+        nodes, num_edges = self._drawn(
+            draw, lambda drawn: _collide(finder, drawn, chunks, positives, side)
+        )
+        return nodes, chunks, num_edges
+
+    def _drawn(
+        self,
+        draw: Callable[[int], Int64Array],
+        collide: Callable[[Int64Array], npt.NDArray[np.bool_]],
+    ) -> tuple[Int64Array, int]:
+        """Draw, and where that is asked for again what collides; return what still does, too."""
+        drawn = draw(0)
+        if not self.is_strict:
+            return drawn, 0
+        for attempt in range(1, MAX_REDRAWS + 1):
+            edges = collide(drawn)
+            if not edges.any():
+                return drawn, 0
+            drawn[edges] = draw(attempt)[edges]
+        return drawn, int(collide(drawn).sum())
+
+    def _nodes(self, key: BatchKey, side: str, attempt: int, shape: tuple[int, ...]) -> Int64Array:
+        drawn = _uniform(key, side, attempt, shape)
+        weights = self.src_weights if side == "src" else self.dst_weights
+        if weights is None:
+            return (drawn * self.num_nodes).astype(np.int64)
+        # A draw is below 1, and its product below the sum: nodes of weight 0 are never found.
+        nodes: Int64Array = np.searchsorted(weights, drawn * weights[-1], side="right")
+        return nodes
+
+
+def _other_ends(drawn: npt.NDArray[np.float64], own: Int64Array, chunks: Int64Array) -> Int64Array:
+    """Return ends of positives that are in other chunks, by numbers in [0, 1): [C, A]."""
+    sizes = np.bincount(chunks, minlength=len(drawn))[:, None]
+    firsts = np.cumsum(sizes, axis=0) - sizes
+    places = (drawn * (len(own) - sizes)).astype(np.int64)
+    return own[np.where(places >= firsts, places + sizes, places)]
+
+
+def _collide(
+    finder: EdgeFinder,
+    nodes: Int64Array,
+    chunks: Int64Array,
+    positives: tuple[Int64Array, Int64Array],
+    side: str,
+) -> npt.NDArray[np.bool_]:
+    """Tell for each negative [C, A] whether it makes an edge, a loop or a positive."""
+    own, kept = positives if side == "src" else positives[::-1]
+    drawn = nodes[chunks]  # [P, A]
+    others = np.broadcast_to(kept[:, None], drawn.shape)
+    ends = (drawn, others) if side == "src" else (others, drawn)
+    found = finder.are_edges(ends[0].ravel(), ends[1].ravel()).reshape(drawn.shape)
+    found |= (drawn == others) | (drawn == own[:, None])
+    if len(nodes) == len(chunks):
+        return found
+    firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
+    return np.logical_or.reduceat(found, firsts, axis=0)
+
+
+def cumulative_weights(weights: Any, num_nodes: int, name: str) -> npt.NDArray[np.float64] | None:
+    """Return the cumulative sums of the weights of all nodes; None for None.
+
+    Raises
+    ------
+    InputError
+        If there are not as many as nodes, or one is negative, not a number or infinite, or all
+        are 0.
+    """
+    if weights is None:
+        return None
+    values = np.asarray(weights.detach().cpu() if hasattr(weights, "detach") else weights)
+    if values.shape != (num_nodes,):
+        raise InputError(
+            f"{name} has the shape {list(values.shape)}; expected a weight for each of the "
+            f"{num_nodes} nodes"
+        )
+    if values.dtype.kind not in "fiub":
+        raise InputError(f"{name} has the element type {values.dtype}; expected numbers")
+    wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
+    if wrong.size:
+        raise InputError(
+            f"{name}: the weight of node {wrong[0]} is {values[wrong[0]]}; expected finite "
+            "numbers, 0 or more"
+        )
+    sums: npt.NDArray[np.float64] = np.cumsum(values, dtype=np.float64)
+    if not sums[-1:].any():
+        raise InputError(f"{name}: all weights are 0, so that no node can be drawn")
+    return sums
+
+
+def _uniform(
+    key: BatchKey, stream: str, attempt: int, shape: tuple[int, ...]
+) -> npt.NDArray[np.float64]:
+    """Return numbers in [0, 1) of 53 random bits each, by key and place."""
+    counter = np.array([0, attempt, _STREAMS[stream], key.batch], np.uint64)
+    words = np.array([key.seed, key.epoch], np.uint64)
+    raw = np.random.Philox(counter=counter, key=words).random_raw(math.prod(shape))
+    numbers = (np.asarray(raw, np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers.reshape(shape)
+
+
+def _crc(values: npt.NDArray[Any] | None) -> str | None:
+    return None if values is None else f"{_core.crc32c(values.view(np.uint8)):08x}"

@@ -1,0 +1,72 @@
+"""Looks edges up in a graph: by binary search, since a store's columns ascend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.formats.store.csc import Csc
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class EdgeFinder:
+    """Finds the edges between pairs of nodes. Safe to use from many threads at once.
+
+    Parameters
+    ----------
+    csc : Csc
+        The graph, in memory or mapped. A look-up reads log2(in-degree) of its indices.
+    """
+
+    def __init__(self, csc: Csc) -> None:
+        self._csc = csc
+
+    def are_edges(self, sources: Int64Array, targets: Int64Array) -> npt.NDArray[np.bool_]:
+        """Tell for each pair [B] of nodes of the graph whether an edge leads from one to the other.
+
+        Raises
+        ------
+        StorageError
+            If a file of a mapped graph has been truncated.
+        """
+        self._csc.check_mapped_files()
+        firsts, ends = self._bound(sources, targets, side="left"), self._csc.indptr[targets + 1]
+        found = firsts < ends
+        found[found] = self._csc.indices[firsts[found]] == sources[found]
+        return found
+
+    def ranges(self, sources: Int64Array, targets: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the first position of the edges between each pair [B], and the one after the last.
+
+        Edges that a graph has more than once stand side by side in its columns.
+
+        Raises
+        ------
+        StorageError
+            If a file of a mapped graph has been truncated.
+        """
+        self._csc.check_mapped_files()
+        firsts = self._bound(sources, targets, side="left")
+        return firsts, self._bound(sources, targets, side="right")
+
+    def targets_of(self, positions: Int64Array) -> Int64Array:
+        """Return the nodes that the edges at some positions [B] lead to."""
+        return np.searchsorted(self._csc.indptr, positions, side="right") - 1
+
+    def _bound(self, sources: Int64Array, targets: Int64Array, side: str) -> Int64Array:
+        """Return where each source belongs in the column of its target, as np.searchsorted."""
+        indptr, indices = self._csc.indptr, self._csc.indices
+        low, high = indptr[targets], indptr[targets + 1]
+        active = np.flatnonzero(low < high)
+        while active.size:
+            middle = (low[active] + high[active]) // 2
+            there: npt.NDArray[Any] = indices[middle]
+            wanted = sources[active]
+            is_before = there < wanted if side == "left" else there <= wanted
+            low[active[is_before]] = middle[is_before] + 1
+            high[active[~is_before]] = middle[~is_before]
+            active = active[low[active] < high[active]]
+        return low

@@ -1,0 +1,505 @@
+"""`LinkNeighborLoader` keeps PyG's contract, attribute by attribute, under every strategy."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch_geometric.loader import LinkLoader
+from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
+from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling, SamplerOutput
+from torch_geometric.sampler.neighbor_sampler import edge_sample
+
+import gnnstore
+from gnnstore import LinkNeighborLoader
+from gnnstore.pipeline.seeds.base import BatchKey
+from gnnstore.pipeline.seeds.links import Links
+from gnnstore.pipeline.seeds.negatives import Negatives, cumulative_weights
+from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.plans import pack
+
+N, E, FANOUTS, BATCH_SIZE, SEED = 600, 6_000, [4, 3], 40, 5
+KINDS: dict[str, dict[str, Any]] = {
+    "no negatives": {},
+    "binary": {"neg_sampling": "binary"},
+    "binary half, disjoint": {"neg_sampling": NegativeSampling("binary", 0.5), "disjoint": True},
+    "triplet": {"neg_sampling": {"mode": "triplet", "amount": 3}},
+    "triplet, disjoint": {"neg_sampling": NegativeSampling("triplet", 2), "disjoint": True},
+    "extensions": {
+        "neg_sampling": NegativeSampling("triplet", 4),
+        "neg_side": "both",
+        "shared_negatives": 3,
+        "degree_fraction": 0.5,
+        "strict_negatives": True,
+        "edge_label_attrs": ("edge_attr",),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, E, seed=2, feature_dim=24, num_classes=5, skew=1.5, edge_feature_dim=3)
+    return graph.write(tmp_path_factory.mktemp("links") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def edge_index(path: Path) -> torch.Tensor:
+    """Return the edges in the order of their ids."""
+    return gnnstore.open(path).edge_index.tensor()
+
+
+@pytest.fixture(scope="module")
+def csc(path: Path) -> set[tuple[int, int]]:
+    store = gnnstore.open(path)
+    return set(zip(*store.edge_index.tensor().tolist(), strict=True))
+
+
+def loader_of(path: Path, **options: Any) -> LinkNeighborLoader:
+    strategy = options.get("strategy", "auto")
+    if strategy in STRATEGIES and STRATEGIES[strategy].plans:
+        options |= {"cache_bytes": "20kB", "superbatch": 3}
+    given = {"batch_size": BATCH_SIZE, "shuffle": True, "seed": SEED, "num_threads": 2}
+    return LinkNeighborLoader(path, FANOUTS, **{**given, **options})
+
+
+def given_edges(edge_index: torch.Tensor) -> torch.Tensor:
+    """Return 210 edges: some of the graph, and some that may be none."""
+    generator = torch.Generator().manual_seed(1)
+    others = torch.randint(N, (2, 90), generator=generator)
+    return torch.cat([edge_index[:, ::50], others], dim=1)
+
+
+# --- the contract -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize(
+    "negatives",
+    [None, NegativeSampling("binary", 1), NegativeSampling("binary", 2)]
+    + [NegativeSampling("triplet", amount) for amount in (1, 3)],
+    ids=str,
+)
+def test_what_a_batch_shows_is_what_pyg_makes_of_the_same_draws(
+    path: Path,
+    edge_index: torch.Tensor,
+    disjoint: bool,
+    negatives: NegativeSampling | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyG's own `edge_sample` gets our negatives in the place of its own, and our sampler."""
+    edges = given_edges(edge_index)
+    is_triplet = negatives is not None and negatives.is_triplet()
+    label = None if is_triplet else torch.arange(edges.shape[1]) % 3
+    loader = loader_of(
+        path,
+        edge_label_index=edges,
+        edge_label=label,
+        neg_sampling=negatives,
+        disjoint=disjoint,
+        shuffle=False,
+        strategy="memory",
+    )
+    assert isinstance(loader, PygLinkNeighborLoader)
+    assert str(loader) == "LinkNeighborLoader()"
+    assert len(loader) == math.ceil(edges.shape[1] / BATCH_SIZE)
+    for number, batch in enumerate(loader):
+        inputs = EdgeSamplerInput(None, *edges, label=loader.input_data.label)[
+            torch.arange(number * BATCH_SIZE, min(number * BATCH_SIZE + BATCH_SIZE, len(edges[0])))
+        ]
+        num_positives = len(inputs.row)
+        drawn = {}
+        if negatives is not None and negatives.is_binary():
+            ends = batch.n_id[batch.edge_label_index[:, num_positives:]]
+            drawn = {"src": ends[0], "dst": ends[1]}
+        elif negatives is not None:
+            nodes = batch.n_id[batch.dst_neg_index].reshape(num_positives, -1)
+            drawn = {"dst": nodes.T.reshape(-1) if disjoint else nodes.reshape(-1)}
+        monkeypatch.setattr(
+            NegativeSampling, "sample", lambda _, n, endpoint, __, d=drawn: d[endpoint][:n]
+        )
+        seeds_of_pyg: list[torch.Tensor] = []
+
+        def sample(
+            seeds: torch.Tensor, _: Any, batch: Any = batch, seen: list[torch.Tensor] = seeds_of_pyg
+        ) -> SamplerOutput:
+            seen.append(seeds)
+            tree = torch.arange(len(seeds)) if disjoint else None
+            return SamplerOutput(batch.n_id, None, None, None, tree)
+
+        expected = edge_sample(inputs, sample, N, disjoint, neg_sampling=negatives)
+        assert torch.equal(batch.n_id[: len(seeds_of_pyg[0])], seeds_of_pyg[0])
+        assert batch.num_sampled_nodes[0] == len(seeds_of_pyg[0])
+        names = ["input_id", "src_index", "dst_pos_index", "dst_neg_index"]
+        if negatives is None or negatives.is_binary():
+            names = ["input_id", "edge_label_index", "edge_label"]
+        for name, value in zip(names, expected.metadata, strict=False):
+            assert torch.equal(batch[name], value), name
+            assert batch[name].dtype == value.dtype
+        if disjoint:
+            assert torch.equal(batch.batch[: len(expected.batch)], expected.batch)
+        absent = {"batch_size", "edge_label_time", "seed_time", "src_neg_index"}
+        absent |= {"edge_label_index", "edge_label"} if "src_index" in names else {"src_index"}
+        assert absent.isdisjoint(batch.keys())
+
+
+def test_negatives_of_disjoint_subgraphs_belong_to_a_positive_each(
+    path: Path, edge_index: torch.Tensor
+) -> None:
+    """Where PyG mislabels the ends: half a negative each, and a short last batch."""
+    loader = loader_of(path, edge_label_index=given_edges(edge_index), **KINDS[_HALF], shuffle=True)
+    for batch in loader:
+        num_positives = len(batch.input_id)
+        positive_of = batch.batch[batch.edge_label_index]
+        numbers = torch.arange(positive_of.shape[1])
+        expected = torch.where(numbers < num_positives, numbers, numbers - num_positives)
+        assert torch.equal(positive_of, expected.expand(2, -1))
+        # A tree never leaves its positive.
+        source, target = batch.edge_index
+        assert torch.equal(batch.batch[source], batch.batch[target])
+
+
+_HALF = "binary half, disjoint"
+
+
+def test_all_edges_are_seeds_without_a_copy(path: Path, edge_index: torch.Tensor) -> None:
+    loader = loader_of(path, edge_label=torch.arange(E), neg_sampling=None, strategy="memory")
+    assert len(loader) == E // BATCH_SIZE
+    seen = []
+    for batch in loader:
+        assert torch.equal(batch.n_id[batch.edge_label_index], edge_index[:, batch.input_id])
+        assert torch.equal(batch.edge_label, batch.input_id)
+        seen.append(batch.input_id)
+    assert torch.equal(torch.cat(seen).sort().values, torch.arange(E))
+    assert loader._seeds.num_bytes == 8 * E  # the labels
+    in_order = torch.cat([b.n_id[b.edge_label_index] for b in loader_of(path, shuffle=False)], 1)
+    by_target = np.lexsort((edge_index[0], edge_index[1]))
+    assert torch.equal(in_order, edge_index[:, by_target])
+
+
+def test_labels_make_room_for_negatives_only_where_they_must(path: Path) -> None:
+    for labels, shift in ((torch.arange(E) % 2, 1), (torch.arange(E) % 2 + 1, 0)):
+        batch = next(iter(loader_of(path, edge_label=labels, neg_sampling="binary")))
+        expected = labels[batch.input_id] + shift
+        assert torch.equal(batch.edge_label, torch.cat([expected, torch.zeros_like(expected)]))
+        assert batch.edge_label.dtype == torch.int64
+
+
+def test_no_hops_give_the_ends_alone(path: Path) -> None:
+    loader = LinkNeighborLoader(path, [], batch_size=8, seed=0, neg_sampling="binary")
+    batch = next(iter(loader))
+    assert batch.edge_index.shape == (2, 0)
+    assert len(batch.n_id) == len(batch.edge_label_index.unique()) == batch.num_nodes
+
+
+@pytest.mark.parametrize("subgraph_type", ["bidirectional", "induced"])
+def test_message_edges_of_other_kinds(
+    path: Path, csc: set[tuple[int, int]], subgraph_type: str
+) -> None:
+    batch = next(iter(loader_of(path, subgraph_type=subgraph_type, neg_sampling="binary")))
+    ends = list(zip(*batch.n_id[batch.edge_index].tolist(), strict=True))
+    assert "num_sampled_nodes" not in batch
+    if subgraph_type == "induced":
+        inside = set(batch.n_id.tolist())
+        assert set(ends) == {(u, v) for u, v in csc if {u, v} <= inside}
+    else:
+        assert set(ends) == {(v, u) for u, v in ends}
+
+
+def test_pyg_loader_over_our_sampler(path: Path, edge_index: torch.Tensor) -> None:
+    edges = given_edges(edge_index)
+    sampler = loader_of(path, strategy="memory").link_sampler
+    store = gnnstore.open(path)
+    loader = LinkLoader((store, store), sampler, (None, edges), neg_sampling="binary", batch_size=9)
+    batch = next(iter(loader))
+    assert torch.equal(batch.n_id[batch.edge_label_index[:, :9]], edges[:, :9])
+    assert batch.edge_label.tolist() == [1.0] * 9 + [0.0] * 9
+
+
+# --- the same batches, however they are prepared ------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def seeds(kind: dict[str, Any], edge_index: torch.Tensor) -> dict[str, Any]:
+    """Return some edges as seeds, and how negatives are drawn for them."""
+    edges = edge_index[:, ::30] if "edge_label_attrs" in kind else given_edges(edge_index)
+    return {"edge_label_index": edges, **kind}
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path, seeds: dict[str, Any]) -> list[dict[str, Any]]:
+    loader = loader_of(path, strategy="memory", num_threads=0, **seeds)
+    return as_dicts(batch for _ in range(2) for batch in loader)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.names)
+def test_every_strategy_gives_the_same(
+    path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], strategy: str
+) -> None:
+    loader = loader_of(path, strategy=strategy, **seeds)
+    begun = iter(loader)
+    batches = as_dicts(next(begun) for _ in range(4))
+    assert same(batches, expected[:4])
+    state = json.loads(json.dumps(loader.state_dict()))
+    second = pickle.loads(pickle.dumps(loader_of(path, strategy=strategy, **seeds)))  # noqa: S301
+    second.load_state_dict(state)
+    second.transform_sampler_output = lambda output: output
+    rest = as_dicts(second) + as_dicts(second)
+    assert same(rest, expected[4:])
+
+
+@pytest.mark.parametrize("topology", ["mmap", "disk"])
+@pytest.mark.parametrize("num_threads", [0, 4])
+def test_topology_and_threads_change_nothing(
+    path: Path,
+    seeds: dict[str, Any],
+    expected: list[dict[str, Any]],
+    topology: str,
+    num_threads: int,
+) -> None:
+    loader = loader_of(path, strategy="static", topology=topology, num_threads=num_threads, **seeds)
+    assert same(as_dicts(loader), expected[: len(loader)])
+
+
+def test_ranks_share_the_batches(
+    path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]]
+) -> None:
+    num_batches = len(expected) // 2
+    for rank in range(2):
+        loader = loader_of(path, strategy="memory", rank=rank, world_size=2, **seeds)
+        numbers = range(rank, 2 * len(loader), 2)
+        assert same(as_dicts(loader), [expected[k % num_batches] for k in numbers])
+
+
+def test_packed_plans_hold_links(
+    path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    links: Links = loader_of(path, strategy="memory", **seeds)._seeds
+    plan = pack(
+        path,
+        FANOUTS,
+        output=tmp_path / "plan",
+        seeds=links,
+        disjoint=links.disjoint,
+        seed=SEED,
+        batch_size=BATCH_SIZE,
+        superbatch=3,
+        cache_bytes="20kB",
+    )
+    loader = loader_of(path, plan=plan, **seeds)
+    assert same(as_dicts(b for _ in range(2) for b in loader), expected)
+    packed = gnnstore.open_plan(plan).loader(num_threads=2)
+    assert same(as_dicts(b for _ in range(2) for b in packed), expected)
+    with pytest.raises(gnnstore.UsageError, match="crc32c of edge_label_index"):
+        loader_of(path, plan=plan, **(seeds | {"edge_label_index": links.ends(np.arange(9))}))
+
+
+# --- negatives ----------------------------------------------------------------------------------
+
+
+def drawn(loader: LinkNeighborLoader) -> npt.NDArray[np.int64]:
+    """Return the negative pairs of an epoch, [2, n]."""
+    pairs = []
+    for batch in loader:
+        if "src_index" in batch:
+            source = batch.n_id[batch.src_index]
+            negative = batch.n_id[batch.dst_neg_index].reshape(len(source), -1)
+            pairs.append(torch.stack([source[:, None].expand_as(negative), negative]).flatten(1))
+        else:
+            pairs.append(batch.n_id[batch.edge_label_index[:, batch.edge_label == 0]])
+    return torch.cat(pairs, dim=1).numpy()
+
+
+def chi_square(counts: npt.NDArray[np.int64], expected: npt.NDArray[np.float64]) -> float:
+    """Return by how many standard deviations the statistic exceeds its mean."""
+    some = expected > 0
+    assert not counts[~some].any()
+    statistic = ((counts[some] - expected[some]) ** 2 / expected[some]).sum()
+    freedom = some.sum() - 1
+    return float((statistic - freedom) / math.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("mode", ["binary", "triplet"])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_negatives_have_their_distribution(path: Path, mode: str, is_weighted: bool) -> None:
+    weight = (torch.arange(N) % 7 * (torch.arange(N) > 20)).float()
+    given = weight if is_weighted else None
+    sampling = NegativeSampling(mode, 4, src_weight=given, dst_weight=given)
+    loader = LinkNeighborLoader(path, [], batch_size=500, seed=1, neg_sampling=sampling)
+    share = (weight / weight.sum()).double().numpy() if is_weighted else np.full(N, 1 / N)
+    for end in (0, 1) if mode == "binary" else (1,):
+        counts = np.bincount(drawn(loader)[end], minlength=N)
+        assert counts.sum() == 4 * E
+        assert abs(chi_square(counts, share * 4 * E)) < 5
+
+
+def test_weights_of_more_nodes_than_multinomial_takes() -> None:
+    """2^24 categories are the most of `torch.multinomial`, which rounds long before."""
+    num_nodes = 2**24 + 1000
+    weights = np.zeros(num_nodes, np.float32)
+    weights[5], weights[-500:] = 500, 1
+    sums = cumulative_weights(weights, num_nodes, "dst_weight")
+    negatives = Negatives("triplet", 10, num_nodes, None, sums)
+    positives = (np.zeros(2000, np.int64), np.zeros(2000, np.int64))
+    nodes, _, _ = negatives.ends(BatchKey(0, 0, 0), positives, "dst", None)  # type: ignore[arg-type]
+    counts = np.bincount(np.where(nodes == 5, 0, nodes - (num_nodes - 500) + 1).ravel())
+    assert len(counts) == 501
+    assert abs(counts[0] - 10_000) < 500
+    assert abs(chi_square(counts[1:], np.full(500, 20.0))) < 5
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"neg_sampling": "binary"},
+        {"neg_sampling": {"mode": "triplet", "amount": 5}},
+        {"neg_sampling": {"mode": "triplet", "amount": 5}, "shared_negatives": 4},
+    ],
+    ids=str,
+)
+def test_strict_negatives_are_no_edges(
+    path: Path, csc: set[tuple[int, int]], kind: dict[str, Any]
+) -> None:
+    loader = loader_of(path, **kind, num_threads=0, strategy="memory")
+    collide = {(u, v) for u, v in drawn(loader).T.tolist() if (u, v) in csc or u == v}
+    assert collide  # a test that cannot fail proves nothing
+    strict = loader_of(path, **kind, strict_negatives=True, num_threads=0, strategy="memory")
+    found = [(u, v) for u, v in drawn(strict).T.tolist() if (u, v) in csc or u == v]
+    kept = strict.stats().negatives_kept
+    if "shared_negatives" in kind:  # one negative may collide with several positives of its chunk
+        assert len(found) >= kept
+        assert (kept == 0) == (not found)
+    else:
+        assert not found
+        assert kept == 0
+
+
+def test_what_cannot_be_avoided_is_counted(tmp_path: Path) -> None:
+    """Three nodes, all of them connected: every negative is an edge or a loop."""
+    ends = np.array([[u, v] for u in range(3) for v in range(3)]).T
+    store = GraphArrays(3, ends).write(tmp_path / "s.gnn")
+    loader = LinkNeighborLoader(
+        store, [1], batch_size=9, seed=0, neg_sampling="binary", strict_negatives=True
+    )
+    list(loader)
+    assert loader.stats().negatives_kept == 9
+
+
+def test_negatives_are_shared_by_chunks_and_drawn_by_degree(path: Path) -> None:
+    sampling = NegativeSampling("triplet", 6)
+    loader = loader_of(
+        path, neg_sampling=sampling, shared_negatives=4, degree_fraction=0.5, neg_side="both"
+    )
+    batch = next(iter(loader))
+    for side, positive in (("dst", batch.dst_pos_index), ("src", batch.src_index)):
+        negatives = batch[f"{side}_neg_index"]
+        assert negatives.shape == (BATCH_SIZE, 6)
+        chunks = negatives.view(4, -1, 6)
+        assert torch.equal(chunks, chunks[:, :1].expand_as(chunks))
+        for number, (chunk, own) in enumerate(zip(chunks, positive.view(4, -1), strict=True)):
+            rows = torch.arange(BATCH_SIZE).view(4, -1)
+            others = positive[rows[rows[:, 0] != number * 10].ravel()]
+            assert torch.isin(chunk[0, :3], others).all(), (side, own)
+
+
+def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
+    values = gnnstore.open(path).to_pyg().edge_attr
+    for edges in (None, edge_index[:, 100:300]):
+        loader = loader_of(
+            path, edge_label_index=edges, edge_label_attrs=["edge_attr"], shuffle=False
+        )
+        batch = next(iter(loader))
+        ends = batch.n_id[batch.edge_label_index]
+        for pair, value in zip(ends.T, batch.label_edge_attr, strict=True):
+            same_ends = (edge_index == pair[:, None]).all(dim=0)
+            assert (values[same_ends] == value).all(dim=1).any()
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"edge_label_index": torch.tensor([[0, 1], [2, N]])}, f"target {N} at position 1"),
+        ({"edge_label_index": torch.tensor([[0, -1], [2, 3]])}, "source -1 at position 1"),
+        ({"edge_label_index": torch.zeros(2, 0)}, "no edges"),
+        ({"edge_label_index": torch.zeros(3, 4, dtype=torch.long)}, r"\[3, 4\]; expected sources"),
+        ({"edge_label_index": torch.zeros(2, 4)}, "float32; expected node ids"),
+        ({"edge_label_index": (("a", "b", "c"), None)}, "edge type"),
+        ({"edge_label_index": "valid"}, "no splits of edges"),
+        ({"edge_label": torch.ones(3)}, rf"\[3\] for {E} edges"),
+        ({"edge_label": torch.ones(E), "neg_sampling": "triplet"}, "triplets have no labels"),
+        ({"neg_sampling": {"mode": "binary", "amount": 0}}, "needs to be positive"),
+        ({"neg_sampling": {"mode": "triplet", "amount": 0.5}}, "integer"),
+        ({"neg_sampling": "other"}, "expected a mode"),
+        ({"neg_sampling": ("binary", 1, torch.ones(3))}, f"each of the {N} nodes"),
+        ({"neg_sampling": ("binary", 1, torch.full((N,), math.nan))}, "node 0 is nan"),
+        ({"neg_sampling": ("binary", 1, None, -torch.ones(N))}, "dst_weight: the weight of node 0"),
+        ({"neg_sampling": ("binary", 1, torch.zeros(N))}, "all weights are 0"),
+        ({"strict_negatives": True}, "strict_negatives: no negatives are drawn"),
+        ({"neg_side": "src", "neg_sampling": "binary"}, "only of use to neg_sampling='triplet'"),
+        ({"neg_side": "top", "neg_sampling": "triplet"}, "neg_side='top' is unknown"),
+        ({"shared_negatives": 0, "neg_sampling": "triplet"}, "at least 1 chunk"),
+        ({"degree_fraction": 2.0, "neg_sampling": "triplet"}, "expected a share"),
+        (
+            {"degree_fraction": 0.5, "shared_negatives": 1, "neg_sampling": "triplet"},
+            "give at least 2",
+        ),
+        ({"edge_label_attrs": ["nope"]}, "no edge attribute 'nope'"),
+        ({"edge_label_time": torch.ones(E)}, "time"),
+        ({"input_id": torch.arange(3)}, f"3 entries for {E} edges"),
+    ],
+)
+def test_bad_options_are_refused_when_the_loader_is_made(
+    path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(gnnstore.GnnstoreError, match=message):
+        loader_of(path, **options)
+
+
+def test_bad_positions_are_refused(path: Path) -> None:
+    with pytest.raises(gnnstore.InputError, match=f"position {E} at position 1 of 2"):
+        loader_of(path)([0, E])
+
+
+def test_no_edge_has_no_attributes(path: Path, csc: set[tuple[int, int]]) -> None:
+    pair = next((u, v) for u in range(N) for v in range(N) if (u, v) not in csc)
+    loader = loader_of(
+        path,
+        edge_label_index=torch.tensor(pair)[:, None],
+        edge_label_attrs=["edge_attr"],
+        num_threads=0,
+        strategy="memory",
+    )
+    with pytest.raises(gnnstore.InputError, match=f"edge {pair[0]} -> {pair[1]} at position 0"):
+        next(iter(loader))
+
+
+def test_a_graph_without_edges(tmp_path: Path) -> None:
+    store = GraphArrays(3, np.zeros((2, 0), np.int64)).write(tmp_path / "s.gnn")
+    with pytest.raises(gnnstore.InputError, match="has no edges to start from"):
+        LinkNeighborLoader(store, [1])
+
+
+def test_node_and_edge_loaders_do_not_share_states(path: Path) -> None:
+    state = loader_of(path).state_dict()
+    with pytest.raises(gnnstore.UsageError, match="seeds: expected 'links', found nothing"):
+        loader_of(path).load_state_dict(
+            gnnstore.NeighborLoader(path, FANOUTS, batch_size=40, shuffle=True).state_dict()
+        )
+    with pytest.raises(gnnstore.UsageError, match="neg_sampling"):
+        loader_of(path, neg_sampling="binary").load_state_dict(state)
