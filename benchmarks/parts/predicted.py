@@ -19,7 +19,7 @@ from unittest import mock
 from gnnstore.strategies import open as tables
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.optimizer import Chosen, StrategyOptimizer, choices_for, with_candidate
-from gnnstore.strategies.placing import place_for
+from gnnstore.strategies.sizes.placing import place_for
 from gnnstore.tools.bench.setup import Run
 from gnnstore.tools.bench.task import Task
 

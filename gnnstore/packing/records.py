@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.seeds.base import SeedLabels
     from gnnstore.sampling.compact import CompactSample
-    from gnnstore.strategies.open import DataSources
+    from gnnstore.strategies.sources import DataSources
 
 _NOWHERE = np.empty(0, np.int32)
 _NONE_MISSED = BatchMisses(_NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE, _NOWHERE)

@@ -1,15 +1,24 @@
-"""A strategy as a value: what the loader, the planner, the command line and the docs go by."""
+"""A strategy as a value: it reserves memory for a loader, predicts an epoch, and opens its data."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gnnstore.planning.traits import Candidate, Mode, StrategyTraits
+from gnnstore.planning import traits
+from gnnstore.planning.traits import Mode, StrategyTraits
+
+if TYPE_CHECKING:
+    from gnnstore.planning.cost_model import Prediction
+    from gnnstore.strategies.loader_spec import LoaderSpec
+    from gnnstore.strategies.sampled_epoch import SampledEpoch
+    from gnnstore.strategies.sizes.placement import Placement, Placer
+    from gnnstore.strategies.sources import DataSources
 
 
 @dataclass(frozen=True)
-class Strategy(StrategyTraits):
+class Strategy(StrategyTraits, ABC):
     """A way to reach the rows of attributes.
 
     Attributes
@@ -42,23 +51,80 @@ class Strategy(StrategyTraits):
             found.append(Candidate(self.packed_before, self, is_offline=True))
         return tuple(found)
 
+    @abstractmethod
+    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+        """Divide the memory of a loader, by samples of its batches.
+
+        Parameters
+        ----------
+        loader : LoaderSpec
+        place : callable
+            Returns where the store's parts lie with so many more bytes of memory than there are:
+            a ledger with their reservations, to which those of the strategy are added.
+
+        Raises
+        ------
+        BudgetError
+            If two batches, or what the strategy needs besides, do not fit.
+        """
+
+    @abstractmethod
+    def predict(
+        self,
+        candidate: Candidate,
+        epoch: SampledEpoch,
+        loader: LoaderSpec,
+        place: Placer,
+        disk_bytes: int,
+    ) -> Prediction:
+        """Predict an epoch, with the memory that `reserve` would give.
+
+        Parameters
+        ----------
+        candidate : Candidate
+            One of the strategy's.
+        epoch : SampledEpoch
+        loader : LoaderSpec
+            With the candidate's options.
+        place : callable
+            As of `reserve`.
+        disk_bytes : int
+            Disk space beside the store.
+
+        Raises
+        ------
+        BudgetError
+            As `reserve`.
+        """
+
+    @abstractmethod
+    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
+        """Open a store's parts where they were placed, with the sizes that were reserved."""
+
 
 @dataclass(frozen=True)
-class Auto:
+class Candidate(traits.Candidate):
+    """One way to use a strategy, with the strategy that predicts it."""
+
+    strategy: Strategy
+
+
+@dataclass(frozen=True)
+class Auto(StrategyTraits):
     """The choice among strategies that `strategy="auto"` leaves to predictions.
+
+    A cache of other loaders is shared until something else is chosen.
 
     Attributes
     ----------
     strategies : tuple of Strategy
         In the order in which they are predicted.
-    caches, plans : bool
-        As of a strategy: a cache of other loaders is shared until something else is chosen.
     """
 
-    strategies: tuple[Strategy, ...]
     name: str = "auto"
+    mode: Mode = "disk"
     caches: bool = True
-    plans: bool = False
+    strategies: tuple[Strategy, ...] = ()
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -89,7 +155,7 @@ class Auto:
 
     @property
     def by_mode(self) -> dict[Mode, Strategy]:
-        """What is taken without predictions, by where rows are to lie."""
+        """The strategies that are taken without predictions, by where rows are to lie."""
         found: dict[Mode, Strategy] = {}
         for strategy in self.strategies:
             if not strategy.alias_of and not strategy.plans:

@@ -14,11 +14,8 @@ from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.packer import disk_budget
-from gnnstore.pipeline.lookahead.session import FixedNodes
 from gnnstore.planning.traits import StrategyTraits
-from gnnstore.strategies.base import Auto
 from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -34,7 +31,7 @@ _STAGING_SHARE = 4
 class ReadOptions:
     """How the user wants a store to be read; see `NeighborLoader`."""
 
-    strategy: StrategyTraits | Auto
+    strategy: StrategyTraits
     topology: str = "auto"
     memory: int | str | None = None
     io_engine: str | None = None
@@ -111,7 +108,7 @@ class LoaderSpec:
         settings = self.options.planned or PlannedSettings()
         return disk_budget(self.tmpdir(settings), settings.disk_bytes)
 
-    def taken_bytes(self, strategy: StrategyTraits | Auto) -> int:
+    def taken_bytes(self, strategy: StrategyTraits) -> int:
         """Return what other loaders' caches take of the budget, under some strategy."""
         if self.options.memory in {None, "auto"}:
             return 0
@@ -151,28 +148,3 @@ class LoaderSpec:
         """Return the node attributes that are read from disk."""
         attributes = self.store.schema.node.attributes.values()
         return tuple(spec for spec in attributes if placement.modes.get(spec.path) == "disk")
-
-    def cache_maker(
-        self, placement: Placement, structure: Topology, engine: Engine | None
-    ) -> CacheMaker | None:
-        """Return what makes a cache; None if none is wanted."""
-        settings = self.options.cache
-        if settings is None and placement.strategy.caches:
-            settings = CacheSettings()
-        if settings is None or engine is None:
-            return None
-        specs = self.node_specs(placement)
-        return CacheMaker(
-            self.store, structure, engine, settings, specs, self.presampler, self.num_threads
-        )
-
-    def fixed_nodes(
-        self, placement: Placement, structure: Topology, engine: Engine | None
-    ) -> FixedNodes | None:
-        """Return whose rows a planned cache holds always; None if its policy decides."""
-        if self.options.planned is None or self.options.cache is None:
-            return None
-        maker = self.cache_maker(placement, structure, engine)
-        if maker is None:
-            return None
-        return FixedNodes(maker.choose, self.store.num_nodes)

@@ -1,8 +1,12 @@
-"""Sizes a loader that samples and plans ahead, by the misses of batches planned beforehand."""
+"""Reserves, predicts and opens what is sampled and planned ahead.
+
+A loader is sized by the misses of batches that are planned beforehand, a prediction by an estimate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,20 +17,29 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import TraceBuilder
+from gnnstore.graph.shared import shared_tables
+from gnnstore.pipeline.lookahead.epochs import Superbatches
+from gnnstore.pipeline.lookahead.packer import DiskQuota
+from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.lookahead.session import FixedNodes, slot_layout, warms_up
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.planning.cost_model import Prediction, Resources, predict
+from gnnstore.planning.workload import Workload
+from gnnstore.strategies.base import Candidate, Strategy
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
+from gnnstore.strategies.sizes.placement import Placement, Placer
+from gnnstore.strategies.sizes.placing import with_engine
+from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gnnstore.caching.trace import Trace
-    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.disk.engines import Engine
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
-    from gnnstore.planning.traits import StrategyTraits
-    from gnnstore.strategies.sizes.placement import Placement
 
 # Sampling and planning these takes about 1.5 s for batches of 136,000 nodes: less than a tenth
 # of an epoch that they make faster. Small ones are done at once.
@@ -35,39 +48,21 @@ _PROFILE_BATCHES = 128
 _LEAST_TOLD = 16
 
 
-def size_superbatches(
-    placed: Callable[[int], Placement],
-    structure: Topology,
-    presampler: Presampler,
-    *,
-    strategy: StrategyTraits,
-    settings: PlannedSettings,
-    specs: Sequence[AttributeSpec],
-    num_threads: int,
-    staging_bytes: int = 0,
-    may_use_fewer: bool = False,
-    disk_bytes: int = 0,
-    fixed: FixedNodes | None = None,
-) -> Placement:
+def reserve(strategy: Strategy, loader: LoaderSpec, place: Placer) -> Placement:
     """Decide how many batches are planned at a time, and how many rows are cached.
-
-    Parameters
-    ----------
-    placed : callable
-        Returns the placement by a planned strategy, with so many more bytes of memory.
-    specs : sequence of AttributeSpec
-        The node attributes that are read from disk; their rows are cached together.
-    num_threads, may_use_fewer, staging_bytes, disk_bytes
-        See `LookaheadSizer`.
-    fixed : FixedNodes, optional
-        What the cache holds always; by default the policy decides.
 
     Raises
     ------
     BudgetError
         If two batches, a plan of two, a cache of a given size, or packed rows do not fit.
     """
+    engine, presampler = loader.open_engine(), loader.presampler
+    placed, num_threads = with_engine(place, engine), loader.num_threads
     placement = placed(0)
+    structure = loader.structure(placement, engine)
+    settings, specs = loader.options.planned or PlannedSettings(), loader.node_specs(placement)
+    fixed = _fixed_nodes(loader, placement, structure, engine)
+    staging_bytes = 0 if engine is None else engine.staging_bytes
     spare_bytes = placement.spare_bytes
     read = {path for path, mode in placement.modes.items() if mode == "disk"}
 
@@ -102,13 +97,93 @@ def size_superbatches(
         row_bytes=sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs),
         epoch_batches=presampler.epoch_batches,
         num_threads=num_threads,
-        may_use_fewer=may_use_fewer,
+        may_use_fewer=loader.may_use_fewer,
         staging_bytes=staging_bytes,
         reads_neighbors=structure.is_read,
         reads_more=bool(read - {spec.path for spec in specs}),
-        disk_bytes=disk_bytes,
+        disk_bytes=loader.disk_bytes(),
     ).choose()
+    release_memory()  # of the batches that were sampled and planned to find the sizes
     return found.placement.with_superbatch(found.size)
+
+
+def predict_epoch(
+    candidate: Candidate,
+    epoch: SampledEpoch,
+    loader: LoaderSpec,
+    place: Placer,
+    disk_bytes: int,
+) -> Prediction:
+    """Predict an epoch, its misses estimated from how often rows are needed again."""
+    strategy, work, specs = candidate.strategy, epoch.workload, {s.path for s in epoch.specs}
+    read = {path for path, mode in place(0).modes.items() if mode == "disk"}
+    misses = EstimatedMisses(work, POLICIES[strategy.policy])
+    found = LookaheadSizer(
+        placed=place,
+        seen=epoch.seen,
+        see_many=epoch.see_many,
+        misses=lambda *_: misses,
+        strategy=strategy,
+        settings=loader.options.planned or PlannedSettings(),
+        num_rows=work.num_rows,
+        row_bytes=work.row_bytes,
+        epoch_batches=work.epoch_batches,
+        num_threads=epoch.machine.num_threads,
+        may_use_fewer=loader.may_use_fewer,
+        staging_bytes=epoch.engine.staging_bytes,
+        reads_neighbors=epoch.structure.is_read,
+        reads_more=bool(read - specs),
+        disk_bytes=disk_bytes,
+        packed_bytes=misses.packed_bytes if candidate.is_offline else None,
+    ).choose()
+    size, placement = found.size, found.placement
+    resources = Resources(
+        placement.resident_bytes + placement.staging_bytes + size.num_bytes,
+        size.num_slots,
+        size.num_slots * work.row_bytes,
+        size.num_batches,
+        size.in_memory and size.plans_in_memory,
+        found.disk_bytes,
+        overlaps=size.overlaps,
+        num_threads=found.num_threads,
+    )
+    return predict(candidate, work, epoch.machine, resources)
+
+
+def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
+    """Open the tables, and what samples and plans ahead; it begins with the first batch."""
+    engine, superbatches = loader.open_engine(), None
+    structure = loader.structure(placement, engine)
+    settings, size = loader.options.planned, placement.superbatch
+    if settings is not None and size is not None and engine is not None:
+        store, num_nodes = loader.store, structure.csc.num_nodes
+        shared, specs = shared_tables(store), loader.node_specs(placement)
+        job = LookaheadJob(
+            lambda: shared.planned_cache(store, specs, engine, size.num_slots),
+            POLICIES[strategy.policy],
+            size,
+            packs=strategy.packs,
+            tmpdir=loader.tmpdir(settings),
+            quota=DiskQuota(loader.disk_bytes()),
+            num_nodes=num_nodes,
+            num_edges=structure.csc.num_edges,
+            index_dtype=store.schema.index_dtype,
+            fixed=_fixed_nodes(loader, placement, structure, engine),
+            degrees=partial(out_degrees, structure, size.degrees_bytes(num_nodes)),
+        )
+        superbatches = Superbatches(job)
+    again = partial(strategy.open, loader, placement)
+    return DataSources(loader, placement, structure, engine, again=again, superbatches=superbatches)
+
+
+def _fixed_nodes(
+    loader: LoaderSpec, placement: Placement, structure: Topology, engine: Engine | None
+) -> FixedNodes | None:
+    """Return whose rows a planned cache holds always; None if its policy decides."""
+    if loader.options.planned is None or loader.options.cache is None:
+        return None
+    maker = CacheMaker.of(loader, placement, structure, engine)
+    return None if maker is None else FixedNodes(maker.choose, loader.store.num_nodes)
 
 
 class MeasuredMisses:
@@ -184,6 +259,42 @@ class MeasuredMisses:
             self._trace = builder.build()
             release_memory()
         return self._trace
+
+
+@dataclass(frozen=True)
+class EstimatedMisses:
+    """Misses of an epoch, from how often a sample needs rows again."""
+
+    workload: Workload
+    policy: CachePolicy
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of an epoch."""
+        return self.workload.epoch_batches
+
+    @property
+    def compares(self) -> bool:
+        """Whether sizes of superbatches can be compared: any can."""
+        return True
+
+    def first(self, size: SuperbatchSize) -> Misses:
+        """Return the misses of an epoch."""
+        work, misses = self.workload, self.later(size)
+        accesses = int(work.batch_rows * work.epoch_batches)
+        each = int(misses / work.epoch_batches)
+        return Misses(misses, int(misses), accesses, each, each)
+
+    def later(self, size: SuperbatchSize) -> float:
+        """Return the rows that an epoch misses."""
+        return self.workload.misses(self.policy, size.num_slots, size.num_batches)
+
+    def packed_bytes(self, size: SuperbatchSize) -> int:
+        """Return the disk space of an epoch's records and packed rows, planned from no cache."""
+        work = self.workload
+        sizes = (size.num_slots, size.num_batches)
+        misses = work.misses(self.policy, *sizes, initial="nothing")
+        return int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
 
 
 def _part(trace: Trace, first: int, last: int) -> Trace:

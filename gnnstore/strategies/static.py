@@ -1,8 +1,9 @@
-"""Makes a static cache: scores nodes, decides how many fit, and reads their rows."""
+"""Reserves, predicts and opens rows on disk, with a static cache of those that are needed most."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,14 @@ from gnnstore.caching.scores import (
 from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.margins import expected_bytes
+from gnnstore.planning.cost_model import Prediction, Resources, predict
+from gnnstore.strategies.base import Candidate, Strategy
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.sampled_epoch import SampledEpoch
+from gnnstore.strategies.sizes.placement import Placement, Placer
+from gnnstore.strategies.sizes.placing import with_engine
 from gnnstore.strategies.sizes.prefetch import check_two_batches, prefetch_wish, with_batches
+from gnnstore.strategies.sources import DataSources
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampler
-    from gnnstore.strategies.sizes.placement import Placement
 
 # Without memory= nobody has said what the model needs besides.
 _CACHE_SHARE = 2
@@ -53,6 +60,25 @@ class CacheMaker:
     specs: tuple[AttributeSpec, ...]
     presampler: Presampler
     num_threads: int
+
+    @classmethod
+    def of(
+        cls,
+        loader: LoaderSpec,
+        placement: Placement,
+        structure: Topology,
+        engine: Engine | None,
+    ) -> CacheMaker | None:
+        """Return what makes the cache of a loader; None if none is wanted."""
+        settings = loader.options.cache
+        if settings is None and placement.strategy.caches:
+            settings = CacheSettings()
+        if settings is None or engine is None:
+            return None
+        specs = loader.node_specs(placement)
+        return cls(
+            loader.store, structure, engine, settings, specs, loader.presampler, loader.num_threads
+        )
 
     @property
     def cost(self) -> CacheCost:
@@ -116,21 +142,8 @@ class CacheMaker:
         return (self.settings, self.engine.name, tuple(spec.path for spec in self.specs))
 
 
-def divide_rest(
-    placement: Placement,
-    structure: Topology,
-    presampler: Presampler,
-    maker: CacheMaker | None,
-    num_threads: int,
-) -> Placement:
-    """Divide what is left of a budget between batches in flight and a cache; fill the cache.
-
-    Parameters
-    ----------
-    placement : Placement
-        By strategy "direct" or "static".
-    maker : CacheMaker or None
-        None where no cache is wanted.
+def reserve(loader: LoaderSpec, place: Placer) -> Placement:
+    """Divide what a store's parts leave between batches in flight and a cache; fill the cache.
 
     Raises
     ------
@@ -139,6 +152,10 @@ def divide_rest(
     StorageError
         If a row cannot be read.
     """
+    engine, num_threads = loader.open_engine(), loader.num_threads
+    placement = with_engine(place, engine)(0)
+    structure = loader.structure(placement, engine)
+    maker = CacheMaker.of(loader, placement, structure, engine)
     existing = None if maker is None else maker.find()
     if maker is not None and existing is None and not placement.budget_is_promise:
         # Memory of other caches, which stay.
@@ -156,7 +173,7 @@ def divide_rest(
         spare = placement.spare_bytes
         if spare is not None:
             spare = max(0, spare - sum(scores.nbytes for scores in counted))
-        presampled = presampler.run(
+        presampled = loader.presampler.run(
             structure, num_threads, counted[0] if counted else None, spare_bytes=spare
         )
         if placement.budget_is_promise:
@@ -180,6 +197,42 @@ def divide_rest(
     if cache is None:
         return placement.with_cache(StaticCacheInfo(score, 0, 0, note))
     return placement.with_cache(StaticCacheInfo(score, cache.num_rows, cache.num_bytes))
+
+
+def predict_epoch(
+    candidate: Candidate,
+    epoch: SampledEpoch,
+    loader: LoaderSpec,
+    place: Placer,
+    disk_bytes: int,  # noqa: ARG001 - nothing is kept on disk
+) -> Prediction:
+    """Predict an epoch, with a cache of what batches leave."""
+    placement, work = place(0), epoch.workload
+    batch_bytes = 0
+    if placement.budget_is_promise:
+        batch_bytes = expected_bytes(epoch.seen.largest_bytes)
+        check_two_batches(placement.ledger, batch_bytes)
+    num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
+    if candidate.score is not None:
+        settings = loader.options.cache or CacheSettings()
+        cost = cache_cost(work.num_rows, work.row_bytes, settings.score)
+        if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
+            num_threads = epoch.machine.num_threads
+            num_rows = cache_rows(placement, settings, cost, batch_bytes, num_threads)
+        taken += cost.bytes_of(num_rows)
+    resources = Resources(taken, num_rows, num_rows * work.row_bytes)
+    return predict(candidate, work, epoch.machine, resources)
+
+
+def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
+    """Open the tables, below the cache that was filled; fill it in another process."""
+    engine = loader.open_engine()
+    structure, cache = loader.structure(placement, engine), None
+    if placement.cache is not None and placement.cache.num_rows:
+        maker = CacheMaker.of(loader, placement, structure, engine)
+        cache = None if maker is None else maker.open(placement.cache.num_rows)
+    again = partial(strategy.open, loader, placement)
+    return DataSources(loader, placement, structure, engine, again=again, cache=cache)
 
 
 def cache_rows(

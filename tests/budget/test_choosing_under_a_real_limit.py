@@ -32,7 +32,7 @@ from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout
 from gnnstore.graph.shared import shared_tables
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
-from gnnstore.strategies.sampling_run import sample_workload
+from gnnstore.strategies.sampled_epoch import sample_workload
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Task
 
@@ -152,7 +152,7 @@ def test_choosing_beside_the_cache_of_another_loader(
         given.append((spare_bytes, shared_tables(opened).resident_bytes))
         return sample_workload(*arguments, spare_bytes=spare_bytes, **options)
 
-    monkeypatch.setattr("gnnstore.strategies.optimizer.sample_workload", sampling)
+    monkeypatch.setattr("gnnstore.strategies.sampled_epoch.sample_workload", sampling)
     seeds = np.load(store.parent / "seeds.npy")
     loaders = [
         gnnstore.NeighborLoader(

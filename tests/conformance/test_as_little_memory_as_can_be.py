@@ -16,7 +16,7 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import BudgetError
 from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.margins import MANY_BATCHES, expected_bytes, margin_of
-from gnnstore.strategies import sampling_run as workload_sampling
+from gnnstore.strategies import sampled_epoch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.disks import keep_usual_profile
@@ -88,7 +88,7 @@ def test_auto_looks_again_where_sampling_is_slow(
     store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(workload_sampling, "_SECONDS", 0.0)
+    monkeypatch.setattr(sampled_epoch, "_SECONDS", 0.0)
     keep_usual_profile(store)
     memory = least_memory(store, "belady", every=2, disk="0B")
     loader = loader_of(store, "auto", every=2, memory=memory, disk="0B")

@@ -25,12 +25,11 @@ from gnnstore.disk.profile.device_profile import (
 )
 from gnnstore.errors import BudgetError, StorageError, UsageError
 from gnnstore.planning.cost_model import Prediction
-from gnnstore.strategies import lookahead as planned_sizing
+from gnnstore.strategies import lookahead, optimizer
 from gnnstore.strategies import open as tables
-from gnnstore.strategies import optimizer
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STATIC, auto
-from gnnstore.strategies.placing import place_for
+from gnnstore.strategies.sizes.placing import place_for
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.stores import write_example_store
 
@@ -169,14 +168,14 @@ def test_it_keeps_within_the_disk_budget(path: Path, tmp_path: Path) -> None:
 
 def test_what_proves_not_to_fit_is_not_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
-    real = planned_sizing.size_superbatches
+    real = lookahead.reserve
 
-    def refuse(*arguments: Any, strategy: Any, **options: Any) -> Any:
+    def refuse(strategy: Any, *arguments: Any) -> Any:
         if strategy.packs:
             raise BudgetError("too little")
-        return real(*arguments, strategy=strategy, **options)
+        return real(strategy, *arguments)
 
-    monkeypatch.setattr(tables, "size_superbatches", refuse)
+    monkeypatch.setattr(lookahead, "reserve", refuse)
     stats = loader_of(path, memory=MEMORY, disk="4GB").stats()
     assert stats.strategy in {"mmap", "direct", "static", "belady"}
     assert "it is predicted to take" in stats.reason

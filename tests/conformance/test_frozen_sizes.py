@@ -26,8 +26,7 @@ from gnnstore import BudgetError, NeighborLoader
 from gnnstore.budget import limits
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import save_profile
-from gnnstore.strategies import optimizer
-from gnnstore.strategies import sampling_run as workload_sampling
+from gnnstore.strategies import optimizer, sampled_epoch
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays
 from gnnstore.testing.plans import pack
@@ -55,22 +54,22 @@ def fix_the_machine(patch: pytest.MonkeyPatch, directory: Path, graph: str) -> N
     patch.setattr(first_measurement, "_kept", {})
     save_profile(usual_profile(directory, **DISKS[graph]))
     patch.setattr(optimizer, "SMALLEST_BYTES", 1 << 20)
-    patch.setattr(optimizer, "gather_bandwidth", lambda *_: 2e9)
+    patch.setattr(sampled_epoch, "gather_bandwidth", lambda *_: 2e9)
     patch.setattr(limits, "available_bytes", lambda: 60_000_000)
     patch.setattr(limits, "group_limit_bytes", lambda: None)
     patch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
 
     # A quarter of a second between any two looks at the clock by which sampling is timed.
     ticks = count()
-    patch.setattr(workload_sampling, "perf_counter", lambda: next(ticks) / 4)
+    patch.setattr(sampled_epoch, "perf_counter", lambda: next(ticks) / 4)
 
-    reads_of = workload_sampling.reads_of
+    reads_of = sampled_epoch.reads_of
 
     def reads_of_sectors(*arguments: Any) -> Any:
         reads = reads_of(*arguments)
         return replace(reads, alignments=(512,) * len(reads.alignments))
 
-    patch.setattr(optimizer, "reads_of", reads_of_sectors)
+    patch.setattr(sampled_epoch, "reads_of", reads_of_sectors)
     patch.setattr(plan_caches, "_alignment_bytes", lambda _: 512)
 
 

@@ -20,8 +20,7 @@ from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
-from gnnstore.strategies.base import Strategy
-from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.builtin import STRATEGIES, LookingAhead
 from gnnstore.testing.batches import same
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
@@ -86,7 +85,9 @@ class DirectMapped(CachePolicy):
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    strategy = Strategy("hashed", "disk", policy="direct-mapped", summary="a cache as processors'")
+    strategy = LookingAhead(
+        "hashed", "disk", policy="direct-mapped", summary="a cache as processors'"
+    )
     with POLICIES.having(DirectMapped()), STRATEGIES.having(strategy):
         yield
 

@@ -149,6 +149,10 @@ class Placement:
         return replace(self, reason=f"{self.reason}; {more}")
 
 
+# Returns where a store's parts lie with so many more bytes of memory than there are.
+Placer = Callable[[int], Placement]
+
+
 def place(
     sizes: StoreSizes,
     budget: MemoryBudget,

@@ -13,13 +13,13 @@ from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.cost_model import Prediction
-from gnnstore.planning.traits import Candidate
 from gnnstore.progress import Progress
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.strategies.base import Candidate
 from gnnstore.strategies.builtin import STATIC, auto
 from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
 from gnnstore.strategies.optimizer import StrategyOptimizer
-from gnnstore.strategies.placing import place_for
+from gnnstore.strategies.sizes.placing import place_for
 
 # Where curves are drawn: from a hundredth of what the store takes in memory to all of it.
 _CURVE_POINTS = 13
@@ -96,8 +96,8 @@ def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
     return {
         "memory_bytes": asked.memory_bytes or placement.budget_bytes,
         "disk_bytes": optimizer.disk_bytes,
-        "sampled_batches": optimizer.workload.sampled_batches,
-        "disk_is_assumed": optimizer.machine.disk.engine == "assumed",
+        "sampled_batches": optimizer.epoch.workload.sampled_batches,
+        "disk_is_assumed": optimizer.epoch.machine.disk.engine == "assumed",
         "strategies": [_describe(p, is_chosen=p.candidate == chosen) for p in predictions],
         "curve": _curve(asked, optimizer, progress) if asked.draws_curve else [],
     }

@@ -8,22 +8,19 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gnnstore.budget.limits import MemoryBudget
+from gnnstore.disk.engines import Engine
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.base import Auto
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.sizes.placement import Placement, place
+from gnnstore.strategies.sizes.placement import Placement, Placer, place
 
 T = TypeVar("T")
-# Returns where a store's parts lie with so many more bytes of memory than there are.
-Placer = Callable[[int], Placement]
 
 
-def place_for(
-    loader: LoaderSpec, strategy: StrategyTraits | Auto, *, staging: bool = True
-) -> Placement:
+def place_for(loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True) -> Placement:
     """Return where a strategy has the store's parts lie, if the budget has room for the rest.
 
     Parameters
@@ -41,7 +38,7 @@ def place_for(
 
 def first_that_fits(
     loader: LoaderSpec,
-    strategy: StrategyTraits | Auto,
+    strategy: StrategyTraits,
     divide: Callable[[Placer], T],
     **reasons: Any,
 ) -> T:
@@ -79,7 +76,7 @@ def first_that_fits(
 
 
 def _placers(
-    loader: LoaderSpec, strategy: StrategyTraits | Auto, *, staging: bool = True, **reasons: Any
+    loader: LoaderSpec, strategy: StrategyTraits, *, staging: bool = True, **reasons: Any
 ) -> Iterator[Placer]:
     """Yield callables that place a store's parts, given more bytes of memory than there are.
 
@@ -101,12 +98,20 @@ def _placers(
     )
     topology = options.topology
     yield lambda more: placed(more_bytes=more, topology=topology)
-    if not isinstance(strategy, Auto) and strategy.mode == "memory":
+    if strategy.mode == "memory":
         return
     frugal = partial(placed, is_frugal=True)
     if topology != "auto":
         yield lambda more: frugal(more_bytes=more, topology=topology)
         return
-    if isinstance(strategy, Auto) or strategy.reads_disk:
+    if strategy.reads_disk:
         yield lambda more: frugal(more_bytes=more, topology="disk")
     yield lambda more: frugal(more_bytes=more, topology="mmap")
+
+
+def with_engine(place: Placer, engine: Engine | None) -> Placer:
+    """Return a placer whose reasons say which engine reads."""
+    if engine is None:
+        return place
+    reason = f"read by {engine.reason}"
+    return lambda more_bytes: place(more_bytes).because(reason)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,12 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
+from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import storage_error
+from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
+from gnnstore.pipeline.margins import MANY_BATCHES
+from gnnstore.planning.calibrate import gather_bandwidth
+from gnnstore.planning.cost_model import Machine
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.progress import Progress
 
@@ -19,11 +26,13 @@ if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
-    from gnnstore.pipeline.lookahead.presample import Presampled
+    from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
     from gnnstore.strategies.loader_spec import LoaderSpec
+    from gnnstore.strategies.sizes.placement import Placement
 
 # 255 batches of 136,000 nodes take two; an epoch that is worth predicting takes longer.
 _SECONDS = 3.0
+_LEAST_SPARE_BYTES = 1 << 20
 # As few say about how often rows are needed again, however long they take.
 _LEAST_BATCHES = 16
 # When every node has been needed so often on average, more batches say little more.
@@ -32,8 +41,98 @@ _ENOUGH_VISITS = 4
 _MAX_COUNTED_EDGES = 1 << 28
 
 
+@dataclass(frozen=True, eq=False)
+class SampledEpoch:
+    """Some batches of an epoch, and rates of the machine, that predictions go by.
+
+    Attributes
+    ----------
+    presampler : Presampler
+    engine : Engine
+    specs : tuple of AttributeSpec
+        Node attributes that are read from disk.
+    structure : Topology
+        That was sampled from.
+    seen : Presampled
+        The largest of some batches.
+    workload : Workload
+    machine : Machine
+    spare_bytes : int
+        Of the memory budget, beside what is held, other loaders' caches too.
+    many_seen : list of Presampled
+        More batches, once they have been needed.
+    """
+
+    presampler: Presampler
+    engine: Engine
+    specs: tuple[AttributeSpec, ...]
+    structure: Topology
+    seen: Presampled
+    workload: Workload
+    machine: Machine
+    spare_bytes: int
+    many_seen: list[Presampled] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, loader: LoaderSpec, placement: Placement, progress: Progress
+    ) -> SampledEpoch | None:
+        """Measure, and sample; None if there is nothing to sample or to read.
+
+        Parameters
+        ----------
+        placement : Placement
+            By a strategy that reads from disk.
+        """
+        engine, specs = loader.open_engine(), loader.node_specs(placement)
+        if engine is None or not specs or not len(loader.presampler.seeds):
+            return None
+        disk = disk_profile(loader.store.path, progress)
+        num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
+        structure = loader.structure(placement, engine)
+        # A cache that is shared later stays where it is while this is found out.
+        spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
+        seen, workload = sample_workload(
+            loader.presampler,
+            structure,
+            reads_of(loader, specs, engine),
+            num_threads=num_threads,
+            spare_bytes=spare if placement.budget_is_promise else None,
+            progress=progress,
+        )
+        rate = gather_bandwidth(
+            sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs), spare
+        )
+        release_memory()
+        num_cores = len(os.sched_getaffinity(0))
+        faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
+        num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
+        machine = Machine(disk, rate, num_threads, num_cores, num_faulting)
+        return cls(loader.presampler, engine, specs, structure, seen, workload, machine, spare)
+
+    def see_many(self) -> Presampled:
+        """Return batches enough to tell by what others may exceed them, sampled once if need be."""
+        if self.seen.num_batches >= MANY_BATCHES:
+            return self.seen
+        if not self.many_seen:
+            found = self.presampler.run(
+                self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
+            )
+            release_memory()
+            self.many_seen.append(found)
+        return self.many_seen[0]
+
+    def with_degrees(self) -> SampledEpoch:
+        """Return the epoch with the out-degrees of nodes, unless counting them would take long."""
+        # A cache by degree takes as much while it is made, and as much again is for what is here.
+        degrees = out_degrees(self.structure, self.spare_bytes // 2)
+        if degrees is None:
+            return self
+        return replace(self, workload=self.workload.with_degrees(degrees))
+
+
 def sample_workload(
-    loader: LoaderSpec,
+    presampler: Presampler,
     structure: Topology,
     reads: TableReads,
     *,
@@ -54,7 +153,7 @@ def sample_workload(
     spare_bytes : int, optional
         Memory for batches.
     """
-    presampler, num_nodes = loader.presampler, structure.csc.num_nodes
+    num_nodes = structure.csc.num_nodes
     with progress.phase("sample"):
         began = perf_counter()
         seen = presampler.run(structure, num_threads, spare_bytes=spare_bytes)

@@ -1,0 +1,51 @@
+"""Reserves, predicts and opens rows that lie in memory, or in a mapping."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gnnstore._core import release_memory
+from gnnstore.planning.cost_model import Prediction, Resources, predict
+from gnnstore.strategies.base import Candidate, Strategy
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.sampled_epoch import SampledEpoch
+from gnnstore.strategies.sizes.placement import Placement, Placer
+from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.sources import DataSources
+
+
+def reserve(loader: LoaderSpec, place: Placer) -> Placement:
+    """Check that there is room for two batches, before everything else is loaded."""
+    placement = place(0)
+    if placement.budget_is_promise:
+        structure = loader.structure(placement, None)
+        seen = loader.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
+        release_memory()
+        check_two_batches(placement.ledger, seen.largest_bytes)
+    return placement
+
+
+def predict_epoch(
+    candidate: Candidate,
+    epoch: SampledEpoch,
+    loader: LoaderSpec,  # noqa: ARG001 - as of the other strategies
+    place: Placer,
+    disk_bytes: int,  # noqa: ARG001
+) -> Prediction:
+    """Predict an epoch; a mapping has what batches leave for its pages."""
+    placement = place(0)
+    if placement.budget_is_promise:
+        check_two_batches(placement.ledger, epoch.seen.largest_bytes)
+    pages_bytes = 0
+    if placement.strategy.mode == "mmap":  # although pages are not counted
+        pages_bytes = max(0, placement.left_bytes - 2 * epoch.seen.largest_bytes)
+    resources = Resources(placement.resident_bytes, cached_bytes=pages_bytes)
+    return predict(candidate, epoch.workload, epoch.machine, resources)
+
+
+def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
+    """Load or map the graph's structure and the rows."""
+    structure = loader.structure(placement, None)
+    return DataSources(
+        loader, placement, structure, again=partial(strategy.open, loader, placement)
+    )

@@ -1,0 +1,140 @@
+"""The parts of a store that one loader reads, opened where its budget allows them to lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.source import RowSource
+from gnnstore.graph.shared import shared_tables
+from gnnstore.pipeline.batch import SamplingSource
+from gnnstore.pipeline.lookahead.source import LookaheadSource
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.features.tiers.static import StaticCache
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.graph.topology import Topology
+    from gnnstore.pipeline.lookahead.epochs import Superbatches
+    from gnnstore.pipeline.seeds.base import SeedSource
+    from gnnstore.pipeline.stats import LoaderStats
+    from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
+    from gnnstore.strategies.loader_spec import LoaderSpec
+    from gnnstore.strategies.sizes.placement import Placement
+
+
+class DataSources:
+    """The graph's structure and the rows of all attributes, open to be read.
+
+    Pickles as the decisions that were made, not as data: a copy in another process opens
+    the store itself, and fills a cache of the same rows.
+
+    Attributes
+    ----------
+    placement : Placement
+        Where everything lies, and why.
+    structure : Topology
+        The adjacency, and what reads it.
+    num_threads : int
+        Threads that may read at once, by the staging memory that there is for them.
+    edge_ids : RowSource or None
+        Ids of the edges in the input, by position.
+    nodes, edges : dict of str to RowSource
+        Rows by the attribute's name.
+    engine : Engine or None
+        What reads rows from disk, if anything does.
+    cache : StaticCache or None
+        Rows that need not be read.
+    superbatches : Superbatches or None
+        Samples and plans ahead, where rows are cached by plan.
+    """
+
+    def __init__(
+        self,
+        loader: LoaderSpec,
+        placement: Placement,
+        structure: Topology,
+        engine: Engine | None = None,
+        *,
+        again: Callable[[], DataSources],
+        cache: StaticCache | None = None,
+        superbatches: Superbatches | None = None,
+    ) -> None:
+        self._again = again
+        self._index_dtype = loader.store.schema.index_dtype
+        self.placement, self.structure, self.engine = placement, structure, engine
+        self.cache, self.superbatches = cache, superbatches
+        store, num_threads = loader.store, loader.num_threads
+        edge_id = structure.csc.edge_id
+        self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
+        self.num_threads = num_threads
+        if engine is not None:
+            self.num_threads = placement.staging_bytes // engine.staging_bytes
+        shared = shared_tables(store)
+        if cache is not None:
+            shared.use(self, cache)
+        if superbatches is not None and placement.superbatch is not None:
+            # Planners stay as well, and what plans took is not given back at once.
+            shared.promise(superbatches, placement.superbatch.num_bytes)
+
+        def open_rows(spec: AttributeSpec) -> RowSource:
+            mode = placement.modes.get(spec.path, "memory")  # the others are stored compressed
+            if mode == "disk" and engine is not None:
+                if cache is not None and cache.holds(spec.path):
+                    return cache.rows(spec.path)
+                return shared.rows_on_disk(store, spec, engine)
+            return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
+
+        def opened(specs: Mapping[str, AttributeSpec]) -> dict[str, RowSource]:
+            return {name: open_rows(spec) for name, spec in specs.items()}
+
+        self.nodes = opened(store.schema.node.attributes)
+        self.edges = opened(store.schema.edge.attributes)
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached; empty without a cache."""
+        if self.superbatches is not None:
+            return self.placement.strategy.name
+        return (
+            "" if self.cache is None or self.placement.cache is None else self.placement.cache.score
+        )
+
+    @property
+    def num_cached(self) -> int:
+        """Nodes whose rows are cached, or have room to be."""
+        if self.superbatches is not None:
+            return self.superbatches.num_slots
+        return 0 if self.cache is None else self.cache.num_rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (self._again, ())
+
+    def sampler(self, config: SamplingConfig) -> NeighborSampler:
+        """Return what samples from the graph."""
+        return self.structure.sampler(config, self._index_dtype)
+
+    def batches(self, seeds: SeedSource, config: SamplingConfig) -> SamplingSource:
+        """Return the batches that start from some seeds, prepared as the strategy does."""
+        kind = SamplingSource if self.superbatches is None else LookaheadSource
+        return kind(self, seeds, config)
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader with what was read and done here."""
+        counts = self.structure.counts
+        stats = replace(
+            stats,
+            cache_rows=self.num_cached,
+            topology_reads=counts.reads,
+            topology_bytes_read=counts.bytes_read,
+        )
+        if self.superbatches is None:
+            return stats
+        totals = self.superbatches.job.totals
+        return replace(
+            stats.plus_reads(totals.filling),
+            seconds_planning=totals.seconds_planning,
+            bytes_spilled=totals.bytes_spilled,
+        )
