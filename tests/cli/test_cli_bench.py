@@ -106,8 +106,9 @@ def test_the_engine_of_the_environment(
 
 def test_progress_goes_to_stderr(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gnnstore.tools.ui import progress  # noqa: PLC0415
+    from gnnstore.tools.ui.lines import LineProgress  # noqa: PLC0415
 
-    class EveryLine(progress.LineProgress):
+    class EveryLine(LineProgress):
         def __init__(self, stream: Any, **options: Any) -> None:
             super().__init__(stream, **options | {"interval_seconds": 0.0})
 

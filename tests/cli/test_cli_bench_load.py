@@ -349,10 +349,10 @@ def test_a_picture_that_cannot_be_written_costs_no_result(
     ("words", "message"),
     [
         (("--strategies", "map,fast"), "'fast' is none of map, mmap"),
-        (("--memory", "101%"), "neither a share of the features from 0% to 100% nor a size"),
+        (("--memory", "101%"), "neither a share from 0% to 100% nor a size"),
         (("--memory", "much"), "write 10% or 2GiB"),
         (("--repeats", "0"), "0 is not in the range"),
-        (("--num-neighbors", "x"), "no list of fan-outs"),
+        (("--num-neighbors", "x"), "not a list of fan-outs"),
     ],
 )
 def test_options_that_make_no_sense(

@@ -24,7 +24,7 @@ from gnnstore.testing import published
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.tools import cli
 from gnnstore.tools.commands import convert as cmd_convert
-from gnnstore.tools.convert.options import _COMMON
+from gnnstore.tools.convert import COMMON
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
@@ -74,11 +74,11 @@ def test_help_of_a_kind_has_examples(run: Any, kind: str) -> None:
 
 
 def test_common_options_are_those_of_the_library() -> None:
-    assert set(_COMMON) == set(ConvertOptions.__dataclass_fields__)
+    assert set(COMMON) == set(ConvertOptions.__dataclass_fields__)
     for kind in ("ogb", "snap", "numpy", "graphbolt", "igb", "rmat"):
         words = ["out.gnn"] if kind == "rmat" else ["in", "out.gnn"]
         given = cmd_convert.command.commands[kind].make_context(kind, words).params
-        assert ConvertOptions(**{name: given[name] for name in _COMMON}) == ConvertOptions()
+        assert ConvertOptions(**{name: given[name] for name in COMMON}) == ConvertOptions()
 
 
 def test_numpy_round_trip(run: Any, arrays: Path, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 import gnnstore
 from gnnstore.disk.engines import ENGINES
 from gnnstore.testing.faults import inject
-from gnnstore.tools.inspect.filesystem import describe_filesystem
-from gnnstore.tools.ui import system
+from gnnstore.tools.inspect import system
+from gnnstore.tools.inspect.system import describe_filesystem
 
 
 def test_versions_and_machine(run: Any, tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_path_that_is_not_there(run: Any, tmp_path: Path) -> None:
 
 
 def test_a_package_that_is_not_installed_is_no_failure() -> None:
-    assert system.package_version("no-such-package-of-any-kind") is None
+    assert system._version("no-such-package-of-any-kind") is None
 
 
 def test_a_file_answers_for_its_file_system(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from gnnstore.budget import limits
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
 from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.inspect.render_store import render_store
-from gnnstore.tools.inspect.scan_store import _ValueRange
+from gnnstore.tools.inspect.scan import _ValueRange
 
 
 def test_the_description_adds_up(run: Any, example: Path) -> None:
@@ -59,8 +59,10 @@ def test_text_names_every_array_and_the_next_command(run: Any, example: Path) ->
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_no_word_is_broken_on_a_terminal(run: Any, example: Path, width: int) -> None:
-    words = run("inspect", example, "--stats").stdout.split()
     document = run("inspect", example, "--stats", "--json").document
+    unbroken = io.StringIO()
+    render_store(Console(file=unbroken, width=10_000), document)
+    words = unbroken.getvalue().split()
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
     render_store(console, document)
@@ -160,7 +162,7 @@ def test_stats_of_several_chunks_equal_those_of_one(
     run: Any, example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run("inspect", example, "--stats", "--json").document["stats"]
-    monkeypatch.setattr("gnnstore.tools.inspect.scan_store._CHUNK_BYTES", 1000)
+    monkeypatch.setattr("gnnstore.tools.inspect.scan._CHUNK_BYTES", 1000)
     pieces = run("inspect", example, "--stats", "--json").document["stats"]
     for path, found in pieces["values"].items():
         assert found.pop("mean") == pytest.approx(whole["values"][path].pop("mean"))

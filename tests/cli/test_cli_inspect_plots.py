@@ -72,7 +72,7 @@ def test_degrees_in_several_chunks(
     run: Any, example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
-    monkeypatch.setattr("gnnstore.tools.inspect.scan_degrees._CHUNK_ROWS", 7)
+    monkeypatch.setattr("gnnstore.tools.inspect.scan._CHUNK_NODES", 7)
     parts = run("inspect", example, "--plot", tmp_path / "a.png", "--json").document["degrees"]
     assert parts == whole
 
@@ -140,7 +140,7 @@ def test_options_of_stores_are_refused_for_plans(
 ) -> None:
     done = run("inspect", packed, "--plan", "base", *words)
     assert done.status == 2
-    assert "are of stores, not of packed plans" in done.stderr
+    assert "are for stores, not for packed plans" in done.stderr
 
 
 def test_there_is_no_picture_of_one_array(run: Any, example: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gnnstore.converters import ConvertOptions
 from gnnstore.formats import StoreReader
 from gnnstore.testing.graphs import random_graph, read_store
 from gnnstore.tools.commands import convert as cmd_convert
-from gnnstore.tools.convert.options import _COMMON
+from gnnstore.tools.convert import COMMON
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_help_has_examples_and_the_common_options(run: Any) -> None:
     words = ["in.gnn", "out.gnn", "--factor", "2"]
     kind = cmd_convert.command.commands["kronecker"]
     given = kind.make_context("kronecker", words).params
-    assert ConvertOptions(**{name: given[name] for name in _COMMON}) == ConvertOptions()
+    assert ConvertOptions(**{name: given[name] for name in COMMON}) == ConvertOptions()
 
 
 def test_the_text_compares_degrees(run: Any, seed: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_picture_is_drawn(run: Any, seed: Path, tmp_path: Path) -> None:
     done = run(*words, "--plot", picture)
     assert done.status == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert f"Picture: {picture}" in done.stdout
+    assert f"Plotted in {picture}" in done.stdout
     done = run(*words, "--overwrite", "--json", "--plot", picture)
     assert done.document["plot"] == str(picture)
 
@@ -92,7 +92,7 @@ def test_a_picture_shows_both_distributions(
     matplotlib_figure = pytest.importorskip("matplotlib.figure")
     from gnnstore.converters import from_kronecker  # noqa: PLC0415
     from gnnstore.converters.synthetic.degrees import compare_degrees  # noqa: PLC0415
-    from gnnstore.tools.plots.degrees import draw_degrees  # noqa: PLC0415
+    from gnnstore.tools.plots.degrees import draw_comparison  # noqa: PLC0415
 
     figures: list[Any] = []
     real = matplotlib_figure.Figure
@@ -103,7 +103,7 @@ def test_a_picture_shows_both_distributions(
 
     monkeypatch.setattr(matplotlib_figure, "Figure", remember)
     comparison = compare_degrees(seed, from_kronecker(seed, tmp_path / "a.gnn", factor=3))
-    draw_degrees(comparison, tmp_path / "a.png")
+    draw_comparison(comparison, tmp_path / "a.png")
     for axes in figures[0].axes:
         assert [line.get_label() for line in axes.get_lines()] == ["seed", "expanded"]
         before, after = axes.get_lines()

@@ -85,7 +85,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (["--name", "a", "--memory", "1MB"], 2, "raise memory= by at least"),
         (["--name", "a", "--input-nodes", "nothing"], 3, "no split 'nothing'"),
         (["--name", "a", "--batch-size", "700", "--drop-last"], 2, "there is nothing to pack"),
-        (["--name", "a", "--num-neighbors", "x"], 2, "no list of fan-outs"),
+        (["--name", "a", "--num-neighbors", "x"], 2, "not a list of fan-outs"),
         (["--output", tmp_path / "no" / "where"], 3, "does not exist"),
     ):
         done = run("pack", store, *PACK, *arguments)

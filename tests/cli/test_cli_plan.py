@@ -335,7 +335,7 @@ def test_single_points_are_no_panel(
     from gnnstore.tools.plots import plan as plots  # noqa: PLC0415
 
     figures: list[Any] = []
-    monkeypatch.setattr(plots, "save_png", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(plots, "save_png", lambda figure, *_: figures.append(figure))
     document = run("plan", store, *QUICK, "--batches", "5", "--json").document
     times = {"belady": 1.0, "mmap": 2.0}
     curve = [{"memory_bytes": 10**9, "seconds_per_epoch": times} for _ in range(num_points)]
@@ -373,12 +373,12 @@ def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--num-neighbors", "10,x"), "no list of fan-outs"),
-        (("--num-neighbors", "-2"), "no list of fan-outs"),
-        (("--cache", "101%"), "no list of cache sizes"),
-        (("--cache", "much"), "no list of cache sizes"),
-        (("--cache", "5%,,"), "no list of cache sizes"),
-        (("--cache", "nan%"), "no list of cache sizes"),
+        (("--num-neighbors", "10,x"), "not a list of fan-outs"),
+        (("--num-neighbors", "-2"), "not a list of fan-outs"),
+        (("--cache", "101%"), "neither a share from 0% to 100% nor a size"),
+        (("--cache", "much"), "neither a share from 0% to 100% nor a size"),
+        (("--cache", "5%,,"), "neither a share from 0% to 100% nor a size"),
+        (("--cache", "nan%"), "neither a share from 0% to 100% nor a size"),
         (("--batch-size", "0"), "0 is not in the range"),
         (("--strategies", "fast,belady"), "'fast' is no strategy that is predicted"),
         (("--memory", "much"), "is not a size"),

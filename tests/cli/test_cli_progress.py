@@ -17,9 +17,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gnnstore.tools.ui.json_progress import JsonProgress
-from gnnstore.tools.ui.progress import LineProgress, format_amount, format_rate, open_progress
-from gnnstore.tools.ui.usage import Usage
+from gnnstore.tools.ui.lines import (
+    JsonProgress,
+    LineProgress,
+    Usage,
+    format_amount,
+    format_rate,
+)
+from gnnstore.tools.ui.progress import open_progress
 
 
 class Clock:
@@ -67,7 +72,6 @@ def test_usage_without_the_kernels_counters(tmp_path: Path) -> None:
     usage = Usage(tmp_path / "none")
     assert usage.written_bytes() is None
     assert re.fullmatch(r"[\d.]+ [MG]B memory at the peak", str(usage))
-    assert usage.peak_memory_bytes() > 10_000_000
 
 
 @pytest.mark.parametrize(

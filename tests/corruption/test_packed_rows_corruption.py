@@ -19,7 +19,7 @@ from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
-from gnnstore.tools.ui.json_progress import JsonProgress
+from gnnstore.tools.ui.lines import JsonProgress
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

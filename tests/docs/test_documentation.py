@@ -189,9 +189,9 @@ def test_defaults_in_the_manual_are_those_of_the_options() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     for name, command in _commands():
         for parameter in command.params:
-            if not isinstance(parameter, click.Option) or not parameter.show_default:
+            default = parameter.to_info_dict()["default"]
+            if not isinstance(parameter, click.Option) or parameter.is_flag or not default:
                 continue
-            default = parameter.default
             values = default if isinstance(default, tuple) else (default,)
             shown = " ".join(map(str, values))
             row = rf"\| `{parameter.opts[0]}[^|]*(?:\\\|[^|]*)*\| `?{re.escape(shown)}`? \|"

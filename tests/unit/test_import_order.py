@@ -193,3 +193,18 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="module 'gnnstore' has no attribute 'nothing'"):
         gnnstore.nothing  # noqa: B018
+
+
+def test_a_loader_imports_no_package_beyond_those_of_pyg() -> None:
+    """Seconds of the import are torch's and torch_geometric's; nothing may be added to them."""
+    code = (
+        "import sys, torch_geometric.loader; "
+        "before = {name.partition('.')[0] for name in sys.modules}; "
+        "from gnnstore import NeighborLoader; "
+        "after = {name.partition('.')[0] for name in sys.modules}; "
+        "print(sorted(after - before - sys.stdlib_module_names))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.strip() == "['gnnstore']"

@@ -24,7 +24,7 @@ from gnnstore.formats import (
 )
 from gnnstore.formats.container.verify import LEVELS
 from gnnstore.testing.stores import write_example_store
-from gnnstore.tools.ui.json_progress import JsonProgress
+from gnnstore.tools.ui.lines import JsonProgress
 
 
 def write_raw(

@@ -14,7 +14,6 @@ from gnnstore.disk.profile.measure import DiskMeasurement, measure_disk
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
 from gnnstore.errors import StorageError
 from gnnstore.tools.plots.disk import block_name, draw_profile
-from gnnstore.tools.plots.pictures import check_picture
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
@@ -49,10 +48,8 @@ def bench_disk(
     Raises
     ------
     GnnstoreError
-        As `measure_disk`; and before anything is measured, if nothing could be drawn.
+        As `measure_disk`.
     """
-    if plot_file is not None:
-        check_picture(plot_file)
     with session.progress() as progress:
         measured = measure_disk(
             path, num_bytes=num_bytes, seconds=seconds, engine=engine, progress=progress

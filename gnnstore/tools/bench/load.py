@@ -21,7 +21,6 @@ from gnnstore.tools.bench.setup import split_tables
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.plots.load import draw_load
-from gnnstore.tools.plots.pictures import check_picture
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 
@@ -70,13 +69,10 @@ def bench_load(
     Raises
     ------
     UsageError
-        If there is nothing to read, no limit can be set and `no_limit` is not given, or
-        nothing could be drawn.
+        If there is nothing to read, or no limit can be set and `no_limit` is not given.
     NotFoundError, CorruptStoreError, StorageError
         If the store or the split cannot be read.
     """
-    if plot_file is not None:
-        check_picture(plot_file)
     started = perf_counter()
     store = open_store(path)
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])

@@ -1,17 +1,24 @@
-"""`gnnstore bench`: what this machine can do, measured."""
+"""`gnnstore bench`: measure this disk, or loaders on a store."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from gnnstore.budget.limits import parse_memory
-from gnnstore.errors import BudgetError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.ui.batch_options import batch_options
-from gnnstore.tools.ui.options import SIZE, session_options
+from gnnstore.tools.ui.options import (
+    SIZE,
+    Parsed,
+    batch_options,
+    parse_share_or_size,
+    plot_option,
+    seed_option,
+    session_options,
+    threads_option,
+)
 from gnnstore.tools.ui.session import Session
 
 _HELP = """Measure this machine.
@@ -25,17 +32,17 @@ Examples:
 
 @click.group(name="bench", help=_HELP)
 def command() -> None:
-    """Hold the things that can be measured; the text users see is `_HELP`."""
+    """Hold the benchmarks; users see `_HELP`."""
 
 
-_DISK_HELP = """Measure the disk below a directory, and keep the result for loaders.
+_DISK_HELP = """Measure the disk below a directory, and save the result for loaders.
 
-PATH is a directory (or a file in one) on the file system where stores lie. A file of random
-bytes is written there, read in sequence, and read at random in blocks of 512 bytes, 4 KiB
-and 64 KiB with 1 to 256 reads in flight. It takes a tenth of the free space at most and is
-removed afterwards. Loaders on that file system then merge reads and fill queues as suits it.
+PATH is a directory (or a file in one) on the file system of your stores. A file of random bytes is
+written there, read in sequence, and read at random in blocks of 512 bytes, 4 KiB and 64 KiB with 1
+to 256 reads in flight. It takes at most a tenth of the free space and is removed afterwards.
+Loaders on that file system then merge reads and fill queues as suits the disk.
 
-Measure when nothing else uses the disk.
+Run it while nothing else uses the disk.
 
 \b
 Examples:
@@ -47,101 +54,55 @@ Examples:
 
 @command.command(name="disk", help=_DISK_HELP)
 @click.argument("path", type=click.Path())
-@click.option(
-    "--plot", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw the result as well."
-)
+@plot_option("Plot the result.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.1, max=3600),
     default=15,
-    show_default=True,
-    help="About how long to measure.",
+    help="Approximate duration of the measurement.",
 )
-@click.option(
-    "--size",
-    "num_bytes",
-    type=SIZE,
-    default="1GiB",
-    show_default=True,
-    help="Size of the file to measure with.",
-)
+@click.option("--size", "num_bytes", type=SIZE, default="1GiB", help="Size of the test file.")
 @click.option(
     "--engine",
     type=click.Choice(("io_uring", "pread")),
-    help="What reads; default: what loaders would choose here.",
+    help="Engine that reads. Default: the choice of loaders here.",
 )
-@click.option("--no-save", is_flag=True, help="Do not keep the result for loaders.")
+@click.option("--no-save", is_flag=True, help="Do not save the result for loaders.")
 @session_options
-def disk(session: Session, path: str, plot: str | None, no_save: bool, **options: Any) -> int:
-    """Measure, keep the result, draw it, print it, and return the exit status."""
+def disk(session: Session, path: str, no_save: bool, **options: Any) -> int:
+    """Measure, save the result, plot it, print it, and return the exit status."""
     # On demand: the kernels and matplotlib take longer to load than --help may.
     from gnnstore.tools.bench.disk import bench_disk  # noqa: PLC0415
 
-    return bench_disk(
-        session,
-        path,
-        plot_file=None if plot is None else Path(plot),
-        is_saved=not no_save,
-        **options,
-    )
+    return bench_disk(session, path, is_saved=not no_save, **options)
 
 
-class StrategiesType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """Names of strategies as in "map,belady"."""
-
-    name = "strategies"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """Return the names, or fail as click does for a bad option."""
-        names = tuple(name.strip() for name in value.split(","))
-        for name in names:
-            if name not in ways():
-                self.fail(f"{name!r} is none of {', '.join(ways())}", param, ctx)
-        return names
+def _parse_ways(text: str, _: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in ways():
+            raise UsageError(f"{name!r} is none of {', '.join(ways())}")
+    return names
 
 
-class MemoryType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A share of the features as in "10%" (a float, of 1), or bytes (an int)."""
-
-    name = "memory"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | int:
-        """Return the share or the bytes, or fail as click does for a bad option."""
-        try:
-            if not value.endswith("%"):
-                return parse_memory(value, name="--memory")
-            share = float(value[:-1]) / 100
-        except BudgetError:
-            raise
-        except (UsageError, ValueError):
-            share = -1.0
-        if not 0 <= share <= 1:
-            self.fail(
-                f"{value!r} is neither a share of the features from 0% to 100% nor a size; write "
-                "10% or 2GiB",
-                param,
-                ctx,
-            )
-        return share
+def _parse_limit(text: str, name: str) -> float | int:
+    found = parse_share_or_size(text, name)
+    return found if isinstance(found, float) else parse_memory(found, name=name)
 
 
-_LOAD_HELP = """Time the ways of loading STORE when its features do not fit memory.
+_LOAD_HELP = """Time the strategies on STORE when its features do not fit in memory.
 
-Each strategy runs in a process of its own, in a memory cgroup that counts the page cache as
-well: it may hold the graph's structure and narrow attributes such as labels, and --memory and
---slack beside them. Whole epochs are timed, the second where it is sampled, planned and
-packed during the first; of strategies whose batches all take the same (map, mmap, direct), 24
-batches.
+Each strategy runs in a process of its own, in a memory cgroup that also counts the page cache. The
+limit has room for the graph's topology and narrow attributes such as labels, and for --memory and
+--slack in addition. Whole epochs are timed, the second one where it is sampled, planned and
+packed during the first. Strategies whose batches all cost the same (map, mmap, direct) are timed on
+24 batches.
 
-map is what gnnstore is compared with: the same sampler, and rows gathered by NumPy from a mapping
-of the features with MADV_RANDOM, by 32 threads. memory runs without a limit, with everything in
-memory. The disk itself is measured before each strategy.
+The baseline is map: the same sampler, and rows gathered by NumPy with 32 threads from a mapping of
+the features with MADV_RANDOM. memory runs without a limit, with everything in memory. The disk is
+measured before each run.
 
-Nothing is said of a model: batches are taken and dropped.
+No model is trained: batches are loaded and dropped.
 
 \b
 Examples:
@@ -156,62 +117,46 @@ Examples:
 @batch_options
 @click.option(
     "--strategies",
-    type=StrategiesType(),
+    type=Parsed("strategies", _parse_ways),
     metavar="NAME,NAME,...",
     default=",".join(name for name, way in ways().items() if way.is_compared),
-    show_default=True,
-    help=f"What to time, in this order: any of {', '.join(ways())}.",
+    help=f"Strategies to time, in this order: any of {', '.join(ways())}.",
 )
 @click.option(
     "--memory",
-    type=MemoryType(),
+    type=Parsed("memory", _parse_limit),
     metavar="SHARE|SIZE",
     default="10%",
-    show_default=True,
-    help="Memory beside structure and labels: a share of the features' bytes, or bytes.",
+    help="Memory in addition to topology and labels: a share of the features' bytes, or bytes.",
 )
 @click.option(
     "--slack",
     "slack_bytes",
     type=SIZE,
     default="200MB",
-    show_default=True,
-    help="Memory besides, for batches, Python and the kernel.",
+    help="Memory in addition for batches, Python and the kernel.",
 )
-@click.option("--disk", "disk_bytes", type=SIZE, help="The most that packed rows may take.")
+@click.option("--disk", "disk_bytes", type=SIZE, help="Disk budget of packed rows.")
 @click.option(
     "--batches",
     "num_batches",
     type=click.IntRange(min=1),
-    help="Shorten the epoch to so many batches; what is done once for it then weighs more.",
+    help="Shorten the epoch to this many batches; costs that come once then weigh more.",
 )
 @click.option(
-    "--epoch", "whole_epochs", is_flag=True, help="Whole epochs of map, mmap and direct, too."
+    "--epoch", "whole_epochs", is_flag=True, help="Time whole epochs of map, mmap and direct, too."
 )
 @click.option(
-    "--repeats",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Rounds in which each strategy is timed once.",
+    "--repeats", type=click.IntRange(min=1), default=1, help="Rounds that time each strategy once."
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the batches."
-)
-@click.option(
-    "--threads",
-    "num_threads",
-    type=click.IntRange(min=1),
-    help="Threads of a loader; default: what it takes by itself.",
-)
-@click.option("--no-limit", is_flag=True, help="Set no memory limit; where no cgroup can be made.")
-@click.option(
-    "--plot", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw the times as well."
-)
+@seed_option("Seed of the batches.")
+@threads_option("Threads of a loader. Default: its own choice.", "num_threads")
+@click.option("--no-limit", is_flag=True, help="Set no memory limit, where cgroups are forbidden.")
+@plot_option("Plot the times.")
 @session_options
-def load(session: Session, store: str, plot: str | None, **options: Any) -> int:
-    """Time, draw, print, and return the exit status."""
+def load(session: Session, store: str, **options: Any) -> int:
+    """Time, plot, print, and return the exit status."""
     # On demand: torch and the kernels take longer to load than --help may.
     from gnnstore.tools.bench.load import bench_load  # noqa: PLC0415
 
-    return bench_load(session, store, plot_file=None if plot is None else Path(plot), **options)
+    return bench_load(session, store, **options)

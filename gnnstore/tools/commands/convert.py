@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from gnnstore.converters.arrays.files import RawLayout
 from gnnstore.errors import UsageError
-from gnnstore.tools.commands.convert_kronecker import kronecker
-from gnnstore.tools.commands.convert_sets import graphbolt, igb
-from gnnstore.tools.convert.feature_options import feature_options
-from gnnstore.tools.convert.options import common_options, convert
-from gnnstore.tools.ui.options import session_options
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
+from gnnstore.tools.convert import convert
+from gnnstore.tools.ui.options import (
+    MEMORY,
+    SIZE,
+    Decorator,
+    Parsed,
+    plot_option,
+    session_options,
+    together,
+)
+from gnnstore.tools.ui.progress import Style
 from gnnstore.tools.ui.session import Session
 
 _HELP = """Convert a graph into a store.
 
-KIND says what INPUT is; nothing is guessed from a name, and nothing is ever unpickled. The
-output appears under its name only when it is complete. An interrupted conversion leaves no
-half store: repeat the command with --resume to go on, or without it to start anew.
+KIND is the format of INPUT; it is never guessed from a name, and nothing is ever unpickled. OUTPUT
+appears only when it is complete. An interrupted conversion leaves no partial store: repeat the
+command with --resume to continue it, or without to start again.
 
 \b
 Examples:
@@ -32,18 +41,142 @@ Examples:
 
 @click.group(name="convert", help=_HELP)
 def command() -> None:
-    """Hold the kinds; the text users see is `_HELP`."""
+    """Hold the kinds; users see `_HELP`."""
 
 
-command.add_command(graphbolt)
-command.add_command(igb)
-command.add_command(kronecker)
+# The fields of `ConvertOptions`, and how progress is shown.
+_common_options = together(
+    click.option(
+        "--undirected", is_flag=True, help="Add the reverse of every edge; drop duplicates."
+    ),
+    click.option(
+        "--self-loops",
+        type=click.Choice(("keep", "drop", "add")),
+        default="keep",
+        help="Edges from a node to itself.",
+    ),
+    click.option(
+        "--page-bytes",
+        type=SIZE,
+        default=DEFAULT_PAGE_BYTES,
+        help="Page size of features; a power of two.",
+    ),
+    click.option(
+        "--feature-dtype",
+        type=click.Choice(tuple(STORAGE_DTYPES)),
+        metavar="TYPE",
+        help="Store x as this type, such as float16 or bfloat16.",
+    ),
+    click.option(
+        "--feature-scale",
+        type=click.Choice(("column",)),
+        help="With --feature-dtype int8: one scale per column, stored as x_scale.",
+    ),
+    click.option(
+        "--edge-ids/--no-edge-ids",
+        default=None,
+        help="Store the position of each edge in the input. Default: depends on the kind.",
+    ),
+    click.option(
+        "--index-dtype",
+        type=click.Choice(("int64", "int32")),
+        help="Type of node ids in batches. Default: that of the input, else int64.",
+    ),
+    click.option(
+        "--memory",
+        "memory_bytes",
+        type=MEMORY,
+        metavar="SIZE",
+        help="Memory budget for building the adjacency, such as 8GB.",
+    ),
+    click.option(
+        "--overwrite", is_flag=True, help="Replace an existing store once the new one is complete."
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Continue an interrupted conversion of the same data, if there is one.",
+    ),
+    click.option(
+        "--spill-dir",
+        "spill_directory",
+        type=click.Path(),
+        metavar="DIR",
+        help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
+    ),
+    click.option(
+        "--progress",
+        "style",
+        type=click.Choice(get_args(Style)),
+        default="auto",
+        help="How to show progress on stderr; json: one object per line.",
+    ),
+)
 
 
-_OGB_HELP = """Convert an OGB node-property data set, as its downloader leaves it on disk.
+def _none_if_empty(
+    _ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    return value or None
 
-INPUT is the data set's directory, with raw/ and split/ in it: gzipped CSV files, or the
-.npz files of ogbn-papers100M; or MAG240M's, of which papers and citations are taken. The
+
+# Features that lie in files of their own.
+_feature_options = together(
+    click.option(
+        "--features",
+        multiple=True,
+        type=click.Path(),
+        callback=_none_if_empty,
+        metavar="FILE",
+        help="Node features [N, F]: .npy, FILE.npz:NAME, .csv or raw. To concatenate several "
+        "files, repeat the option or give a quoted pattern.",
+    ),
+    click.option(
+        "--features-raw",
+        type=Parsed("layout", lambda text, _: RawLayout.parse(text)),
+        metavar="TYPE,ROWS,WIDTH",
+        help="Type and shape of raw binary features; ROWS -1: as many as the file has.",
+    ),
+    click.option(
+        "--features-ids",
+        type=click.Path(),
+        metavar="FILE",
+        help="The id of each row of the features, if not in order: .npy or .csv.",
+    ),
+)
+
+
+def _negate(_ctx: click.Context, _param: click.Parameter, value: bool) -> bool:
+    return not value
+
+
+def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None = "input") -> None:
+    """Add a kind whose options are the arguments of the converter `from_KIND`.
+
+    Parameters
+    ----------
+    source : str, optional
+        Name of the argument before OUTPUT; None for a kind that has no input.
+    """
+
+    @command.command(name=kind, help=help_text)
+    @together(
+        *([click.argument(source, type=click.Path())] if source else []),
+        click.argument("output", type=click.Path()),
+        *options,
+    )
+    @_common_options
+    @session_options
+    def run(session: Session, **arguments: Any) -> None:
+        convert(session, kind, **arguments)
+
+
+_add_kind(
+    "ogb",
+    """Convert an OGB node-property data set, as its downloader leaves it on disk.
+
+INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
+.npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. The
 ogb package is not needed.
 
 \b
@@ -52,187 +185,234 @@ Examples:
   gnnstore convert ogb dataset/ogbn_products products.gnn --add-inverse-edge
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
-"""
-
-
-@command.command(name="ogb", help=_OGB_HELP)
-@click.argument("input", type=click.Path())
-@click.argument("output", type=click.Path())
-@click.option(
-    "--add-inverse-edge",
-    is_flag=True,
-    help="Follow every edge by its reverse, as OGB's loader does where it says so.",
+""",
+    click.option(
+        "--add-inverse-edge",
+        is_flag=True,
+        help="Add the reverse after every edge, as OGB's loader does for some data sets.",
+    ),
+    click.option("--split", metavar="NAME", help="Directory below split/. Default: the only one."),
 )
-@click.option("--split", metavar="NAME", help="Which directory of split/; default: the only one.")
-@common_options
-@session_options
-def ogb(session: Session, output: str, **arguments: Any) -> None:
-    """Run `from_ogb`."""
-    convert(session, "from_ogb", output, **arguments)
 
+_add_kind(
+    "snap",
+    """Convert a text edge list, as snap.stanford.edu serves them.
 
-_SNAP_HELP = """Convert a text edge list, as snap.stanford.edu serves them.
-
-INPUT has a line "source target" for each edge, with a tab, spaces or a comma between;
-lines that begin with # or % are skipped, and it may be gzipped. Ids need not be
-contiguous: the store keeps a map back to them.
+INPUT has a line "source target" for each edge, separated by a tab, spaces or a comma. Lines that
+begin with # or % are skipped; the file may be gzipped. Ids need not be contiguous: the store keeps
+the original ones.
 
 \b
 Examples:
   gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
   gnnstore convert snap edges.txt graph.gnn --features x.npy --labels y.npy --splits splits.npz
   gnnstore convert snap edges.txt graph.gnn --features 'x-*.bin' --features-raw float32,-1,128
-"""
-
-
-@command.command(name="snap", help=_SNAP_HELP)
-@click.argument("input", type=click.Path())
-@click.argument("output", type=click.Path())
-@feature_options
-@click.option("--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or .csv.")
-@click.option(
-    "--splits", type=click.Path(), metavar="FILE.npz", help="Arrays train, valid and test."
+""",
+    _feature_options,
+    click.option(
+        "--labels", type=click.Path(), metavar="FILE", help="Node labels [N]: .npy or csv."
+    ),
+    click.option(
+        "--splits", type=click.Path(), metavar="FILE.npz", help="Arrays train, valid and test."
+    ),
+    click.option(
+        "--num-nodes", type=click.IntRange(min=0), help="Use ids below this as node numbers."
+    ),
+    click.option(
+        "--ignore-extra-columns",
+        "extra_columns",
+        is_flag=True,
+        callback=lambda _ctx, _param, value: "ignore" if value else "refuse",
+        help="Read the first two columns and drop the rest.",
+    ),
+    click.option("--skip-header", is_flag=True, help="Skip the first line: it names the columns."),
+    click.option(
+        "--edge-weight",
+        type=click.IntRange(min=3),
+        metavar="COLUMN",
+        help="Store this column, counted from 1, as the edge attribute edge_weight.",
+    ),
+    click.option(
+        "--string-ids",
+        is_flag=True,
+        help="Ids are names: number nodes in order of appearance and store the names.",
+    ),
 )
-@click.option(
-    "--num-nodes", type=click.IntRange(min=0), help="Take ids as node numbers below this."
-)
-@click.option(
-    "--ignore-extra-columns", is_flag=True, help="Read the first two columns and drop the rest."
-)
-@click.option("--skip-header", is_flag=True, help="Skip the first line: it names the columns.")
-@click.option(
-    "--edge-weight",
-    type=click.IntRange(min=3),
-    metavar="COLUMN",
-    help="Keep this column, counted from 1, as the edge attribute edge_weight.",
-)
-@click.option(
-    "--string-ids",
-    is_flag=True,
-    help="Ids are names: number nodes in order of appearance, and keep the names.",
-)
-@common_options
-@session_options
-def snap(session: Session, output: str, ignore_extra_columns: bool, **arguments: Any) -> None:
-    """Run `from_snap`."""
-    arguments["extra_columns"] = "ignore" if ignore_extra_columns else "refuse"
-    convert(session, "from_snap", output, **arguments)
 
+_add_kind(
+    "numpy",
+    """Convert arrays: one .npz file, or a directory of .npy files.
 
-_NUMPY_HELP = """Convert arrays: one .npz file, or a directory of .npy files.
-
-INPUT holds edge_index [2, E], or indptr [N + 1] and indices [E] (in-neighbours by column),
-and, as you like, x, y, other node attributes, and train, valid and test.
+INPUT holds edge_index [2, E], or indptr [N + 1] and indices [E] (in-neighbours by column), and
+optionally x, y, other node attributes, and train, valid and test.
 
 \b
 Examples:
   gnnstore convert numpy graph.npz graph.gnn
   gnnstore convert numpy arrays/ graph.gnn --undirected --feature-dtype bfloat16
   gnnstore convert numpy csr.npz graph.gnn --layout csr
-"""
-
-
-@command.command(name="numpy", help=_NUMPY_HELP)
-@click.argument("input", type=click.Path())
-@click.argument("output", type=click.Path())
-@click.option(
-    "--layout",
-    type=click.Choice(("csc", "csr")),
-    default="csc",
-    show_default=True,
-    help="What indptr counts: in-neighbours of targets (csc) or out-neighbours of sources.",
+""",
+    click.option(
+        "--layout",
+        type=click.Choice(("csc", "csr")),
+        default="csc",
+        help="indptr counts the in-neighbours of targets (csc) or the out-neighbours of sources.",
+    ),
+    _feature_options,
 )
-@feature_options
-@common_options
-@session_options
-def numpy(session: Session, output: str, **arguments: Any) -> None:
-    """Run `from_numpy`."""
-    convert(session, "from_numpy", output, **arguments)
+
+_add_kind(
+    "graphbolt",
+    """Convert a homogeneous OnDiskDataset of DGL GraphBolt.
+
+INPUT is the directory with metadata.yaml and the .npy and CSV files that it names (not the
+preprocessed/ below it). Needs PyYAML: pip install 'gnnstore[graphbolt]'.
+
+\b
+Examples:
+  gnnstore convert graphbolt datasets/ogbn-products-seeds products.gnn
+""",
+    click.option(
+        "--task", metavar="NAME", help="Task whose splits and labels are taken. Default: the only."
+    ),
+)
+
+_add_kind(
+    "igb",
+    """Convert a homogeneous graph of the Illinois Graph Benchmark (IGB).
+
+INPUT is the directory with paper/ and paper__cites__paper/ in it, or one with processed/. Splits
+are those of IGB's loader: 60, 20 and 20 % of the labelled papers, by position.
+
+\b
+Examples:
+  gnnstore convert igb igb/small small.gnn --self-loops add
+  gnnstore convert igb igb/full igb260m.gnn --classes 2K --feature-dtype float16
+""",
+    click.option(
+        "--classes",
+        type=click.Choice(("19", "2K")),
+        default="19",
+        help="Labels of 19 or of 2983 classes.",
+    ),
+)
+
+_add_kind(
+    "kronecker",
+    """Expand a store: FACTOR times the nodes, and any number of times the edges.
+
+Every node of SEED_STORE becomes FACTOR nodes with its labels, splits and features (plus noise),
+and every edge becomes edges between copies of its ends. Which copies are joined is drawn from a
+small graph derived from the communities of SEED_STORE (Belletti et al. 2019). The degree
+distribution keeps its shape; a comparison is printed. The same options give the same store.
+
+\b
+Examples:
+  gnnstore convert kronecker papers100M.gnn large.gnn --factor 4 --edge-factor 8.8
+  gnnstore convert kronecker cora.gnn cora16.gnn --factor 16 --plot degrees.png
+""",
+    click.option("--factor", type=int, required=True, help="Copies of each node, up to 256."),
+    click.option(
+        "--edge-factor",
+        type=float,
+        help="Mean number of edges per edge, up to FACTOR^2. Default: FACTOR.",
+    ),
+    click.option(
+        "--feature-noise",
+        type=float,
+        default=0.1,
+        help="Standard deviation of the noise, in units of that of each column.",
+    ),
+    click.option("--no-features", "features", is_flag=True, callback=_negate, help="Leave x out."),
+    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    plot_option("Plot the degree distributions before and after."),
+    source="seed_store",
+)
 
 
-_RMAT_HELP = """Make a random graph (R-MAT) with planted communities.
+def _plain_has_no_homophily(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.params["homophily"] = None
 
-The graph has 2^SCALE nodes and EDGE_FACTOR edges a node. Labels are communities, features
-are their community's mean plus noise, so that a model that sees the graph beats one that
+
+_add_kind(
+    "rmat",
+    """Generate a random graph (R-MAT) with planted communities.
+
+The graph has 2^SCALE nodes and EDGE_FACTOR edges per node. Labels are communities, and features
+are the mean of the community plus noise, so that a model that uses the graph beats one that
 does not. The same options give the same graph on every machine.
 
 \b
 Examples:
   gnnstore convert rmat random.gnn --scale 20
   gnnstore convert rmat large.gnn --scale 24 --edge-factor 15 --feature-dim 128 --plain
-"""
+""",
+    click.option("--scale", type=int, default=16, help="2^SCALE nodes."),
+    click.option("--edge-factor", type=int, default=16, help="Mean number of edges per node."),
+    click.option("--feature-dim", type=int, default=64, help="Width of x."),
+    click.option(
+        "--communities",
+        "num_communities",
+        type=int,
+        default=8,
+        help="Number of classes; a power of two.",
+    ),
+    click.option(
+        "--homophily",
+        type=float,
+        default=0.8,
+        is_eager=True,  # before --plain
+        help="Share of edges within a community.",
+    ),
+    click.option(
+        "--plain",
+        is_flag=True,
+        expose_value=False,
+        callback=_plain_has_no_homophily,
+        help="Plain R-MAT, without communities.",
+    ),
+    click.option(
+        "--feature-noise",
+        type=float,
+        default=0.7,
+        help="Standard deviation around means of length 1.",
+    ),
+    click.option(
+        "--split-fractions",
+        type=float,
+        nargs=3,
+        default=(0.5, 0.25, 0.25),
+        help="Train, valid and test, as shares of the nodes with an in-neighbour.",
+    ),
+    click.option(
+        "--probabilities",
+        type=float,
+        nargs=4,
+        default=(0.57, 0.19, 0.19, 0.05),
+        help="a, b, c and d of R-MAT, by default those of Graph500.",
+    ),
+    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    source=None,
+)
 
 
-@command.command(name="rmat", help=_RMAT_HELP)
-@click.argument("output", type=click.Path())
-@click.option("--scale", type=int, default=16, show_default=True, help="2^SCALE nodes.")
-@click.option(
-    "--edge-factor", type=int, default=16, show_default=True, help="Edges a node, on average."
-)
-@click.option("--feature-dim", type=int, default=64, show_default=True, help="Width of x.")
-@click.option(
-    "--communities",
-    "num_communities",
-    type=int,
-    default=8,
-    show_default=True,
-    help="Classes; a power of two.",
-)
-@click.option(
-    "--homophily",
-    type=float,
-    default=0.8,
-    show_default=True,
-    help="Share of edges within a community.",
-)
-@click.option("--plain", is_flag=True, help="Plain R-MAT: edges take no notice of communities.")
-@click.option(
-    "--feature-noise",
-    type=float,
-    default=0.7,
-    show_default=True,
-    help="Standard deviation around means of length 1.",
-)
-@click.option(
-    "--split-fractions",
-    type=float,
-    nargs=3,
-    default=(0.5, 0.25, 0.25),
-    show_default=True,
-    help="Train, valid and test, of the nodes with an in-neighbour.",
-)
-@click.option(
-    "--probabilities",
-    type=float,
-    nargs=4,
-    default=(0.57, 0.19, 0.19, 0.05),
-    show_default=True,
-    help="R-MAT's a, b, c, d; default: Graph500's.",
-)
-@click.option("--seed", type=int, default=0, show_default=True)
-@common_options
-@session_options
-def rmat(session: Session, output: str, plain: bool, homophily: float, **arguments: Any) -> None:
-    """Run `from_rmat`."""
-    convert(session, "from_rmat", output, homophily=None if plain else homophily, **arguments)
+_PYG_HELP = """Explain how to convert a torch_geometric.data.Data object, which takes Python.
 
-
-_PYG_HELP = """Explain how to convert a torch_geometric.data.Data, which is done in Python.
-
-torch.save writes a pickle, and reading a pickle runs whatever code is in it, so there is no
-file for this command to take.
+torch.save writes a pickle, and loading a pickle runs the code in it, so this command takes no
+file.
 
 \b
 Examples:
   gnnstore convert pyg
 """
 _PYG_ADVICE = """a Data object is converted in Python, because the file that torch.save \
-writes is a pickle, and reading it would run the code in it:
+writes is a pickle, and loading it would run the code in it:
 
     import gnnstore
     gnnstore.converters.from_pyg(data, "graph.gnn")
 
-Arrays of your own can be saved with numpy.savez and converted with 'gnnstore convert numpy'."""
+Save arrays of your own with numpy.savez and convert them with 'gnnstore convert numpy'."""
 
 
 @command.command(

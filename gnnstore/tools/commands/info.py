@@ -8,11 +8,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from gnnstore.tools.inspect.describe_engines import describe_engines
-from gnnstore.tools.inspect.filesystem import describe_filesystem
+from gnnstore.tools.inspect.system import (
+    describe_engines,
+    describe_filesystem,
+    describe_system,
+)
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
-from gnnstore.tools.ui.system import describe_system
 from gnnstore.tools.ui.tables import print_facts, print_title
 from gnnstore.units import format_size
 

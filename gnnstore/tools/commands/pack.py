@@ -7,8 +7,14 @@ from typing import Any
 import click
 
 from gnnstore.strategies.builtin import PACKED, STATIC
-from gnnstore.tools.ui.batch_options import batch_options
-from gnnstore.tools.ui.options import MEMORY, SIZE, session_options
+from gnnstore.tools.ui.options import (
+    MEMORY,
+    SIZE,
+    batch_options,
+    seed_option,
+    session_options,
+    threads_option,
+)
 from gnnstore.tools.ui.session import Session
 
 _CACHED_BY = (PACKED.policy, *STATIC.scores)
@@ -16,16 +22,16 @@ _CACHED_BY = (PACKED.policy, *STATIC.scores)
 _COMPRESS = ("none", "lz4", "zstd", "auto")
 _TOPOLOGIES = ("auto", "memory", "mmap", "disk")
 
-_HELP = """Sample and pack epochs of STORE, so that training reads nothing but large runs.
+_HELP = """Sample and pack epochs of STORE, so that training reads only large chunks.
 
 Samples every batch of the epochs, decides which rows to cache (Belady), and writes the rows that
-each batch misses one behind the other, together with its subgraph and all else that it shows. A
-loader with plan=NAME, or gnnstore.open_plan(PATH) on another machine, then reads in order what
-training needs. Says what it will take before anything is written, beside the alternatives.
-Where --disk has no room for that, rows that several batches miss are written once for a segment
-of so many batches as it takes, and read from among others.
+each batch misses contiguously, together with its subgraph and attributes. A loader with plan=NAME,
+or gnnstore.open_plan(PATH) on another machine, then reads the epoch in order. An estimate of space
+and time, and of the alternatives, is printed before anything is written. If that exceeds --disk,
+rows that several batches miss are stored once per segment of batches, and each batch reads the
+rows of its segment that it needs.
 
-What is finished survives a full disk, Ctrl-C or a crash; --resume goes on there.
+Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 
 \b
 Examples:
@@ -39,87 +45,78 @@ Examples:
 @click.command(name="pack", help=_HELP)
 @click.argument("store", type=click.Path())
 @click.option("--name", help="Name of the plan in the store.")
-@click.option("--output", type=click.Path(), help="A directory to make instead, anywhere.")
+@click.option("--output", type=click.Path(), help="Directory of the plan, outside the store.")
 @batch_options
 @click.option(
-    "--epochs",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Epochs to pack, from epoch 0 on.",
+    "--epochs", type=click.IntRange(min=1), default=1, help="Epochs to pack, from epoch 0 on."
 )
 @click.option(
     "--memory",
     type=MEMORY,
     metavar="SIZE",
-    help="Budget for packing, and for the cache and batches of training.",
+    help="Budget of packing, and of the cache and batches of training.",
 )
-@click.option("--cache", "cache_bytes", type=SIZE, help="Cached rows; default: what memory leaves.")
+@click.option(
+    "--cache", "cache_bytes", type=SIZE, help="Size of the cache. Default: what --memory leaves."
+)
 @click.option(
     "--cached-by",
     "cache",
     type=click.Choice(_CACHED_BY),
     default="belady",
-    show_default=True,
-    help="What decides which rows are cached.",
+    help="Policy that chooses the cached rows.",
 )
 @click.option(
     "--disk",
     "disk_bytes",
     type=SIZE,
-    help="The most that the plan may take; batches share rows where that is too little.",
+    help="Disk budget of the plan; batches share rows where it is too small.",
 )
 @click.option(
     "--segment",
     type=click.IntRange(min=1),
-    help="Batches that share rows on disk; default: what --disk asks for, 1 without it.",
+    help="Batches that share rows on disk. Default: as --disk needs, 1 without it.",
 )
 @click.option(
     "--compress",
     type=click.Choice(_COMPRESS),
     default="none",
-    show_default=True,
-    help="Compress packed rows; auto: if a sample says that it pays.",
+    help="Compress packed rows; auto: if a sample shows that it pays.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option(
-    "--shuffle/--no-shuffle",
-    default=True,
-    help="Whether each epoch has an order of its own; by default it has.",
-)
+@seed_option("Seed of sampling and shuffling.")
+@click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the input nodes in each epoch.")
 @click.option("--drop-last", is_flag=True, help="Leave out a last batch that is not full.")
 @click.option("--replace", is_flag=True, help="Sample neighbours with replacement.")
 @click.option(
     "--subgraph-type",
     type=click.Choice(("directional", "bidirectional", "induced")),
     default="directional",
-    show_default=True,
+    help="Edges of a subgraph, as in PyG.",
 )
 @click.option("--disjoint", is_flag=True, help="One subgraph per seed.")
 @click.option(
     "--superbatch",
     type=click.IntRange(min=1),
-    help="Batches planned at a time; default: what memory allows.",
+    help="Batches planned at a time. Default: as memory allows.",
 )
 @click.option(
     "--topology",
     type=click.Choice(_TOPOLOGIES),
     default="auto",
-    show_default=True,
-    help="Where the graph lies while it is packed.",
+    help="Where the topology is held while packing.",
 )
 @click.option(
     "--tmpdir",
     type=click.Path(),
-    help="For subgraphs that memory has no room for; default: beside the store.",
+    help="Directory for subgraphs that exceed memory. Default: that of the store.",
 )
-@click.option("--threads", type=click.IntRange(min=1), help="Threads; default: all processors.")
-@click.option("--dry-run", is_flag=True, help="Say what it would take, and write nothing.")
-@click.option("--overwrite", is_flag=True, help="Replace a plan, once the new one is complete.")
-@click.option("--resume", is_flag=True, help="Go on where an interrupted attempt stopped.")
+@threads_option("Threads. Default: all processors.")
+@click.option("--dry-run", is_flag=True, help="Print the estimate and write nothing.")
+@click.option("--overwrite", is_flag=True, help="Replace a plan once the new one is complete.")
+@click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
 @session_options
 def command(session: Session, store: str, **options: Any) -> None:
-    """Estimate, pack, and print what was made."""
+    """Estimate, pack, and print the plan."""
     # On demand: torch and the kernels take longer to load than --help may.
     from gnnstore.tools.plan.pack import pack_plan  # noqa: PLC0415
 

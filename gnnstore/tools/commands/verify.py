@@ -1,4 +1,4 @@
-"""`gnnstore verify`: are a store's bytes what they were when it was written."""
+"""`gnnstore verify`: check that the bytes of a store are those that were written."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gnnstore.features.check import verify
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.verify import LEVELS, Level, Report
 from gnnstore.tools.ui import exits
-from gnnstore.tools.ui.options import session_options
+from gnnstore.tools.ui.options import session_options, threads_option
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
 
 _HELP = """Check a store's files, checksums and contents, and those of its packed plans.
 
-STORE may also be a plan by itself; of plans, "full" also reads each batch as training does.
+STORE may also be the directory of a plan. For plans, "full" also reads each batch as training does.
 
 \b
 Levels, each including the one before:
   header     metadata, every file's presence and exact size; reads no data
   checksums  every byte against the crc32c recorded when it was written
-  full       also what the numbers mean: ids in range, columns sorted, padding zero
+  full       also the values: ids in range, columns sorted, padding zero
 
-Exits with 0 if the store is sound and with 1 if not; every problem is printed with its
-file and byte range.
+Exits with 0 if the store is sound and with 1 if it is not; prints every problem with its file and
+byte range.
 
 \b
 Examples:
@@ -43,15 +43,12 @@ Examples:
     "--level",
     type=click.Choice(LEVELS),
     default="checksums",
-    show_default=True,
     help="How much to check.",
 )
-@click.option(
-    "--threads", type=click.IntRange(min=1), help="Threads that read; default: all processors."
-)
+@threads_option("Threads that read. Default: all processors.")
 @session_options
 def command(session: Session, store: str, level: Level, threads: int | None) -> int:
-    """Verify, print the report and return the exit status."""
+    """Verify, print the report, and return the exit status."""
     started = time.perf_counter()
     with session.progress() as progress:
         report = verify(store, level, num_threads=threads, progress=progress)

@@ -19,7 +19,7 @@ from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import place
-from gnnstore.tools.inspect.describe_plan import describe_plans
+from gnnstore.tools.inspect.packed import describe_plans
 
 
 def describe_store(reader: StoreReader) -> dict[str, Any]:

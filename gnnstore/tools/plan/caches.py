@@ -12,7 +12,7 @@ from gnnstore import _core
 from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policies, run_policy
 from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
-from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error
+from gnnstore.errors import StorageError, UsageError, storage_error
 from gnnstore.graph.store import open as open_store
 from gnnstore.planning.reads import ReadTotals, count_reads
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -21,7 +21,6 @@ from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.tools.plan.render import render_plan
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
 from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch, seeds_to_plan
-from gnnstore.tools.plots.pictures import require_matplotlib
 from gnnstore.tools.plots.plan import draw_plan
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
@@ -109,7 +108,7 @@ def plan_caches(
     threads: int | None,
     memory_bytes: int | None = None,
     disk_bytes: int | None = None,
-    strategies: tuple[str, ...],
+    strategies: tuple[str, ...] | None = None,
 ) -> int:
     """Sample, compare, draw, print, and return the exit status.
 
@@ -119,22 +118,14 @@ def plan_caches(
         Sizes of caches: shares of the rows (float) or bytes (int).
     memory_bytes, disk_bytes : int, optional
         Budgets that strategies are predicted within.
-    strategies : tuple of str
-        Names of candidates to be predicted.
+    strategies : tuple of str, optional
+        Names of candidates to predict; None: all.
 
     Raises
     ------
     GnnstoreError
-        If the store, the split or the directory of the picture is not there, or nothing could
-        be drawn.
+        If the store or the split is not there, or holds nothing to plan.
     """
-    if plot_file is not None:
-        require_matplotlib()
-        if not plot_file.absolute().parent.is_dir():
-            raise NotFoundError(
-                f"{plot_file}: the directory to draw into does not exist; create it first",
-                path=plot_file,
-            )
     store = open_store(path)
     _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
     sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
@@ -149,7 +140,7 @@ def plan_caches(
             threads or num_cores + 1,  # as a loader that waits for a disk
             memory_bytes,
             disk_bytes,
-            tuple(found for found in auto().candidates if found.name in strategies),
+            tuple(c for c in auto().candidates if strategies is None or c.name in strategies),
             draws_curve=plot_file is not None,
         )
         predicted = predict_strategies(asked, progress)

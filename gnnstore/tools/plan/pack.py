@@ -23,7 +23,7 @@ from gnnstore.packing.estimate import PlanEstimate, estimate_plan
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
-from gnnstore.tools.inspect.describe_plan import describe_plan, render_plan
+from gnnstore.tools.inspect.packed import describe_plan, render_plan
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_at_least, format_duration, format_size
 

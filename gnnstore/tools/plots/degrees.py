@@ -1,28 +1,53 @@
-"""A picture of two degree distributions. Draws with matplotlib, which is an optional extra."""
+"""Plots of degree distributions: of one graph, and of two to compare."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gnnstore.converters.synthetic.degrees import DegreeComparison, DegreeDistribution
-from gnnstore.tools.plots.pictures import make_plain, new_figure, save_png
+from gnnstore.tools.plots.pictures import LINES, legend_below, new_axes, save_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Told apart by everyone, the colour-blind included, and in grey by their shapes.
-_BEFORE: dict[str, Any] = {
-    "color": "#0072b2",
-    "marker": "o",
-    "markersize": 4.5,
-    "markerfacecolor": "none",
-}
-_AFTER: dict[str, Any] = {"color": "#d55e00", "marker": "x", "markersize": 4}
+    from gnnstore.tools.inspect.scan import Degrees
 
 
-def draw_degrees(comparison: DegreeComparison, file: Path) -> Path:
-    """Draw how many nodes have at least each degree, before and after, as a PNG.
+def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
+    """Plot the share of nodes with at least each in-degree and out-degree, as a PNG.
+
+    Parameters
+    ----------
+    name : str
+        Name of the store, for the title.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be written.
+    """
+    figure, (axes,) = new_axes(1, 7)
+    for line, (direction, found) in enumerate((("in", degrees.inward), ("out", degrees.outward))):
+        label = (
+            f"{direction}-degree: highest {found.max:,}, {found.zero_share:.1%} "
+            "of the nodes have none"
+        )
+        _draw(axes, found, line, label)
+    inward = degrees.inward
+    axes.set_xlabel("degree")
+    axes.set_ylabel("share of nodes with at least this degree")
+    axes.legend(frameon=False, fontsize=9, loc="lower left")
+    return save_png(
+        figure,
+        file,
+        f"{name}: {inward.num_nodes:,} nodes, {inward.num_edges:,} edges, "
+        f"{inward.mean:.3g} per node",
+    )
+
+
+def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
+    """Plot the share of nodes with at least each in-degree, before and after, as a PNG.
 
     Raises
     ------
@@ -30,11 +55,10 @@ def draw_degrees(comparison: DegreeComparison, file: Path) -> Path:
         If the file cannot be written.
     """
     before, after = comparison.before, comparison.after
-    figure = new_figure(10)
-    plain, scaled = figure.subplots(1, 2)
-    for distribution, look, name in ((before, _BEFORE, "seed"), (after, _AFTER, "expanded")):
-        _draw(plain, distribution, 1.0, look, name)
-        _draw(scaled, distribution, distribution.mean, look, name)
+    figure, (plain, scaled) = new_axes(2, 10)
+    for line, (name, found) in enumerate((("seed", before), ("expanded", after))):
+        _draw(plain, found, line, name)
+        _draw(scaled, found, line, name, unit=found.mean)
     plain.set_xlabel("in-degree")
     scaled.set_xlabel("in-degree / mean in-degree")
     plain.set_ylabel("share of nodes with at least this degree")
@@ -44,32 +68,31 @@ def draw_degrees(comparison: DegreeComparison, file: Path) -> Path:
         xycoords="axes fraction",
         fontsize=9,
     )
-    for axes in (plain, scaled):
-        make_plain(axes)
-    handles, labels = plain.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    figure.suptitle(
+    legend_below(figure, plain)
+    return save_png(
+        figure,
+        file,
         f"{before.num_nodes:,} nodes and {before.num_edges:,} edges, expanded to "
         f"{after.num_nodes:,} and {after.num_edges:,}",
-        fontsize=11,
     )
-    return save_png(figure, file)
 
 
 def _draw(
-    axes: Axes,
-    distribution: DegreeDistribution,
-    unit: float,
-    look: dict[str, Any],
-    name: str,
+    axes: Axes, distribution: DegreeDistribution, line: int, label: str, unit: float = 1.0
 ) -> None:
-    """Draw the survival function; degree 0 has no place on a logarithmic axis."""
+    """Draw the survival function; a logarithmic axis has no place for degree 0."""
+    colour, marker = LINES[line]
     shown = distribution.degrees > 0
+    axes.plot(
+        distribution.degrees[shown] / unit,
+        distribution.survival()[shown],
+        linestyle="none",
+        color=colour,
+        marker=marker,
+        markersize=4,
+        markerfacecolor="none",
+        label=label,
+    )
     if shown.any():
-        axes.loglog(
-            distribution.degrees[shown] / unit,
-            distribution.survival()[shown],
-            linestyle="none",
-            label=name,
-            **look,
-        )
+        axes.set_xscale("log")
+        axes.set_yscale("log")

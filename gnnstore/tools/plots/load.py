@@ -1,4 +1,4 @@
-"""Epoch times of strategies, and what they consist of. Draws with matplotlib, an optional extra."""
+"""A plot of the epoch times of strategies and of the stages that make them up."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.tools.bench.stages import STAGES
-from gnnstore.tools.plots.pictures import make_plain, new_figure, save_png
+from gnnstore.tools.plots.pictures import legend_below, new_axes, save_png
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Told apart by everyone, the colour-blind included, and in grey by their hatches.
+# Colours that the colour-blind can tell apart; hatches for grey print.
 _LOOKS = {
     "sampling": ("#0072b2", ""),
     "planning": ("#56b4e9", "..."),
@@ -24,16 +24,16 @@ _LOOKS = {
     "assembling": ("#009e73", "xx"),
     "other": ("#bbbbbb", ""),
 }
-_NAMES = {"reading": "reading rows", "other": "nothing of these"}
+_NAMES = {"reading": "reading rows", "other": "none of these"}
 
 
 def draw_load(document: Mapping[str, Any], file: Path) -> Path:
-    """Draw the time of an epoch by strategy, and the shares of its stages, as a PNG.
+    """Plot the time of an epoch by strategy, and the shares of its stages, as a PNG.
 
     Parameters
     ----------
     document : mapping
-        What `gnnstore bench load --json` prints.
+        The output of `gnnstore bench load --json`.
 
     Raises
     ------
@@ -41,8 +41,10 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
         If the file cannot be written.
     """
     found = [item for item in document["strategies"] if item["rounds"]]
-    figure = new_figure(10, 1.9 + 0.42 * len(found))
-    times, shares = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    height = 1.9 + 0.42 * len(found)
+    figure, (times, shares) = new_axes(2, 10, height, sharey=True, width_ratios=(3, 2))
+    for axes in (times, shares):
+        axes.grid(visible=False, axis="y")
     names = [item["strategy"] for item in found]
     shown = [stage for stage in STAGES if any(item["stages"][stage] > 0 for item in found)]
     _stack(times, found, shown, [1.0] * len(found))
@@ -61,18 +63,11 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
     times.set_yticks(range(len(names)), names)
     times.invert_yaxis()
     times.set_xlim(0, 1.3 * max(totals))  # room for the text beside the longest
-    times.set_xlabel("seconds an epoch")
+    times.set_xlabel("seconds per epoch")
     shares.set_xlim(0, 100)
     shares.set_xlabel("share of the epoch (%)")
-    for axes in (times, shares):
-        make_plain(axes)
-        axes.grid(visible=False, axis="y")
-    handles, labels = times.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9
-    )
-    figure.suptitle(_title(document), fontsize=10)
-    return save_png(figure, file)
+    legend_below(figure, times, fontsize=9)
+    return save_png(figure, file, _title(document))
 
 
 def _stack(
@@ -111,6 +106,6 @@ def _title(document: Mapping[str, Any]) -> str:
     return (
         f"{Path(document['store']).name}: {document['epoch_batches']} batches of "
         f"{document['batch_size']} seeds, {memory if limit['cgroup'] else 'no memory limit'}; "
-        f"disk: {reads:.0f} k random reads a second, "
+        f"disk: {reads:.0f} k random reads per second, "
         f"{format_size(median(device['bytes_per_second']))}/s in order"
     )

@@ -1,10 +1,10 @@
-"""What all pictures share: matplotlib if it is there, plain axes, and a file that is whole."""
+"""Shared parts of all plots: matplotlib if it is installed, a common style, and whole files."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gnnstore.errors import NotFoundError, UsageError, storage_error
 
@@ -12,14 +12,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Colours and markers that the colour-blind can tell apart, and the markers in grey print, too.
+LINES = (
+    ("#0072b2", "o"),
+    ("#d55e00", "s"),
+    ("#009e73", "^"),
+    ("#cc79a7", "D"),
+    ("#56b4e9", "v"),
+    ("#e69f00", "P"),
+    ("#000000", "*"),
+    ("#999999", "x"),
+)
+GREY = "#555555"
 
-def require_matplotlib() -> None:
-    """Import matplotlib, so that it is not missed only after the work.
+
+def check_picture(file: Path) -> None:
+    """Check that a plot can be drawn, before work that may take hours.
 
     Raises
     ------
     UsageError
-        If it is not installed.
+        If matplotlib is not installed.
+    NotFoundError
+        If the directory does not exist.
     """
     try:
         import matplotlib.figure  # noqa: F401, PLC0415 - optional, and slow to import
@@ -28,48 +43,59 @@ def require_matplotlib() -> None:
             f"--plot draws with matplotlib, which cannot be imported ({error}); install it with: "
             "pip install 'gnnstore[plot]'"
         ) from error
-
-
-def check_picture(file: Path) -> None:
-    """Make sure that a picture can be drawn, so that it is not missed only after hours.
-
-    Raises
-    ------
-    UsageError
-        If matplotlib is not installed.
-    NotFoundError
-        If there is no such directory.
-    """
-    require_matplotlib()
     if not file.absolute().parent.is_dir():
         raise NotFoundError(
             f"{file}: the directory to draw into does not exist; create it first", path=file
         )
 
 
-def new_figure(width_inches: float, height_inches: float = 4.6) -> Figure:
-    """Return an empty figure."""
+def new_axes(
+    columns: int, width_inches: float, height_inches: float = 4.6, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its axes side by side, each with a light grid."""
     # No pyplot: it would look for a display, and keep the figure.
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional, and slow to import
 
-    return Figure(figsize=(width_inches, height_inches), dpi=150, layout="constrained")
+    figure = Figure(figsize=(width_inches, height_inches), dpi=150, layout="constrained")
+    found = list(figure.subplots(1, columns, squeeze=False, **options)[0])
+    for axes in found:
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, found
 
 
-def make_plain(axes: Axes) -> None:
-    """Leave of the axes what helps to read them."""
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+def draw_level(axes: Axes, height: float, text: str) -> None:
+    """Draw a dashed horizontal line with a text above its left end."""
+    axes.axhline(height, color=GREY, linestyle="--", linewidth=1.2)
+    axes.annotate(
+        text,
+        (0.02, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 4),
+        textcoords="offset points",
+        color=GREY,
+        fontsize=9,
+    )
 
 
-def save_png(figure: Figure, file: Path) -> Path:
-    """Write a figure as a PNG, once it is drawn completely.
+def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
+    """Put one legend for all axes below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, **options
+    )
+
+
+def save_png(figure: Figure, file: Path, title: str) -> Path:
+    """Add a title, and write the figure as a PNG once it is drawn.
 
     Raises
     ------
     StorageError
         If the file cannot be written.
     """
+    figure.suptitle(title, fontsize=10)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     try:

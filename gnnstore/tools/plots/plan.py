@@ -1,7 +1,4 @@
-"""Rows read with caches of all sizes (as in Ginex, figure 5), and epoch times over memory.
-
-Draws with matplotlib, an optional extra.
-"""
+"""A plot of the rows read by cache size (as in Ginex, figure 5), and of epoch times by memory."""
 
 from __future__ import annotations
 
@@ -15,32 +12,20 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.simulate import policies
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.plan.render import read_rate
-from gnnstore.tools.plots.pictures import make_plain, new_figure, save_png
+from gnnstore.tools.plots.pictures import LINES, new_axes, save_png
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Told apart by everyone, the colour-blind included, and in grey by their markers.
-_LINES = (
-    ("#0072b2", "o"),
-    ("#56b4e9", "s"),
-    ("#e69f00", "^"),
-    ("#cc79a7", "D"),
-    ("#000000", "v"),
-    ("#009e73", "*"),
-    ("#999999", "x"),
-    ("#d55e00", "P"),
-)
-
 
 def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
-    """Draw the rows read over the size of a cache, and predicted times over memory, as a PNG.
+    """Plot the rows read over the cache size, and predicted times over memory, as a PNG.
 
     Parameters
     ----------
     document : mapping
-        What `gnnstore plan --json` prints.
+        The output of `gnnstore plan --json`.
 
     Raises
     ------
@@ -50,17 +35,16 @@ def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
     times = _times(document["predictions"])
     # Single points would compare nothing.
     is_curve = any(len(points) > 1 for points in times.values())
-    figure = new_figure(13 if is_curve else 7)
-    panels = figure.subplots(1, 2 if is_curve else 1, squeeze=False)[0]
+    figure, panels = new_axes(2, 13) if is_curve else new_axes(1, 7)
     _draw_reads(panels[0], document)
     if is_curve:
         _draw_times(panels[1], times)
-    figure.suptitle(
+    return save_png(
+        figure,
+        file,
         f"{Path(document['store']).name}: {document['num_batches']} batches of "
         f"{document['batch_size']} seeds",
-        fontsize=11,
     )
-    return save_png(figure, file)
 
 
 def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
@@ -71,7 +55,7 @@ def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
     """
     caches = sorted(document["caches"], key=lambda cache: cache["num_rows"])
     shares = [100 * cache["share"] for cache in caches]
-    for policy, (colour, marker) in zip(policies(), cycle(_LINES), strict=False):
+    for policy, (colour, marker) in zip(policies(), cycle(LINES), strict=False):
         title = POLICIES[policy].title if policy in POLICIES else f"{policy} (static)"
         rates = [
             100 * read_rate(document, outcome)
@@ -84,7 +68,6 @@ def _draw_reads(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("rows in the cache (% of all nodes)")
     axes.set_ylabel("rows read (% of the rows that batches need)")
-    make_plain(axes)
     axes.legend(frameon=False, title="filling the cache included")
 
 
@@ -102,7 +85,7 @@ def _times(predictions: Mapping[str, Any]) -> dict[str, list[tuple[float, float]
 
 def _draw_times(axes: Axes, times: Mapping[str, list[tuple[float, float]]]) -> None:
     """Draw the predicted seconds of an epoch over memory, of each strategy that can be."""
-    for candidate, (colour, marker) in zip(auto().candidates, cycle(_LINES), strict=False):
+    for candidate, (colour, marker) in zip(auto().candidates, cycle(LINES), strict=False):
         if points := times[candidate.name]:
             memory, seconds = zip(*points, strict=True)
             style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4.5}
@@ -118,5 +101,4 @@ def _draw_times(axes: Axes, times: Mapping[str, list[tuple[float, float]]]) -> N
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("memory")
     axes.set_ylabel("an epoch, predicted (s)")
-    make_plain(axes)
     axes.legend(frameon=False)

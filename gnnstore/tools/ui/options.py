@@ -1,51 +1,145 @@
-"""Options that several commands share, and the parameter types behind them.
+"""Options that several commands share, and the types of their values.
 
-One place decides what `--json` or a size like "8GB" means, so that no two commands differ.
+One place decides what `--json`, a size such as "8GB" or a list of fan-outs means, so that no two
+commands differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
 from gnnstore.budget.limits import parse_memory
-from gnnstore.errors import UsageError
+from gnnstore.errors import BudgetError, UsageError
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import parse_size
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
-    """A number of bytes, written as a person would: 4096, "512MiB", "8GB"."""
 
-    name = "size"
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4 only
+    """A type of option whose text is parsed by a function.
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        """Return the bytes, or fail as click does for a bad option."""
+    Parameters
+    ----------
+    name : str
+        Shown by `--help` in place of a value.
+    parse : callable
+        Takes the text and the option's name; raises UsageError for a bad value.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str, str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the parsed value, or fail as click does for a bad option."""
+        if not isinstance(value, str):  # a default
+            return value
         try:
-            return parse_size(value, name=param.opts[0] if param and param.opts else "size")
+            return self._parse(value, param.opts[0] if param and param.opts else self.name)
+        except BudgetError:  # well written, but more than the container allows
+            raise
         except UsageError as error:
             self.fail(str(error), param, ctx)
 
 
-class MemoryType(SizeType):
-    """A budget of memory, which the container of this process allows."""
+def parse_share_or_size(text: str, name: str) -> float | int:
+    """Return a share as in "10%" as a float (of 1), and anything else as a number of bytes."""
+    try:
+        if not text.endswith("%"):
+            return parse_size(text, name=name)
+        share = float(text[:-1]) / 100
+    except ValueError:  # which UsageError is, too
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(
+            f"{text!r} is neither a share from 0% to 100% nor a size; write 10% or 2GiB"
+        )
+    return share
 
-    name = "memory"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int | None:
-        """Return the bytes; a BudgetError says what the container allows."""
-        name = param.opts[0] if param and param.opts else self.name
-        num_bytes = super().convert(value, param, ctx)
-        return None if num_bytes is None else parse_memory(value, name=name)
+def _parse_fanouts(text: str, _: str) -> tuple[int, ...]:
+    try:
+        fanouts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        fanouts = (-2,)
+    if min(fanouts) < -1:
+        raise UsageError(
+            f"{text!r} is not a list of fan-outs; write a number for each hop, -1 for all "
+            "neighbours, as in 10,10,10"
+        )
+    return fanouts
 
 
-SIZE, MEMORY = SizeType(), MemoryType()
+# A number of bytes as people write it; and one that the container of this process must allow.
+SIZE = Parsed("size", lambda text, name: parse_size(text, name=name))
+MEMORY = Parsed("size", lambda text, name: parse_memory(text, name=name))
+
+
+def together(*options: Decorator) -> Decorator:
+    """Return a decorator that adds several options or arguments to a command, in this order."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def seed_option(help_text: str) -> Decorator:
+    """Return the option `--seed`."""
+    return click.option("--seed", type=click.IntRange(min=0), default=0, help=help_text)
+
+
+def threads_option(help_text: str, name: str = "threads") -> Decorator:
+    """Return the option `--threads`."""
+    return click.option("--threads", name, type=click.IntRange(min=1), help=help_text)
+
+
+def plot_option(help_text: str) -> Decorator:
+    """Return the option `--plot`, as `plot_file`; that a plot can be drawn is checked first."""
+
+    def check(_ctx: click.Context, _param: click.Parameter, file: Path | None) -> Path | None:
+        if file is not None:
+            from gnnstore.tools.plots.pictures import check_picture  # noqa: PLC0415 - optional
+
+            check_picture(file)
+        return file
+
+    return click.option(
+        "--plot",
+        "plot_file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=check,
+        metavar="FILE.png",
+        help=help_text,
+    )
+
+
+# Options of the commands that sample batches as a loader does.
+batch_options = together(
+    click.option(
+        "--num-neighbors",
+        "fanouts",
+        type=Parsed("fanouts", _parse_fanouts),
+        metavar="N,N,...",
+        default="10,10,10",
+        help="Fan-out of each hop; -1 takes all neighbours.",
+    ),
+    click.option(
+        "--batch-size", type=click.IntRange(min=1), default=1024, help="Seed nodes per batch."
+    ),
+    click.option(
+        "--input-nodes",
+        metavar="SPLIT",
+        help='Seed nodes; "all" for every node. Default: the split "train" if there is one.',
+    ),
+)
 
 # (flags, field of Session, help)
 _SESSION_FLAGS = (
@@ -56,18 +150,19 @@ _SESSION_FLAGS = (
 
 
 def session_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --json, --quiet and --debug to a command, and hand it the `Session` first."""
-    command = click.pass_obj(command)
-    for flags, field, text in reversed(_SESSION_FLAGS):
-        command = click.option(
-            *flags,
+    """Add --json, --quiet and --debug to a command, and pass it the `Session` first."""
+    flags = (
+        click.option(
+            *names,
             is_flag=True,
             is_eager=True,  # so that a bad value of another option is reported in kind
             expose_value=False,
             callback=_setter(field),
             help=text,
-        )(command)
-    return command
+        )
+        for names, field, text in _SESSION_FLAGS
+    )
+    return together(*flags)(click.pass_obj(command))
 
 
 def _setter(field: str) -> Callable[[click.Context, click.Parameter, bool], None]:

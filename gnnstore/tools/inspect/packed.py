@@ -1,14 +1,19 @@
-"""What `gnnstore inspect` and `gnnstore pack` say about a packed plan, as JSON values."""
+"""Describe a packed plan for `gnnstore inspect` and `gnnstore pack`, and count its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from gnnstore.errors import GnnstoreError
 from gnnstore.formats.packed.manifest import find_plans
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -16,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def describe_plan(reader: PackedReader) -> dict[str, Any]:
-    """Return what a plan was packed for, and what it takes."""
+    """Return the settings and sizes of a plan, as JSON values."""
     manifest = reader.manifest
     found = manifest.fingerprint
     return {
@@ -46,7 +51,7 @@ def describe_plan(reader: PackedReader) -> dict[str, Any]:
 
 
 def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
-    """Print what a plan is."""
+    """Print the description of a plan."""
     from gnnstore.tools.ui.tables import print_facts  # noqa: PLC0415 - rich on demand
 
     console.print(plan["path"], style="bold", soft_wrap=True)
@@ -82,7 +87,7 @@ def _describe_segments(plan: Mapping[str, Any]) -> str:
 
 
 def describe_plans(store: Path) -> list[dict[str, Any]]:
-    """Return the plans of a store; of one that cannot be opened, why."""
+    """Describe the plans of a store; of one that cannot be opened, its name and the reason."""
     found = []
     for path in find_plans(store):
         try:
@@ -90,3 +95,75 @@ def describe_plans(store: Path) -> list[dict[str, Any]]:
         except GnnstoreError as error:
             found.append({"name": path.name, "path": str(path), "problem": str(error)})
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class PlanRows:
+    """Counts of one plan with S batches in all, B in each epoch.
+
+    Attributes
+    ----------
+    needed, missed, packed : ndarray of int64 [S]
+        Rows of each batch; those among them that miss the cache; those in its packed chunk.
+        Where batches share rows on disk, a chunk has fewer rows than were missed.
+    ages : ndarray of int64 [B]
+        Number of rows by reuse distance, in batches; at 0, rows that no earlier batch of the
+        epoch needed. An epoch begins with an empty cache.
+    batches_per_epoch : int
+    num_slots : int
+        Capacity of the cache in rows.
+    """
+
+    needed: npt.NDArray[np.int64]
+    missed: npt.NDArray[np.int64]
+    packed: npt.NDArray[np.int64]
+    ages: npt.NDArray[np.int64]
+    batches_per_epoch: int
+    num_slots: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the counts as JSON values."""
+        return {
+            "needed": self.needed.tolist(),
+            "missed": self.missed.tolist(),
+            "packed": self.packed.tolist(),
+            "ages": self.ages.tolist(),
+        }
+
+
+def scan_plan(reader: PackedReader, progress: Progress) -> PlanRows:
+    """Count rows from the records of a plan, in one pass and 4 bytes per node; reads no row.
+
+    Raises
+    ------
+    CorruptStoreError
+        If a record is damaged; the message names the batch.
+    StorageError
+        If it cannot be read.
+    """
+    from gnnstore.features.packed.saved import SavedPlan  # noqa: PLC0415 - engines, on demand
+
+    manifest = reader.manifest
+    plan = SavedPlan.open(reader)
+    num_batches = manifest.num_batches
+    needed, missed = np.zeros(num_batches, np.int64), np.zeros(num_batches, np.int64)
+    ages = np.zeros(manifest.batches_per_epoch, np.int64)
+    num_nodes = manifest.schema.edge.indptr.num_rows - 1
+    last = np.empty(num_nodes, np.int32)
+    with progress.phase("read the plan", num_batches, "batches") as phase:
+        for number in range(num_batches):
+            place = number % manifest.batches_per_epoch
+            if place == 0:
+                last[:] = -1
+            record = plan.record(number)
+            nodes = record.subgraph.n_id
+            needed[number] = len(nodes)
+            missed[number] = np.count_nonzero(record.slots < 0)
+            before = last[nodes]
+            # Age 0 is "never", so that no row of an earlier batch can have it.
+            age = np.where(before < 0, 0, place - before)
+            ages += np.bincount(age, minlength=len(ages))
+            last[nodes] = place
+            phase.advance()
+    packed = reader.index[:, 3].astype(np.int64)
+    return PlanRows(needed, missed, packed, ages, manifest.batches_per_epoch, manifest.num_slots)

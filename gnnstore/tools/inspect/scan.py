@@ -1,26 +1,29 @@
-"""What `gnnstore inspect --stats` finds by reading a store once, in bounded memory.
+"""Read the arrays of a store once, in bounded memory: degrees, ranges of values, and labels.
 
-Arrays are read in order, a few megabytes at a time, so statistics of a store far larger
-than RAM cost one sequential pass and one byte a node.
+Arrays are read in order, a few megabytes at a time, so that a store far larger than RAM takes one
+sequential pass and 5 bytes per node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import InputError
+from gnnstore.caching.scores import count_out_degrees
+from gnnstore.converters.synthetic.degrees import DegreeDistribution
+from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import EdgeTypeSpec
 from gnnstore.progress import Progress
 
 _CHUNK_BYTES = 2**23
+_CHUNK_NODES = 2**20
 _PERCENTILES = (1, 25, 50, 75, 90, 99, 99.9)
 # A label array with more values than this is no set of classes; a histogram says nothing.
 _MAX_CLASSES = 1000
@@ -31,7 +34,7 @@ def scan_store(reader: StoreReader, progress: Progress) -> dict[str, Any]:
     schema = reader.schema
     stats: dict[str, Any] = {"degrees": None, "values": {}, "labels": {}}
     if len(schema.edge_types) == 1 and len(schema.node_types) == 1:
-        stats["degrees"] = scan_degrees(reader, schema.edge, progress)
+        stats["degrees"] = count_degrees(reader, progress).stats()
     attributes = [spec for node in schema.node_types for spec in node.attributes.values()]
     attributes += [spec for edge in schema.edge_types for spec in edge.attributes.values()]
     for spec in attributes:
@@ -58,72 +61,93 @@ def scan_array(
         stats["labels"][spec.path] = {str(label): classes[label] for label in sorted(classes)}
 
 
-def scan_degrees(reader: StoreReader, edge: EdgeTypeSpec, progress: Progress) -> dict[str, Any]:
-    """Return the in-degree distribution and the number of isolated nodes.
+@dataclass(frozen=True)
+class Degrees:
+    """Degree distributions of a graph.
+
+    Attributes
+    ----------
+    inward, outward : DegreeDistribution
+    num_isolated : int
+        Nodes without any edge.
+    """
+
+    inward: DegreeDistribution
+    outward: DegreeDistribution
+    num_isolated: int
+
+    def stats(self) -> dict[str, Any]:
+        """Return the statistics that `gnnstore inspect --stats` shows, as JSON values."""
+        inward = self.inward
+        return {
+            "num_nodes": inward.num_nodes,
+            "mean": inward.mean,
+            "in": _percentiles(inward),
+            "no_in_edge": round(inward.zero_share * inward.num_nodes),
+            "isolated": self.num_isolated,
+        }
+
+
+def count_degrees(reader: StoreReader, progress: Progress) -> Degrees:
+    """Count degrees, in a few megabytes and 5 bytes per node.
 
     Raises
     ------
-    InputError
-        If `indptr` descends or `indices` holds an id outside the graph.
+    UsageError
+        If the graph has several types of nodes or edges.
+    CorruptStoreError
+        If its topology is damaged.
     """
+    schema = reader.schema
+    if len(schema.edge_types) != 1 or len(schema.node_types) != 1:
+        raise UsageError(
+            f"{reader.path}: degrees are counted for graphs with one type of nodes and of edges"
+        )
+    edge = schema.edge
     num_nodes = edge.indptr.num_rows - 1
-    counts = _Counts()
-    touched = np.zeros(num_nodes, dtype=np.bool_)  # has an edge, in or out
-    last: npt.NDArray[Any] = np.empty(0, dtype=np.int64)
-    first_node = 0
-    for chunk in _chunks(reader, edge.indptr, progress):
-        ends = np.concatenate([last, chunk])
-        degrees = np.diff(ends)
-        if degrees.size and degrees.min() < 0:
-            raise _broken(reader, edge.indptr.path, "descends")
-        counts.add(degrees)
-        touched[first_node : first_node + len(degrees)] = degrees > 0
-        first_node += len(degrees)
-        last = chunk[-1:]
-    no_in_edge = int(num_nodes - np.count_nonzero(touched))
-    for chunk in _chunks(reader, edge.indices, progress):
-        if chunk.size and (chunk.min() < 0 or chunk.max() >= num_nodes):
-            raise _broken(reader, edge.indices.path, "holds an id outside the graph")
-        touched[chunk] = True
-    return {
-        "num_nodes": num_nodes,
-        "mean": edge.num_edges / num_nodes if num_nodes else 0.0,
-        "in": counts.percentiles(),
-        "no_in_edge": no_in_edge,
-        "isolated": int(num_nodes - np.count_nonzero(touched)),
-    }
-
-
-def _broken(reader: StoreReader, path: str, what: str) -> InputError:
-    return InputError(
-        f"{reader.path / path}: {what}, so there are no degrees to show; "
-        f"run 'gnnstore verify {reader.path} --level full'",
-        path=reader.path / path,
+    is_isolated = np.ones(num_nodes, np.bool_)
+    inward = DegreeDistribution.of_blocks(_in_degrees(reader, is_isolated, progress))
+    columns = _chunks(reader, edge.indices, progress)
+    counts = count_out_degrees(columns, num_nodes, str(reader.path))
+    is_isolated &= counts == 0
+    outward = DegreeDistribution.of_blocks(
+        counts[first : first + _CHUNK_NODES].astype(np.int64)
+        for first in range(0, num_nodes, _CHUNK_NODES)
     )
+    return Degrees(inward, outward, int(np.count_nonzero(is_isolated)))
 
 
-class _Counts:
-    """How often each degree occurs, exactly: at most as many entries as distinct degrees."""
+def _in_degrees(
+    reader: StoreReader, has_none: npt.NDArray[np.bool_], progress: Progress
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the in-degrees of all nodes in pieces, and note which are 0."""
+    indptr = reader.schema.edge.indptr
+    last: npt.NDArray[Any] = np.empty(0, np.int64)
+    node = 0
+    for chunk in _chunks(reader, indptr, progress):
+        degrees = np.diff(np.concatenate([last, chunk]))
+        if degrees.size and degrees.min() < 0:
+            raise CorruptStoreError(
+                f"{reader.path / indptr.path}: descends, so there are no degrees to show; run "
+                f"'gnnstore verify {reader.path} --level full'",
+                path=reader.path / indptr.path,
+            )
+        has_none[node : node + len(degrees)] = degrees == 0
+        node += len(degrees)
+        last = chunk[-1:]
+        yield degrees.astype(np.int64)
 
-    def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
 
-    def add(self, degrees: npt.NDArray[Any]) -> None:
-        found, counts = np.unique(degrees, return_counts=True)
-        for value, count in zip(found.tolist(), counts.tolist(), strict=True):
-            self._counts[value] = self._counts.get(value, 0) + count
-
-    def percentiles(self) -> dict[str, int]:
-        """Return min, percentiles (the least degree that so many nodes do not exceed), max."""
-        if not self._counts:
-            return {}
-        values = np.array(sorted(self._counts))
-        reached = np.cumsum([self._counts[value] for value in values.tolist()])
-        found = {"min": int(values[0])}
-        for percent in _PERCENTILES:
-            rank = np.searchsorted(reached, percent / 100 * reached[-1])
-            found[f"p{percent:g}"] = int(values[min(int(rank), len(values) - 1)])
-        return {**found, "max": int(values[-1])}
+def _percentiles(distribution: DegreeDistribution) -> dict[str, int]:
+    """Return min, max, and for each percentile the degree that this share of nodes is up to."""
+    if not distribution.num_nodes:
+        return {}
+    degrees, reached = distribution.degrees, np.cumsum(distribution.counts)
+    found = {"min": int(degrees[0])}
+    for percent in _PERCENTILES:
+        rank = np.searchsorted(reached, percent / 100 * reached[-1])
+        found[f"p{percent:g}"] = int(degrees[min(int(rank), len(degrees) - 1)])
+    return {**found, "max": int(degrees[-1])}
 
 
 class _ValueRange:

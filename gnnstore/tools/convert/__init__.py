@@ -1,1 +1,0 @@
-"""What the conversion commands share."""
