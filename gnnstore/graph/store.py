@@ -35,7 +35,7 @@ from gnnstore.errors import (
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.csc import TopologyMode
-from gnnstore.formats.store.schema import TextSpec
+from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.indexing import Selection, select
 from gnnstore.graph.lazy import LazyTensor
 from gnnstore.units import format_size
@@ -259,9 +259,10 @@ class Texts(Sequence[str]):
 class Splits(Mapping[str, npt.NDArray[np.int64]]):
     """Node ids by split name; "val" finds "valid"."""
 
-    def __init__(self, reader: StoreReader, specs: Mapping[str, AttributeSpec]) -> None:
+    def __init__(self, reader: StoreReader, node: NodeTypeSpec) -> None:
         self._reader = reader
-        self._specs = specs
+        self._specs = node.splits
+        self._num_nodes = node.num_nodes
 
     def __getitem__(self, name: str) -> npt.NDArray[np.int64]:
         """Return the ids of a split.
@@ -271,6 +272,8 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
         NoSplitError
             If there is none of this name; the message lists those there are. It is a `KeyError`
             and a `NotFoundError`.
+        CorruptStoreError
+            If it holds something else than ids of nodes.
         """
         spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
         if spec is None:
@@ -279,7 +282,15 @@ class Splits(Mapping[str, npt.NDArray[np.int64]]):
                 f"{self._reader.path}: there is no split {name!r}; the store's splits: {known}",
                 path=self._reader.path,
             )
-        return self._reader.read(spec).astype(np.int64, copy=False)
+        ids = self._reader.read(spec)
+        is_list = ids.ndim == 1 and ids.dtype.kind in "iu"
+        if not is_list or (ids.size and not 0 <= ids.min() <= ids.max() < self._num_nodes):
+            raise CorruptStoreError(
+                f"{self._reader.path / spec.path}: the split {name!r} is no list of node ids below "
+                f"{self._num_nodes}; run 'gnnstore verify' on the store, and convert again",
+                path=self._reader.path / spec.path,
+            )
+        return ids.astype(np.int64, copy=False)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._specs)
@@ -362,7 +373,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     @property
     def splits(self) -> Splits:
         """Node ids of each split, int64."""
-        return Splits(self.reader, self.schema.node.splits)
+        return Splits(self.reader, self.schema.node)
 
     @property
     def original_ids(self) -> npt.NDArray[np.int64] | None:
@@ -552,9 +563,17 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                 f"{self.path}: edge_index takes {format_size(num_bytes)} to read, and "
                 f"{format_size(free)} of memory are available; sample from the store instead"
             )
+        degrees = np.diff(csc.indptr)
+        if degrees.min(initial=0) < 0:
+            path = self.path / self.schema.edge.indptr.path
+            raise CorruptStoreError(
+                f"{path}: the pointer of column {int(np.argmin(degrees)) + 1} descends; run "
+                "'gnnstore verify' on the store, and convert again",
+                path=path,
+            )
         found = np.empty((2, self.num_edges), self.schema.index_dtype)
         found[0] = csc.indices
-        found[1] = np.repeat(np.arange(self.num_nodes), np.diff(csc.indptr))
+        found[1] = np.repeat(np.arange(self.num_nodes), degrees)
         edge_index, order = torch.from_numpy(found), self._order_of_ids()
         return edge_index if order is None else edge_index[:, order]
 
@@ -568,7 +587,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
             return None
         ids = self.reader.read(spec).astype(np.int64, copy=False)
         order = np.full(len(ids), -1, np.int64)
-        if not len(ids) or ids.max() >= len(ids):
+        if not len(ids) or not 0 <= ids.min() <= ids.max() < len(ids):
             return None
         order[ids] = np.arange(len(ids))
         return None if order.min() < 0 else torch.from_numpy(order)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gnnstore.features.packed.frames import COMPRESSIONS, Compression, compress, decompress
+from gnnstore.features.packed.frames import compress, decompress
+from gnnstore.formats.packed.manifest import COMPRESSIONS, Compression
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:

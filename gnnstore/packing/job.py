@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
-from gnnstore.features.packed.frames import COMPRESSIONS, Compression, Frames, compress_runs
+from gnnstore.features.packed.frames import Frames, compress_runs
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import packed_bytes
@@ -31,7 +31,13 @@ from gnnstore.features.segments.packing import (
     segment_memory,
 )
 from gnnstore.features.source import files_of
-from gnnstore.formats.packed.manifest import PackedManifest, rows_array
+from gnnstore.formats.packed.manifest import (
+    COMPRESSIONS,
+    Compression,
+    PackedManifest,
+    parse_compression,
+    rows_array,
+)
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.graph.shared import shared_tables
 from gnnstore.packing.records import RecordMaker
@@ -185,8 +191,13 @@ class PlanPacker:
         progress = progress or NullProgress()
         with writer:
             known = writer.decided
-            self._decide(known["cached"], known["num_slots"], known["superbatch"], known["segment"])
-            self.compression = known["compression"]
+            self._decide(
+                known.texts("cached"),
+                known.integer("num_slots"),
+                known.integer("superbatch", 1),
+                known.integer("segment", 1),
+            )
+            self.compression = parse_compression(known)
             total = settings.epochs * self.batches_per_epoch
             with progress.phase("pack", total, "batches") as phase:
                 phase.advance(len(writer.index))

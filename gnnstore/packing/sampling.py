@@ -16,7 +16,7 @@ from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
 from gnnstore.disk.scratch import default_parent
 from gnnstore.errors import UsageError
-from gnnstore.features.packed.frames import COMPRESSIONS
+from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.batch import EpochRun, Recorder

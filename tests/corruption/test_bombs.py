@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore import _core
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.pickled import read_split_dict
 from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
@@ -32,9 +31,9 @@ from gnnstore.formats.container.journal_file import (
     encode_record,
     read_records,
 )
-from gnnstore.formats.container.manifest import ZERO_CRC, seal
 from gnnstore.formats.container.strict_json import MAX_VALUES, parse_object
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.testing.hostile import reseal
 from gnnstore.testing.stores import write_example_store
 
 BOMB_BYTES = 1_300_000_000
@@ -72,30 +71,6 @@ def little_memory(limit_bytes: int = 2**26) -> Iterator[None]:
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16).path
-
-
-def reseal(directory: Path, change: Callable[[dict[str, Any]], object] = lambda _: None) -> None:
-    """Give a manifest the sizes and checksums that the files have, as someone hostile would."""
-    root = directory / "zarr.json"
-    document = json.loads(root.read_text())
-    own = next(iter(document["attributes"].values()))
-    blocks: list[Any] = []
-    for entry in own["files"]:
-        file = directory / entry[0]
-        entry[1] = file.stat().st_size
-        blocks.append(_core.crc32c_file(str(file), own["block_bytes"]))
-    table = directory / "checksums" / "c.0"
-    crcs = np.concatenate(blocks).astype("<u4").tobytes()
-    data = bytearray(table.read_bytes())
-    assert len(crcs) <= 4096
-    data[: len(crcs)] = crcs
-    table.write_bytes(data)
-    for entry in own["checksum_files"]:
-        entry[2] = f"{crc32c_of((directory / entry[0]).read_bytes()):08x}"
-    change(own)
-    own["manifest_crc32c"] = ZERO_CRC
-    zeroed = json.dumps(document, indent=1).encode()
-    root.write_bytes(seal(zeroed, crc32c_of(zeroed)))
 
 
 # Cold arrays ------------------------------------------------------------------------------
@@ -216,6 +191,8 @@ def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> No
     reseal(plan)
     with little_memory(), pytest.raises(CorruptStoreError, match="cannot be decoded"):
         PackedReader.open(plan).cold(spec)
+    (problem,) = verify(plan, "full").problems
+    assert "cannot be decoded" in problem.message
     chunk.write_bytes(whole)
     document = json.loads(metadata.read_text())
     document["shape"] = [2**40, 2]
@@ -278,7 +255,7 @@ def test_a_journal_ends_where_its_values_are_too_many(
 ) -> None:
     file = tmp_path / JOURNAL_FILE
     append_record(file, {"kind": "header", "version": 1, "fingerprint": {}})
-    line = encode_record({"a": [[]] * 100})
+    line = encode_record({"kind": "of later versions", "a": [[]] * 100})
     expected = file.stat().st_size + 3 * len(line)
     with file.open("ab") as opened:
         opened.writelines([line] * 10)

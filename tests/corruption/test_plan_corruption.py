@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 from collections.abc import Callable
@@ -13,14 +12,14 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.errors import CorruptStoreError, UnsupportedVersionError
+from gnnstore.errors import CorruptStoreError, NoSpaceError, UnsupportedVersionError
 from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
 from gnnstore.features.packed.saved import SavedPlan
-from gnnstore.formats.container.files import crc32c_of
-from gnnstore.formats.container.manifest import ZERO_CRC, seal
+from gnnstore.formats.container.journal_file import encode_record, read_records
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.hostile import rewrite
 from gnnstore.testing.plans import assert_same_batches, batches_of, pack
 from gnnstore.tools.cli import main
 
@@ -48,16 +47,6 @@ def flip(path: Path, offset: int) -> None:
         byte = file.read(1)
         file.seek(offset)
         file.write(bytes([byte[0] ^ 0x40]))
-
-
-def rewrite(plan: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change a plan's manifest, and seal it anew as whoever means harm would."""
-    path = plan / "zarr.json"
-    document = json.loads(path.read_text())
-    change(document["attributes"]["gnnstore_plan"])
-    document["attributes"]["gnnstore_plan"]["manifest_crc32c"] = ZERO_CRC
-    zeroed = json.dumps(document, indent=1).encode()
-    path.write_bytes(seal(zeroed, crc32c_of(zeroed)))
 
 
 @pytest.mark.parametrize("level", ["header", "checksums", "full"])
@@ -373,3 +362,34 @@ def test_ranks_are_checked(segmented: Path) -> None:
             file.write((3).to_bytes(8, "little"))
     with pytest.raises(IndexError):
         batches_of(gnnstore.open_plan(segmented).loader(num_threads=1))
+
+
+# --- journals ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda records: records[0]["decided"].update(rows=["../../mine"]), "does not stay inside"),
+        (lambda records: records[0]["decided"].update(num_slots="many"), "expected an integer"),
+        (lambda records: records[0]["decided"].pop("cached"), "decided.cached: expected a list"),
+        (lambda records: records[1].update(index=[[1], [2, 3]]), "is no index"),
+        (lambda records: records[1].update(index=7), r"index: expected a list, found 7"),
+    ],
+)
+def test_a_journal_that_makes_no_sense(
+    store: Path, tmp_path: Path, change: Callable[[list[Any]], object], message: str
+) -> None:
+    place = tmp_path / "out"
+    place.mkdir()
+    size = gnnstore.open_plan(store / "plans" / "base").reader.total_bytes
+    with pytest.raises(NoSpaceError):
+        pack(store, [4, 4], output=place / "plan", superbatch=2, disk_bytes=size // 2)
+    (file,) = place.glob(".plan.*/journal")
+    records, _ = read_records(file)
+    assert len(records) > 1
+    change(records)
+    file.write_bytes(b"".join(map(encode_record, records)))
+    with pytest.raises(CorruptStoreError, match=message):
+        pack(store, [4, 4], output=place / "plan", superbatch=2, resume=True)
+    assert not (tmp_path / "mine").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gnnstore import _core
+import gnnstore
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
@@ -20,7 +19,15 @@ from gnnstore.errors import (
     UnsupportedVersionError,
 )
 from gnnstore.features.check import verify
-from gnnstore.formats import StoreReader
+from gnnstore.formats import (
+    EDGE_TYPE,
+    EdgeTypeSpec,
+    NodeTypeSpec,
+    Schema,
+    StoreReader,
+    StoreWriter,
+)
+from gnnstore.testing.hostile import reseal, rewrite, write_sealed
 from gnnstore.testing.stores import write_example_store
 
 Manifest = dict[str, Any]
@@ -29,20 +36,6 @@ Manifest = dict[str, Any]
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16).path
-
-
-def rewrite(store: Path, change: Callable[[Manifest], object]) -> None:
-    """Change the manifest and seal it again, as someone hostile would."""
-    root = store / "zarr.json"
-    document = json.loads(root.read_text())
-    change(document["attributes"]["gnnstore"])
-    seal(root, json.dumps(document))
-
-
-def seal(root: Path, text: str) -> None:
-    zeroed = re.sub(r'("manifest_crc32c": ?)"\w{8}"', r'\1"00000000"', text).encode()
-    crc = _core.crc32c(np.frombuffer(zeroed, dtype=np.uint8))
-    root.write_bytes(re.sub(rb'("manifest_crc32c": ?)"0{8}"', b'\\1"%08x"' % crc, zeroed))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +55,7 @@ def test_texts_and_numbers_that_nothing_else_takes(
 ) -> None:
     text = (store / "zarr.json").read_text()
     assert before in text
-    seal(store / "zarr.json", text.replace(before, after))
+    write_sealed(store / "zarr.json", text.replace(before, after))
     with pytest.raises(CorruptStoreError, match=message) as caught:
         StoreReader.open(store)
     str(caught.value).encode()
@@ -71,26 +64,19 @@ def test_texts_and_numbers_that_nothing_else_takes(
 
 def test_a_pair_of_surrogates_is_a_character(store: Path) -> None:
     text = (store / "zarr.json").read_text()
-    seal(store / "zarr.json", text.replace('"created_by": "', r'"created_by": "\ud83d\ude00'))
+    write_sealed(
+        store / "zarr.json", text.replace('"created_by": "', r'"created_by": "\ud83d\ude00')
+    )
     assert StoreReader.open(store).manifest.created_by.startswith("\U0001f600")
 
 
 def rewrite_array(store: Path, path: str, change: Callable[[Manifest], object]) -> None:
-    """Change an array's metadata, and the size that the manifest gives for it."""
+    """Change an array's metadata, and what the manifest says of it."""
     file = store / path / "zarr.json"
     document = json.loads(file.read_text())
     change(document)
     file.write_text(json.dumps(document))
-    set_size(store, f"{path}/zarr.json", file.stat().st_size)
-
-
-def set_size(store: Path, path: str, size: int) -> None:
-    def change(manifest: Manifest) -> None:
-        for entry in manifest["files"]:
-            if entry[0] == path:
-                entry[1] = size
-
-    rewrite(store, change)
+    reseal(store)
 
 
 def refuse(store: Path, match: str, error: type[GnnstoreError] = CorruptStoreError) -> None:
@@ -252,7 +238,7 @@ def test_unknown_writer_feature_does_not_stop_a_reader(store: Path) -> None:
 
 
 def test_deep_json(store: Path) -> None:
-    seal(store / "zarr.json", "[" * 100_000 + "]" * 100_000)
+    write_sealed(store / "zarr.json", "[" * 100_000 + "]" * 100_000)
     refuse(store, "nests deeper than 32 levels")
 
 
@@ -266,13 +252,13 @@ def test_nesting_just_over_the_limit(store: Path) -> None:
 
 def test_duplicate_keys(store: Path) -> None:
     root = store / "zarr.json"
-    seal(root, root.read_text().replace('"uuid":', '"created_by": "x",\n"uuid":'))
+    write_sealed(root, root.read_text().replace('"uuid":', '"created_by": "x",\n"uuid":'))
     refuse(store, "the key 'created_by' appears twice")
 
 
 def test_not_a_number(store: Path) -> None:
     root = store / "zarr.json"
-    seal(root, root.read_text().replace('"kind": "example"', '"kind": NaN'))
+    write_sealed(root, root.read_text().replace('"kind": "example"', '"kind": NaN'))
     refuse(store, "NaN is not JSON")
 
 
@@ -388,6 +374,57 @@ def test_indptr_that_does_not_end_at_the_number_of_edges(store: Path) -> None:
         file.seek(300 * 8)
         file.write((10**15).to_bytes(8, "little"))
     refuse(store, r"indptr runs from 0 to 1000000000000000, but there are 1500 edges")
+
+
+def overwrite(store: Path, path: str, place: int, value: int) -> None:
+    """Write another number into an array of int64, and seal it."""
+    with (store / path).open("r+b") as file:
+        file.seek(8 * place)
+        file.write(value.to_bytes(8, "little", signed=True))
+    reseal(store)
+
+
+def test_columns_that_descend_are_refused_by_all_who_read_them_whole(store: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    overwrite(store, "edges/node__to__node/indptr/c.0", 5, 1400)
+    opened = gnnstore.open(store)
+    with pytest.raises(CorruptStoreError, match=r"the pointer of column \d+ descends"):
+        opened.edge_index.tensor()
+    with pytest.raises(CorruptStoreError, match="descends"):
+        opened.to_pyg()
+
+
+@pytest.mark.parametrize("value", [300, -1])
+def test_edge_ids_that_are_no_positions_are_not_gone_by(store: Path, value: int) -> None:
+    pytest.importorskip("torch_geometric")
+    with (store / "edges/node__to__node/edge_id/c.0").open("r+b") as file:
+        file.write((-value).to_bytes(4, "little", signed=True))
+    reseal(store)
+    assert gnnstore.open(store).edge_index.tensor().shape == (2, 1500)
+
+
+@pytest.mark.parametrize(
+    "ids", [np.array([0, 300]), np.array([-1]), np.array([0.5]), np.ones((2, 1), int)]
+)
+def test_a_split_of_other_things_than_nodes(tmp_path: Path, ids: Any) -> None:
+    pytest.importorskip("torch_geometric")
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        spec = writer.cold("splits/node/odd", ids, name="odd")
+        pointers, indices = (
+            writer.paged(f"edges/e/{name}", name=name, row_shape=(), dtype="int64", num_rows=count)
+            for name, count in (("indptr", 301), ("indices", 0))
+        )
+        pointers.append(np.zeros(301, np.int64))
+        node = NodeTypeSpec("node", 300, {}, {"odd": spec})
+        edge = EdgeTypeSpec(*EDGE_TYPE, 0, pointers.spec, indices.spec)
+        path = writer.commit(Schema((node,), (edge,)), {})
+    (problem,) = verify(path, "full").problems
+    assert problem.path == str(path / "splits/node/odd")
+    store = gnnstore.open(path)
+    with pytest.raises(CorruptStoreError, match="the split 'odd' is no list of node ids below 300"):
+        _ = store.splits["odd"]
+    with pytest.raises(CorruptStoreError, match="the split 'odd'"):
+        store.to_pyg()
 
 
 # What is not a store ----------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_any_damage_costs_only_what_comes_after(
     """Cut the file anywhere or flip any bit: whole lines before the place are read, no others."""
     records = [
         {"kind": "header", "version": 1, "fingerprint": {"a": "ä\n\r "}},
-        *({"kind": "run", "n": number} for number in range(4)),
+        *({"kind": "forget_runs", "n": number} for number in range(4)),
     ]
     lines = [encode_record(record) for record in records]
     whole = b"".join(lines)
@@ -107,6 +107,40 @@ def test_a_torn_line_is_cut_off_before_the_next(tmp_path: Path) -> None:
 def test_what_is_no_journal_of_ours(tmp_path: Path, content: bytes) -> None:
     (tmp_path / JOURNAL_FILE).write_bytes(content)
     assert Journal.reopen(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": ["shard"]},
+        {"kind": "shard", "array": "a", "number": 0, "row_ndim": 10**9, "layout": [], "crc": 1},
+        {"kind": "cold", "array": "a", "content_crc": 1, "files": [["c.0", 1]]},
+        {"kind": "run", "run": {"files": ["a", "b"]}, "sizes": [1]},
+        {"kind": "step", "number": True, "ends": {}, "crcs": {}},
+        {"kind": "step", "number": 0, "ends": {"batches": -1}, "crcs": {}},
+        {"kind": "edges", "edges": [1]},
+        {"kind": "spill_directory"},
+    ],
+)
+def test_a_journal_ends_with_a_line_that_is_none(tmp_path: Path, record: dict[str, Any]) -> None:
+    Journal.create(tmp_path, FINGERPRINT)
+    with (tmp_path / JOURNAL_FILE).open("ab") as file:
+        file.write(encode_record(record) + encode_record({"kind": "forget_runs"}))
+    assert len(read_records(tmp_path / JOURNAL_FILE)[0]) == 1
+    assert Journal.reopen(tmp_path) is not None
+
+
+def test_runs_are_files_of_the_writer(tmp_path: Path) -> None:
+    """They are deleted when they are merged: a journal cannot name what belongs to others."""
+    directory, own = tmp_path / "work", tmp_path / "mine.txt"
+    directory.mkdir()
+    own.write_text("mine")
+    journal = Journal.create(directory, FINGERPRINT)
+    journal.record_run({"files": [str(own)]})
+    assert journal.runs() == []
+    other = Journal.create(directory, FINGERPRINT)
+    other.record_run({"files": [f"{directory}/../mine.txt"]})
+    assert other.runs() == []
 
 
 def test_runs_end_where_a_file_is_not_what_it_was(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from gnnstore.converters.edges.row_blocks import RowBlocks
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.formats.container.strict_json import Fields
 
 NARROW_BYTES, WIDE_BYTES = 12, 24
 # 3 KiB or 6 KiB of records between two entries: what one read brings anyway.
@@ -145,11 +146,38 @@ class SpilledPart:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> SpilledPart:
-        """Return the part of a journal's record."""
-        attributes = tuple((n, dtype, tuple(shape)) for n, dtype, shape in record["attributes"])
-        runs = tuple(EdgeRun(**run) for run in record["runs"])
-        crcs = tuple(record["crcs"])
-        return cls(record["num_edges"], record["max_id"], attributes, runs, crcs)
+        """Return the part of a journal's record.
+
+        Raises
+        ------
+        CorruptStoreError
+            If it is not one that `to_json` makes.
+        """
+        fields = Fields(record, "journal", "run")
+        found = cls(
+            fields.integer("num_edges"),
+            fields.integer("max_id", -1),
+            tuple(
+                (name, dtype, tuple(shape))
+                for name, dtype, shape in fields.rows("attributes", (str, str, list))
+            ),
+            tuple(
+                EdgeRun(
+                    run.text("stem"),
+                    run.integer("num_records"),
+                    run.integer("record_bytes", NARROW_BYTES, WIDE_BYTES),
+                    run.integer("first_position"),
+                    run.boolean("is_reverse"),
+                    run.boolean("in_place"),
+                    run.integer("num_attributes"),
+                )
+                for run in fields.children("runs")
+            ),
+            fields.integers("crcs"),
+        )
+        if found.to_json()["files"] != record["files"]:
+            raise fields.fail("files", "those of its runs")
+        return found
 
 
 def record_dtype(record_bytes: int) -> np.dtype[Any]:

@@ -24,6 +24,7 @@ from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
 from gnnstore.formats.container import names
+from gnnstore.formats.container.journal_file import JOURNAL_FILE
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
@@ -176,7 +177,8 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
     record = store.journal.edges()
     if record is None:
         return None
-    spec = EdgeTypeSpec.from_json(Fields(record["spec"], "the journal", "edges"))
+    fields = Fields(record, str(store.journal.directory / JOURNAL_FILE), "edges")
+    spec, num_nodes = EdgeTypeSpec.from_json(fields.fields("spec")), fields.integer("num_nodes")
     arrays = [spec.indptr, spec.indices, *spec.attributes.values()]
     if spec.edge_id is not None:
         arrays.append(spec.edge_id)
@@ -195,7 +197,7 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
         writer.close()
     _remove_runs(store)
     directory = store.temporary_path / spec.indptr.path
-    return FinishedEdges(spec, record["num_nodes"], directory, _layout(store, spec.indptr))
+    return FinishedEdges(spec, num_nodes, directory, _layout(store, spec.indptr))
 
 
 def _layout(store: StoreWriter, spec: AttributeSpec) -> ShardLayout:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,12 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.formats.packed.manifest import Compression
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows
     from gnnstore.features.packed.checksum_blocks import RunPieces
 
-Compression = Literal["lz4", "zstd"]
-COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 
 # LZ4 gains nothing from more; of Zstandard's, the first is the fastest to write, and all are
 # decoded at the same speed.

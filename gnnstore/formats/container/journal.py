@@ -242,15 +242,21 @@ class Journal:
         -------
         list of dict
             As they were given to `record_run`. A run whose files are not there with their
-            exact sizes ends the list: those behind it would leave a gap in the input.
+            exact sizes, or lie elsewhere, ends the list: those behind it would leave a gap in the
+            input.
         """
         found = []
         for record in self._runs:
-            files = zip(record["run"]["files"], record["sizes"], strict=True)
-            if not all(_has_size(Path(path), size) for path, size in files):
+            files = zip(map(Path, record["run"]["files"]), record["sizes"], strict=True)
+            if not all(self._is_own(path) and _has_size(path, size) for path, size in files):
                 break
             found.append(dict(record["run"]))
         return found
+
+    def _is_own(self, path: Path) -> bool:
+        # Runs are deleted when they are merged: a journal must not be able to name just anything.
+        places = (self.directory, *self.spill_directories)
+        return ".." not in path.parts and any(map(path.is_relative_to, places))
 
     def record_run(self, run: Mapping[str, Any]) -> None:
         """Write down that a sorted run of edges is complete and durable.

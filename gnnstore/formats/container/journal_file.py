@@ -1,6 +1,7 @@
 """The journal as a file: lines of JSON, each led by a crc32c of its own.
 
-A crash may tear the last line, so reading stops at the first that is damaged.
+A crash may tear the last line, so reading stops at the first that is damaged, or holds something
+else than a line of its kind.
 """
 
 from __future__ import annotations
@@ -26,6 +27,50 @@ _MAX_JOURNAL_BYTES = 2**28
 _MAX_JOURNAL_VALUES = 2**23
 
 Record = dict[str, Any]
+
+# What the lines of each kind hold besides, as far as the journal itself needs it: the types of
+# values, of all elements of a list, and of all values of an object under `str`. The files of a
+# directory may come from anywhere, the journal among them.
+_SHAPES: dict[str, Any] = {
+    "header": {"version": int, "fingerprint": dict},
+    "shard": {"array": str, "number": int, "row_ndim": int, "layout": list, "crc": int},
+    "cold": {"array": str, "content_crc": int, "files": [list]},
+    "run": {"run": {"files": [str]}, "sizes": [int]},
+    "forget_runs": {},
+    "step": {"number": int, "ends": {str: int}, "crcs": {str: int}},
+    "edges": {"edges": dict},
+    "spill_directory": {"path": str},
+}
+_MAX_AXES = 64
+
+
+def _has_shape(value: Any, shape: Any) -> bool:
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
+    if isinstance(shape, dict) and str in shape:
+        return isinstance(value, dict) and all(_has_shape(v, shape[str]) for v in value.values())
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(
+            _has_shape(value.get(key), expected) for key, expected in shape.items()
+        )
+    if shape is int:
+        return type(value) is int and 0 <= value < 2**62
+    return isinstance(value, shape)
+
+
+def _is_record(record: Record) -> bool:
+    """Whether a line holds what one of its kind does; of other kinds, later versions know."""
+    kind = record.get("kind")
+    if not isinstance(kind, str) or not _has_shape(record, _SHAPES.get(kind, {})):
+        return False
+    if kind == "cold":
+        return all(
+            len(file) == 3 and _has_shape(file[0], str) and _has_shape(file[1:], [int])
+            for file in record["files"]
+        )
+    if kind == "run":
+        return len(record["sizes"]) == len(record["run"]["files"])
+    return kind != "shard" or record["row_ndim"] < _MAX_AXES
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -105,8 +150,7 @@ def read_records(path: Path) -> tuple[list[Record], int]:
         good_bytes += len(line)
         values_left -= value_bound(line)
     header = records[0] if records else {}
-    known = header.get("kind") == "header" and header.get("version") == JOURNAL_VERSION
-    if not known or not isinstance(header.get("fingerprint"), dict):
+    if header.get("kind") != "header" or header["version"] != JOURNAL_VERSION:
         return [], 0
     return records, good_bytes
 
@@ -116,6 +160,7 @@ def _decode_line(line: bytes, path: Path, max_values: int) -> Record | None:
     if not line.endswith(b"\n") or b"%08x" % crc32c_of(text[:-1]) != crc:
         return None
     try:
-        return parse_object(text, path=str(path), max_values=max_values)
+        record = parse_object(text, path=str(path), max_values=max_values)
     except CorruptStoreError:
         return None
+    return record if _is_record(record) else None

@@ -19,6 +19,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
     parse_cold,
     parse_paged,
+    shard_index,
     shard_name,
 )
 from gnnstore.formats.container.files import Problem, directory_bytes, read_small
@@ -29,11 +30,14 @@ from gnnstore.formats.container.manifest import (
     FileEntry,
     Manifest,
 )
-from gnnstore.formats.container.regular_files import check_directories, stat_below
+from gnnstore.formats.container.regular_files import check_directories, open_binary, stat_below
 from gnnstore.formats.container.strict_json import parse_object
 from gnnstore.units import format_size
 
 M = TypeVar("M", bound=Manifest)
+
+# `problems` holds this much of an array at a time.
+_SCAN_BYTES = 16 * 2**20
 
 
 class SealedReader(Generic[M]):
@@ -70,8 +74,40 @@ class SealedReader(Generic[M]):
         """
 
     def problems(self) -> Iterator[Problem]:
-        """Yield where the numbers do not mean anything; reads all of them."""
-        return iter(())
+        """Yield where arrays cannot be read, or mean nothing; reads all of them."""
+        for spec in self.manifest.arrays():
+            if spec.layout == "paged":
+                yield from self._layout_problems(self.paged(spec))
+                continue
+            try:
+                for _ in self.cold_chunks(spec):
+                    pass
+            except CorruptStoreError as error:
+                yield Problem(str(self.path / spec.path), str(error))
+
+    def _layout_problems(self, array: PagedArray) -> Iterator[Problem]:
+        """Yield shard indexes that are not the layout's, and tails of pages that are not zero."""
+        layout, geometry = array.layout, array.geometry
+        for shard, path in enumerate(array.file_paths):
+            body = layout.shard_body_bytes(shard)
+            with open_binary(path, error=CorruptStoreError, root=self.path) as file:
+                file.seek(body)
+                index = file.read()
+            if index != shard_index(layout, shard).tobytes():
+                message = "the shard index is not that of the layout"
+                yield Problem(str(path), message, body, body + len(index))
+        if geometry.is_exact or not array.num_rows:
+            return
+        stride, used = geometry.page_stride_bytes, geometry.rows_per_page * geometry.row_bytes
+        runs = array.map("sequential").reshape(-1, stride)
+        step = max(1, _SCAN_BYTES // stride)
+        for start in range(0, len(runs), step):
+            dirty = np.flatnonzero(runs[start : start + step, used:].any(axis=1))
+            if len(dirty):
+                row = (start + int(dirty[0])) * geometry.rows_per_page
+                message = f"the padding behind row {row} is not zero"
+                yield Problem(str(self.path / array.spec.path), message)
+                return
 
     def explain(self, problem: Problem) -> Problem:
         """Return a problem of damaged bytes, with what lies there as far as that is known."""

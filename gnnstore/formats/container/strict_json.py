@@ -200,6 +200,20 @@ class Fields:
         """Return an object field with typed access."""
         return Fields(self.mapping(key), self.path, f"{self.where}.{key}" if self.where else key)
 
+    def children(self, key: str) -> list[Fields]:
+        """Return a list of objects, each with typed access."""
+        place = f"{self.where}.{key}" if self.where else key
+        return [Fields(item, self.path, f"{place}[{i}]") for i, item in enumerate(self.array(key))]
+
+    def rows(self, key: str, kinds: tuple[type, ...]) -> list[list[Any]]:
+        """Return a list of lists whose values have these types, one for each."""
+        rows = self.array(key)
+        for row in rows:
+            types = [type(value) for value in row] if isinstance(row, list) else None
+            if types != list(kinds):
+                raise self.fail(key, f"a list of [{', '.join(kind.__name__ for kind in kinds)}]")
+        return rows
+
     def has(self, key: str) -> bool:
         """Whether the field is present and not null."""
         return self.document.get(key) is not None

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -32,7 +32,8 @@ INDEX_COLUMNS = 4
 # Where chunks are compressed: then, for each cached attribute, the bytes of its chunk on disk; then
 # their crc32c, for each.
 FRAME_COLUMNS = 2
-COMPRESSIONS = ("lz4", "zstd")
+Compression = Literal["lz4", "zstd"]
+COMPRESSIONS: tuple[Compression, ...] = get_args(Compression)
 # A chunk that is kept as it is has a checksum for each block of so many bytes at most: a reader
 # reads no more at a time.
 MAX_PIECE_BYTES = 512 << 10
@@ -106,7 +107,7 @@ class PackedManifest(Manifest):
     batches_per_epoch: int
     superbatch: int
     segment: int
-    compression: str | None
+    compression: Compression | None
     piece_bytes: int
     num_slots: int
     cached_by: str
@@ -197,10 +198,7 @@ class PackedManifest(Manifest):
             raise own.fail("cached", "paths of node attributes of the schema")
         if sorted([*cached, *plain]) != sorted([*nodes, *edges]):
             raise own.fail("plain", "with 'cached', each attribute of the schema once")
-        arrays = [
-            AttributeSpec.from_json(Fields(item, own.path, f"{own.where}.arrays[{i}]"))
-            for i, item in enumerate(own.array("arrays"))
-        ]
+        arrays = [AttributeSpec.from_json(item) for item in own.children("arrays")]
         if len({spec.path for spec in arrays}) != len(arrays):
             raise own.fail("arrays", "each path once")
         return {
@@ -210,9 +208,7 @@ class PackedManifest(Manifest):
             "batches_per_epoch": own.integer("batches_per_epoch"),
             "superbatch": own.integer("superbatch", 1),
             "segment": own.integer("segment", 1),
-            "compression": (
-                own.choice("compression", COMPRESSIONS) if own.has("compression") else None
-            ),
+            "compression": parse_compression(own),
             "piece_bytes": _piece_bytes(own),
             "num_slots": own.integer("num_slots"),
             "cached_by": own.text("cached_by"),
@@ -247,6 +243,13 @@ class PackedManifest(Manifest):
             command += [f"--{option.replace('_', '-')}"] if asked.get(option) is True else []
         command += ["--no-shuffle"] if asked.get("shuffle") is False else []
         return f"Pack it anew, with the input nodes and the memory of before: {shlex.join(command)}"
+
+
+def parse_compression(fields: Fields) -> Compression | None:
+    """Check the field that says how chunks are kept."""
+    if not fields.has("compression"):
+        return None
+    return fields.choice("compression", COMPRESSIONS)  # type: ignore[return-value]
 
 
 def _piece_bytes(own: Fields) -> int:

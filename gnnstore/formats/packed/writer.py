@@ -15,11 +15,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.growing import ONE_SHARD_BYTES, GrowingFile
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.container.journal_file import Record
+from gnnstore.formats.container.journal_file import JOURNAL_FILE, Record
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.container.names import check_relative_path
+from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
@@ -51,7 +54,7 @@ class PackedWriter(SealedWriter):
 
     Attributes
     ----------
-    decided : Mapping
+    decided : Fields
         What counts: that which was given, or that of the attempt that is continued.
     index : list of list of int
         Of each batch that is done; see `PackedReader`.
@@ -100,9 +103,13 @@ class PackedWriter(SealedWriter):
         return "plan_checksums" if array_path == CHECKSUMS_ARRAY else None
 
     @property
-    def decided(self) -> Mapping[str, Any]:
+    def decided(self) -> Fields:
         """Decisions of the first attempt."""
-        return self.journal.decided
+        return Fields(self.journal.decided, self._journal_path, "decided")
+
+    @property
+    def _journal_path(self) -> str:
+        return str(self.temporary_path / JOURNAL_FILE)
 
     @property
     def num_bytes(self) -> int:
@@ -167,7 +174,14 @@ class PackedWriter(SealedWriter):
         return self.seal(replace(manifest, paged_arrays=tuple(arrays)))
 
     def _write_table(self, name: str, rows: list[list[int]], width: int) -> AttributeSpec:
-        values = np.array(rows, np.int64).reshape(-1, width)
+        try:
+            values = np.array(rows, np.int64).reshape(-1, width)
+        except (OverflowError, TypeError, ValueError) as error:  # not our own making
+            raise CorruptStoreError(
+                f"{self._journal_path}: what it says of finished batches is no {name} ({error}); "
+                "repeat the command without --resume",
+                path=self._journal_path,
+            ) from error
         writer = self.paged(
             name, name=name, row_shape=(width,), dtype="int64", num_rows=len(values)
         )
@@ -184,7 +198,9 @@ class PackedWriter(SealedWriter):
 
     def take_over(self) -> None:
         """Open the files that grow, and keep what earlier attempts have finished of them."""
-        names = [BATCHES_ARRAY, *self.decided["rows"]]
+        rows = self.decided.texts("rows")
+        names = [check_relative_path(name, file=self._journal_path) for name in rows]
+        names.insert(0, BATCHES_ARRAY)
         self._growing = {name: GrowingFile(self.temporary_path, name) for name in names}
         for number, step in enumerate(self.journal.steps):
             if not self._is_as_it_was(step):
@@ -198,7 +214,9 @@ class PackedWriter(SealedWriter):
     def _is_as_it_was(self, step: Record) -> bool:
         """Read what a superbatch has left and compare it; False: it is to be done again."""
         good = [
-            file.take_region(step["ends"][name], step["crcs"][name])
+            name in step["ends"]
+            and name in step["crcs"]
+            and file.take_region(step["ends"][name], step["crcs"][name])
             for name, file in self._growing.items()
         ]
         for file in self._growing.values():
@@ -206,10 +224,12 @@ class PackedWriter(SealedWriter):
         return all(good)
 
     def _count(self, step: Mapping[str, Any]) -> None:
+        fields = Fields(step, self._journal_path, f"steps[{self.num_superbatches}]")
         self.num_superbatches += 1
-        self.index += step["index"]
-        self.segments += step["segments"]
-        self.largest_batch_bytes = max(self.largest_batch_bytes, step["largest_batch_bytes"])
+        self.index += fields.array("index")
+        self.segments += fields.array("segments")
+        size = fields.integer("largest_batch_bytes")
+        self.largest_batch_bytes = max(self.largest_batch_bytes, size)
 
     def describe_start(self) -> str:
         """Return a sentence on where a resumed attempt begins."""

@@ -37,8 +37,13 @@ class StoreReader(SealedReader[StoreManifest]):
                 )
 
     def problems(self) -> Iterator[Problem]:
-        """Yield where the numbers do not mean a graph."""
-        return check_meaning(self)
+        """Yield where arrays cannot be read; or else, where their numbers do not mean a graph."""
+        is_readable = True
+        for problem in super().problems():
+            is_readable = False
+            yield problem
+        if is_readable:
+            yield from check_meaning(self)
 
 
 STORE = KINDS.register(

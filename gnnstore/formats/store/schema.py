@@ -35,6 +35,14 @@ class TextSpec:
     bytes: AttributeSpec
     offsets: AttributeSpec
 
+    @classmethod
+    def from_json(cls, fields: Fields) -> TextSpec:
+        """Check a parsed description, as of `EdgeTypeSpec`."""
+        return cls(
+            AttributeSpec.from_json(fields.fields("bytes")),
+            AttributeSpec.from_json(fields.fields("offsets")),
+        )
+
 
 @dataclass(frozen=True)
 class NodeTypeSpec:
@@ -49,6 +57,22 @@ class NodeTypeSpec:
     splits: Mapping[str, AttributeSpec] = field(default_factory=dict)
     original_id: AttributeSpec | None = None
     original_name: TextSpec | None = None
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> NodeTypeSpec:
+        """Check a parsed description, as of `EdgeTypeSpec`."""
+        return cls(
+            name=fields.text("name"),
+            num_nodes=fields.integer("num_nodes"),
+            attributes=_attributes(fields, "attributes"),
+            splits=_attributes(fields, "splits"),
+            original_id=_optional(fields, "original_id"),
+            original_name=(
+                TextSpec.from_json(fields.fields("original_name"))
+                if fields.has("original_name")
+                else None
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -168,14 +192,8 @@ class Schema:
             Naming the field that is malformed, or two facts that disagree.
         """
         return cls(
-            node_types=tuple(
-                _node_type(Fields(item, fields.path, f"schema.node_types[{i}]"))
-                for i, item in enumerate(fields.array("node_types"))
-            ),
-            edge_types=tuple(
-                EdgeTypeSpec.from_json(Fields(item, fields.path, f"schema.edge_types[{i}]"))
-                for i, item in enumerate(fields.array("edge_types"))
-            ),
+            node_types=tuple(map(NodeTypeSpec.from_json, fields.children("node_types"))),
+            edge_types=tuple(map(EdgeTypeSpec.from_json, fields.children("edge_types"))),
             graph_attributes=fields.mapping("graph_attributes"),
             graph_arrays=_attributes(fields, "graph_arrays"),
             index_dtype=fields.choice("index_dtype", ("int64", "int32")),  # type: ignore[arg-type]
@@ -240,26 +258,6 @@ def _attributes(fields: Fields, key: str) -> dict[str, AttributeSpec]:
 
 def _optional(fields: Fields, key: str) -> AttributeSpec | None:
     return AttributeSpec.from_json(fields.fields(key)) if fields.has(key) else None
-
-
-def _node_type(fields: Fields) -> NodeTypeSpec:
-    return NodeTypeSpec(
-        name=fields.text("name"),
-        num_nodes=fields.integer("num_nodes"),
-        attributes=_attributes(fields, "attributes"),
-        splits=_attributes(fields, "splits"),
-        original_id=_optional(fields, "original_id"),
-        original_name=_text(fields.fields("original_name"))
-        if fields.has("original_name")
-        else None,
-    )
-
-
-def _text(fields: Fields) -> TextSpec:
-    return TextSpec(
-        AttributeSpec.from_json(fields.fields("bytes")),
-        AttributeSpec.from_json(fields.fields("offsets")),
-    )
 
 
 def _check_text(text: TextSpec, num_texts: int, file: str) -> None:

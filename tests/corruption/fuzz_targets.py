@@ -1,0 +1,451 @@
+"""What is tried on hostile data, in a process of its own: `python fuzz_targets.py TARGET ...`.
+
+Whatever the data are, one of two things happens: an error of ours, or results that are right. What
+`verify` finds sound can be trained on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import io
+import json
+import os
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+import gnnstore
+from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters.edges.spill import builder
+from gnnstore.disk.engines import open_engine
+from gnnstore.disk.profile.device_profile import load_kept
+from gnnstore.errors import GnnstoreError, StorageError
+from gnnstore.formats.arrays import pages
+from gnnstore.formats.container.files import crc32c_of
+from gnnstore.formats.container.journal_file import (
+    JOURNAL_FILE,
+    append_record,
+    encode_record,
+    read_records,
+)
+from gnnstore.graph.indices import IndexRows
+from gnnstore.graph.neighbor_cache.cache import open_neighbor_cache
+from gnnstore.graph.topology import Topology
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.testing.disks import keep_usual_profile
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.hostile import apply_edits, edits, json_edits
+from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.stores import write_example_store
+from gnnstore.tools.cli import main
+from gnnstore.tools.ui.exits import DEFECT
+
+NUM_NODES, NUM_EDGES = 40, 200
+SPACE_BYTES = 2**31  # of addresses, for what a check takes
+STRATEGIES = ("memory", "mmap", "static", "belady", "packed")
+EXAMPLES = 10  # between two looks at the clock
+
+
+# What is drawn, and what is tried with it.
+Target: TypeAlias = tuple[st.SearchStrategy[Any], Callable[[Any], None]]
+
+
+class UnsoundError(AssertionError):
+    """Something other than an error of ours, or right results."""
+
+
+def refused(action: Callable[[], object]) -> GnnstoreError | None:
+    """Return the error with which an action refuses, if it does; no other leaves it."""
+    try:
+        action()
+    except GnnstoreError as error:
+        str(error).encode()
+        return error
+    return None
+
+
+def verified(path: Path) -> list[str]:
+    """Return all that `verify` finds."""
+    try:
+        report = gnnstore.verify(path, "full", num_threads=1)
+    except GnnstoreError as error:
+        return [str(error)]
+    return [str(problem) for problem in report.problems]
+
+
+def inspected(path: Path) -> None:
+    """Print what there is to see."""
+    errors = io.StringIO()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        status = main(["inspect", str(path), "--stats", "--debug"])
+    if status == DEFECT:
+        raise UnsoundError(errors.getvalue())
+
+
+def must_load(problems: list[str], load: Callable[[], object]) -> None:
+    """Load what there is: where nothing was found, without an error."""
+    error = refused(load)
+    if error is not None and not problems:
+        raise UnsoundError(f"verify finds nothing, but: {error!r}") from error
+
+
+# ---- the targets: each makes its data in a folder, and returns a strategy and a check
+
+
+def target_store(folder: Path) -> Target:
+    base = write_example_store(
+        folder / "base.gnn", num_nodes=NUM_NODES, num_edges=NUM_EDGES, feature_shape=(3,)
+    ).path
+    copy = folder / "copy.gnn"
+
+    def check(drawn: Any) -> None:
+        changes, strategy = drawn
+        _changed(base, copy, changes)
+        problems = verified(copy)
+        inspected(copy)
+        must_load(problems, lambda: _use_store(copy, strategy))
+
+    return st.tuples(edits(), st.sampled_from(STRATEGIES)), check
+
+
+def _use_store(path: Path, strategy: str) -> None:
+    store = gnnstore.open(path)
+    if not store.schema.node.num_nodes:
+        return
+    rows = (
+        store.reader.read(store.schema.node.attributes["x"])
+        if "x" in store.schema.node.attributes
+        else None
+    )
+    for name in store.schema.node.attributes:
+        store.node_attribute(name)[0:2]
+    _ = dict(store.splits.items()), store.original_ids, store.graph_attributes()
+    store.to_pyg()
+    options: dict[str, Any] = {} if strategy in ("memory", "mmap") else {"cache_bytes": "200B"}
+    options |= {"disk": "50MB"} if strategy in ("belady", "packed") else {}
+    loader = gnnstore.NeighborLoader(
+        store,
+        [3, 2],
+        batch_size=16,
+        seed=1,
+        strategy=strategy,
+        num_threads=1,
+        memory="100MB",
+        **options,
+    )
+    for number, batch in enumerate(loader):
+        ids = batch.n_id.numpy()
+        if len(ids) and not 0 <= ids.min() <= ids.max() < store.num_nodes:
+            raise UnsoundError(f"batch {number} has nodes that do not exist")
+        if batch.edge_index.numel() and int(batch.edge_index.max()) >= len(ids):
+            raise UnsoundError(f"batch {number} has edges to nodes that it does not have")
+        if rows is not None and len(rows) == store.num_nodes and "x" in batch:
+            taken = np.moveaxis(rows[ids], 0, store.schema.node.attributes["x"].cat_dim)
+            found = batch.x.contiguous().view(torch.uint8).numpy().tobytes()
+            if found != np.ascontiguousarray(taken).tobytes():
+                raise UnsoundError(f"batch {number} has other rows than the store")
+
+
+def _plan(folder: Path, **options: Any) -> Target:
+    store = write_example_store(
+        folder / "base.gnn", num_nodes=NUM_NODES, num_edges=NUM_EDGES, feature_shape=(3,)
+    ).path
+    base = pack(
+        store,
+        [3, 2],
+        None,
+        output=folder / "plan",
+        batch_size=8,
+        cache_bytes="100B",
+        superbatch=4,
+        num_threads=1,
+        **options,
+    )
+    copy = folder / "copy"
+
+    def check(changes: Any) -> None:
+        _changed(base, copy, changes)
+        problems = verified(copy)
+        inspected(copy)
+        must_load(problems, lambda: batches_of(gnnstore.open_plan(copy).loader(num_threads=1)))
+
+    return edits(records=True), check
+
+
+def target_plan(folder: Path) -> Target:
+    return _plan(folder)
+
+
+def target_shared(folder: Path) -> Target:
+    return _plan(folder, segment=2)
+
+
+def target_compressed(folder: Path) -> Target:
+    return _plan(folder, compress="lz4")
+
+
+def _changed(base: Path, copy: Path, changes: Any) -> None:
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(base, copy)
+    with contextlib.suppress(LookupError, TypeError, ValueError, OSError, AttributeError):
+        apply_edits(copy, changes)
+
+
+def target_state(folder: Path) -> Target:
+    graph = random_graph(NUM_NODES, NUM_EDGES, seed=1, feature_dim=3, num_classes=2)
+    store = gnnstore.open(graph.write(folder / "s.gnn"))
+
+    def loader() -> Any:
+        return gnnstore.NeighborLoader(
+            store, [2], batch_size=8, seed=1, strategy="memory", num_threads=1, shuffle=True
+        )
+
+    first = loader()
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    del iterator
+
+    def check(changes: Any) -> None:
+        changed = json.loads(json.dumps(state))
+        for change in changes:
+            change.apply(changed)
+
+        def resume() -> None:
+            resumed = loader()
+            resumed.load_state_dict(changed)
+            batches_of(resumed)
+
+        refused(resume)
+
+    return st.lists(json_edits(), min_size=1, max_size=3), check
+
+
+class StoppedError(StorageError):
+    """Ends a writer as a disk does that fails."""
+
+
+def _left_by(write: Callable[[], object], num_records: int) -> None:
+    """Let a writer fail when its journal has so many records."""
+    count = 0
+
+    def append(path: Path, record: Mapping[str, Any]) -> None:
+        nonlocal count
+        count += 1
+        if count > num_records:
+            raise StoppedError("no more")
+        append_record(path, record)
+
+    with (
+        patch("gnnstore.formats.container.journal.append_record", append),
+        contextlib.suppress(StoppedError),
+    ):
+        write()
+        raise RuntimeError("it was written to its end")
+
+
+def _resumed(
+    folder: Path,
+    name: str,
+    write: Callable[[bool], Path],
+    num_records: list[int],
+    check_result: Callable[[Path], None],
+) -> Target:
+    """Return changes of a journal, and a check that goes on with it."""
+    place, own = folder / "out", folder / "own.txt"
+    kept: list[Path] = []
+    for number in num_records:
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        _left_by(lambda: write(True), number)
+        kept.append(shutil.copytree(place, folder / f"left-{number}"))
+
+    def check(drawn: Any) -> None:
+        which, line, changes = drawn
+        shutil.rmtree(place)
+        shutil.copytree(kept[which], place)
+        own.write_text("not to be removed")
+        (file,) = place.glob(f".*/{JOURNAL_FILE}")
+        records, _ = read_records(file)
+        for change in changes:
+            change.apply(records[line % len(records)])
+        file.write_bytes(b"".join(map(encode_record, records)))
+        error = refused(lambda: write(True))
+        if own.read_text() != "not to be removed":
+            raise UnsoundError("a file outside was written to")
+        if error is None:
+            check_result(place / name)
+
+    lists = st.lists(json_edits(), min_size=1, max_size=2)
+    which = st.integers(0, len(num_records) - 1)
+    return st.tuples(which, st.integers(0, 30), lists), check
+
+
+def target_conversion(folder: Path) -> Target:
+    graph = random_graph(300, 30_000, seed=2, feature_dim=3, num_classes=2, edge_feature_dim=1)
+    source, output = folder / "graph.npz", folder / "out" / "s.gnn"
+    arrays: dict[str, Any] = {
+        "edge_index": graph.edge_index,
+        "num_nodes": np.array(300),
+        **graph.attributes,
+    }
+    np.savez(source, **{**arrays, **graph.splits})
+    builder.MIN_SPILL_BYTES = 2**12
+    pages.MIN_DEFAULT_SHARD_BYTES = 2**12
+
+    def convert(resume: bool) -> Path:
+        options = ConvertOptions(resume=resume, memory_bytes=700_000)
+        return from_numpy(source, output, options=options)
+
+    def check_result(path: Path) -> None:
+        # A journal that lies about how much of the input was read makes another graph.
+        must_load(verified(path), lambda: _use_store(path, "memory"))
+
+    return _resumed(folder, "s.gnn", convert, [2, 4, 6, 8], check_result)
+
+
+def target_packing(folder: Path) -> Target:
+    store = write_example_store(
+        folder / "base.gnn", num_nodes=NUM_NODES, num_edges=NUM_EDGES, feature_shape=(3,)
+    ).path
+
+    (folder / "out").mkdir()
+
+    def write(resume: bool) -> Path:
+        return pack(
+            store,
+            [3, 2],
+            None,
+            output=folder / "out" / "plan",
+            batch_size=8,
+            resume=resume,
+            cache_bytes="100B",
+            superbatch=2,
+            num_threads=1,
+        )
+
+    whole = batches_of(gnnstore.open_plan(write(False)).loader(num_threads=1))
+
+    def check_result(path: Path) -> None:
+        # A journal that lies about a record makes a plan whose batch is refused.
+        batches: list[Any] = []
+        refused(lambda: batches.extend(batches_of(gnnstore.open_plan(path).loader(num_threads=1))))
+        if batches:
+            assert_same_batches(batches, whole)
+
+    return _resumed(folder, "plan", write, [2, 4], check_result)
+
+
+def target_cache(folder: Path) -> Target:
+    """Files in the user's cache only make things faster: whatever is in them, batches come."""
+    graph = random_graph(2000, 30_000, seed=3, feature_dim=3)
+    store = gnnstore.open(graph.write(folder / "s.gnn"))
+    cache = folder / "cache" / "gnnstore"
+    os.environ["XDG_CACHE_HOME"] = str(cache.parent)
+    keep_usual_profile(folder)
+    csc = store.topology("disk")
+    engine = open_engine(store.path / "zarr.json")
+    rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)
+
+    def batch() -> Any:
+        # Room for a part of the lists, of which those are chosen that a file names.
+        lists = open_neighbor_cache(csc, rows, 2**15, store.reader.uuid)
+        sampler = Topology(csc, rows, lists).sampler(SamplingConfig((3, 2), seed=1), "int64")
+        load_kept(folder)
+        return sampler.sample(np.arange(64), epoch=0, batch=0)
+
+    expected = batch()
+    sound = {path: path.read_bytes() for path in sorted(cache.rglob("*")) if path.is_file()}
+    if len(sound) != 2:
+        raise RuntimeError(f"expected a profile and lists in the cache, found {list(sound)}")
+
+    def check(drawn: Any) -> None:
+        which, changes, (place, data) = drawn
+        for path, whole in sound.items():
+            path.write_bytes(whole)
+        path = list(sound)[which]
+        end = b"\n" if path.parent.name == "neighbors" else b"\0"
+        head, line, body = sound[path].partition(end)
+        if body:
+            changed = bytearray(body)
+            changed[place % len(body) : place % len(body) + len(data)] = data
+            body = bytes(changed)
+        document = json.loads(head)
+        if "crc32c" in document:
+            document["crc32c"] = crc32c_of(body)
+        for change in changes:
+            change.apply(document)
+        path.write_bytes(json.dumps(document).encode() + line + body)
+        found = batch()
+        if not np.array_equal(found.n_id, expected.n_id):
+            raise UnsoundError("another batch was sampled")
+
+    changes = st.lists(json_edits(), max_size=2)
+    bytes_at = st.tuples(st.integers(0, 500), st.binary(max_size=9))
+    return st.tuples(st.integers(0, 1), changes, bytes_at), check
+
+
+TARGETS = {
+    name.removeprefix("target_"): value
+    for name, value in list(globals().items())
+    if name.startswith("target_")
+}
+
+
+def examples(target: str, folder: Path, first_seed: int) -> Iterator[Callable[[], None]]:
+    """Yield functions that try some examples each; the latest is in the file `latest`."""
+    strategy, check = TARGETS[target](folder)
+    latest = folder / "latest"
+    number = first_seed
+    while True:
+
+        @seed(number)
+        @settings(
+            max_examples=EXAMPLES,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(strategy)
+        def once(drawn: Any) -> None:
+            latest.write_text(repr(drawn))
+            check(drawn)
+
+        yield once
+        number += 1
+
+
+def limit_space() -> None:
+    """Limit the addresses of the process to what it has, and some more."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + SPACE_BYTES, resource.RLIM_INFINITY))
+
+
+def run(target: str, folder: Path, seconds: float, first_seed: int) -> None:
+    """Try examples for some seconds."""
+    faulthandler.enable()
+    limit_space()
+    end = time.monotonic() + seconds
+    count = 0
+    for some in examples(target, folder, first_seed):
+        some()
+        count += EXAMPLES
+        if time.monotonic() > end:
+            break
+    print(count)
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
