@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy
-from gnnstore.converters.edges.spill import builder
+from gnnstore.converters.edges import builder
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile.device_profile import load_kept
 from gnnstore.errors import GnnstoreError, StorageError
