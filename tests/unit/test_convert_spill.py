@@ -542,10 +542,10 @@ def test_runs_that_were_damaged(tmp_path: Path, damage: str) -> None:
         path.write_bytes(data[:-12])
     else:
         path.unlink()
-    error = CorruptStoreError if damage == "swapped" else StorageError
+    error = StorageError if damage == "gone" else CorruptStoreError
     message = {
         "swapped": "a sorted run of edges is damaged .*without --resume",
-        "short": "cannot read a sorted run of edges: .*: the file ends at byte 17988",
+        "short": "ends at byte 17988: it was truncated; .* or convert again",
         "gone": "cannot read a sorted run of edges: .*: No such file",
     }[damage]
     with pytest.raises(error, match=message):

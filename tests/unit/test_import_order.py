@@ -148,7 +148,7 @@ OPENERS = {
     *("formats/container/regular_files.py", "budget/limits.py", "disk/profile/filesystems.py"),
     *("disk/profile/cgroup.py", "disk/profile/page_cache.py"),
     *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs.py"),
-    *("converters/writer/adjacency.py", "converters/arrays/scattered.py"),
+    "converters/writer/adjacency.py",
 }
 RAW_CALLS = re.compile(
     r"(?<![\w.])os\.open\((?!.*O_(EXCL|TMPFILE|DIRECTORY))|os\.truncate|\.read_(text|bytes)\(\)"

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gnnstore.converters.arrays.source import SequentialArray, check_count
 from gnnstore.converters.arrays.text_blocks import read_blocks
 from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
+from gnnstore.errors import InputError
 
 _EXACT_IN_FLOAT64 = 2**53
 
@@ -90,3 +91,57 @@ def read_numbers(path: Path, what: str) -> npt.NDArray[Any]:
     if np.all(values == np.rint(values)) and np.all(np.abs(values) < _EXACT_IN_FLOAT64):
         return values.astype(np.int64)
     return values.astype(np.float32)
+
+
+class TextEdges:
+    """A text file of edges: the numbers of two nodes in a line, separated by a comma.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    num_nodes : int
+        N: ids are below.
+    num_edges : int, optional
+        How many lines there must be.
+    memory_bytes : int, optional
+        The most memory that the conversion may use.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        The most memory that reading takes at a time.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        num_nodes: int,
+        *,
+        num_edges: int | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
+        self._table = TextTable(path, lines, memory_bytes=memory_bytes)
+        self._num_edges = num_edges
+        self.memory_bytes = self._table.memory_bytes
+
+    def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield sources and targets, chunk by chunk.
+
+        Raises
+        ------
+        InputError
+            If a line is no edge, or there are more or fewer lines.
+        """
+        edges_read = 0
+        for rows in self._table.blocks():
+            edges_read += len(rows)
+            if self._num_edges is None or edges_read <= self._num_edges:
+                yield rows[:, 0], rows[:, 1]
+        if self._num_edges is not None and edges_read != self._num_edges:
+            raise InputError(
+                f"{self._table.path}: has {edges_read} edges, but the data set says "
+                f"{self._num_edges}",
+                path=self._table.path,
+            )

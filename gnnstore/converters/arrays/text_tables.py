@@ -201,7 +201,7 @@ class TextTable:
         empty = np.empty((0, self._num_columns or 0), self.format.dtype)
         return np.concatenate(blocks) if blocks else empty
 
-    def blocks(self, phase: Phase | None = None) -> Iterator[npt.NDArray[Any]]:
+    def blocks(self, phase: Phase | None = None) -> Iterator[Any]:
         """Yield the rows in order.
 
         Parameters

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource, row_bytes
-from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
+from gnnstore.converters.arrays.text_arrays import TextEdges
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
 from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs
 from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, existing_file
@@ -215,21 +215,11 @@ def _read_edges(
     file = metadata.edges
     num_edges: int | None = None
     if file.format == "csv":
-        table = _edge_table(file, metadata.num_nodes, writer.options.memory_bytes)
-        writer.reserve_memory(table.memory_bytes)
-        edges = _pairs_in_text(table)
+        text = TextEdges(file.path, metadata.num_nodes, memory_bytes=writer.options.memory_bytes)
+        writer.reserve_memory(text.memory_bytes)
+        edges = text.pairs()
     else:
         source = _open(file)
         check_edge_index(source)
         num_edges, edges = source.shape[1], edge_pairs(source)
     writer.read_edges(edges, num_edges, attributes, where=str(file.path))
-
-
-def _edge_table(file: DataFile, num_nodes: int, memory_bytes: int | None) -> TextTable:
-    lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
-    return TextTable(file.path, lines, memory_bytes=memory_bytes)
-
-
-def _pairs_in_text(table: TextTable) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    for rows in table.blocks():
-        yield rows[:, 0], rows[:, 1]

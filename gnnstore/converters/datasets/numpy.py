@@ -15,7 +15,12 @@ from gnnstore.converters.arrays.npy import open_npy_directory
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.source import ArraySource, check_rows, read_one_number
 from gnnstore.converters.datasets.external import ExternalFeatures, Paths, open_external
-from gnnstore.converters.edges.node_ids import check_edge_index, check_integers, edge_pairs
+from gnnstore.converters.edges.node_ids import (
+    check_edge_index,
+    check_integers,
+    columns_of_edges,
+    edge_pairs,
+)
 from gnnstore.converters.inputs import PathLike, describe_files, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -165,13 +170,8 @@ class _Compressed:
         """
         taker = RowTaker(self._indices)
         for node, pointers in self._pointers():
-            for begin in range(int(pointers[0]), int(pointers[-1]), _CHUNK_EDGES):
-                end = min(begin + _CHUNK_EDGES, int(pointers[-1]))
-                # Edge e is of the node v with indptr[v] <= e < indptr[v + 1].
-                first, last = np.searchsorted(pointers, (begin, end - 1), side="right") - 1
-                bounds = np.clip(pointers[first : last + 2], begin, end)
-                nodes = np.repeat(np.arange(node + first, node + last + 1), np.diff(bounds))
-                indices = taker.take(end - begin)
+            for _, nodes in columns_of_edges(node, pointers, _CHUNK_EDGES):
+                indices = taker.take(len(nodes))
                 yield (indices, nodes) if self._layout == "csc" else (nodes, indices)
         taker.finish(self.num_edges)
 

@@ -22,7 +22,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError, UsageError, limits_named
-from gnnstore.progress import Phase, Progress
+from gnnstore.progress import Progress
 
 _COMMENTS = b"#%"
 _NUM_ENDS = 2
@@ -138,10 +138,10 @@ def from_snap(
     with GraphWriter(
         output, kind="snap", source=source, options=options, num_nodes=num_nodes, progress=progress
     ) as writer:
-        reader = _EdgeList(path, table_format, writer.options.memory_bytes)
-        writer.reserve_memory(reader.memory_bytes)
-        names = _collect_names(writer, reader) if string_ids else None
-        ids = _collect_ids(writer, reader) if num_nodes is None and names is None else None
+        table = TextTable(path, table_format, memory_bytes=writer.options.memory_bytes)
+        writer.reserve_memory(table.memory_bytes)
+        names = _collect_names(writer, table) if string_ids else None
+        ids = _collect_ids(writer, table) if num_nodes is None and names is None else None
         max_id = None if ids is None else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
@@ -155,7 +155,7 @@ def from_snap(
         for name, split in split_arrays.items():
             writer.set_split(name, split, where=split.label)
         if not writer.has_edges:
-            _read_edges(writer, reader, ids, names)
+            _read_edges(writer, table, ids, names)
         if names is not None:
             names.close()
         return writer.commit()
@@ -181,32 +181,6 @@ def _check_ids(
         )
 
 
-class _EdgeList:
-    """The edge list as id pairs [k, 2], which can be read from the start any number of times."""
-
-    def __init__(self, path: Path, table_format: TableFormat, memory_bytes: int | None) -> None:
-        self.path = path
-        self._format = table_format
-        self._memory_bytes = memory_bytes
-
-    @property
-    def memory_bytes(self) -> int:
-        """The most memory that reading it takes."""
-        return self._table().memory_bytes
-
-    def blocks(self, phase: Phase) -> Iterator[Any]:
-        """Yield blocks of rows; see `TextTable.blocks`."""
-        return self._table().blocks(phase)
-
-    def pairs(self, phase: Phase) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the ids of the ends, [k, 2]."""
-        for rows in self.blocks(phase):
-            yield rows["ends"] if rows.dtype.names else rows
-
-    def _table(self) -> TextTable:
-        return TextTable(self.path, self._format, memory_bytes=self._memory_bytes)
-
-
 class _NumberedIds(SequentialArray):
     """Ids of an edge list as node numbers."""
 
@@ -227,11 +201,11 @@ class _NumberedIds(SequentialArray):
             yield numbers
 
 
-def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:
+def _collect_ids(writer: GraphWriter, table: TextTable) -> IdMap:
     collector = IdCollector(memory_bytes=writer.options.memory_bytes)
-    with writer.progress.phase("read ids", reader.path.stat().st_size, "bytes") as phase:
-        for pairs in reader.pairs(phase):
-            collector.add(pairs.reshape(-1))
+    with writer.progress.phase("read ids", table.path.stat().st_size, "bytes") as phase:
+        for rows in table.blocks(phase):
+            collector.add((rows["ends"] if rows.dtype.names else rows).reshape(-1))
             writer.expect_edges(collector.num_added // 2)
     ids = collector.finish()
     writer.reserve_memory(ids.num_bytes)
@@ -241,13 +215,13 @@ def _collect_ids(writer: GraphWriter, reader: _EdgeList) -> IdMap:
     return ids
 
 
-def _collect_names(writer: GraphWriter, reader: _EdgeList) -> NameNumbering:
+def _collect_names(writer: GraphWriter, table: TextTable) -> NameNumbering:
     names = NameNumbering(writer.spill_directory / "names", writer.options.memory_bytes)
 
     def read() -> Iterator[NameBlock]:
         num_edges = 0
-        with writer.progress.phase("read names", reader.path.stat().st_size, "bytes") as phase:
-            for block in reader.blocks(phase):
+        with writer.progress.phase("read names", table.path.stat().st_size, "bytes") as phase:
+            for block in table.blocks(phase):
                 yield block
                 num_edges += len(block)
                 writer.expect_edges(num_edges)
@@ -260,10 +234,10 @@ def _collect_names(writer: GraphWriter, reader: _EdgeList) -> NameNumbering:
 
 
 def _read_edges(
-    writer: GraphWriter, reader: _EdgeList, ids: IdMap | None, names: NameNumbering | None
+    writer: GraphWriter, table: TextTable, ids: IdMap | None, names: NameNumbering | None
 ) -> None:
-    with writer.progress.phase("read edges", reader.path.stat().st_size, "bytes") as phase:
-        for block in reader.blocks(phase):
+    with writer.progress.phase("read edges", table.path.stat().st_size, "bytes") as phase:
+        for block in table.blocks(phase):
             pairs, weight = block, None
             if isinstance(block, NameBlock):
                 weight = block.weight
@@ -275,7 +249,7 @@ def _read_edges(
                 pairs = ids.to_nodes(pairs)
             attributes = {} if weight is None else {"edge_weight": weight}
             sources, targets = pairs.T
-            writer.add_edges(sources, targets, attributes, where=str(reader.path))
+            writer.add_edges(sources, targets, attributes, where=str(table.path))
 
 
 def _check_rows(array: ArraySource, num_nodes: int, max_id: int | None) -> None:

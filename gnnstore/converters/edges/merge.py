@@ -23,7 +23,7 @@ from gnnstore.converters.edges.columns import EdgeChunk
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.ranges import Range, plan_ranges
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.runs import SpilledPart, read_exactly
+from gnnstore.converters.edges.runs import SpilledPart, read_run
 from gnnstore.converters.read_ahead import map_in_order
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.container.journal import Journal
@@ -178,9 +178,7 @@ class SpilledEdges:
         place = 0
         for run, begin, size in zip(self._runs, begins.tolist(), sizes.tolist(), strict=True):
             if size:
-                read_exactly(
-                    run.records_path, begin * run.record_bytes, records[place : place + size]
-                )
+                read_run(run.records_path, begin * run.record_bytes, records[place : place + size])
             place += size
         return records, counts
 
@@ -260,7 +258,7 @@ class SpilledEdges:
         for run, begin, end in zip(self._runs, piece.begin.places, piece.end.places, strict=True):
             out = flat[place : place + (end - begin) * row_bytes]
             if len(out):
-                read_exactly(run.attribute_path(number), begin * row_bytes, out)
+                read_run(run.attribute_path(number), begin * row_bytes, out)
             place += len(out)
         taken: npt.NDArray[Any] = rows[origins]
         if self._rules.self_loops == "add":

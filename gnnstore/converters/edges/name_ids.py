@@ -9,7 +9,6 @@ numbers ids: smaller ones first, which is the order of appearance.
 from __future__ import annotations
 
 import heapq
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -24,8 +23,7 @@ from gnnstore.converters.arrays.text_tables import NameBlock
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.memory import memory_ledger
-from gnnstore.errors import CorruptStoreError, storage_error
-from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.converters.spill_files import SpillDirectory
 
 # Of the memory allowed, for names: edges are to be sorted beside them.
 _SHARE = 0.5
@@ -122,7 +120,7 @@ class NameNumbering:
     def close(self) -> None:
         """Remove the files."""
         if self._spilled is not None:
-            self._spilled.close()
+            self._spilled.files.close()
 
 
 def _dictionary(num_names: int, name_bytes: int) -> tuple[Reservation, Reservation]:
@@ -138,17 +136,11 @@ class _SpilledNames:
     """Names in files, divided by a hash into parts: those that came, then the distinct ones."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.files = SpillDirectory(directory, "names of nodes")
         self._counts = np.zeros(_NUM_PARTS, np.int64)  # names that came
         self._taken = np.zeros(_NUM_PARTS, np.int64)  # position in the file of ids
         # Distinct names of each part and their bytes, before the next.
         self._ends: list[tuple[int, int]] = [(0, 0)]
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for old in directory.iterdir():  # of an attempt that was interrupted
-                old.unlink()
-        except OSError as error:
-            raise storage_error(error, "create the directory", directory) from error
 
     def add(self, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
         """Add names and the position at which each appears."""
@@ -168,12 +160,12 @@ class _SpilledNames:
                 resolved = np.array(found, np.int64)
                 num_bytes += sum(len(names[i]) for i in np.flatnonzero(resolved == first))
                 memory.add(*_dictionary(len(known), num_bytes)).check()
-                self._write("ids", resolved.tobytes())
+                self.files.append("ids", resolved)
             firsts = np.fromiter(known.values(), np.int64, len(known))
             collector.add(firsts)
             self._append("distinct", list(known), firsts)
             self._ends.append((self._ends[-1][0] + len(known), self._ends[-1][1] + num_bytes))
-            self._remove(f"{part}")
+            self.files.remove(f"{part}.names", f"{part}.lengths", f"{part}.first")
         self._taken = np.cumsum(self._counts) - self._counts
         return self._ends[-1]
 
@@ -181,8 +173,7 @@ class _SpilledNames:
         """Return where each of the next names appears first."""
         first = np.empty(len(names), np.int64)
         for part, chosen in _divide(names):
-            data = self._read("ids", 8 * int(self._taken[part]), 8 * len(chosen))
-            first[chosen] = np.frombuffer(data, np.int64)
+            first[chosen] = self.files.read("ids", np.int64, int(self._taken[part]), len(chosen))
             self._taken[part] += len(chosen)
         return first
 
@@ -199,59 +190,27 @@ class _SpilledNames:
         for names, first in self._records("distinct", *begin, end[0] - begin[0], _MERGE_NAMES):
             yield from zip(first.tolist(), names, strict=True)
 
-    def close(self) -> None:
-        """Remove the files."""
-        if self._directory.is_dir():
-            for file in self._directory.iterdir():
-                file.unlink()
-            self._directory.rmdir()
-
     # ---- records: a name, its length and its position, in a file each
 
     def _append(self, stem: str, names: list[bytes], first: npt.NDArray[np.int64]) -> None:
-        self._write(f"{stem}.names", b"".join(names))
-        self._write(f"{stem}.lengths", np.fromiter(map(len, names), np.int64).tobytes())
-        self._write(f"{stem}.first", first.tobytes())
+        self.files.append(f"{stem}.names", b"".join(names))
+        self.files.append(f"{stem}.lengths", np.fromiter(map(len, names), np.int64))
+        self.files.append(f"{stem}.first", first)
 
     def _records(
         self, stem: str, begin: int, begin_byte: int, count: int, step: int = _CHUNK_NAMES
     ) -> Iterator[tuple[list[bytes], npt.NDArray[np.int64]]]:
         """Yield names and positions of some records, `step` at a time."""
         for at in range(begin, begin + count, step):
-            num_bytes = 8 * min(step, begin + count - at)
-            lengths = np.frombuffer(self._read(f"{stem}.lengths", 8 * at, num_bytes), np.int64)
-            first = np.frombuffer(self._read(f"{stem}.first", 8 * at, num_bytes), np.int64)
-            text = self._read(f"{stem}.names", begin_byte, int(lengths.sum()))
+            num_names = min(step, begin + count - at)
+            lengths = self.files.read(f"{stem}.lengths", np.int64, at, num_names)
+            first = self.files.read(f"{stem}.first", np.int64, at, num_names)
+            text = self.files.read(
+                f"{stem}.names", np.uint8, begin_byte, int(lengths.sum())
+            ).tobytes()
             begin_byte += len(text)
             ends = np.cumsum(lengths).tolist()
             yield [text[low:high] for low, high in zip([0, *ends], ends, strict=False)], first
-
-    def _remove(self, stem: str) -> None:
-        for ending in ("names", "lengths", "first"):
-            (self._directory / f"{stem}.{ending}").unlink(missing_ok=True)
-
-    def _open(self, name: str, flags: int) -> int:
-        path = self._directory / name
-        return open_regular(path, flags, error=CorruptStoreError, root=self._directory)
-
-    def _write(self, name: str, data: bytes) -> None:
-        try:
-            descriptor = self._open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-            with open(descriptor, "ab") as file:  # noqa: PTH123 - a descriptor
-                file.write(data)
-        except OSError as error:
-            raise storage_error(error, "write names of nodes", self._directory / name) from error
-
-    def _read(self, name: str, offset: int, num_bytes: int) -> bytes:
-        try:
-            with open(self._open(name, os.O_RDONLY), "rb") as file:  # noqa: PTH123
-                file.seek(offset)
-                data = file.read(num_bytes)
-        except OSError as error:
-            raise storage_error(error, "read names of nodes", self._directory / name) from error
-        if len(data) != num_bytes:
-            raise CorruptStoreError(f"{self._directory / name}: ends early; convert again")
-        return data
 
 
 def _divide(names: list[bytes]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

@@ -91,3 +91,25 @@ def edge_pairs(
     else:
         for columns in read_ahead(source.columns(_CHUNK_EDGES)):
             yield columns[0], columns[1]
+
+
+def columns_of_edges(
+    first: int, indptr: npt.NDArray[np.int64], max_edges: int
+) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield the edges of consecutive columns as (first edge, column of each), some at a time.
+
+    Parameters
+    ----------
+    first : int
+        The first column.
+    indptr : ndarray of int64
+        Where each column begins, and where the last ends.
+    max_edges : int
+        Edges at a time.
+    """
+    for begin in range(int(indptr[0]), int(indptr[-1]), max_edges):
+        end = min(begin + max_edges, int(indptr[-1]))
+        # Edge e is of the column v with indptr[v] <= e < indptr[v + 1].
+        low, high = np.searchsorted(indptr, (begin, end - 1), side="right") - 1
+        bounds = np.clip(indptr[low : high + 2], begin, end)
+        yield begin, np.repeat(np.arange(first + low, first + high + 1), np.diff(bounds))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.runs import INDEX_STEP, EdgeRun, read_exactly, record_dtype
+from gnnstore.converters.edges.runs import INDEX_STEP, EdgeRun, read_run, record_dtype
 
 # Searching for a boundary, the last so many records are read in one piece.
 WINDOW_RECORDS = 2**12
@@ -127,7 +127,7 @@ def _read_indexes(runs: Sequence[EdgeRun], entry_records: int) -> dict[str, npt.
     for number, run in enumerate(runs):
         dtype = record_dtype(run.record_bytes)
         index = np.empty(-(-run.num_records // INDEX_STEP), dtype)
-        read_exactly(run.index_path, 0, index.view(np.uint8))
+        read_run(run.index_path, 0, index.view(np.uint8))
         index = index[:: entry_records // INDEX_STEP]
         found["target"].append(index["target"].astype(np.int64))
         found["source"].append(index["source"].astype(np.int64))

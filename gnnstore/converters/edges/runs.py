@@ -11,7 +11,6 @@ source, position). Its files:
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.row_blocks import RowBlocks
 from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.strict_json import Fields
@@ -89,7 +89,7 @@ class EdgeRun:
     def records(self, place: int, count: int) -> npt.NDArray[Any]:
         """Read some of its records."""
         found = np.empty(count, record_dtype(self.record_bytes))
-        read_exactly(self.records_path, place * self.record_bytes, found.view(np.uint8))
+        read_run(self.records_path, place * self.record_bytes, found.view(np.uint8))
         return found
 
     def ends(self, place: int) -> tuple[int, int]:
@@ -178,6 +178,11 @@ class SpilledPart:
         if found.to_json()["files"] != record["files"]:
             raise fields.fail("files", "those of its runs")
         return found
+
+
+def read_run(path: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
+    """Fill an array with bytes of a run's file; see `read_exactly`."""
+    read_exactly(path, offset, out, "a sorted run of edges")
 
 
 def record_dtype(record_bytes: int) -> np.dtype[Any]:
@@ -293,15 +298,12 @@ def _in_order(
         yield taken
 
 
-def _open(path: str, flags: int) -> int:
-    return open_regular(path, flags, error=CorruptStoreError, root=Path(path).parent)
-
-
 def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[Any]]) -> int:
     """Write a file, durably; return its crc32c."""
     crc = 0
     try:
-        descriptor = _open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        descriptor = open_regular(path, flags, error=CorruptStoreError, root=Path(path).parent)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
             for piece in pieces:
                 data = piece.reshape(-1).view(np.uint8)
@@ -313,26 +315,3 @@ def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[
     except OSError as error:
         raise storage_error(error, "write a sorted run of edges", path) from error
     return crc
-
-
-def read_exactly(path: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
-    """Fill an array with bytes of a run's file.
-
-    Raises
-    ------
-    StorageError
-        If the file is shorter, or the operating system refuses.
-    """
-    try:
-        file = _open(path, os.O_RDONLY)
-        try:
-            done = 0
-            while done < len(out):
-                got = os.preadv(file, [out[done:].data], offset + done)
-                if got == 0:
-                    raise OSError(errno.EIO, f"the file ends at byte {offset + done}")
-                done += got
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise storage_error(error, "read a sorted run of edges", path) from error

@@ -10,16 +10,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.converters.edges.node_ids import columns_of_edges
+from gnnstore.converters.spill_files import read_exactly
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec
 
@@ -97,14 +97,9 @@ class SeedGraph:
             If pointers or node ids are out of range.
         """
         for first, indptr in self._pointers(_BLOCK_COLUMNS):
-            for begin in range(int(indptr[0]), int(indptr[-1]), max_edges):
-                end = min(begin + max_edges, int(indptr[-1]))
-                low = int(np.searchsorted(indptr, begin, side="right")) - 1
-                high = int(np.searchsorted(indptr, end, side="left"))
-                within = np.clip(indptr[low : high + 1], begin, end)
-                counts = within[1:] - within[:-1]
-                targets = np.repeat(np.arange(first + low, first + high), counts)
-                yield EdgePiece(begin, self._sources(begin, end), targets)
+            for begin, targets in columns_of_edges(first, indptr, max_edges):
+                sources = self._sources(begin, begin + len(targets))
+                yield EdgePiece(begin, sources, targets)
 
     def column_blocks(self, num_columns: int, max_degree: int) -> Iterator[ColumnBlock]:
         """Yield all columns in order, so many at a time, with at most `max_degree` edges each.
@@ -192,38 +187,18 @@ def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
         geometry.row_bytes,
     )
     out = np.empty((last - first, row_bytes), np.uint8)
-    done = first
+    done, what = first, "the seed store"
     while done < last:
         shard, row = divmod(done, shard_rows)
         count = min(last - done, shard_rows - row)
         here = out[done - first : done - first + count]
         if geometry.is_exact:
-            _read_into(array.file_paths[shard], geometry.offset(row), here.reshape(-1))
+            read_exactly(array.file_paths[shard], geometry.offset(row), here.reshape(-1), what)
         else:
             begin, end = row // per_run, geometry.num_runs(row + count)
             runs = np.empty((end - begin, stride), np.uint8)
-            _read_into(array.file_paths[shard], begin * stride, runs.reshape(-1))
+            read_exactly(array.file_paths[shard], begin * stride, runs.reshape(-1), what)
             rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
             here[:] = rows[row - begin * per_run :][:count]
         done += count
     return out.reshape(-1).view(array.dtype).reshape(last - first, *array.row_shape)
-
-
-def _read_into(path: Path, offset: int, out: npt.NDArray[np.uint8]) -> None:
-    left = memoryview(out.data)
-    try:
-        descriptor = open_regular(path, error=CorruptStoreError, root=path.parent)
-        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            file.seek(offset)
-            while left:
-                count = file.readinto(left)
-                if not count:
-                    raise CorruptStoreError(
-                        f"{path}: the file ends {len(left)} bytes early; it was truncated: restore "
-                        "the store from a copy",
-                        path=path,
-                        offset=file.tell(),
-                    )
-                left = left[count:]
-    except OSError as error:
-        raise storage_error(error, "read the seed store", path) from error

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.source import MemoryArray, check_count
-from gnnstore.converters.arrays.text_arrays import TextArray, read_numbers
+from gnnstore.converters.arrays.text_arrays import TextArray, TextEdges, read_numbers
 from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.converters.inputs import existing_file
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
 
 _ENDING = ".csv.gz"
-Ids = npt.NDArray[Any]
 
 
 def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> None:
@@ -87,8 +85,7 @@ def _read_edges(
 ) -> None:
     path = raw / "edge.csv.gz"
     budget = writer.options.memory_bytes
-    lines = TableFormat("int64", num_columns=2, minimum=0, limit=num_nodes, what="node id")
-    edges = TextTable(path, lines, memory_bytes=budget)
+    edges = TextEdges(path, num_nodes, num_edges=num_edges, memory_bytes=budget)
     attributes = {
         name: TextArray(
             file, what="edge feature", num_rows=num_edges, unit="edges", memory_bytes=budget
@@ -99,26 +96,12 @@ def _read_edges(
         edges.memory_bytes + sum(table.memory_bytes for table in attributes.values())
     )
     writer.read_edges(
-        _pairs(edges, num_edges),
+        edges.pairs(),
         num_edges,
         attributes,
         where=str(path),
         add_inverse_edge=add_inverse_edge,
     )
-
-
-def _pairs(edges: TextTable, num_edges: int) -> Iterator[tuple[Ids, Ids]]:
-    """Yield sources and targets, as many as the data set says."""
-    edges_read = 0
-    for pairs in edges.blocks():
-        edges_read += len(pairs)
-        if edges_read <= num_edges:
-            yield pairs[:, 0], pairs[:, 1]
-    if edges_read != num_edges:
-        raise InputError(
-            f"{edges.path}: has {edges_read} edges, but num-edge-list.csv.gz says {num_edges}",
-            path=edges.path,
-        )
 
 
 def _edge_attribute_files(raw: Path) -> Iterator[tuple[str, Path]]:

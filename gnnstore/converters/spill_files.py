@@ -1,0 +1,106 @@
+"""Files for what memory cannot hold during a conversion: appended to, read back, and removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.formats.container.regular_files import open_regular
+
+
+def read_exactly(
+    path: str | os.PathLike[str], offset: int, out: npt.NDArray[np.uint8], what: str
+) -> None:
+    """Fill an array with bytes of a file; `what` names the file in an error.
+
+    Raises
+    ------
+    CorruptStoreError
+        If the file ends before.
+    StorageError
+        If the operating system refuses.
+    """
+    try:
+        file = open_regular(path, error=CorruptStoreError, root=Path(path).parent)
+        try:
+            done = 0
+            while done < len(out):
+                got = os.preadv(file, [out[done:].data], offset + done)
+                if got == 0:
+                    raise CorruptStoreError(
+                        f"{path}: ends at byte {offset + done}: it was truncated; restore it from "
+                        "a copy, or convert again",
+                        path=path,
+                    )
+                done += got
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise storage_error(error, f"read {what}", path) from error
+
+
+class SpillDirectory:
+    """A directory of files that one attempt of a conversion appends to and reads.
+
+    Parameters
+    ----------
+    path : Path
+        Made if it is not there; files of an interrupted attempt in it are removed.
+    what : str
+        What the files hold, for errors: "names of nodes".
+
+    Raises
+    ------
+    StorageError
+        If the operating system refuses; so do `append` and `read`.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self._what = what
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            for old in path.iterdir():
+                old.unlink()
+        except OSError as error:
+            raise storage_error(error, "make the directory", path) from error
+
+    def append(self, name: str, data: npt.NDArray[Any] | bytes) -> None:
+        """Append an array, or bytes, to a file."""
+        path, flags = self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        try:
+            file = open_regular(path, flags, error=CorruptStoreError, root=self.path)
+            with open(file, "ab") as stream:  # noqa: PTH123 - a descriptor
+                stream.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
+        except OSError as error:
+            raise storage_error(error, f"write {self._what}", path) from error
+
+    def size_bytes(self, name: str) -> int:
+        """Return the size of a file; 0 if nothing was appended to it."""
+        path = self.path / name
+        return path.stat().st_size if path.exists() else 0
+
+    def read(self, name: str, dtype: npt.DTypeLike, first: int, count: int) -> npt.NDArray[Any]:
+        """Return elements first, ..., first + count - 1 of a file of one type."""
+        found = np.empty(count, dtype)
+        if count:
+            offset = first * found.itemsize
+            read_exactly(self.path / name, offset, found.view(np.uint8), self._what)
+        return found
+
+    def remove(self, *names: str) -> None:
+        """Remove files, if they are there."""
+        for name in names:
+            (self.path / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Remove the directory."""
+        if self.path.is_dir():
+            for file in self.path.iterdir():
+                file.unlink()
+            self.path.rmdir()
