@@ -1,9 +1,8 @@
 """Work done ahead by threads, handed over in order, and never left behind.
 
 The kernels release the GIL, so threads are all that is needed to prepare batches while a
-model trains: nothing is forked, pickled or copied between processes. What matters here is
-the other end: a `break`, an error in any stage, Ctrl-C or the end of the interpreter must
-leave neither a thread nor a hang behind.
+model trains: nothing is forked, pickled or copied between processes. A `break`, an error in any
+stage, Ctrl-C or the end of the interpreter leaves neither a thread nor a hang behind.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _POLL_SECONDS = 0.05
 
 
 class CancelledError(GnnstoreError):
-    """Nobody wants the result any more of what was being done; what was written is removed."""
+    """Work was cancelled because its result is no longer wanted; files it wrote are removed."""
 
 
 class Lookahead:
-    """How many batches may be prepared ahead: a number, and under a budget also their bytes.
+    """The limit on batches prepared ahead: a number, and under a budget also their bytes.
 
     A consumer usually holds one batch while it asks for the next; the queue gets the rest. Once
     that batch is let go of, its buffers lie free until the newest in the queue has them.
@@ -115,9 +114,9 @@ def ordered_map(
     initializer : callable, optional
         Called once in each thread.
     describe : callable
-        What item k was for; noted on an exception that `function` raises for it.
+        Returns the purpose of item k, which is noted on an exception that `function` raises for it.
     stop : callable, optional
-        Called before what has begun is waited for, or after the last item.
+        Called before running items are waited for, or after the last item.
 
     Yields
     ------
@@ -131,8 +130,8 @@ def ordered_map(
 
     Notes
     -----
-    Closing the generator cancels what has not begun, waits for what has, and joins the
-    threads. Leaving a `for` loop closes it at once.
+    Closing the generator cancels items that have not begun, waits for the others, and joins
+    the threads. Leaving a `for` loop closes it at once.
     """
     if num_threads == 0:
         for index, item in enumerate(items):
@@ -244,7 +243,7 @@ def interruptible(
     stop : threading.Event, optional
         Once it is set, so is that.
     advance : callable, optional
-        Called now and then with what was counted since the last call.
+        Called now and then with the progress since the last call.
 
     Raises
     ------

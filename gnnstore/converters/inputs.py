@@ -1,8 +1,4 @@
-"""The first look at a converter's input: is it there, what is it, how large.
-
-Every converter asks the same questions before it starts, and the answers stand in the
-store's provenance, so both live here.
-"""
+"""Checks that a converter's inputs are there, and describes them for provenance."""
 
 from __future__ import annotations
 
@@ -25,16 +21,16 @@ def existing_path(path: PathLike, what: str) -> Path:
     Parameters
     ----------
     path : path-like
-        Where the user says it is.
+        The path as the user gives it.
     what : str
-        What it should be, as in "the edge list".
+        Name of the input for messages, as in "the edge list".
 
     Raises
     ------
     NotFoundError
         If there is nothing.
     StorageError
-        If the operating system does not let us look.
+        If the operating system refuses to look.
     """
     found = Path(path)
     try:

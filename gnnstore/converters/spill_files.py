@@ -1,4 +1,4 @@
-"""Files for what memory cannot hold during a conversion: appended to, read back, and removed."""
+"""Temporary files of a conversion: appended to, read back, and removed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SpillDirectory:
     path : Path
         Made if it is not there; files of an interrupted attempt in it are removed.
     what : str
-        What the files hold, for errors: "names of nodes".
+        Contents of the files, for errors: "names of nodes".
 
     Raises
     ------

@@ -225,7 +225,7 @@ def open_raw(path: Path, layout: RawLayout) -> FileArray:
     NotFoundError, StorageError
         If it is not there, or cannot be looked at.
     InputError
-        If its size is not what the layout says.
+        If its size is not that of the layout.
     """
     existing_file(path, "the raw file")
     try:

@@ -2,7 +2,7 @@
 
 The largest public graphs come as one `.npz` of 80 GB, which `numpy.load` can only read
 member by member into memory. Here a member is a stream behind a checked header: any range
-of its elements is read in order, at the cost of decompressing what lies before it.
+of its elements is read in order, at the cost of decompressing the elements before it.
 """
 
 from __future__ import annotations

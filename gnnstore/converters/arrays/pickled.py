@@ -1,7 +1,7 @@
 """Integer arrays out of a `split_dict.pt`, without unpickling it.
 
 OGB publishes some splits only as `torch.save` of a dict of NumPy arrays, which is a pickle in
-a zip archive, and loading a pickle runs what is in it. Here its opcodes are read as data by
+a zip archive, and loading a pickle runs the code in it. Here its opcodes are read as data by
 the standard library's disassembler. The few that such a dict is made of build plain values;
 nothing is imported, looked up or called, and everything else is refused by name.
 """
@@ -37,7 +37,7 @@ _IGNORED = ("PROTO", "FRAME")
 
 
 class _NotAnArrayDictError(Exception):
-    """What a pickle holds beside arrays of integers."""
+    """A pickle holds something beside arrays of integers."""
 
 
 @dataclass(frozen=True)

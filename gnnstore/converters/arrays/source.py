@@ -1,7 +1,7 @@
-"""Arrays as converters see them: a shape, an element type, and rows or columns in pieces.
+"""Arrays that are read in pieces: the interface between input files and converters.
 
-The arrays of a large graph do not fit in memory, so nothing here is an `ndarray` by rule:
-a source may be a file, a member of an archive, a table of text, or several of them.
+The arrays of a large graph do not fit in memory: a source may be a file, a member of an archive, a
+table of text, or several of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ArraySource(Protocol):
     Attributes
     ----------
     label : str
-        Where it comes from, for messages: "graph.npz: x".
+        Its name for messages: "graph.npz: x".
     shape : tuple of int
         Its shape.
     dtype : np.dtype

@@ -27,11 +27,11 @@ class TextArray(SequentialArray):
     dtype : str
         "float32", "float64" or "int64".
     what : str
-        What a value is, for messages.
+        Name of a value, for messages.
     num_rows : int, optional
-        How many lines there are, if that is known; else they are counted first.
+        The number of lines, if it is known; else lines are counted first.
     unit : str
-        What the graph has one row for each of, for messages.
+        "nodes" or "edges": the things that rows belong to, for messages.
     memory_bytes : int, optional
         The most memory that the conversion may use.
 
@@ -103,7 +103,7 @@ class TextEdges:
     num_nodes : int
         N: ids are below.
     num_edges : int, optional
-        How many lines there must be.
+        The number of lines, if it is known.
     memory_bytes : int, optional
         The most memory that the conversion may use.
 

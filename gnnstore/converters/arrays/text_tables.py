@@ -1,9 +1,8 @@
-"""Tables of numbers in text: parsed fast where they are clean, by the letter where not.
+"""Tables of numbers in text, parsed by pyarrow where lines are clean, else line by line.
 
-pyarrow parses a block of clean lines at hundreds of megabytes a second, but its messages
-know no line numbers and it takes things for numbers that are not ("0x1F" as an id). So it
-only accelerates: any block that it refuses, or whose values are not allowed, is read again
-line by line, and that reading alone decides what is an error and where.
+pyarrow parses a block of clean lines at hundreds of megabytes a second, but its messages have no
+line numbers, and it accepts some text as numbers ("0x1F" as an id). So every block that it refuses,
+or whose values are not allowed, is read again line by line; only that pass reports errors.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 
 @dataclass(frozen=True)
 class TableFormat:
-    """What the lines of a table must look like.
+    """The form that the lines of a table must have.
 
     Attributes
     ----------
@@ -51,7 +50,7 @@ class TableFormat:
         Position of a field that is a float32, in a table whose first two fields are the ends of
         an edge; fields between these are skipped. Blocks are structured: see `row_dtype`.
     delimiter : str, optional
-        What stands between two fields; None: a comma, a tab or spaces, whichever the first
+        The separator of fields; None: a comma, a tab or spaces, whichever the first
         line has.
     comments : bytes
         Characters that make a line a comment when it begins with one of them. With any,
@@ -59,7 +58,7 @@ class TableFormat:
     minimum, limit : int, optional
         Allowed values are minimum, ..., limit - 1.
     what : str
-        What a value is, for messages.
+        Name of a value, for messages.
     allow_nan : bool
         Whether NaN is a value (in a table of floats).
     ignore_extra : bool
@@ -67,7 +66,7 @@ class TableFormat:
     skip_header : bool
         Whether the first line that is no comment is skipped.
     extra_hint, type_hint : str
-        What to do about too many fields, and about one that is no integer, for messages.
+        Advice for messages: about too many fields, and about a field that is no integer.
     """
 
     dtype: str
@@ -123,7 +122,7 @@ class NameBlock:
 
 
 class _Count(NullPhase):
-    """How far a file has been read, counted in one thread and told in another."""
+    """Progress in a file that one thread reads and another reports."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -146,7 +145,7 @@ class TextTable:
     path : Path
         The file, plain or gzipped.
     table_format : TableFormat
-        What its lines look like.
+        The form of its lines.
     block_bytes : int
         Size of a block of text.
     memory_bytes : int, optional
@@ -184,8 +183,8 @@ class TextTable:
         Raises
         ------
         InputError
-            See `blocks`; or if it takes half of the memory that is available: what is read
-            whole (labels, splits, counts) is small, and 10 MB of gzip may hold 10 GB of zeros.
+            See `blocks`; or if it takes half of the memory that is available: tables that are read
+            whole (labels, splits, counts) are small, and 10 MB of gzip may hold 10 GB of zeros.
         """
         blocks, num_bytes, limit = [], 0, available_bytes() // 2
         for block in self.blocks(phase):
@@ -217,7 +216,7 @@ class TextTable:
         Raises
         ------
         InputError
-            Naming the file, the line, and what is wrong there.
+            Naming the file, the line and the problem.
         """
         phase, read, told = phase or NullPhase(), _Count(), 0
         # Decompressing and looking for lines is one thread's work, parsing that of all others.
@@ -315,7 +314,7 @@ class TextTable:
             return [field.strip() for field in line.split(self._delimiter.encode())]
         return line.split()
 
-    # ---- fast: pyarrow, on blocks where it agrees with the letter
+    # ---- fast: pyarrow
 
     def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
         rows = self._parse_arrow(data)
@@ -391,7 +390,7 @@ class TextTable:
                 return False
             rows = rows["ends"]
         if not self.format.is_integer:
-            # An infinity may be a number too large for the type; the letter tells.
+            # An infinity may be a number too large for the type; reading by line tells.
             nan_is_fine = self.format.allow_nan or not np.isnan(rows).any()
             return nan_is_fine and not np.isinf(rows).any()
         if not len(rows):
@@ -402,7 +401,7 @@ class TextTable:
     def _finite(self, weight: npt.NDArray[Any]) -> bool:
         return bool(np.isfinite(weight).all())
 
-    # ---- by the letter: one line after the other
+    # ---- line by line
 
     def _parse_by_line(self, block: TextBlock) -> npt.NDArray[Any] | NameBlock:
         parsed = []

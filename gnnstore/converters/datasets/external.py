@@ -58,7 +58,7 @@ def open_features(
     raw : RawLayout, optional
         The files are raw binary, like this; the rows it says are those of all files.
     what : str
-        What the array is, for messages.
+        Name of the array, for messages.
 
     Raises
     ------

@@ -33,7 +33,7 @@ class DataFile:
     place : str
         Where in the metadata, for messages: "feature_data[2]".
     name : str
-        What it holds: "feat", "seeds", "labels".
+        Name of its contents: "feat", "seeds", "labels".
     format : str
         "numpy", "csv" or "torch".
     """
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a homogeneous data set consists of."""
+    """The parts of a homogeneous data set."""
 
     path: Path
     num_nodes: int

@@ -141,7 +141,7 @@ def _set_nodes(writer: GraphWriter, arrays: Mapping[str, ArraySource], classes: 
 
 
 def _open(path: Path, row_shape: tuple[int, ...]) -> ArraySource:
-    """Open what is called `.npy`, and is, or is raw float32."""
+    """Open a file called `.npy`, which may be raw float32 all the same."""
     with open_input(path) as file:
         has_header = file.read(len(_NPY_MAGIC)) == _NPY_MAGIC
     source = (

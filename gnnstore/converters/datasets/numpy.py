@@ -63,8 +63,8 @@ def from_numpy(
     input : path-like
         `.npz`, or a directory of `.npy`, which are mapped rather than read.
     layout : "csc" or "csr"
-        What `indptr` counts: "csc" the in-neighbours of each target, whose ids are in
-        `indices`; "csr" the out-neighbours of each source (as in `scipy.sparse.csr_array`,
+        The meaning of `indptr`: "csc" counts the in-neighbours of each target, whose ids are in
+        `indices`; "csr" counts the out-neighbours of each source (as in `scipy.sparse.csr_array`,
         where row i holds the edges from i).
     features : path-like, or sequence of path-like, optional
         `x` [N, ...], if it lies elsewhere: see `open_features` for the forms it may have.

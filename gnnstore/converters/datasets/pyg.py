@@ -1,6 +1,6 @@
 """A `torch_geometric.data.Data` in memory, or a pair of PyG's stores, with all their attributes.
 
-What is a node attribute, an edge attribute or neither is asked of `Data` itself, so that a
+`Data` itself says whether an attribute is one of nodes, of edges or of neither, so that a
 batch of the store holds exactly what a batch of the `Data` would.
 """
 

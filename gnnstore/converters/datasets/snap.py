@@ -85,7 +85,7 @@ def from_snap(
     num_nodes : int, optional
         N, where ids are the node numbers already.
     extra_columns : "refuse" or "ignore"
-        What to do with columns after the first two (weights, times): an error, or nothing.
+        Whether columns after the first two (weights, times) are an error or are skipped.
     skip_header : bool
         Skip the first line that is no comment: it names the columns.
     edge_weight : int, optional

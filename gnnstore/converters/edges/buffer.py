@@ -1,4 +1,4 @@
-"""Edges as they come: checked, and kept in the smallest type that holds their ids."""
+"""The edges of an input in memory: checked, in the smallest type that holds their ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EdgeBuffer:
     num_nodes : int or None
         N, as far as it is known: ids must be below.
     num_seen : int
-        Edges of the input that came, those that are kept no longer included.
+        Edges of the input so far, including those that have left the buffer.
     max_id : int
         The largest id so far, -1 without edges.
     """

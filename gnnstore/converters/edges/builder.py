@@ -1,11 +1,11 @@
 """Collecting the edges of a conversion and sorting them: in memory while they fit, else on disk.
 
-Nobody has to know beforehand how many edges will come. They are kept in memory until they
-could no longer be sorted there; then they are written as the first sorted runs, and so is
-what follows, a budget's worth at a time. In the end the runs are merged.
+The number of edges need not be known beforehand. Edges stay in memory until they could no longer
+be sorted there; then they are written as the first sorted runs, and so are those that follow, a
+budget's worth at a time. In the end the runs are merged.
 
-Runs are durable before they are entered in the journal, and what is in the journal is not
-taken again: an attempt that goes on skips as many edges of its input.
+Runs are durable before they are entered in the journal; an attempt that resumes skips as many edges
+of its input as the runs in the journal hold.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class EdgeBuilder:
     Parameters
     ----------
     rules : EdgeRules
-        What to add, drop and keep.
+        The rules of the conversion.
     directory : Path, optional
         Where runs go; made when the first one is written. None: edges that do not fit in
         memory are refused.
     num_nodes : int, optional
         N, if it is known already: ids are then checked as they come.
     memory_bytes : int, optional
-        The most memory to use; by default what is available now.
+        The most memory to use; by default all that is available now.
     journal : Journal, optional
         Knows the runs of an earlier attempt, whose edges are skipped, and is told new ones.
 
@@ -105,11 +105,11 @@ class EdgeBuilder:
         return bool(self._parts)
 
     def reserve(self, num_bytes: int) -> None:
-        """Leave so much of the memory to others."""
+        """Set memory aside for others."""
         self._memory = self._memory.with_limit(self._memory.limit - num_bytes)
 
     def expect(self, num_edges: int) -> None:
-        """Learn how many edges will come, to refuse at once what the disk has no room for.
+        """Check that memory or the disk has room for a number of edges to come.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class EdgeBuilder:
     # ---- budgets
 
     def _needs(self, num_edges: int, num_nodes: int, edges_at_once: int = 0) -> Ledger:
-        """Return the memory with what it takes to sort so many edges in it."""
+        """Return the ledger of memory with the reservations for sorting so many edges."""
         peak = estimate_peak_bytes(self._rules, num_edges, num_nodes, self.buffer.attribute_bytes)
         edges = Reservation(f"ids, columns and attributes of {num_edges} edges", peak)
         return self._memory.add(edges, sort_scratch(num_nodes, edges_at_once))
@@ -212,7 +212,7 @@ class EdgeBuilder:
         return self.buffer.num_bytes + records * 9 // 8
 
     def _check_space(self, num_edges: int) -> None:
-        """Refuse at once what would fill the disk hours later."""
+        """Check that the disk has room for the sorted runs of so many edges."""
         directory = self._spill_directory
         place = directory
         while not place.exists():

@@ -60,7 +60,7 @@ class EdgeChunk:
 
 
 class BuiltEdges(Protocol):
-    """A finished adjacency: sizes first, then its edges in order, once.
+    """A finished adjacency, whose edges can be read in order once.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class BuiltEdges(Protocol):
         """
 
     def close(self) -> None:
-        """Remove what the edges were kept in: they are written, and durable."""
+        """Remove temporary files, once the edges are written and durable."""
 
 
 def num_build_threads() -> int:

@@ -1,4 +1,4 @@
-"""Number nodes 0, ..., N - 1 when their ids are scattered, in memory that has a limit.
+"""Numbers nodes 0, ..., N - 1 whose ids are scattered, within a memory budget.
 
 The ids of an edge list are all there is to know its nodes by. They are collected in one
 pass over the edges and replaced in the next.
@@ -45,9 +45,9 @@ class IdMap(Protocol):
 class IdCollector:
     """Collects the distinct ones among non-negative ids.
 
-    Marks them in a bitmap while they are small, and keeps sorted runs once one is not. Runs
-    are merged when together they are as long as what was merged before, so that each id is
-    sorted a logarithmic number of times.
+    Small ids are marked in a bitmap; once there is a large one, sorted runs are kept. Runs are
+    merged when together they are as long as all merged before, so that each id is sorted a
+    logarithmic number of times.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class SpilledEdges:
     parts : list of SpilledPart
         All edges of the input, in order.
     rules : EdgeRules
-        What to add, drop and keep; the runs know already what to drop.
+        The rules of the conversion; dropped self-loops are not in the runs.
     num_nodes : int
         N.
     memory_bytes : int

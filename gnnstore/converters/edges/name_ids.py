@@ -42,7 +42,7 @@ class NameNumbering:
     directory : Path
         Where names go that memory cannot hold; made if it is needed.
     memory_bytes : int, optional
-        The most memory that the conversion may use; None: what is available.
+        The most memory that the conversion may use; by default all that is available.
 
     Attributes
     ----------

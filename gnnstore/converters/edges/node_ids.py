@@ -26,7 +26,7 @@ def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_positio
     ids : ndarray of any integer type, shape [k]
         Must lie in [0, limit), or be at least 0 if the limit is None.
     what : str
-        What they are and where, as in "edge_index: source node id".
+        A name for the ids and their place, as in "edge_index: source node id".
     first_position : int
         Position of ids[0] in the whole input.
 

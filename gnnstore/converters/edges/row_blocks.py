@@ -1,8 +1,8 @@
-"""Rows that come in pieces and are let go of in pieces.
+"""A growing array of rows whose memory is freed in pieces.
 
-Joining a list of small arrays needs their memory twice: what the allocator gets back from
-small arrays it keeps. Blocks past 32 MiB it maps, and unmaps as soon as they are freed, so
-that a join grows by what it takes away.
+Joining a list of small arrays needs their memory twice, since the allocator keeps the memory of
+small arrays that are freed. Blocks past 32 MiB are mapped, and unmapped as soon as they are freed,
+so that a join needs no more memory than the rows.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RowBlocks:
         return iter(self._blocks)
 
     def drain(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        """Yield (their places, rows) block by block, and let go of each."""
+        """Yield (their places, rows) block by block, freeing each."""
         self._trim()
         self._blocks.reverse()
         begin = 0

@@ -1,4 +1,4 @@
-"""What happens to edges between the input and the store: reverses, duplicates, self-loops.
+"""Rules for the edges of a store: which reverses and self-loops it has, and which duplicates go.
 
 The rules decide which edges exist, which id each has, and whose attributes it carries; they
 are the same for every builder, so they stand apart from how edges are sorted.
@@ -19,7 +19,7 @@ _BLOCK_EDGES = 2**21
 
 @dataclass(frozen=True)
 class EdgeRules:
-    """Which edges of E in the input become which edges of the store.
+    """Rules that turn the E edges of an input into the edges of a store.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class EdgeRules:
     self_loops : "keep", "drop" or "add"
         "add": nodes without a self-loop get one, with ids after all others.
     keep_ids : bool
-        Whether edges keep their ids.
+        Whether the store has the ids of its edges.
     """
 
     undirected: bool = False
@@ -100,7 +100,7 @@ def compact_columns(
     Returns
     -------
     indices, edge_id
-        Views of the beginnings of the arrays given, with what was kept.
+        Views of the beginnings of the arrays given, with the edges that stay.
     """
     if not rules.undirected and rules.self_loops != "drop":
         return indices, edge_id

@@ -1,4 +1,4 @@
-"""Sorted runs of edges on disk: what memory has no room for, until it can be merged.
+"""Sorted runs of edges on disk, which wait there to be merged.
 
 A run holds the edges of one part of the input, or their reverses, in the order of (target,
 source, position). Its files:
@@ -123,7 +123,7 @@ class SpilledPart:
     crcs: tuple[int, ...]
 
     def is_sound(self) -> bool:
-        """Read all files and return whether they are what was written."""
+        """Return whether all files have the checksums that they were written with."""
         files = [file for run in self.runs for file in run.files()]
         try:
             return self.crcs == tuple(

@@ -1,4 +1,4 @@
-"""How the degrees of a graph are distributed, and how far apart two such distributions are.
+"""Degree distributions of graphs, and the distance between two of them.
 
 An expanded graph has other degrees than its seed, and should have the same distribution up to
 a factor. That is compared with two numbers that anybody can recompute: a Kolmogorov-Smirnov
@@ -23,7 +23,7 @@ TAIL_SHARE = 0.1
 
 @dataclass(frozen=True)
 class DegreeDistribution:
-    """How many nodes have which in-degree.
+    """The number of nodes of each in-degree.
 
     Attributes
     ----------

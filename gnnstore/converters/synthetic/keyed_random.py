@@ -1,7 +1,7 @@
 """Random words that depend on a key and a place, never on the order in which they are drawn.
 
 Synthetic graphs must come out the same for any chunking and on any machine, so whatever is
-random in them is a function of (seed, what is drawn, place), computed with exact arithmetic.
+random in them is a function of (seed, purpose, place), computed with exact arithmetic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def draw_words(seed: int, purpose: int, first_block: int, num_words: int) -> npt
     seed : int
         In [0, 2**64).
     purpose : int
-        Says what is drawn, so that streams never meet; in [0, 2**64).
+        Tells the streams of one seed apart; in [0, 2**64).
     first_block : int
         The counter to begin at.
     num_words : int

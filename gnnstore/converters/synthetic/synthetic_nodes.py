@@ -1,4 +1,4 @@
-"""What a synthetic graph's nodes carry: labels to predict, features that hint at them.
+"""Labels, features and splits of a synthetic graph's nodes; features hint at the labels.
 
 Every value is a function of (seed, node), drawn from a counter-based generator and computed
 with exact arithmetic, so that any chunking, on any machine, gives the same bytes.

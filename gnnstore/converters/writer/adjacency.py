@@ -1,4 +1,4 @@
-"""Writes a finished adjacency into a store, or takes the one that an earlier attempt finished.
+"""Writes a finished adjacency into a store, or resumes with the one of an earlier attempt.
 
 Sorting the edges is most of a conversion's work, and features, splits and the commit may
 still be interrupted after it. So the journal records when the adjacency is whole, and a later
@@ -55,7 +55,7 @@ def write_adjacency(
     Returns
     -------
     EdgeTypeSpec
-        What was written.
+        The arrays of the adjacency.
     """
     indptr = _array(store, "indptr", "int64", built.num_nodes + 1)
     indices = _array(store, "indices", built.index_dtype.name, built.num_edges)
@@ -137,7 +137,7 @@ class FinishedEdges:
     Attributes
     ----------
     spec : EdgeTypeSpec
-        What was written.
+        Its arrays.
     num_nodes : int
         N.
     """

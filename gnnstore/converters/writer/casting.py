@@ -1,7 +1,7 @@
-"""Change the element type of features on their way into a store, and never silently their value.
+"""Casts features to the element type they are stored in, without changing values silently.
 
-Rounding a float to a narrower float is what the user asked for; turning a finite value into
-infinity, or an integer into another one, is damage, and stops the conversion.
+The user asks for floats to be rounded to a narrower type; a finite value that would become
+infinite, or an integer that would become another one, stops the conversion.
 
 Features as int8 have a scale per column: a quarter of float32's bytes for 1/254 of a range. x is
 stored as rint(x / scale), and the scales as the graph-level array `x_scale`, so that

@@ -1,4 +1,4 @@
-"""What a conversion will take in space, memory and time, said before it begins.
+"""Estimates the space, memory and time of a conversion before it begins.
 
 Sizes follow from the inputs. Times follow from rates, and rates are measured: for work of
 minutes a trial of a fraction of a second on the disk and processors at hand costs nothing,
@@ -55,7 +55,7 @@ _BASE_MEMORY_BYTES = 2**27  # the interpreter, NumPy, pyarrow and buffers
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine does in a second.
+    """Rates of a machine, for each second.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Rates:
     text_bytes : float
         Bytes of decompressed text parsed.
     basis : str
-        Where the numbers are from.
+        The source of the numbers, as a phrase.
     """
 
     edges: float = 20e6
@@ -77,14 +77,14 @@ class Rates:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a conversion is expected to take.
+    """The expected cost of a conversion.
 
     Attributes
     ----------
     final_bytes : int
         The finished store.
     least_bytes : int
-        What it takes at the very least, or 0 if the inputs do not say exactly.
+        A lower bound of it; 0 if the inputs do not state their sizes exactly.
     spill_bytes : int
         On disk besides, while edges are sorted that memory cannot hold.
     memory_bytes : int
@@ -120,18 +120,18 @@ def estimate(
     memory_bytes: int | None = None,
     feature_item_bytes: int | None = None,
 ) -> Estimate:
-    """Return what a conversion will take.
+    """Estimate the cost of a conversion.
 
     Parameters
     ----------
     workload : Workload
-        What is read.
+        The inputs.
     rules : EdgeRules
-        What is added to it.
+        The rules for edges.
     directory : Path
         Where it is written; for large work a trial file is written there and removed.
     memory_bytes : int, optional
-        The budget; by default what is available.
+        The budget; by default all memory that is available.
     feature_item_bytes : int, optional
         Bytes of a stored feature, if they are cast.
     """

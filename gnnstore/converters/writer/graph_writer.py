@@ -1,7 +1,7 @@
-"""What every converter talks to: edges, rows and splits go in, in pieces; a store comes out.
+"""Writes edges, rows and splits that come in pieces as a store; all converters use it.
 
-The writer knows what a homogeneous graph needs to be a sound store (counts that agree, ids
-in range, splits that name nodes) and checks it in one place, whatever the input was.
+Counts that agree, ids in range and splits that name nodes are checked here, in one place, whatever
+the input is.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GraphWriter:
     kind : str
         The converter's name, for provenance.
     source : Mapping, optional
-        What was read and how, as JSON values, for provenance.
+        Inputs and parameters, as JSON values, for provenance.
     options : ConvertOptions, optional
         The common options.
     num_nodes : int, optional
@@ -63,7 +63,7 @@ class GraphWriter:
     edge_ids : bool
         Whether edges keep their positions in the input, unless the options say.
     progress : Progress, optional
-        Is told how far the work is.
+        Reports how far the work is.
 
     Raises
     ------

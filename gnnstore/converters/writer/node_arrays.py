@@ -1,7 +1,6 @@
-"""Node attributes on their way into a store: compressed or in pages, cast or scaled.
+"""Writes node attributes into a store: compressed or in pages, cast or scaled.
 
-Which way an attribute goes depends only on its size and its rows; what becomes of features
-besides (another type, a scale per column) is decided here as well, for every converter.
+The size of an attribute and of its rows decides between compression and pages.
 """
 
 from __future__ import annotations
@@ -119,20 +118,20 @@ class NodeArrays:
     Parameters
     ----------
     store : StoreWriter
-        Where they go.
+        The store to write to.
     options : ConvertOptions
-        What becomes of the features "x".
+        The options of the conversion; two of them are about the features "x".
     progress : Progress
-        Is told how far each attribute is.
+        Reports how far each attribute is.
 
     Attributes
     ----------
     num_nodes : int or None
         N, as far as it is known: attributes must have as many rows.
     attributes : dict of str to AttributeSpec
-        What was written.
+        The attributes written so far.
     scales : dict of str to ndarray of float32, shape of a row
-        What each attribute that is stored scaled is in multiples of.
+        The scales of each attribute that is stored in multiples of them.
     """
 
     def __init__(self, store: StoreWriter, options: ConvertOptions, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""How a conversion begins: its provenance, its output opened or resumed, its cost estimated.
+"""Begins a conversion: states its provenance, opens or resumes its output, estimates its cost.
 
 The provenance is kept in the store, so that a result can be traced to its data.
 """
@@ -29,14 +29,14 @@ from gnnstore.units import format_size
 
 
 def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) -> dict[str, Any]:
-    """Return what a store says about its origin.
+    """Return the description of a store's origin.
 
     Parameters
     ----------
     kind : str
         The converter's name.
     source : Mapping
-        What it read (`inputs`: paths and sizes in bytes) and its own parameters.
+        Its inputs (`inputs`: paths and sizes in bytes) and its own parameters.
     options : ConvertOptions
         The common options.
     """
@@ -53,7 +53,7 @@ def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) ->
 
 
 def fingerprint(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what must be equal for a conversion to go on where another one stopped.
+    """Return the facts that must be equal for a conversion to resume an interrupted one.
 
     Parameters
     ----------
@@ -63,8 +63,8 @@ def fingerprint(document: Mapping[str, Any]) -> dict[str, Any] | None:
     Returns
     -------
     dict or None
-        The provenance, and when each input last changed. None if what is converted lies in
-        memory: nothing says whether it would be the same another time.
+        The provenance, and when each input last changed. None for data in memory: nothing says
+        whether they would be the same another time.
     """
     inputs = document.get("inputs")
     if inputs is None and "parameters" not in document:
@@ -105,14 +105,14 @@ def open_store(
     provenance: Mapping[str, Any],
     graph: Mapping[str, Any],
 ) -> StoreWriter:
-    """Begin a store, or go on with an interrupted one if the options say so.
+    """Begin a store, or resume an interrupted one if the options say so.
 
     Parameters
     ----------
     provenance : Mapping
-        What is converted, from what, with which options.
+        The description of inputs and options.
     graph : Mapping
-        What else shapes the result, as JSON values.
+        Other values that shape the result, as JSON.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def open_store(
 
 
 def place_spill(store: StoreWriter, options: ConvertOptions) -> Path:
-    """Return where runs of edges go that memory cannot hold; nothing is created.
+    """Return the directory for temporary files of edges; nothing is created.
 
     Raises
     ------
@@ -181,12 +181,12 @@ def announce(
     progress: Progress,
     workload: Workload | None = None,
 ) -> Estimate | None:
-    """Say what the conversion will take, and refuse what the disk has no room for.
+    """Report the expected cost of a conversion, and refuse one that the disk has no room for.
 
     Parameters
     ----------
     source : Mapping
-        What is read: its `inputs` are looked at, unless `workload` says more.
+        The description of inputs; its `inputs` are inspected, unless a workload is given.
 
     Returns
     -------

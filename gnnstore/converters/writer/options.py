@@ -1,8 +1,4 @@
-"""What every converter can be asked to do, whatever it reads.
-
-One frozen value instead of a dozen parameters on each converter: the command line fills it
-once, the writer applies it, and provenance records it.
-"""
+"""Options that all converters have in common, as one value."""
 
 from __future__ import annotations
 
@@ -42,8 +38,8 @@ class ConvertOptions:
         Replace the output if it is a store already; the old one stays until the new one is
         complete.
     memory_bytes : int, optional
-        The most memory to use for building the adjacency; what it cannot hold is sorted on
-        disk. None: what is available.
+        The most memory to use for building the adjacency; edges that it cannot hold are sorted
+        on disk. None: all that is available.
     edge_ids : bool, optional
         Whether to store for each edge its position in the input. None: as the converter
         thinks fit (all but `from_rmat` do).
@@ -59,7 +55,7 @@ class ConvertOptions:
         largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
         `batch.x * batch.x_scale` is the features. Takes one more pass over them.
     spill_directory : str, optional
-        An existing directory for what does not fit in memory while edges are sorted. None:
+        An existing directory for temporary files while edges are sorted on disk. None:
         beside the output.
     """
 

@@ -1,4 +1,4 @@
-"""Training, validation and test nodes: the names they go by and the forms they come in."""
+"""Splits into training, validation and test nodes: their names, and the forms they come in."""
 
 from __future__ import annotations
 

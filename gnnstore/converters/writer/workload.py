@@ -1,8 +1,8 @@
-"""How much there is to convert, told from the inputs' sizes and beginnings before work starts.
+"""Measures the inputs of a conversion by their sizes and beginnings, before work starts.
 
-Headers of binary files say it exactly. Of text only the first megabyte is looked at, and the
-rest is taken to be like it. What is wrong with a file is not for this module to say: the
-converter will, so whatever cannot be understood here counts with its plain size.
+Headers of binary files state sizes exactly. Of text only the first megabyte is read, and the rest
+is taken to be like it. A file that is not understood here counts with its plain size; the converter
+reports errors in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_COLD_ROW_BYTES = 8
 
 @dataclass(frozen=True)
 class Workload:
-    """What a conversion will read, as far as can be told.
+    """The amount of data that a conversion reads, as far as is known.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class Workload:
     edge_row_bytes : int
         Attributes of one edge.
     binary_bytes, text_bytes : int
-        What is read; text after decompression.
+        Bytes to read; of text, after decompression.
     is_exact : bool
         Whether everything was told by headers.
     text_path : Path, optional

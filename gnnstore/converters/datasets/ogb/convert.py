@@ -56,8 +56,8 @@ def from_ogb(
 ) -> Path:
     """Convert an OGB node-property data set with one node type and one edge type.
 
-    What becomes what: `node-feat` (`node_feat`) is `x`, `node-label` is `y`, `edge-feat`
-    (`edge_feat`) is `edge_attr`; other `node_NAME` and `edge_NAME` files (members) keep
+    `node-feat` (`node_feat`) becomes `x`, `node-label` becomes `y`, `edge-feat` (`edge_feat`)
+    becomes `edge_attr`; other `node_NAME` and `edge_NAME` files (members) keep
     their names. Labels are int64 with OGB's shape [N, columns]; float32, if some are
     fractions, or, in the binary layouts, NaN. Features in CSV become float32. Of MAG240M the
     papers and their citations are taken; its directory, or the one above, is told by its files.

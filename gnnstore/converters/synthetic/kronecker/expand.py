@@ -137,7 +137,7 @@ def from_kronecker(
 
 
 def _workload(graph: SeedGraph, factor: int, edge_factor: float, features: bool) -> Workload:
-    """Return what is expected to be written; how many edges there will be is drawn."""
+    """Return the expected work; the exact number of edges is drawn."""
     x = graph.reader.schema.node.attributes.get("x") if features else None
     return Workload(
         num_nodes=graph.num_nodes * factor,

@@ -1,4 +1,4 @@
-"""What the nodes of an expanded graph carry: what the seed's carry, the features with noise.
+"""Attributes and splits of an expanded graph's nodes: those of the seed, the features with noise.
 
 Without noise, the copies of a node would be told apart by their neighbours alone, and rows of
 features would compress, and cache, as those of no real graph do.
@@ -42,8 +42,8 @@ def write_nodes(
     Parameters
     ----------
     feature_noise : float or None
-        Standard deviation of what is added to `x`, as a share of each column's own; None to
-        leave `x` out.
+        Standard deviation of the noise on `x`, as a share of each column's own; None to leave
+        `x` out.
     """
     for name, spec in graph.nodes.attributes.items():
         noise = None
@@ -64,13 +64,13 @@ class CopiedRows(SequentialArray):
     Parameters
     ----------
     graph : SeedGraph
-        What is copied.
+        The seed.
     spec : AttributeSpec
         The attribute.
     num_copies : int
         K.
     noise : Noise, optional
-        Is added.
+        Noise to add to the rows.
     """
 
     def __init__(
