@@ -36,8 +36,9 @@ from benchmarks.parts.conversion import (
     write_edges,
     write_features,
 )
-from gnnstore.converters.edges.columns import estimate_peak_bytes, num_build_threads
+from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.read_ahead import num_threads
 from gnnstore.disk.profile.cgroup import memory_group
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.units import format_size
@@ -84,7 +85,7 @@ def done(result: Conversion | str) -> Conversion:
 def large(directory: Path, *, as_json: bool) -> None:
     """Convert what memory cannot hold by far, in a cgroup that keeps the promise."""
     source = directory / "edges"
-    write_edges(source, LARGE_SCALE, LARGE_EDGES, num_build_threads())
+    write_edges(source, LARGE_SCALE, LARGE_EDGES, num_threads())
     with memory_group() as group:
         if group is None:
             raise SystemExit("no memory cgroup can be made here (it needs root)")
@@ -153,7 +154,7 @@ def compare(directory: Path, arguments: argparse.Namespace) -> None:
     """Convert in memory and on disk in turns."""
     scale, num_edges = arguments.scale, arguments.edges
     source = directory / "edges"
-    write_edges(source, scale, num_edges, num_build_threads())
+    write_edges(source, scale, num_edges, num_threads())
     rules = EdgeRules(undirected=arguments.undirected)
     whole = estimate_peak_bytes(rules, num_edges, 1 << scale, 0)
     budget = max(2**25, int(BUDGET_SHARE * whole))

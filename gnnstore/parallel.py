@@ -19,8 +19,8 @@ from typing import Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import BudgetError, GnnstoreError
-from gnnstore.units import format_at_least
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.errors import GnnstoreError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -77,13 +77,9 @@ class Lookahead:
         """
         self._largest_bytes = max(self._largest_bytes, batch_bytes)
         if self._spare_bytes is not None and 2 * batch_bytes > self._spare_bytes:
-            missing = 2 * batch_bytes - self._spare_bytes
-            raise BudgetError(
-                f"memory= leaves {self._spare_bytes} bytes for batches, but a batch of "
-                f"{batch_bytes} bytes and the one before it need {2 * batch_bytes}: "
-                f"{missing} bytes too few; raise memory= by at least {format_at_least(missing)}, "
-                "or choose a smaller batch_size or fan-out"
-            )
+            two = Reservation("a batch and the one before it", 2 * batch_bytes)
+            ledger = Ledger(self._spare_bytes, (two,), "a loader", "of memory= left for batches")
+            raise ledger.refusal(None, "choose a smaller batch_size or fan-out")
 
 
 def ordered_map(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gnnstore.errors import InputError, NotFoundError, StorageError, storage_error
+from gnnstore.errors import InputError, NotFoundError, UsageError, storage_error
 from gnnstore.formats.container.regular_files import check_regular, open_binary
 
 PathLike = str | os.PathLike[str]
@@ -101,12 +101,38 @@ def existing_directory(path: PathLike, what: str) -> Path:
     return found
 
 
-def read_error(error: OSError, what: str, path: PathLike) -> StorageError:
-    """Return our error for a failed read of an input."""
-    return storage_error(error, f"read {what}", path)
-
-
 def describe_files(paths: Iterable[PathLike]) -> list[dict[str, Any]]:
     """Return the absolute path and the size in bytes of each input, for provenance."""
     found = [Path(path).absolute() for path in paths]
     return [{"path": str(path), "size_bytes": path.stat().st_size} for path in found]
+
+
+def choose_name(names: Sequence[str], wanted: str | None, kind: str, path: Path) -> str | None:
+    """Return the one of a data set's splits or tasks to take; None if it has none.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Those that are there.
+    wanted : str, optional
+        The name that the user gives; may be left out where there is only one.
+    kind : str
+        "split" or "task", which is also the name of the option.
+    path : Path
+        The file or directory that lists them.
+
+    Raises
+    ------
+    NotFoundError
+        If the wanted one is not there.
+    UsageError
+        If there are several, and none is named.
+    """
+    listed = ", ".join(names) or "none"
+    if wanted is not None and wanted not in names:
+        raise NotFoundError(f"{path}: there is no {kind} {wanted!r}; there is {listed}", path=path)
+    if wanted is None and len(names) > 1:
+        raise UsageError(
+            f"{path}: there are several {kind}s; choose one with {kind}= (--{kind}): {listed}"
+        )
+    return wanted or next(iter(names), None)

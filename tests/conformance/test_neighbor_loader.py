@@ -637,7 +637,7 @@ def test_a_batch_without_room_says_so(store: gnnstore.GraphStore) -> None:
         store, [-1, -1], strategy="mmap", topology="mmap", batch_size=100, memory="2MB"
     )
     loader._spare_bytes = 20_000
-    with pytest.raises(BudgetError, match=r"bytes for batches, but a batch of .* choose a smaller"):
+    with pytest.raises(BudgetError, match=r"and the one before it\), but .* choose a smaller"):
         next(iter(loader))
 
 

@@ -20,8 +20,9 @@ PACKAGE = Path(__file__).parents[2] / "gnnstore"
 LAYERS = (
     ("_version", "errors"),
     ("units",),
-    ("progress", "timeline", "parallel", "registry"),
+    ("progress", "timeline", "registry"),
     ("budget", "_core"),
+    ("parallel",),
     ("formats",),
     ("disk",),
     ("sampling",),

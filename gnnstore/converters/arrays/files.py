@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.arrays.source import check_fits
-from gnnstore.converters.inputs import existing_file, read_error
-from gnnstore.errors import InputError, UsageError
+from gnnstore.converters.inputs import existing_file
+from gnnstore.errors import InputError, UsageError, storage_error
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.regular_files import open_regular
 
@@ -141,7 +141,7 @@ class _Reader:
         try:
             self._file = open_regular(path, error=InputError)
         except OSError as error:
-            raise read_error(error, "the array", path) from error
+            raise storage_error(error, "read the array", path) from error
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def fill(self, view: memoryview, offset: int) -> int:
@@ -153,7 +153,7 @@ class _Reader:
                     break
                 view, offset = view[count:], offset + count
         except OSError as error:
-            raise read_error(error, "the array", self._path) from error
+            raise storage_error(error, "read the array", self._path) from error
         return len(view)
 
     def __enter__(self) -> _Reader:
@@ -231,7 +231,7 @@ def open_raw(path: Path, layout: RawLayout) -> FileArray:
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise read_error(error, "the raw file", path) from error
+        raise storage_error(error, "read the raw file", path) from error
     rows, rest = divmod(found, layout.row_bytes)
     if rest:
         raise InputError(

@@ -15,8 +15,8 @@ import numpy.lib.format as npy
 
 from gnnstore.converters.arrays.files import FileArray
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
-from gnnstore.converters.inputs import existing_file, open_input, read_error
-from gnnstore.errors import InputError
+from gnnstore.converters.inputs import existing_file, open_input
+from gnnstore.errors import InputError, storage_error
 
 _KINDS = "biuf"  # booleans, integers, floats: what a store can hold
 
@@ -97,7 +97,7 @@ def open_npy(path: Path) -> ArraySource:
             header = read_npy_header(stream, str(path), path)
         found = path.stat().st_size
     except OSError as error:
-        raise read_error(error, "the array", path) from error
+        raise storage_error(error, "read the array", path) from error
     expected = header.header_bytes + math.prod(header.shape) * header.dtype.itemsize
     if found != expected:
         raise InputError(

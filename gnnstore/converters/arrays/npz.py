@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from gnnstore.converters.arrays.npy import read_npy_header
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_fits, row_bytes
-from gnnstore.converters.inputs import existing_file, open_zip, read_error
-from gnnstore.errors import InputError
+from gnnstore.converters.inputs import existing_file, open_zip
+from gnnstore.errors import InputError, storage_error
 from gnnstore.units import format_size
 
 # Deflate makes 258 bytes of two bits at best: more than 1032 times its input is no archive
@@ -146,7 +146,7 @@ class NpzMember:
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise _damaged(self.label, self.path, error) from None
         except OSError as error:
-            raise read_error(error, "the archive", self.path) from error
+            raise storage_error(error, "read the archive", self.path) from error
 
 
 def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
@@ -176,7 +176,7 @@ def open_npz(path: Path) -> Mapping[str, ArraySource]:
             path=path,
         ) from None
     except OSError as error:
-        raise read_error(error, "the archive", path) from error
+        raise storage_error(error, "read the archive", path) from error
     _check_declared_sizes(path, members, directory_begin)
     sources: dict[str, ArraySource] = {}
     for member in members:
@@ -193,7 +193,7 @@ def open_npz(path: Path) -> Mapping[str, ArraySource]:
         except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
             raise _damaged(f"{path}: {name}", path, error) from None
         except OSError as error:
-            raise read_error(error, "the archive", path) from error
+            raise storage_error(error, "read the archive", path) from error
     return sources
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.npz import BOUNDED_METHODS
-from gnnstore.converters.inputs import existing_file, open_zip, read_error
-from gnnstore.errors import InputError
+from gnnstore.converters.inputs import existing_file, open_zip
+from gnnstore.errors import InputError, storage_error
 
 # MAG240M's has 1.4 million ids, 8 bytes each, up to half more in the pickle's text form.
 _MAX_BYTES = 2**28
@@ -89,7 +89,7 @@ def read_split_dict(path: Path) -> dict[str, npt.NDArray[Any]]:
                 data = file.read(pickles[0].file_size)
         return arrays_of_pickle(data)
     except OSError as error:
-        raise read_error(error, "the splits", path) from error
+        raise storage_error(error, "read the splits", path) from error
     except MemoryError:
         raise
     except _NotAnArrayDictError as error:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from gnnstore.converters.inputs import open_input, read_error
-from gnnstore.errors import InputError
+from gnnstore.converters.inputs import open_input
+from gnnstore.errors import InputError, storage_error
 from gnnstore.progress import NullPhase, Phase
 
 BLOCK_BYTES, _MIN_BLOCK_BYTES = 2**20, 2**16
@@ -127,7 +127,7 @@ def read_blocks(
             path=path,
         ) from None
     except OSError as error:
-        raise read_error(error, "the text file", path) from error
+        raise storage_error(error, "read the text file", path) from error
     if rest.strip():
         if num_blank:
             yield TextBlock(line, b"\n")

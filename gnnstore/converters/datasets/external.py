@@ -153,25 +153,16 @@ def _open_member(path: Path, member: str | None) -> ArraySource:
 
 
 @dataclass(frozen=True)
-class ExternalFeatures:
+class ExternalFeatures(ArrayFiles):
     """The node attribute `x`, and the files that it is in.
 
     Attributes
     ----------
-    source : ArraySource [N, ...]
-        The rows as they come.
-    dtype : str or None
-        Their element type, where NumPy has none.
     row_ids : ArraySource [N], or None
         The id of each row; None: row i is that of node i.
-    files : tuple of Path
-        All of them.
     """
 
-    source: ArraySource
-    dtype: str | None
-    row_ids: ArraySource | None
-    files: tuple[Path, ...]
+    row_ids: ArraySource | None = None
 
     def write(self, writer: GraphWriter, nodes: ArraySource | None) -> None:
         """Write them as `x`, each row as that of its node.
@@ -217,10 +208,7 @@ def open_external(
             )
         return None
     found = open_features(features, raw=raw)
-    rows: ArrayFiles | None = None if ids is None else open_labels(ids)
-    return ExternalFeatures(
-        found.source,
-        found.dtype,
-        None if rows is None else rows.source,
-        (*found.files, *(() if rows is None else rows.files)),
-    )
+    if ids is None:
+        return ExternalFeatures(found.source, found.dtype, found.files)
+    rows = open_labels(ids)
+    return ExternalFeatures(found.source, found.dtype, (*found.files, *rows.files), rows.source)

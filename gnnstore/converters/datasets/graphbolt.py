@@ -15,11 +15,17 @@ from gnnstore.converters.arrays.source import ArraySource, row_bytes
 from gnnstore.converters.arrays.text_arrays import TextEdges
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
 from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs
-from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, existing_file
+from gnnstore.converters.inputs import (
+    PathLike,
+    choose_name,
+    describe_files,
+    existing_directory,
+    existing_file,
+)
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs, node_workload
-from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.errors import InputError, limits_named
 from gnnstore.progress import Progress
 
 _SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
@@ -57,7 +63,9 @@ def from_graphbolt(
         If metadata or data are wrong, in torch's pickled form, or of several types.
     """
     metadata = read_metadata(existing_directory(input, "the GraphBolt data set"))
-    chosen = _choose(metadata, task)
+    names = [str(found.name) for found in metadata.tasks]
+    name = choose_name(names, task, "task", metadata.path)
+    chosen = None if name is None else metadata.tasks[names.index(name)]
     for path in metadata.files():
         existing_file(path, "a file of the data set")
     source = {
@@ -81,22 +89,6 @@ def from_graphbolt(
             writer.set_node_attribute(name, array)
         _read_edges(writer, metadata, edges)
         return writer.commit()
-
-
-def _choose(metadata: Metadata, name: str | None) -> Task | None:
-    names = ", ".join(str(task.name) for task in metadata.tasks) or "none"
-    if name is not None:
-        for task in metadata.tasks:
-            if task.name == name:
-                return task
-        raise NotFoundError(
-            f"{metadata.path}: there is no task {name!r}; there is {names}", path=metadata.path
-        )
-    if len(metadata.tasks) > 1:
-        raise UsageError(
-            f"{metadata.path}: there are several tasks; choose one with task= (--task): {names}"
-        )
-    return metadata.tasks[0] if metadata.tasks else None
 
 
 def _by_name(files: tuple[DataFile, ...], rename: Callable[[str], str]) -> dict[str, ArraySource]:

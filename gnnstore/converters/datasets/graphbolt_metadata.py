@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gnnstore.converters.inputs import existing_file, open_input, read_error
-from gnnstore.errors import InputError, UsageError
+from gnnstore.converters.inputs import existing_file, open_input
+from gnnstore.errors import InputError, UsageError, storage_error
 
 FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**20  # the largest public ones have a few thousand
@@ -86,7 +86,7 @@ def read_metadata(directory: Path) -> Metadata:
             size = os.fstat(file.fileno()).st_size
             text = file.read(_MAX_BYTES)
     except OSError as error:
-        raise read_error(error, "the metadata", path) from error
+        raise storage_error(error, "read the metadata", path) from error
     if size > _MAX_BYTES:
         raise InputError(f"{path}: has {size} bytes, at most {_MAX_BYTES} are read", path=path)
     return _Reader(path).metadata(_parse(text, path))

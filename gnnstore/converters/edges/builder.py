@@ -25,7 +25,6 @@ from gnnstore.converters.edges.columns import (
     BuiltEdges,
     estimate_peak_bytes,
     longest_sort,
-    num_build_threads,
     sort_edges,
     sort_scratch,
 )
@@ -38,6 +37,7 @@ from gnnstore.converters.edges.runs import (
     write_part,
 )
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.read_ahead import num_threads
 from gnnstore.errors import InputError, NoSpaceError, storage_error
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.formats.container.journal import Journal
@@ -255,7 +255,7 @@ class EdgeBuilder:
         while buffer.num_edges:
             num_edges = max(1, min(buffer.num_edges, fitting))
             name = f"{len(self._parts):06d}-{secrets.token_hex(4)}"
-            part = write_part(directory / name, buffer, num_edges, self._rules, num_build_threads())
+            part = write_part(directory / name, buffer, num_edges, self._rules, num_threads())
             if self._journal is not None:
                 self._journal.record_run(part.to_json())
             self._parts.append(part)
@@ -302,7 +302,7 @@ class EdgeBuilder:
             self._rules,
             count,
             memory_bytes=int(_SHARE * self._memory.limit),
-            num_threads=num_build_threads(),
+            num_threads=num_threads(),
             directory=self._spill_directory,
             journal=self._journal,
         )

@@ -6,7 +6,6 @@ edges that do not fit in memory.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ from gnnstore.converters.edges.rules import (
     is_identity,
     missing_self_loops,
 )
+from gnnstore.converters.read_ahead import num_threads
 
 # Chunks in which finished edges are handed over: large enough for sequential writes.
 CHUNK_EDGES = 2**21
@@ -87,11 +87,6 @@ class BuiltEdges(Protocol):
         """Remove temporary files, once the edges are written and durable."""
 
 
-def num_build_threads() -> int:
-    """Return how many threads sort columns: the processors we may use, at most 8."""
-    return min(8, len(os.sched_getaffinity(0)))
-
-
 def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemoryEdges:
     """Sort the edges of a buffer into columns; the buffer is empty afterwards.
 
@@ -107,7 +102,7 @@ def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemory
         sources,
         targets,
         num_nodes,
-        num_threads=num_build_threads(),
+        num_threads=num_threads(),
         with_edge_id=bool(rules.keep_ids or attributes),
     )
     del sources, targets
@@ -214,7 +209,7 @@ def sort_scratch(num_nodes: int, edges_at_once: int) -> Reservation:
     """Return the memory in which the kernel's threads sort so many edges at once."""
     is_narrow = max(num_nodes, edges_at_once) <= _NARROW_KEYS
     edge_bytes = _NARROW_SCRATCH_BYTES if is_narrow else _WIDE_SCRATCH_BYTES
-    return Reservation("scratch to sort in", edge_bytes * edges_at_once * num_build_threads())
+    return Reservation("scratch to sort in", edge_bytes * edges_at_once * num_threads())
 
 
 def longest_sort(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> int:

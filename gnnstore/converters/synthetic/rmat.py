@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.columns import num_build_threads
 from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -152,7 +152,7 @@ def _add_edges(
     seed: int,
 ) -> None:
     writer.expect_edges(num_edges)
-    threads = num_build_threads()
+    threads = num_threads()
     with writer.progress.phase("draw edges", num_edges, "edges") as phase:
         for first in range(0, num_edges, _CHUNK_EDGES):
             count = min(_CHUNK_EDGES, num_edges - first)

@@ -22,10 +22,11 @@ from numpy.random import default_rng
 from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
-from gnnstore.converters.edges.columns import estimate_peak_bytes, num_build_threads
+from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.runs import record_bytes_for, spill_bytes_per_edge
+from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import GnnstoreError
 from gnnstore.units import format_duration, format_size
@@ -217,7 +218,7 @@ def _measure_sorting(ends: npt.NDArray[np.int32]) -> float:
         ends[0],
         ends[1],
         _TRIAL_EDGES // 8,
-        num_threads=num_build_threads(),
+        num_threads=num_threads(),
         with_edge_id=True,
     )
     return _TRIAL_EDGES / (time.perf_counter() - began)

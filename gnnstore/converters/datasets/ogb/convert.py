@@ -15,7 +15,7 @@ from gnnstore.converters.datasets.ogb.binary import convert_binary
 from gnnstore.converters.datasets.ogb.csv import convert_csv, read_ids
 from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
 from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
-from gnnstore.converters.inputs import PathLike, describe_files, existing_directory
+from gnnstore.converters.inputs import PathLike, choose_name, describe_files, existing_directory
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
@@ -148,19 +148,8 @@ def _find(directory: Path, split: str | None) -> OgbFiles:
 def _find_split(directory: Path, split: str | None) -> Path | None:
     found = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
     found = [name for name in found if (directory / name).is_dir()]
-    if split is not None and split not in found:
-        raise NotFoundError(
-            f"{directory}: there is no split {split!r}; there is {', '.join(found) or 'none'}",
-            path=directory,
-        )
-    if split is None and len(found) > 1:
-        raise UsageError(
-            f"{directory}: there are several splits; choose one with split= (--split): "
-            f"{', '.join(found)}"
-        )
-    if not found:
-        return None
-    return directory / (split or found[0])
+    chosen = choose_name(found, split, "split", directory)
+    return None if chosen is None else directory / chosen
 
 
 def _warn_of_splits(writer: GraphWriter, directory: Path) -> None:
