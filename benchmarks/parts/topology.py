@@ -27,6 +27,7 @@ from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, open_neighbor_cache
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.disk import BatchRequest
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.worker import DiskUse
 
@@ -136,7 +137,7 @@ def prepare(run: Run) -> Batches:
     memory_bytes = left_bytes + run.task.slack_bytes - ALLOWANCE_BYTES
 
     def together(numbers: Iterable[int]) -> Iterator[Sample]:
-        requests = ((run.seeds[number], run.task.round, number) for number in numbers)
+        requests = (BatchRequest(run.seeds[number], run.task.round, number) for number in numbers)
         return disk.sample_many(requests, memory_bytes=memory_bytes, num_threads=run.num_threads)
 
     return together

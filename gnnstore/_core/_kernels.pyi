@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+_Excluded: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 _Ids: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
 
 # --- checksums -----------------------------------------------------------------------------
@@ -1299,6 +1300,7 @@ def sample_neighbors(
     disjoint: bool = False,
     induced: bool = False,
     index_dtype: Literal["int64", "int32"] = "int64",
+    excluded: _Excluded | None = None,
 ) -> _Sampled:
     """Sample the in-neighbourhood of seed nodes, hop by hop.
 
@@ -1328,6 +1330,9 @@ def sample_neighbors(
         Return all edges between the sampled nodes. Excludes `disjoint`.
     index_dtype : "int64" or "int32"
         dtype of `n_id` and `edge_index`.
+    excluded : tuple of ndarray, optional
+        Edges that are not sampled, as ranges of positions in `indices`: targets, first positions
+        and those after the last, int64 [k] each, ascending. Fan-outs are filled with others.
 
     Returns
     -------
@@ -1381,6 +1386,8 @@ class StagedBatch:
         latest when it would be used.
     max_column_positions : int
         The most positions of whole lists that are asked for at once.
+    excluded : tuple of ndarray, optional
+        As in `sample_neighbors`.
 
     Raises
     ------
@@ -1406,6 +1413,7 @@ class StagedBatch:
         index_dtype: Literal["int64", "int32"] = "int64",
         cache: tuple[NDArray[np.uint64], NDArray[np.int64], _Ids] | None = None,
         max_column_positions: int = 1048576,
+        excluded: _Excluded | None = None,
     ) -> None: ...
     def draw(self) -> NDArray[np.int64] | None:
         """Return the positions in `indices` that are needed next, maybe none; None at the end."""

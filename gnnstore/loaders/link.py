@@ -81,6 +81,10 @@ class LinkNeighborLoader(BatchLoader, PygLinkNeighborLoader):  # type: ignore[mi
         Whether `collate_fn` returns finished batches (default) or sampler output.
     directed : bool
         PyG's deprecated name of `subgraph_type="induced"` (when False).
+    exclude_edges : "self" or "reverse", optional
+        Do not sample the seed edges of a batch for it ("self"), nor their reverses ("reverse", for
+        undirected graphs): a model that finds them in `edge_index` learns nothing else. They are
+        left out when neighbours are drawn, so that fan-outs stay full.
     strict_negatives : bool
         Draw negatives again that are edges of the graph, loops or the positive itself, up to 16
         times; `stats().negatives_kept` counts those that still are.
@@ -150,6 +154,7 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
         neighbor_sampler: Any = None,
         directed: bool = True,
         *,
+        exclude_edges: str | None = None,
         strict_negatives: bool = False,
         neg_side: str = "dst",
         shared_negatives: int | None = None,
@@ -227,6 +232,7 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
             negatives=negatives,
             disjoint=disjoint,
             attributes=edge_label_attrs,
+            exclude_edges=_exclusion(exclude_edges, config.subgraph_type),
         )
         super().__init__(
             len(self._seeds),
@@ -342,6 +348,20 @@ def _negatives(
         degree_fraction,
         strict,
     )
+
+
+def _exclusion(exclude_edges: str | None, subgraph_type: str) -> str | None:
+    if exclude_edges not in {None, "self", "reverse"}:
+        raise UsageError(
+            f"exclude_edges={exclude_edges!r} is unknown; choose 'self' or 'reverse', or leave it "
+            "out"
+        )
+    if exclude_edges == "self" and subgraph_type == "bidirectional":
+        raise UsageError(
+            "exclude_edges='self': the reverse of a sampled edge may be a seed edge, and "
+            "subgraph_type='bidirectional' adds it; choose exclude_edges='reverse'"
+        )
+    return exclude_edges
 
 
 _FOR_ALL = "strict_negatives"

@@ -270,8 +270,8 @@ class SampleTask(Task):
         """Select the seeds, and sample from them."""
         key = self.key
         seeds = self._seeds.select(self._index, key)
-        nodes = seeds.start_nodes()[None]
-        sample = self._sampler.sample(nodes, epoch=key.epoch, batch=key.batch)
+        nodes, excluded = seeds.start_nodes()[None], seeds.excluded()
+        sample = self._sampler.sample(nodes, epoch=key.epoch, batch=key.batch, excluded=excluded)
         return Sampled(sample, seeds.labels)
 
 

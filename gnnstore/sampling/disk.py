@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterable
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.bulk import BYTES_PER_COLUMN_POSITION, advance_together
 from gnnstore.sampling.neighbor import (
+    Excluded,
     IndexDtype,
     NeighborSampler,
     Sample,
@@ -34,8 +35,14 @@ from gnnstore.sampling.staged import (
     StagedBatch,
 )
 
-# Seeds, epoch and batch: the arguments of `NeighborSampler.sample`.
-BatchRequest = tuple[npt.ArrayLike, int, int]
+
+class BatchRequest(NamedTuple):
+    """The arguments of `NeighborSampler.sample`."""
+
+    seeds: npt.ArrayLike
+    epoch: int
+    batch: int
+    excluded: Excluded | None = None
 
 
 class DiskNeighborSampler(NeighborSampler):
@@ -92,7 +99,9 @@ class DiskNeighborSampler(NeighborSampler):
         """In-neighbours that all batches so far have needed."""
         return self._counts
 
-    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> Sample:
+    def sample(
+        self, seeds: npt.ArrayLike, *, epoch: int, batch: int, excluded: Excluded | None = None
+    ) -> Sample:
         """Sample the subgraph of some seed nodes; see `NeighborSampler.sample`.
 
         Raises
@@ -103,7 +112,7 @@ class DiskNeighborSampler(NeighborSampler):
             As `fetch`, or a file of a mapped `indptr` has been truncated.
         """
         self.csc.check_mapped_files()
-        staged = self._begin((seeds, epoch, batch), MAX_COLUMN_POSITIONS)
+        staged = self._begin(BatchRequest(seeds, epoch, batch, excluded), MAX_COLUMN_POSITIONS)
         while (positions := staged.draw()) is not None:
             staged.take(self._fetched(positions))
         self._count(staged.counts)
@@ -116,8 +125,8 @@ class DiskNeighborSampler(NeighborSampler):
 
         Parameters
         ----------
-        requests : iterable of (seeds, epoch, batch)
-            As the arguments of `sample`; taken group by group.
+        requests : iterable of BatchRequest
+            Taken group by group.
         memory_bytes : int
             Memory of a group: its subgraphs, and buffers for sampling them. Groups grow from a
             single batch, and are sized by the largest batch so far; a batch that takes more by
@@ -158,14 +167,14 @@ class DiskNeighborSampler(NeighborSampler):
             size = max(1, min(2 * size, left_bytes // each_bytes))
 
     def _begin(self, request: BatchRequest, max_column_positions: int) -> StagedBatch:
-        seeds, epoch, batch = request
         return StagedBatch(
             self.csc,
             self.config,
             self.index_dtype,
-            seeds,
-            epoch=epoch,
-            batch=batch,
+            request.seeds,
+            epoch=request.epoch,
+            batch=request.batch,
+            excluded=request.excluded,
             cache=self.cache,
             max_column_positions=max_column_positions,
         )

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.store.csc import Csc
+from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -51,6 +52,20 @@ class EdgeFinder:
         self._csc.check_mapped_files()
         firsts = self._bound(sources, targets, side="left")
         return firsts, self._bound(sources, targets, side="right")
+
+    def excluding(self, sources: Int64Array, targets: Int64Array) -> Excluded:
+        """Return the edges between some pairs [B] in the form that samplers leave them out.
+
+        Returns
+        -------
+        ndarray of int64 [n], three of them
+            Target, first position and the one after the last of each pair that has edges, once
+            each and ascending.
+        """
+        begins, ends = self.ranges(sources, targets)
+        there = np.flatnonzero(begins < ends)
+        begins, first = np.unique(begins[there], return_index=True)
+        return targets[there[first]], begins, ends[there[first]]
 
     def targets_of(self, positions: Int64Array) -> Int64Array:
         """Return the nodes that the edges at some positions [B] lead to."""

@@ -34,6 +34,10 @@ SampledArrays = tuple[
     list[int],
 ]
 
+# Edges as ranges of positions in the graph's `indices`: target nodes, first positions, and those
+# after the last, int64 [n] each, ascending; `EdgeFinder.excluding` gives them.
+Excluded = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
 _WORD = 2**64  # the key of a draw consists of unsigned 64-bit words
 
 
@@ -170,7 +174,9 @@ class NeighborSampler:
         self._num_nodes = csc.num_nodes
         self.index_dtype: IndexDtype = index_dtype
 
-    def sample(self, seeds: npt.ArrayLike, *, epoch: int, batch: int) -> Sample:
+    def sample(
+        self, seeds: npt.ArrayLike, *, epoch: int, batch: int, excluded: Excluded | None = None
+    ) -> Sample:
         """Sample the subgraph of some seed nodes.
 
         Parameters
@@ -179,6 +185,8 @@ class NeighborSampler:
             Nodes of the graph; B may be 0, and nodes may be repeated.
         epoch, batch : int
             Further words of the key of all draws, in [0, 2^64).
+        excluded : Excluded, optional
+            Edges that are not sampled; fan-outs are filled with others.
 
         Returns
         -------
@@ -216,6 +224,7 @@ class NeighborSampler:
                 disjoint=config.disjoint,
                 induced=config.subgraph_type == "induced",
                 index_dtype=self.index_dtype,
+                excluded=excluded,
             )
         return as_subgraph(arrays, config, len(seed_ids))
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import (
+    Excluded,
     IndexDtype,
     Sample,
     SamplingConfig,
@@ -95,7 +96,7 @@ class StagedBatch:
         Of `indices` only length and dtype matter.
     config : SamplingConfig
     index_dtype : "int64" or "int32"
-    seeds, epoch, batch
+    seeds, epoch, batch, excluded
         As in `NeighborSampler.sample`.
     cache : CachedNeighbors, optional
     max_column_positions : int
@@ -116,6 +117,7 @@ class StagedBatch:
         *,
         epoch: int,
         batch: int,
+        excluded: Excluded | None = None,
         cache: CachedNeighbors | None = None,
         max_column_positions: int = MAX_COLUMN_POSITIONS,
     ) -> None:
@@ -144,6 +146,7 @@ class StagedBatch:
                 index_dtype=index_dtype,
                 cache=None if cache is None else (cache.bits, cache.starts, cache.neighbors),
                 max_column_positions=max_column_positions,
+                excluded=excluded,
             )
 
     def draw(self) -> npt.NDArray[np.int64] | None:

@@ -22,6 +22,7 @@ from gnnstore import LinkNeighborLoader
 from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.pipeline.seeds.links import Links
 from gnnstore.pipeline.seeds.negatives import Negatives, cumulative_weights
+from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same
 from gnnstore.testing.graphs import GraphArrays, random_graph
@@ -41,6 +42,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "degree_fraction": 0.5,
         "strict_negatives": True,
         "edge_label_attrs": ("edge_attr",),
+        "exclude_edges": "self",
     },
 }
 
@@ -415,6 +417,89 @@ def test_negatives_are_shared_by_chunks_and_drawn_by_degree(path: Path) -> None:
             assert torch.isin(chunk[0, :3], others).all(), (side, own)
 
 
+# --- the seed edges themselves --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", ["memory", "disk"])
+@pytest.mark.parametrize("subgraph_type", ["directional", "bidirectional", "induced"])
+@pytest.mark.parametrize("exclude", ["self", "reverse"])
+@pytest.mark.parametrize("replace", [False, True])
+def test_seed_edges_are_not_sampled_and_fan_outs_stay_full(
+    path: Path,
+    csc: set[tuple[int, int]],
+    *,
+    topology: str,
+    subgraph_type: str,
+    exclude: str,
+    replace: bool,
+) -> None:
+    options = {"subgraph_type": subgraph_type, "replace": replace, "topology": topology}
+    options |= {"shuffle": False, "strategy": "memory" if topology == "memory" else "direct"}
+    if (subgraph_type, exclude) == ("bidirectional", "self"):
+        with pytest.raises(gnnstore.UsageError, match="choose exclude_edges='reverse'"):
+            loader_of(path, exclude_edges=exclude, **options)
+        return
+    degrees = gnnstore.open(path).topology("mmap")
+    leaks = 0
+    pairs = zip(
+        loader_of(path, **options), loader_of(path, exclude_edges=exclude, **options), strict=True
+    )
+    for number, (plain, batch) in enumerate(pairs):
+        if number == 40:
+            break
+        seeds = set(zip(*batch.n_id[batch.edge_label_index].tolist(), strict=True))
+        hidden = seeds | ({(v, u) for u, v in seeds} if exclude == "reverse" else set())
+        leaks += len(hidden & set(zip(*plain.n_id[plain.edge_index].tolist(), strict=True)))
+        messages = list(zip(*batch.n_id[batch.edge_index].tolist(), strict=True))
+        assert hidden.isdisjoint(messages)
+        if subgraph_type == "induced":
+            inside = set(batch.n_id.tolist())
+            assert set(messages) == {(u, v) for u, v in csc if {u, v} <= inside} - hidden
+        elif subgraph_type == "directional":
+            taken = np.bincount(batch.edge_index[1], minlength=batch.num_nodes)
+            for place in range(batch.num_sampled_nodes[0]):
+                node = int(batch.n_id[place])
+                column = degrees.indices[degrees.indptr[node] : degrees.indptr[node + 1]]
+                others = sum((int(u), node) not in hidden for u in column)
+                full = FANOUTS[0] if replace and others else min(FANOUTS[0], others)
+                assert taken[place] == full
+            if not replace:
+                assert len(batch.e_id.unique()) == len(batch.e_id)
+    assert leaks  # without the option they are there
+
+
+def test_what_is_excluded_leaves_other_draws_uniform(tmp_path: Path) -> None:
+    """A target of ten neighbours, two of them excluded, twice connected: the rest come alike."""
+    sources = np.array([0, 1, 2, 3, 3, 4, 5, 6, 7, 7, 8, 9])
+    edges = np.stack([sources, np.full(12, 10)])
+    store = GraphArrays(11, edges).write(tmp_path / "s.gnn")
+    seeds = torch.tensor([[3, 7], [10, 10]])
+    loader = LinkNeighborLoader(store, [3], seeds, batch_size=2, seed=0, exclude_edges="self")
+    found = []
+    for epoch in range(1500):
+        loader.set_epoch(epoch)
+        (batch,) = loader
+        assert batch.num_sampled_edges == [3]
+        found.append(batch.n_id[batch.edge_index[0]].numpy())
+    counts = np.bincount(np.concatenate(found), minlength=10)
+    assert counts[[3, 7]].tolist() == [0, 0]
+    share = np.full(10, 1500 * 3 / 8)
+    share[[3, 7]] = 0
+    assert abs(chi_square(counts, share)) < 5
+
+
+@pytest.mark.parametrize("ranges", [([5], [3], [3]), ([5, 4], [9, 3], [10, 4]), ([5], [0], [1])])
+def test_the_core_checks_ranges(path: Path, ranges: tuple[list[int], ...]) -> None:
+    csc = gnnstore.open(path).topology("memory")
+    sampler = NeighborSampler(csc, SamplingConfig((2,)), "int64")
+    nodes, begins, ends = (np.array(r) for r in ranges)
+    begins, ends = begins + csc.indptr[5], ends + csc.indptr[5]
+    if ranges[1] == [0]:
+        begins, ends = begins - 1, ends + 10_000
+    with pytest.raises(gnnstore.CorruptStoreError, match="excluded edges: range"):
+        sampler.sample([5], epoch=0, batch=0, excluded=(nodes, begins, ends))
+
+
 def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
     values = gnnstore.open(path).to_pyg().edge_attr
     for edges in (None, edge_index[:, 100:300]):
@@ -451,6 +536,7 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ({"neg_sampling": ("binary", 1, None, -torch.ones(N))}, "dst_weight: the weight of node 0"),
         ({"neg_sampling": ("binary", 1, torch.zeros(N))}, "all weights are 0"),
         ({"strict_negatives": True}, "strict_negatives: no negatives are drawn"),
+        ({"exclude_edges": "all"}, "exclude_edges='all' is unknown"),
         ({"neg_side": "src", "neg_sampling": "binary"}, "only of use to neg_sampling='triplet'"),
         ({"neg_side": "top", "neg_sampling": "triplet"}, "neg_side='top' is unknown"),
         ({"shared_negatives": 0, "neg_sampling": "triplet"}, "at least 1 chunk"),

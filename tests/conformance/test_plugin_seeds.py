@@ -74,6 +74,9 @@ class PairSeeds(NamedTuple):
     def times(self) -> None:
         return None
 
+    def excluded(self) -> None:
+        return None
+
 
 def negatives(key: BatchKey, count: int) -> npt.NDArray[np.int64]:
     words = np.array([key.seed, key.epoch], np.uint64)

@@ -283,7 +283,7 @@ def test_what_is_prepared_ahead_does_not_count(store: GraphStore) -> None:
     prepared: list[int] = []
     sample: Any = loader._source.sampler.sample
 
-    def note(seeds: Any, *, epoch: int, batch: int) -> Any:
+    def note(seeds: Any, *, epoch: int, batch: int, excluded: Any = None) -> Any:
         prepared.append(batch)
         return sample(seeds, epoch=epoch, batch=batch)
 
@@ -305,7 +305,7 @@ def test_batches_that_were_handed_out_are_not_sampled_again(
     loader = resumed(make(store, num_threads=2), state)
     sample, sampled = loader._source.sampler.sample, []
 
-    def note(seeds: Any, *, epoch: int, batch: int) -> Any:
+    def note(seeds: Any, *, epoch: int, batch: int, excluded: Any = None) -> Any:
         sampled.append((epoch, batch))
         return sample(seeds, epoch=epoch, batch=batch)
 

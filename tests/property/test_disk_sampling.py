@@ -10,6 +10,7 @@ import errno
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,6 +29,7 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, index_bytes, open_neighbor_cache
 from gnnstore.graph.neighbor_cache.importance import all_lists, choose_lists, unpack_bits
 from gnnstore.sampling import DiskNeighborSampler, NeighborSampler, Sample, SamplingConfig
+from gnnstore.sampling.disk import BatchRequest
 from gnnstore.sampling.staged import CachedNeighbors, StagedBatch
 from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
@@ -144,7 +146,9 @@ def test_equal_to_sampling_in_memory(
 
     num_threads = data.draw(st.integers(1, 3), label="threads")
     memory_bytes = data.draw(st.sampled_from([0, 20_000, 10**9]), label="memory")
-    many = disk.sample_many(requests, memory_bytes=memory_bytes, num_threads=num_threads)
+    many = disk.sample_many(
+        starmap(BatchRequest, requests), memory_bytes=memory_bytes, num_threads=num_threads
+    )
     for got, expected in zip(many, want, strict=True):
         assert_same(got, expected)
 
@@ -211,7 +215,9 @@ def test_from_disk(stored: tuple[Csc, IndexRows], config: SamplingConfig) -> Non
             for got, expected in zip(alone, want, strict=True):
                 assert_same(got, expected)
         read.append(rows.counts.reads - before)
-        together = disk.sample_many(requests, memory_bytes=1 << 22, num_threads=2)
+        together = disk.sample_many(
+            starmap(BatchRequest, requests), memory_bytes=1 << 22, num_threads=2
+        )
         for got, expected in zip(together, want, strict=True):
             assert_same(got, expected)
     assert read[0] > read[2] == 0
@@ -224,7 +230,7 @@ def test_together_reads_less(stored: tuple[Csc, IndexRows]) -> None:
     for ids, epoch, batch in requests:
         disk.sample(ids, epoch=epoch, batch=batch)
     alone = rows.counts
-    list(disk.sample_many(requests, memory_bytes=1 << 30))
+    list(disk.sample_many(starmap(BatchRequest, requests), memory_bytes=1 << 30))
     # Groups of 1, 2, 4 and so on; two hops each.
     assert rows.counts.bytes_read - alone.bytes_read < alone.bytes_read / 2
 
@@ -243,7 +249,7 @@ def test_groups_stay_within_their_memory() -> None:
     sizes = {}
     for memory_bytes in (0, 1_500_000, 10**9):
         running[:] = [0]
-        for _ in disk.sample_many(requests, memory_bytes=memory_bytes):
+        for _ in disk.sample_many(starmap(BatchRequest, requests), memory_bytes=memory_bytes):
             if running[-1]:
                 running.append(0)
         sizes[memory_bytes] = running[:-1]
@@ -253,7 +259,7 @@ def test_groups_stay_within_their_memory() -> None:
     assert sum(limited) == 64
     assert 1 < max(limited) < 32
     # A group's requests are not taken before the one before is given out.
-    taken = iter(requests)
+    taken = starmap(BatchRequest, requests)
     many = disk.sample_many(taken, memory_bytes=10**9)
     next(many)
     many.close()
@@ -393,7 +399,11 @@ def test_corrupt_indices(
             disk.sample([node], epoch=0, batch=0)
         assert caught.value.path == "the/store"
         with pytest.raises(CorruptStoreError, match=message):
-            list(disk.sample_many([([0], 0, 0), ([node], 0, 1)] * 3, memory_bytes=10**9))
+            list(
+                disk.sample_many(
+                    [BatchRequest([0], 0, 0), BatchRequest([node], 0, 1)] * 3, memory_bytes=10**9
+                )
+            )
     with pytest.raises(CorruptStoreError, match="cannot count the degrees of the/store"):
         open_neighbor_cache(csc, rows, bytes_for_all(csc) // 2, str(uuid4()))
 
@@ -410,7 +420,7 @@ def test_a_truncated_file(tmp_path: Path, engine: Engine, config: SamplingConfig
     seeds = np.arange(2000, 2100)
     for attempt in (
         lambda: disk.sample(seeds, epoch=0, batch=0),
-        lambda: list(disk.sample_many([(seeds, 0, 0)] * 3, memory_bytes=10**9)),
+        lambda: list(disk.sample_many([BatchRequest(seeds, 0, 0)] * 3, memory_bytes=10**9)),
         lambda: rows.read(0, rows.num_edges),
         lambda: open_neighbor_cache(csc, rows, bytes_for_all(csc), UUID),
     ):
@@ -473,7 +483,7 @@ def test_what_is_asked_wrongly() -> None:
     with pytest.raises(UsageError, match="batch must be in"):
         disk.sample([0], epoch=0, batch=-1)
     with pytest.raises(UsageError, match="seeds must be a vector of integer node ids"):
-        next(disk.sample_many([([0.5], 0, 0)], memory_bytes=0))
+        next(disk.sample_many([BatchRequest([0.5], 0, 0)], memory_bytes=0))
     assert list(disk.sample_many([], memory_bytes=0)) == []
 
 

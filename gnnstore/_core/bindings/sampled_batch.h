@@ -2,11 +2,13 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,19 @@ nb::tuple to_tuple(SampledBatch batch, bool is_disjoint) {
         take_array<int64_t>(std::move(batch.edge_pos), {num_edges}),
         is_disjoint ? take_array<int64_t>(std::move(batch.tree), {num_nodes}) : nb::none(),
         batch.num_sampled_nodes, batch.num_sampled_edges);
+}
+
+// Nodes, begins, ends; see ExcludedEdges.
+using ExcludedArrays = std::tuple<InputArray, InputArray, InputArray>;
+
+inline ExcludedEdges excluded_in(const std::optional<ExcludedArrays> &arrays) {
+    if (!arrays) return {};
+    const auto &[nodes, begins, ends] = *arrays;
+    if (length(nodes) != length(begins) || length(nodes) != length(ends))
+        throw std::invalid_argument("excluded edges: nodes, begins and ends must be of one length");
+    return {input_data<int64_t>(nodes, "the excluded edges' nodes", "int64"),
+            input_data<int64_t>(begins, "the excluded edges' begins", "int64"),
+            input_data<int64_t>(ends, "the excluded edges' ends", "int64"), length(nodes)};
 }
 
 // Calls use(Integer{}) with the type that an argument names.

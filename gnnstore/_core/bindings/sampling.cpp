@@ -1,6 +1,7 @@
 // The sampling group: subgraphs of seed nodes.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
@@ -32,9 +33,9 @@ nb::tuple sample_into(const CscView<Index> &graph, const InputArray &seeds,
 nb::tuple sample(const InputArray &indptr, const InputArray &indices, const InputArray &seeds,
                  std::vector<int64_t> fanouts, uint64_t seed, uint64_t epoch, uint64_t batch,
                  std::optional<int64_t> num_src_nodes, bool replace, bool disjoint, bool induced,
-                 const std::string &index_dtype) {
+                 const std::string &index_dtype, const std::optional<ExcludedArrays> &excluded) {
     const SamplingOptions options{std::move(fanouts), replace, disjoint, induced,
-                                  DrawKey{seed, epoch, batch}};
+                                  DrawKey{seed, epoch, batch}, excluded_in(excluded)};
     return with_integers(indices, "indices", [&]<class Index>(const Index *neighbors) {
         const CscView<Index> graph{columns_of(indptr, length(indices), num_src_nodes), neighbors};
         return with_integer_dtype("index_dtype", index_dtype, [&]<class Local>(Local) {
@@ -100,7 +101,7 @@ void bind_sampling(nb::module_ &m) {
     m.def("sample_neighbors", sample, "indptr"_a.noconvert(), "indices"_a.noconvert(),
           "seeds"_a.noconvert(), "fanouts"_a, nb::kw_only(), "seed"_a, "epoch"_a, "batch"_a,
           "num_src_nodes"_a = nb::none(), "replace"_a = false, "disjoint"_a = false,
-          "induced"_a = false, "index_dtype"_a = "int64");
+          "induced"_a = false, "index_dtype"_a = "int64", "excluded"_a = nb::none());
     m.def("choose_positions", choose_positions, "degree"_a, "k"_a, "replace"_a, "seed"_a, "epoch"_a,
           "batch"_a, "hop"_a, "node"_a, "tree"_a = 0);
     m.def("add_reverse_edges", add_reverse_edges_of, "edge_index"_a.noconvert(),

@@ -50,7 +50,8 @@ public:
                  int64_t num_edges, const std::string &indices_dtype, uint64_t seed,
                  uint64_t epoch, uint64_t batch, std::optional<int64_t> num_src_nodes,
                  bool replace, bool disjoint, bool induced, const std::string &index_dtype,
-                 const std::optional<CacheArrays> &cache, int64_t max_column_positions)
+                 const std::optional<CacheArrays> &cache, int64_t max_column_positions,
+                 const std::optional<ExcludedArrays> &excluded)
         : indptr_(indptr), cache_(cache), is_disjoint_(disjoint), index_dtype_(index_dtype) {
         if (num_edges < 0)
             throw std::invalid_argument("num_edges must not be negative, got " +
@@ -58,7 +59,7 @@ public:
         const ColumnStarts columns = columns_of(indptr, num_edges, num_src_nodes);
         const int64_t *seed_ids = input_data<int64_t>(seeds, "seeds", "int64");
         const SamplingOptions options{std::move(fanouts), replace, disjoint, induced,
-                                      DrawKey{seed, epoch, batch}};
+                                      DrawKey{seed, epoch, batch}, excluded_in(excluded)};
         with_integer_dtype("indices_dtype", indices_dtype, [&]<class Index>(Index) {
             CachedLists<Index> lists;
             if (cache_) lists = lists_in<Index>(*cache_, columns.num_nodes);
@@ -135,12 +136,12 @@ void bind_staged_sampling(nb::module_ &m) {
         .def(nb::init<const InputArray &, const InputArray &, std::vector<int64_t>, int64_t,
                       const std::string &, uint64_t, uint64_t, uint64_t, std::optional<int64_t>,
                       bool, bool, bool, const std::string &, const std::optional<CacheArrays> &,
-                      int64_t>(),
+                      int64_t, const std::optional<ExcludedArrays> &>(),
              "indptr"_a.noconvert(), "seeds"_a.noconvert(), "fanouts"_a, nb::kw_only(),
              "num_edges"_a, "indices_dtype"_a, "seed"_a, "epoch"_a, "batch"_a,
              "num_src_nodes"_a = nb::none(), "replace"_a = false, "disjoint"_a = false,
              "induced"_a = false, "index_dtype"_a = "int64", "cache"_a = nb::none(),
-             "max_column_positions"_a = int64_t{1} << 20)
+             "max_column_positions"_a = int64_t{1} << 20, "excluded"_a = nb::none())
         .def("draw", &PendingBatch::draw)
         .def("take", &PendingBatch::take, "neighbors"_a.noconvert())
         .def("result", &PendingBatch::result)

@@ -48,7 +48,7 @@ template <class Index, class Local, class Table>
 class BatchSampler {
 public:
     BatchSampler(const ColumnStarts &columns, const SamplingOptions &options)
-        : columns_(columns), options_(options) {}
+        : columns_(columns), options_(options), excludes_(!options.excluded.empty()) {}
 
     void add_seeds(const int64_t *seeds, int64_t num_seeds) {
         check_num_nodes(num_seeds);
@@ -96,7 +96,7 @@ public:
             const Local ahead = n_id_[std::min(i + lists_distance, frontier_end_ - 1)];
             const NeighborList list = lists_[i - frontier_];
             use(int64_t{n_id_[i]}, int64_t{ahead}, list,
-                num_chosen(list.degree, fanout, options_.replace));
+                num_chosen(list.num_eligible(), fanout, options_.replace));
         }
     }
 
@@ -192,9 +192,10 @@ private:
         for (int64_t i = begin; i < end; ++i) {
             const int64_t ahead = n_id[std::min(i + lists_distance, end - 1)];
             __builtin_prefetch(&columns_.indptr[std::min(ahead, columns_.num_nodes)]);
-            const NeighborList list = list_of_node(n_id[i]);
+            NeighborList list = list_of_node(n_id[i]);
+            if (excludes_) list.num_excluded = options_.excluded.count_in(n_id[i], list);
             lists_[i - begin] = list;
-            hop_edges += num_chosen(list.degree, fanout, options_.replace);
+            hop_edges += num_chosen(list.num_eligible(), fanout, options_.replace);
             if (hop_edges > max_edges)
                 throw std::overflow_error("a hop of more than 2^48 edges cannot be sampled");
         }
@@ -207,9 +208,10 @@ private:
         Local *target = targets() + num_edges_;
         for (int64_t i = frontier_; i < frontier_end_; ++i) {
             const NeighborList list = lists_[i - frontier_];
-            const int64_t count = num_chosen(list.degree, fanout, options_.replace);
-            chooser_.choose(options_.key, static_cast<uint64_t>(n_id_[i]), hop, tree_of(i), list,
-                            fanout, options_.replace, position);
+            const int64_t count = num_chosen(list.num_eligible(), fanout, options_.replace);
+            chooser_.choose(options_.key, static_cast<uint64_t>(n_id_[i]), hop, tree_of(i),
+                            {list.start, list.num_eligible()}, fanout, options_.replace, position);
+            if (list.num_excluded != 0) options_.excluded.skip(n_id_[i], position, count);
             std::fill_n(target, count, static_cast<Local>(i));
             position += count;
             target += count;
@@ -247,7 +249,9 @@ private:
             table.prefetch(Table::key(node_id(ahead), 0));
             check_neighbor(neighbors[k], list.start + k);
             const uint32_t local_id = table.find(Table::key(node_id(neighbors[k]), 0));
-            if (local_id != no_local_id) use(list.start + k, local_id);
+            if (local_id == no_local_id) continue;
+            if (excludes_ && options_.excluded.has(list.start + k)) continue;
+            use(list.start + k, local_id);
         }
     }
 
@@ -321,6 +325,7 @@ private:
 
     const ColumnStarts columns_;
     const SamplingOptions &options_;
+    const bool excludes_;
     SampledBatch batch_;
 
     PooledArray<Local> n_id_;

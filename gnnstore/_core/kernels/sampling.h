@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/excluded_edges.h"
 #include "kernels/pooled_array.h"
 #include "kernels/sampling_draws.h"
 
@@ -30,6 +31,7 @@ struct SamplingOptions {
     bool disjoint = false;  // one tree a seed: a node occurs once in each tree it is found in
     bool induced = false;   // all edges between the sampled nodes, not only the sampled edges
     DrawKey key;
+    ExcludedEdges excluded;
 };
 
 // One batch. Elements are of type Local except where said.

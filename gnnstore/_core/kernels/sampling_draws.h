@@ -45,10 +45,14 @@ private:
     int num_left_ = 0;
 };
 
-// A list of in-neighbours: where it starts in indices, and its length.
+// A list of in-neighbours: where it starts in indices, its length, and how many of its edges must
+// not be drawn.
 struct NeighborList {
     int64_t start;
     int64_t degree;
+    int64_t num_excluded = 0;
+
+    int64_t num_eligible() const { return degree - num_excluded; }
 };
 
 // Throws std::invalid_argument unless fanout is -1 or in [0, 2^31).

@@ -20,6 +20,7 @@ from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
+from gnnstore.pipeline.seeds.base import request_of
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, Sample
@@ -58,7 +59,7 @@ def sample_in_order(
     items : iterable
         What batches are sampled for; consumed in the calling thread.
     request : callable
-        Returns (seeds, epoch, batch) of the k-th item; in the thread that samples it.
+        Returns what to sample for the k-th item; in the thread that samples it.
     then : callable
         What to do with the k-th subgraph, and the seconds that sampling it has taken; in that
         thread too.
@@ -104,9 +105,11 @@ def sample_in_order(
 
     def sample(numbered: tuple[int, I]) -> T:
         place, item = numbered
-        seeds, epoch, batch = request(place, item)
-        with recorder.stage("sampling", epoch=epoch, batch=batch) as stage:
-            subgraph = sampler.sample(seeds, epoch=epoch, batch=batch)
+        asked = request(place, item)
+        with recorder.stage("sampling", epoch=asked.epoch, batch=asked.batch) as stage:
+            subgraph = sampler.sample(
+                asked.seeds, epoch=asked.epoch, batch=asked.batch, excluded=asked.excluded
+            )
             stage.args |= {"nodes": len(subgraph.n_id), "edges": len(subgraph.edge_pos)}
         return then(place, subgraph, stage.seconds)
 
@@ -285,7 +288,7 @@ class Spools:
             check()
             seeds, key = sampling.select(numbered[1])
             labelled[place] = key, seeds.labels
-            return seeds.start_nodes()[None], key.epoch, key.batch
+            return request_of(seeds, key)
 
         def keep(place: int, subgraph: Sample, seconds: float) -> float:
             start = time.perf_counter()

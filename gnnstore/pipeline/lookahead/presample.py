@@ -22,7 +22,7 @@ from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
-from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
+from gnnstore.pipeline.seeds.base import BatchKey, SeedSource, request_of
 from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class Presampler:
 
     def _request(self, batch: int, positions: Any) -> BatchRequest:
         key = BatchKey(_SEED, _EPOCH, batch)
-        return self.seeds.select(positions, key).start_nodes()[None], key.epoch, key.batch
+        return request_of(self.seeds.select(positions, key), key)
 
     def _positions(self, num_batches: int) -> Iterator[Any]:
         """Yield positions in the input nodes, of at most so many batches."""

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.packed.manifest import SEED_ARRAYS
+from gnnstore.sampling.disk import BatchRequest
+from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -94,6 +96,14 @@ class Seeds(Protocol):
 
     def times(self) -> Mapping[str | None, Int64Array] | None:
         """Return the time of each start node; None: edges of any time are sampled."""
+
+    def excluded(self) -> Excluded | None:
+        """Return the edges that are not sampled."""
+
+
+def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
+    """Return what to sample for the seeds of a batch."""
+    return BatchRequest(seeds.start_nodes()[None], key.epoch, key.batch, seeds.excluded())
 
 
 class SeedSource(Protocol):

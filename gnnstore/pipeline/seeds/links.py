@@ -30,6 +30,7 @@ from gnnstore.pipeline.seeds.base import (
 from gnnstore.pipeline.seeds.given import checked_positions, to_numpy
 from gnnstore.pipeline.seeds.negatives import Negatives
 from gnnstore.sampling.edges import EdgeFinder
+from gnnstore.sampling.neighbor import Excluded
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
@@ -127,6 +128,7 @@ class LinkSeeds(NamedTuple):
 
     nodes: Int64Array
     labels: LinkLabels
+    without: Excluded | None = None
 
     def start_nodes(self) -> dict[str | None, Int64Array]:
         """Return the ends: each once and ascending, or for disjoint subgraphs as they come."""
@@ -134,6 +136,10 @@ class LinkSeeds(NamedTuple):
 
     def times(self) -> None:
         """Return nothing: edges of any time are sampled."""
+
+    def excluded(self) -> Excluded | None:
+        """Return the seed edges, and on request their reverses."""
+        return self.without
 
 
 class Links:
@@ -156,6 +162,8 @@ class Links:
     attributes : sequence of str
         Attributes of the graph's edges that a batch shows of its seed edges, which must be edges
         of the graph.
+    exclude_edges : "self", "reverse" or None
+        Which edges a batch does not sample: its seed edges ("self"), and their reverses as well.
     """
 
     labels = LinkLabels
@@ -170,6 +178,7 @@ class Links:
         negatives: Negatives | None = None,
         disjoint: bool = False,
         attributes: Sequence[str] = (),
+        exclude_edges: str | None = None,
     ) -> None:
         self.store = store
         self.edges = edges
@@ -178,6 +187,7 @@ class Links:
         self.negatives = negatives
         self.disjoint = disjoint
         self.attributes = tuple(attributes)
+        self.exclude_edges = exclude_edges
         self._num_edges_kept = 0
         self._lock = threading.Lock()
 
@@ -188,6 +198,7 @@ class Links:
             "negatives": self.negatives,
             "disjoint": self.disjoint,
             "attributes": self.attributes,
+            "exclude_edges": self.exclude_edges,
         }
         return (_restored, (self.store, self.edges, arguments))
 
@@ -210,6 +221,7 @@ class Links:
             NUM_POSITIONS: len(self),
             **self._checksums,
             "edge_label_attrs": list(self.attributes),
+            "exclude_edges": self.exclude_edges,
             **(negatives or {"neg_sampling": None}),
         }
 
@@ -256,7 +268,12 @@ class Links:
             nodes = self._triplets(key, self.negatives, (sources, targets), values)
         else:
             nodes = self._pairs(key, sources, targets, ids, values)
-        return LinkSeeds(nodes, LinkLabels({**values, **attributes}))
+        without = None
+        if self.exclude_edges is not None:
+            ends = [(sources, targets), (targets, sources)]
+            pairs = ends if self.exclude_edges == "reverse" else ends[:1]
+            without = self._finder.excluding(*np.concatenate(pairs, axis=1))
+        return LinkSeeds(nodes, LinkLabels({**values, **attributes}), without)
 
     def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the sources and targets of the edges at some positions [P]."""

@@ -89,6 +89,9 @@ class NodeSeeds(NamedTuple):
     def times(self) -> None:
         """Return nothing: edges of any time are sampled."""
 
+    def excluded(self) -> None:
+        """Return nothing: all edges are sampled."""
+
 
 @dataclass(frozen=True, eq=False)
 class InputNodes:

@@ -21,6 +21,7 @@ from gnnstore.pipeline.lookahead.driver import sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order
 from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
+from gnnstore.sampling.disk import BatchRequest
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.strategies.builtin import MMAP
 from gnnstore.strategies.sizes.placement import place
@@ -113,7 +114,7 @@ def sample_epoch(
         sampled = sample_in_order(
             sampler,
             positions,
-            lambda batch, index: (seeds.select(index).nodes, 0, batch),
+            lambda batch, index: BatchRequest(seeds.select(index).nodes, 0, batch),
             lambda batch, subgraph, _: trace.put(batch, subgraph.n_id),
             num_threads=num_threads,
             lookahead=lambda: 2 * num_threads,
