@@ -13,14 +13,15 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import FileEntry
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.csc import Csc, load_csc
-from gnnstore.formats.store.manifest import FORMAT_VERSION, StoreManifest
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import (
     EDGE_TYPE,
+    FORMAT_VERSION,
     NODE_TYPE,
     EdgeTypeSpec,
     NodeTypeSpec,
     Schema,
+    StoreManifest,
 )
 from gnnstore.formats.store.writer import StoreWriter
 

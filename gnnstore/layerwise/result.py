@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import NotFoundError, storage_error
 from gnnstore.formats import NODE_TYPE, StoreReader
-from gnnstore.graph.store import Attribute
+from gnnstore.graph.arrays import Attribute
 
 ARRAY_NAME = "x"
 _SCAN_BYTES = 64 << 20

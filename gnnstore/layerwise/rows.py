@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.features.source import RowSource
-from gnnstore.graph.store import as_tensor
+from gnnstore.graph.arrays import as_tensor
 from gnnstore.layerwise.models.calls import RowKind
 from gnnstore.layerwise.packing import PART_BYTES, BlockPacker
 from gnnstore.parallel import Workers

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from gnnstore.errors import CorruptStoreError, limits_named
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
-from gnnstore.graph.store import as_tensor
+from gnnstore.graph.arrays import as_tensor
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.state import checked

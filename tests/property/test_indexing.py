@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 import gnnstore
 from gnnstore.formats import PagedArray
-from gnnstore.graph import store as store_module
-from gnnstore.graph.store import Attribute
+from gnnstore.graph import arrays as store_arrays
+from gnnstore.graph.arrays import Attribute
 from gnnstore.testing.effort import examples
 from gnnstore.testing.stores import write_example_store
 
@@ -131,7 +131,7 @@ def test_as_numpy(example: Example, data: st.DataObject) -> None:
 
     read.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_module, "_PIECE_BYTES", data.draw(st.sampled_from([1, 1000, 1 << 24])))
+        patch.setattr(store_arrays, "_PIECE_BYTES", data.draw(st.sampled_from([1, 1000, 1 << 24])))
         patch.setattr(PagedArray, "gather", note_gather)
         patch.setattr(PagedArray, "read_slice", note_slice)
         found = example.attribute[key]

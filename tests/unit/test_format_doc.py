@@ -13,7 +13,7 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, zarr_data_type
 from gnnstore.formats.container import files, names, strict_json
 from gnnstore.formats.container import manifest as container
 from gnnstore.formats.packed import manifest as plan_manifest
-from gnnstore.formats.store import manifest
+from gnnstore.formats.store import schema as manifest
 from gnnstore.testing.stores import write_example_store
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()

@@ -17,7 +17,7 @@ from torch_geometric.data.graph_store import EdgeLayout
 import gnnstore
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.formats import PagedArray
-from gnnstore.graph import store as store_module
+from gnnstore.graph import arrays as store_arrays
 from gnnstore.testing.stores import ExampleStore, write_example_store
 
 
@@ -60,7 +60,7 @@ def test_an_attribute_reads_like_an_array(
     np.testing.assert_array_equal(np.asarray(store.features), x)
     np.testing.assert_array_equal(np.asarray(store.features, np.float64), x.astype(np.float64))
     np.testing.assert_array_equal(np.stack(list(store.features)), x)
-    monkeypatch.setattr(store_module, "_PIECE_BYTES", 1000)  # many pieces, the last a short one
+    monkeypatch.setattr(store_arrays, "_PIECE_BYTES", 1000)  # many pieces, the last a short one
     np.testing.assert_array_equal(np.stack(list(store.features)), x)
     assert list(store.node_attribute("y")) == example.arrays["nodes/node/y"].tolist()
     with pytest.raises(ValueError, match="reading them is a copy"):
@@ -80,8 +80,8 @@ def test_the_type_is_that_of_what_indexing_returns(tmp_path: Path) -> None:
 def test_what_does_not_fit_memory_is_refused_before_it_is_read(
     store: gnnstore.GraphStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "_PIECE_BYTES", 1000)
-    monkeypatch.setattr(store_module, "available_bytes", lambda: 20_000)
+    monkeypatch.setattr(store_arrays, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(store_arrays, "available_bytes", lambda: 20_000)
     reads: list[Any] = []
     gather, read_slice = PagedArray.gather, PagedArray.read_slice
 

@@ -23,8 +23,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
     parse_cold,
 )
-from gnnstore.formats.container.files import BLOCK_BYTES, read_small
-from gnnstore.formats.container.journal import StoredFile
+from gnnstore.formats.container.files import BLOCK_BYTES, StoredFile, read_small
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import parse_object
 

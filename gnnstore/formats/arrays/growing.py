@@ -6,7 +6,6 @@ and read back for their checksums. Until `finish` the file is bytes and nothing 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +22,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import BLOCK_BYTES, ChecksummedFile
+from gnnstore.formats.container.files import BlockChecksums, write_json
 from gnnstore.formats.container.regular_files import open_regular
 
 _READ_BYTES = 4 * 2**20
@@ -31,34 +30,6 @@ _READ_BYTES = 4 * 2**20
 ONE_SHARD_BYTES = 2**60
 # What is appended begins at multiples of this, so that it can be read around the page cache.
 ALIGNMENT_BYTES = 4096
-
-
-class _Sums:
-    """The crc32c of each block of bytes that come in pieces."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._crcs: list[int] = []
-
-    def update(self, data: npt.NDArray[np.uint8]) -> None:
-        while len(data):
-            into_block = self.num_bytes % BLOCK_BYTES
-            piece = data[: BLOCK_BYTES - into_block]
-            if into_block:
-                self._crcs[-1] = _core.crc32c(piece, self._crcs[-1])
-            else:
-                self._crcs.append(_core.crc32c(piece))
-            self.num_bytes += len(piece)
-            data = data[len(piece) :]
-
-    def copy(self) -> _Sums:
-        copied = _Sums()
-        copied.num_bytes, copied._crcs = self.num_bytes, list(self._crcs)
-        return copied
-
-    @property
-    def crcs(self) -> npt.NDArray[np.uint32]:
-        return np.array(self._crcs, np.uint32)
 
 
 class GrowingFile:
@@ -84,8 +55,8 @@ class GrowingFile:
         self.file_path = self._directory / shard_name(0, 0)
         self.size_bytes = 0
         self._region_begin = 0
-        self._sums = _Sums()
-        self._taken: tuple[int, _Sums] | None = None
+        self._sums = BlockChecksums()
+        self._taken: tuple[int, BlockChecksums] | None = None
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = open_regular(
@@ -178,12 +149,9 @@ class GrowingFile:
         self.close()
         if not layout.num_shards:
             self.file_path.unlink()
-        metadata = ChecksummedFile(self._directory / METADATA_FILE)
         document = paged_metadata("uint8", (), layout, [f"{self.name}_0"])
-        metadata.write(np.frombuffer(json.dumps(document, indent=1).encode(), np.uint8))
-        crcs = metadata.close()
-        files[f"{self.name}/{METADATA_FILE}"] = (metadata.size_bytes, crcs)
-        return files
+        name, size, crcs = write_json(self._directory / METADATA_FILE, document)
+        return {**files, f"{self.name}/{name}": (size, crcs)}
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -191,7 +159,7 @@ class GrowingFile:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _read(self, begin: int, end: int, sums: _Sums) -> int:
+    def _read(self, begin: int, end: int, sums: BlockChecksums) -> int:
         """Add a part of the file to the checksums of its blocks; return its own."""
         crc = 0
         buffer = np.empty(_READ_BYTES, np.uint8)

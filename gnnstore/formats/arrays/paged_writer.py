@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,8 +19,8 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import ChecksummedFile
-from gnnstore.formats.container.journal import Journal, StoredFile
+from gnnstore.formats.container.files import ChecksummedFile, StoredFile, write_json
+from gnnstore.formats.container.journal import Journal
 
 # Rows are gathered into runs of pages and written in pieces of about this size.
 _BUFFER_BYTES = 4 * 2**20
@@ -242,9 +241,7 @@ class PagedArrayWriter:
         document = paged_metadata(
             self.spec.dtype, self.row_shape, self.layout, self._dimension_names
         )
-        metadata = ChecksummedFile(self._directory / METADATA_FILE)
-        metadata.write(np.frombuffer(json.dumps(document, indent=1).encode(), dtype=np.uint8))
-        self.files.append((METADATA_FILE, metadata.size_bytes, metadata.close()))
+        self.files.append(write_json(self._directory / METADATA_FILE, document))
 
     def abort(self) -> None:
         """Stop writing; the files are to be deleted."""

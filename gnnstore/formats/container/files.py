@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +16,9 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.formats.container.regular_files import open_binary
+
+BlockCrcs: TypeAlias = npt.NDArray[np.uint32]
+StoredFile: TypeAlias = tuple[str, int, BlockCrcs]  # name, size, crc32c of each block
 
 # Each block of a file has a checksum of its own.
 BLOCK_BYTES = 2**20
@@ -45,6 +51,44 @@ class Problem:
         return f"{self.path}{where}: {self.message}"
 
 
+class BlockChecksums:
+    """The crc32c of each block of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._crcs: list[npt.NDArray[np.uint32]] = []
+        self._partial_crc = 0
+
+    def update(self, data: npt.NDArray[np.uint8]) -> None:
+        """Add the bytes that come next."""
+        into_block = self.num_bytes % BLOCK_BYTES
+        self.num_bytes += len(data)
+        if into_block:
+            head = data[: BLOCK_BYTES - into_block]
+            self._partial_crc = _core.crc32c(head, self._partial_crc)
+            if into_block + len(head) < BLOCK_BYTES:
+                return
+            self._crcs.append(np.array([self._partial_crc], dtype=np.uint32))
+            data = data[len(head) :]
+        whole = len(data) // BLOCK_BYTES * BLOCK_BYTES
+        if whole:
+            self._crcs.append(_core.crc32c_blocks(data[:whole], BLOCK_BYTES))
+        self._partial_crc = _core.crc32c(data[whole:])
+
+    def copy(self) -> BlockChecksums:
+        """Return one that has been told the same."""
+        copied = BlockChecksums()
+        copied.num_bytes, copied._partial_crc = self.num_bytes, self._partial_crc
+        copied._crcs = list(self._crcs)
+        return copied
+
+    @property
+    def crcs(self) -> npt.NDArray[np.uint32]:
+        """The checksums so far, the last one that of a block that may be short."""
+        last = [self._partial_crc] if self.num_bytes % BLOCK_BYTES else []
+        return np.concatenate([*self._crcs, np.array(last, dtype=np.uint32)])
+
+
 class ChecksummedFile:
     """A new file that is written once, from start to end, with a crc32c of each block.
 
@@ -54,10 +98,8 @@ class ChecksummedFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.size_bytes = 0
         self._begun_bytes = 0
-        self._crcs: list[npt.NDArray[np.uint32]] = []
-        self._partial_crc = 0
+        self._checksums = BlockChecksums()
         try:
             self._file = path.open("xb", buffering=0)
         except OSError as error:
@@ -79,10 +121,14 @@ class ChecksummedFile:
         except OSError as error:
             self.abort()
             raise storage_error(error, "write", self.path) from error
-        self._checksum(data)
-        self.size_bytes += len(data)
+        self._checksums.update(data)
         if self.size_bytes - self._begun_bytes >= _WRITE_BACK_BYTES:
             self._begin_write_back()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that were written."""
+        return self._checksums.num_bytes
 
     def _begin_write_back(self) -> None:
         # Linux begins to write dirty pages that it is asked to forget, and keeps them. It is
@@ -92,23 +138,6 @@ class ChecksummedFile:
             os.posix_fadvise(self._file.fileno(), begin, length, os.POSIX_FADV_DONTNEED)
         self._begun_bytes = self.size_bytes
 
-    def _checksum(self, data: npt.NDArray[np.uint8]) -> None:
-        into_block = self.size_bytes % BLOCK_BYTES
-        if into_block:
-            head = data[: BLOCK_BYTES - into_block]
-            self._partial_crc = _core.crc32c(head, self._partial_crc)
-            if into_block + len(head) == BLOCK_BYTES:
-                self._push_partial()
-            data = data[len(head) :]
-        whole = len(data) // BLOCK_BYTES * BLOCK_BYTES
-        if whole:
-            self._crcs.append(_core.crc32c_blocks(data[:whole], BLOCK_BYTES))
-        if len(data) > whole:
-            self._partial_crc = _core.crc32c(data[whole:])
-
-    def _push_partial(self) -> None:
-        self._crcs.append(np.array([self._partial_crc], dtype=np.uint32))
-
     def close(self) -> npt.NDArray[np.uint32]:
         """Make the file durable, close it, and return the crc32c of each block."""
         try:
@@ -117,13 +146,25 @@ class ChecksummedFile:
         except OSError as error:
             self.abort()
             raise storage_error(error, "synchronise", self.path) from error
-        if self.size_bytes % BLOCK_BYTES:
-            self._push_partial()
-        return np.concatenate([np.empty(0, np.uint32), *self._crcs])
+        return self._checksums.crcs
 
     def abort(self) -> None:
         """Close without making anything durable: the file is to be deleted. Idempotent."""
         self._file.close()
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> StoredFile:
+    """Write a new file of JSON durably, and return what is stored."""
+    # One space of indentation: people do open these files.
+    return write_new(path, json.dumps(document, indent=1).encode())
+
+
+def write_new(path: Path, data: bytes) -> StoredFile:
+    """Write a new file durably, and return what is stored."""
+    file = ChecksummedFile(path)
+    file.write(np.frombuffer(data, dtype=np.uint8))
+    crcs = file.close()
+    return path.name, file.size_bytes, crcs
 
 
 def crc32c_of(data: bytes) -> int:

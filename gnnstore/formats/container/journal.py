@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.formats.arrays.pages import ShardLayout
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import shard_name
-from gnnstore.formats.container.files import BLOCK_BYTES, crc32c_of
+from gnnstore.formats.container.files import BLOCK_BYTES, BlockCrcs, StoredFile, crc32c_of
 from gnnstore.formats.container.journal_file import (
     JOURNAL_FILE,
     JOURNAL_VERSION,
@@ -36,9 +35,6 @@ from gnnstore.formats.container.journal_file import (
 )
 
 SPILL_DIRECTORY = "spill"
-
-BlockCrcs = npt.NDArray[np.uint32]
-StoredFile = tuple[str, int, BlockCrcs]  # name, size, crc32c of each block
 
 
 class Journal:

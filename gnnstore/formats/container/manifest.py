@@ -113,6 +113,12 @@ class Manifest:
         return f"{cls.VERB.capitalize()} again"
 
     @classmethod
+    def is_at(cls, path: Path) -> bool:
+        """Whether a directory looks to be of this kind, of any version, intact or not."""
+        kind = kind_of(path)
+        return kind is not None and kind.manifest is cls
+
+    @classmethod
     def key(cls) -> str:
         """Return the attribute of the root group that the manifest is."""
         return cls.FORMAT.replace("-", "_")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -34,8 +33,14 @@ from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import MAX_DIMENSIONS, METADATA_FILE, group_metadata
-from gnnstore.formats.container.files import ChecksummedFile, directory_bytes, free_bytes
-from gnnstore.formats.container.journal import BlockCrcs, Journal
+from gnnstore.formats.container.files import (
+    BlockCrcs,
+    directory_bytes,
+    free_bytes,
+    write_json,
+    write_new,
+)
+from gnnstore.formats.container.journal import Journal
 from gnnstore.formats.container.journal_file import JOURNAL_FILE, read_records
 from gnnstore.formats.container.manifest import (
     CHECKSUMS_ARRAY,
@@ -43,7 +48,6 @@ from gnnstore.formats.container.manifest import (
     FileEntry,
     Manifest,
     content_uuid,
-    kind_of,
 )
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.container.strict_json import MAX_DEPTH
@@ -123,7 +127,7 @@ class SealedWriter:
         self._transaction = DirectoryTransaction(
             Path(path),
             overwrite=overwrite,
-            is_replaceable=self._is_same_kind,
+            is_replaceable=manifest.is_at,
             on_event=self._on_event,
             adopt=partial(_can_continue, manifest, fingerprint or {}) if resume else None,
             noun=manifest.NOUN,
@@ -156,10 +160,6 @@ class SealedWriter:
     def is_resumed(self) -> bool:
         """Whether the writer goes on where another stopped."""
         return self._transaction.adopted
-
-    def _is_same_kind(self, path: Path) -> bool:
-        kind = kind_of(path)
-        return kind is not None and kind.manifest is self.READER.MANIFEST
 
     def _open_journal(
         self, fingerprint: Mapping[str, Any], decided: Mapping[str, Any] | None
@@ -355,9 +355,7 @@ class SealedWriter:
                 f"the metadata of {self.path} cannot be written as JSON ({error}); graph-level "
                 f"values are limited to JSON types, {MAX_DEPTH} levels deep"
             ) from error
-        root = ChecksummedFile(self.temporary_path / METADATA_FILE)
-        root.write(np.frombuffer(document, dtype=np.uint8))
-        root.close()
+        write_new(self.temporary_path / METADATA_FILE, document)
         self._check_readable()
         self._transaction.commit(self._clear_work)
         self._open = False
@@ -390,11 +388,10 @@ class SealedWriter:
         """Give every directory between the root and the arrays its group metadata."""
         arrays = {str(PurePosixPath(path).parent) for path in self._files}
         groups = {str(parent) for path in arrays for parent in PurePosixPath(path).parents}
-        document = json.dumps(group_metadata(), indent=1).encode()
         for group in sorted(groups - {"."}):
-            file = ChecksummedFile(self.temporary_path / group / METADATA_FILE)
-            file.write(np.frombuffer(document, dtype=np.uint8))
-            self._files[f"{group}/{METADATA_FILE}"] = (file.size_bytes, file.close())
+            path = self.temporary_path / group / METADATA_FILE
+            name, size, crcs = write_json(path, group_metadata())
+            self._files[f"{group}/{name}"] = (size, crcs)
 
     def _write_checksums(self, blocks: BlockCrcs) -> tuple[tuple[FileEntry, int], ...]:
         directory = self.temporary_path / CHECKSUMS_ARRAY

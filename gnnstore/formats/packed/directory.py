@@ -20,7 +20,7 @@ from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import locked, remove
 from gnnstore.formats.container.regular_files import check_directories, open_regular
-from gnnstore.formats.packed.manifest import PLANS_DIRECTORY, find_plans, is_plan
+from gnnstore.formats.packed.manifest import PLANS_DIRECTORY, PackedManifest, find_plans
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -92,7 +92,7 @@ def remove_plan(store: Path, name: str) -> None:
     """
     path = plan_path(store, name)
     check_directories(store, f"{PLANS_DIRECTORY}/{name}")
-    if not is_plan(path):
+    if not PackedManifest.is_at(path):
         names = ", ".join(repr(plan.name) for plan in find_plans(store)) or "none"
         raise NotFoundError(f"{store}: no plan {name!r}; its plans: {names}", path=path)
     # Under a name that 'gnnstore gc' knows, so that a plan is there whole or not at all.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from gnnstore.formats.arrays.growing import ALIGNMENT_BYTES
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.manifest import Manifest, kind_of
+from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.names import encode
 from gnnstore.formats.container.strict_json import Fields
 from gnnstore.formats.store.schema import Schema
@@ -265,12 +265,6 @@ def rows_array(spec: AttributeSpec) -> str:
     return f"{ROWS_GROUP}/{encode(spec.name)}"
 
 
-def is_plan(path: Path) -> bool:
-    """Whether a directory looks like packed epochs, of any version, intact or not."""
-    kind = kind_of(path)
-    return kind is not None and kind.manifest is PackedManifest
-
-
 def find_plans(store: Path) -> list[Path]:
     """Return the packed plans in the directory of a store, by name; links are none."""
     directory = store / PLANS_DIRECTORY
@@ -283,5 +277,5 @@ def find_plans(store: Path) -> list[Path]:
     return [
         path
         for path in found
-        if not path.name.startswith(".") and not path.is_symlink() and is_plan(path)
+        if not path.name.startswith(".") and not path.is_symlink() and PackedManifest.is_at(path)
     ]

@@ -12,8 +12,7 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.store.manifest import StoreManifest
-from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, TextSpec
+from gnnstore.formats.store.schema import EdgeTypeSpec, NodeTypeSpec, StoreManifest, TextSpec
 
 # Scans hold this much of an array at a time, and a few temporaries of the same size.
 _SCAN_BYTES = 16 * 2**20

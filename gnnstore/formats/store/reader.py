@@ -10,8 +10,7 @@ from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
 from gnnstore.formats.store.checks import check_meaning
-from gnnstore.formats.store.manifest import StoreManifest
-from gnnstore.formats.store.schema import Schema
+from gnnstore.formats.store.schema import Schema, StoreManifest
 
 
 class StoreReader(SealedReader[StoreManifest]):

@@ -1,4 +1,4 @@
-"""What a store holds: node types, edge types, their attributes, and where each array lies.
+"""The manifest of a store, and its schema: node and edge types, and where their arrays lie.
 
 The schema is plain data. Converters build one, the manifest carries it as JSON, and
 everything that reads a store starts from it.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.strict_json import Fields
 
+FORMAT_VERSION = 1
 NODE_TYPE = "node"
 EDGE_TYPE = ("node", "to", "node")
 
@@ -274,3 +276,41 @@ def _check_text(text: TextSpec, num_texts: int, file: str) -> None:
             f"there are {num_texts} texts",
             path=file,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreManifest(Manifest):
+    """Identity, contents and files of a store.
+
+    Attributes
+    ----------
+    schema : Schema
+        Node types, edge types, attributes.
+    provenance : Mapping
+        Where the data came from.
+    """
+
+    FORMAT: ClassVar[str] = "gnnstore"
+    VERSION: ClassVar[int] = FORMAT_VERSION
+    WORD: ClassVar[str] = "store"
+    NOUN: ClassVar[str] = "a gnnstore store"
+    VERB: ClassVar[str] = "convert"
+    ATTEMPT: ClassVar[str] = "conversion"
+    MAKE: ClassVar[str] = "make one with 'gnnstore convert' (see 'gnnstore convert --help')"
+
+    schema: Schema
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return the fields of a store, as JSON values."""
+        return {"provenance": dict(self.provenance), "schema": self.schema.to_json()}
+
+    @classmethod
+    def parse(cls, own: Fields) -> Mapping[str, Any]:
+        """Check the fields of a store, and return them as arguments of the class."""
+        schema = Schema.from_json(own.fields("schema"))
+        return {"provenance": own.mapping("provenance"), "schema": schema}
+
+    def arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return every array of the schema."""
+        return self.schema.arrays()

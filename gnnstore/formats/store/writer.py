@@ -11,9 +11,8 @@ from gnnstore.errors import InputError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
 from gnnstore.formats.container.writer import SealedWriter
-from gnnstore.formats.store.manifest import StoreManifest
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import Schema
+from gnnstore.formats.store.schema import Schema, StoreManifest
 
 # Set in each batch, after the attributes.
 RESERVED_NAMES = frozenset(

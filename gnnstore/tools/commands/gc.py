@@ -12,7 +12,7 @@ from gnnstore.disk.scratch import find_runs, remove_run
 from gnnstore.errors import NotFoundError, StorageError, storage_error
 from gnnstore.formats.container.leftovers import Leftover, find_leftovers, remove
 from gnnstore.formats.packed.manifest import PLANS_DIRECTORY
-from gnnstore.formats.store.manifest import is_store
+from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_duration, format_size
@@ -69,10 +69,10 @@ def command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
 
 def _find(path: Path) -> Iterator[Leftover]:
     """Yield the leftovers in a directory, or those of one store."""
-    if path.is_dir() and not is_store(path):
+    if path.is_dir() and not StoreManifest.is_at(path):
         yield from find_leftovers(path)
         yield from find_runs(path)
-        for store in sorted(filter(is_store, path.iterdir())):
+        for store in sorted(filter(StoreManifest.is_at, path.iterdir())):
             yield from _find_of_plans(store)
         return
     if not path.parent.is_dir():

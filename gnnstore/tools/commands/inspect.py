@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnnstore.errors import UsageError
-from gnnstore.formats.packed.manifest import is_plan
+from gnnstore.formats.packed.manifest import PackedManifest
 from gnnstore.formats.packed.reader import PackedReader, find_plan
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.tools.inspect.describe_store import (
@@ -67,7 +67,7 @@ def command(
     path = Path(store)
     if plan is not None:
         path = find_plan(StoreReader.open(store).path, plan)
-    if is_plan(path):
+    if PackedManifest.is_at(path):
         if array_path is not None or stats:
             raise UsageError(
                 "--array and --stats are for stores, not for packed plans; leave them out, or "
