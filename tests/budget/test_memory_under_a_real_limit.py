@@ -37,23 +37,6 @@ def enter(group):
     Path(group, "cgroup.procs").write_text(str(os.getpid()))
 """
 
-LOAD = """
-import torch
-from gnnstore import NeighborLoader
-torch.zeros(1)
-store, group, memory, strategy = sys.argv[1:]
-enter(group)
-loader = NeighborLoader(
-    store, [10, 10], "train", batch_size=256, shuffle=True, seed=0,
-    memory=int(memory), strategy=strategy, num_threads=2,
-)
-seen = 0
-for epoch in range(2):
-    for batch in loader:
-        seen += batch.num_nodes
-print(loader.stats().strategy, loader.stats().bytes_gathered)
-"""
-
 READ = """
 import itertools, json, re
 import torch
@@ -141,7 +124,7 @@ def linked_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return from_numpy(directory, directory / "b.gnn", options=ConvertOptions(edge_ids=False))
 
 
-@pytest.fixture(scope="module", params=[90, 1_000_000])
+@pytest.fixture(scope="module")
 def lines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """Write 6 million lines of short numbers or long."""
     path = tmp_path_factory.mktemp("lines") / "edges.txt"
@@ -167,42 +150,42 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("memory", "strategy", "expected"),
-    # Which of the two "auto" takes depends on how fast the machine samples and plans.
-    [(150 * 10**6, "mmap", {"mmap"}), (80 * 10**6, "auto", {"direct", "belady"})],
+    ("options", "expected"),
+    [
+        ({"strategy": "mmap", "memory": 150 * 10**6}, {"mmap"}),
+        # Which of the two it takes depends on how fast the machine samples and plans.
+        (
+            {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 20},
+            {"direct", "belady"},
+        ),
+        ({"strategy": "memory", "memory": 600 * 10**6, "most_batches": 5}, {"memory"}),
+    ],
+    ids=["mmap", "auto", "memory"],
 )
 def test_loader(
-    store: Path, limited: tuple[Path, Path], memory: int, strategy: str, expected: set[str]
+    store: Path, limited: tuple[Path, Path], options: dict[str, Any], expected: set[str]
 ) -> None:
     group, limit = limited
+    memory = options["memory"]
     limit.write_text(str(memory + ALLOWANCE_BYTES))
     keep_usual_profile(store)  # what "auto" takes depends on it
-    finished = run(LOAD, store, group, memory, strategy)
+    finished = run(READ, store, group, json.dumps({"topology": "auto"} | options))
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    used, num_bytes = finished.stdout.split()
-    assert used in expected
-    assert int(num_bytes) > 10 * memory  # many times the budget went through it
-
-
-@pytest.mark.timeout(600)
-def test_loader_with_everything_in_memory(store: Path, limited: tuple[Path, Path]) -> None:
-    group, limit = limited
-    memory = 600 * 10**6
-    limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(LOAD, store, group, memory, "memory")
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    assert finished.stdout.startswith("memory")
+    found = json.loads(finished.stdout)
+    assert found["strategy"] in expected
+    # Several times the budget went through it, where that does not hold all.
+    assert found["strategy"] == "memory" or found["bytes_gathered"] > 5 * memory
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",
     [
-        # A few million reads take half a minute: no more than what many times the budget needs.
-        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "io_uring", "most_batches": 40},
-        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread", "most_batches": 40},
-        {"strategy": "static", "memory": 120 * 10**6, "cache": "frequency", "most_batches": 40},
-        {"strategy": "static", "memory": 250 * 10**6, "cache": "degree"},
+        # A few million reads take long: no more than what many times the budget needs.
+        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "io_uring", "most_batches": 25},
+        {"strategy": "direct", "memory": 120 * 10**6, "io_engine": "pread", "most_batches": 25},
+        {"strategy": "static", "memory": 120 * 10**6, "cache": "frequency", "most_batches": 25},
+        {"strategy": "static", "memory": 250 * 10**6, "cache": "degree", "most_batches": 50},
     ],
     ids=lambda options: "-".join(str(value) for value in list(options.values())[:3]),
 )
@@ -217,7 +200,7 @@ def test_reads_from_disk(store: Path, limited: tuple[Path, Path], options: dict[
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     found = json.loads(finished.stdout)
     assert found["strategy"] == options["strategy"]
-    assert found["bytes_gathered"] > 8 * memory
+    assert found["bytes_gathered"] > 5 * memory
     assert found["reads"] > 0
     assert found["grown"] <= memory + ALLOWANCE_BYTES
     if options["strategy"] == "static":
@@ -233,10 +216,10 @@ def test_reads_from_disk(store: Path, limited: tuple[Path, Path], options: dict[
     "options",
     [
         # Many reads a batch, so a few superbatches of few batches will do.
-        {"strategy": "belady", "memory": 100 * 10**6, "most_batches": 30},
-        {"strategy": "belady", "memory": 300 * 10**6},
-        {"strategy": "packed", "memory": 150 * 10**6, "most_batches": 60},
-        {"strategy": "packed", "memory": 300 * 10**6, "num_threads": 4},
+        {"strategy": "belady", "memory": 100 * 10**6, "most_batches": 20},
+        {"strategy": "belady", "memory": 300 * 10**6, "most_batches": 50},
+        {"strategy": "packed", "memory": 150 * 10**6, "most_batches": 40},
+        {"strategy": "packed", "memory": 300 * 10**6, "num_threads": 4, "most_batches": 50},
     ],
     ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
 )
@@ -252,9 +235,9 @@ def test_planned_caches(store: Path, limited: tuple[Path, Path], options: dict[s
 @pytest.mark.parametrize(
     "options",
     [
-        {"strategy": "static", "memory": 80 * 10**6, "most_batches": 40},
-        {"strategy": "belady", "memory": 80 * 10**6, "most_batches": 40},
-        {"strategy": "packed", "memory": 120 * 10**6, "most_batches": 60},
+        {"strategy": "static", "memory": 80 * 10**6, "most_batches": 25},
+        {"strategy": "belady", "memory": 80 * 10**6, "most_batches": 25},
+        {"strategy": "packed", "memory": 120 * 10**6, "most_batches": 40},
     ],
     ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
 )
@@ -318,8 +301,8 @@ def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: 
 def test_an_archive_that_expands_beyond_the_budget(
     limited: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    """Pointers of 320 MB, features of 256 MB in Fortran order: half a megabyte of archive each."""
-    num_nodes, num_edges = 40_000_000, 1_000_000
+    """Pointers of 200 MB, features of 200 MB in Fortran order: half a megabyte of archive each."""
+    num_nodes, num_edges = 25_000_000, 1_000_000
     indptr = np.full(num_nodes + 1, num_edges)
     indptr[:num_nodes] = np.arange(num_nodes) * num_edges // num_nodes
     source = tmp_path / "a.npz"
@@ -339,8 +322,12 @@ def test_an_archive_that_expands_beyond_the_budget(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("memory", [40, 100])
-@pytest.mark.parametrize("renumber", [True, False])
+# Every two of them together.
+@pytest.mark.parametrize(
+    ("lines", "memory", "renumber"),
+    [(90, 40, True), (90, 100, False), (1_000_000, 40, False), (1_000_000, 100, True)],
+    indirect=["lines"],
+)
 def test_text(
     limited: tuple[Path, Path], tmp_path: Path, lines: Lines, memory: int, renumber: bool
 ) -> None:
