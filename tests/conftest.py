@@ -1,4 +1,4 @@
-"""What tests get: a check that they leave no thread behind, quick processes, the real graphs.
+"""What tests get: a check that they leave no thread behind, no waits, the real graphs.
 
 Tests of loaders that ask for `way_of_reading` run once for each way in which a store can be
 read, without a word about it in the tests themselves: batches do not depend on it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import signal
 import threading
 import time
@@ -50,6 +51,21 @@ def no_thread_is_left_behind() -> Iterator[None]:
         time.sleep(0.01)
         left = _alive() - before
     assert not left, f"the test left threads behind: {sorted(thread.name for thread in left)}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Leave what is written in the page cache, which outlives a process that is killed.
+
+    Even a tiny store has seventy files and directories to wait for: most of the time of a test.
+    """
+
+    def check(file: int) -> None:
+        os.fstat(file)  # one that is closed is an error still
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", check)
+        yield
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Training through the loader reaches what training in memory reaches.
 
 The example script is what trains, so that it is tested too. In memory, torch_geometric
-reaches 80.6 % on Cora's public split and 91.3 % on Facebook page-page with the same model.
+reaches 80.6 % on Cora's public split and 91.3 % on Facebook page-page with the same model; the
+short form of the tests stops at the first hundredths below.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def accuracies(example: ModuleType, store: Path, options: str) -> list[float]:
     """Test accuracy of the best epoch by validation, for some seeds."""
     return [
         example.run(example.parse([str(store), *options.split(), "--seed", str(seed)])).best.test
-        for seed in range(choose(2, 5))
+        for seed in range(choose(1, 5))
     ]
 
 
@@ -51,9 +52,9 @@ def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None
         example,
         store,
         "--fanouts -1 --layers 2 --hidden 64 --dropout 0.5 --lr 0.02 --weight-decay 5e-4 "
-        "--normalize --epochs 30",
+        f"--normalize {choose('--epochs 15 --eval-every 5', '--epochs 30')}",
     )
-    assert mean(found) >= 0.79, found
+    assert mean(found) >= choose(0.78, 0.79), found
 
 
 @pytest.mark.timeout(600)
@@ -64,9 +65,9 @@ def test_facebook(example: ModuleType, facebook_npz: Path, tmp_path: Path) -> No
         example,
         store,
         "--fanouts 25 --layers 2 --hidden 64 --dropout 0.4 --lr 0.02 --weight-decay 1e-4 "
-        "--batch-size 1124 --epochs 40 --eval-every 5",
+        f"--batch-size 1124 {choose('--epochs 12 --eval-every 4', '--epochs 40 --eval-every 5')}",
     )
-    assert mean(found) >= 0.905, found
+    assert mean(found) >= choose(0.89, 0.905), found
 
 
 @pytest.fixture(scope="module")
