@@ -10,8 +10,8 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.segment_search import Recurrences, search_segment
-from gnnstore.errors import BudgetError
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.packing.compression import CompressionChoice, choose_compression
 from gnnstore.packing.layouts import (
@@ -22,7 +22,7 @@ from gnnstore.packing.layouts import (
     rolling_layout,
     segmented_layout,
 )
-from gnnstore.units import format_at_least, format_duration, format_size
+from gnnstore.units import format_duration, format_size
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -92,6 +92,32 @@ class PlanEstimate:
         """Bytes of the plan for each byte of the tables; 0 without tables."""
         return self.total_bytes / self.table_bytes if self.table_bytes else 0.0
 
+    def check_disk(self, num_bytes: int) -> None:
+        """Check that the plan fits a budget of disk.
+
+        Raises
+        ------
+        BudgetError
+            If it does not; says by how much, and the disk that packing while training takes.
+        """
+        shared = f", even with rows shared by {self.segment} batches at a time,"
+        rolling = next((layout for layout in self.layouts if layout.name == "rolling"), None)
+        Ledger(
+            num_bytes,
+            (
+                Reservation("packed rows", self.rows_bytes),
+                Reservation("subgraphs and the rest", self.records_bytes),
+            ),
+            f"the plan{shared if self.segment > 1 else ''}",
+            "of disk",
+            "--disk",
+        ).check(
+            {},
+            "pack fewer epochs",
+            "cache more rows (--memory)",
+            "use " + (rolling.describe() if rolling else "strategy='packed' while training"),
+        )
+
     def facts(self) -> dict[str, Any]:
         """Return the estimate as JSON values."""
         return {**asdict(self), "total_bytes": self.total_bytes, "blow_up": self.blow_up}
@@ -143,8 +169,8 @@ def estimate_plan(
     shares = settings.segment is None and budget is not None and bool(packer.tables)
     if budget is not None and shares and found.total_bytes > _NEARLY * budget:
         found = _estimate(packer, profile, packer.superbatch, budget)
-        if must_fit and found.total_bytes > budget:
-            raise _too_little_disk(found, budget)
+        if must_fit:
+            found.check_disk(budget)
     elif packer.segment > 1:
         found = _estimate(packer, profile, packer.superbatch)
     packer.segment = found.segment
@@ -258,15 +284,3 @@ def _shortest(
 
     found = search_segment(recurrences, fits)
     return len(missed) if found is None else found
-
-
-def _too_little_disk(found: PlanEstimate, budget: int) -> BudgetError:
-    missing = found.total_bytes - budget
-    rolling = next((layout for layout in found.layouts if layout.name == "rolling"), None)
-    instead = "" if rolling is None else f" Instead: {rolling.describe()}."
-    return BudgetError(
-        f"the plan takes about {format_size(found.total_bytes)}, even with rows shared by "
-        f"{found.segment} batches at a time, and --disk allows {format_size(budget)}: about "
-        f"{format_at_least(missing)} too little. Raise it, pack fewer epochs, cache more rows "
-        f"(--memory), or train with strategy='packed', which packs while it trains.{instead}"
-    )

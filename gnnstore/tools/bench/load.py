@@ -1,43 +1,30 @@
-"""`gnnstore bench load`: times the ways of loading a store, and prints and draws the times."""
+"""Time the strategies on a store for `gnnstore bench load`, and print and plot the times."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnstore.errors import StorageError, UsageError
+from gnnstore.errors import StorageError
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.order.epoch import epoch_order
-from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
+from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.rounds import Contender, describe, play, require_group
 from gnnstore.tools.bench.setup import split_tables
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.ways import ways
+from gnnstore.tools.plan.trace import choose_input_nodes
 from gnnstore.tools.plots.load import draw_load
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 
-if TYPE_CHECKING:
-    from gnnstore.graph.store import GraphStore
-
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
-_ALL_NODES = "all"
-
-
-@dataclass(frozen=True, eq=False)
-class _Epoch:
-    """The batches of an epoch: what they start from, and how many there are."""
-
-    input_nodes: str
-    num_seeds: int
-    num_batches: int
 
 
 def bench_load(
@@ -75,26 +62,20 @@ def bench_load(
     """
     started = perf_counter()
     store = open_store(path)
+    name, seeds = choose_input_nodes(store, input_nodes)
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])
     share = memory if isinstance(memory, float) else memory / feature_bytes
     version = 0 if no_limit else require_group()
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as temporary:
         scratch = Path(temporary)
-        epoch = _write_seeds(
-            store,
-            scratch,
-            input_nodes=input_nodes,
-            batch_size=batch_size,
-            num_batches=num_batches,
-            seed=seed,
-        )
+        epoch_batches = _write_seeds(scratch, seeds, batch_size, num_batches, seed)
         task = Task(
             strategy="",
             store=str(store.path),
             seeds=str(scratch / "seeds.npy"),
             share=share,
             slack_bytes=slack_bytes,
-            batches=epoch.num_batches,
+            batches=epoch_batches,
             fanouts=fanouts,
             batch_size=batch_size,
             seed=seed,
@@ -103,7 +84,7 @@ def bench_load(
             trace=str(scratch / "trace.json"),
         )
         contenders = [
-            _contender(task, name, whole_epochs=whole_epochs) for name in dict.fromkeys(strategies)
+            _contender(task, way, whole_epochs=whole_epochs) for way in dict.fromkeys(strategies)
         ]
         with session.progress() as progress:
             devices = play(
@@ -113,9 +94,9 @@ def bench_load(
         store,
         contenders,
         devices,
-        input_nodes=epoch.input_nodes,
-        num_seeds=epoch.num_seeds,
-        epoch_batches=epoch.num_batches,
+        input_nodes=name,
+        num_seeds=seeds.num_seeds,
+        epoch_batches=epoch_batches,
         cgroup_version=version,
     )
     document["seconds"] = perf_counter() - started
@@ -134,32 +115,19 @@ def bench_load(
 
 
 def _write_seeds(
-    store: GraphStore,
-    scratch: Path,
-    *,
-    input_nodes: str | None,
-    batch_size: int,
-    num_batches: int | None,
-    seed: int,
-) -> _Epoch:
-    """Write the seed nodes of an epoch in the order that a loader shuffles them to."""
-    name = input_nodes or ("train" if "train" in store.splits else _ALL_NODES)
-    seeds = resolve_input_nodes(store, None if name == _ALL_NODES else name)
-    if seeds.num_seeds == 0:
-        raise UsageError(
-            f"{store.path}: the input nodes {name!r} are empty, so there are no batches; choose "
-            "others with --input-nodes"
-        )
+    scratch: Path, seeds: InputNodes, batch_size: int, num_batches: int | None, seed: int
+) -> int:
+    """Write the seeds of an epoch in a loader's shuffled order; return the number of batches."""
     # Full batches, unless there is not even one, so that all of them weigh the same.
     count = max(1, seeds.num_seeds // batch_size)
     count = count if num_batches is None else min(count, num_batches)
     positions = epoch_order(seeds.num_seeds, seed, 0)[: count * batch_size]
     np.save(scratch / "seeds.npy", seeds.select(positions).nodes)
-    return _Epoch(name, seeds.num_seeds, count)
+    return count
 
 
 def _contender(epoch: Task, strategy: str, *, whole_epochs: bool) -> Contender:
-    """Return a way with the batches that it is timed by: an epoch, or some that stand for it."""
+    """Return a way with the batches to time: an epoch, or a sample where all cost the same."""
     way, task = ways()[strategy], replace(epoch, strategy=strategy)
     if way.is_made_ahead:
         task = replace(task, warm_up=task.batches)

@@ -42,6 +42,6 @@ Examples:
 def command(session: Session, directory: str, scale: int, epochs: int, seed: int) -> None:
     """Run the stages and print the report."""
     session.say("Loading torch ...")
-    from gnnstore.tools.demo.stages import run_demo  # noqa: PLC0415 - seconds, not for --help
+    from gnnstore.tools.demo.run import run_demo  # noqa: PLC0415 - seconds, not for --help
 
     run_demo(session, directory, scale=scale, epochs=epochs, seed=seed)

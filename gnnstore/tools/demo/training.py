@@ -1,7 +1,7 @@
-"""Train and test the demonstration's models on an open store.
+"""Train and test two models on a store: one that uses the graph, and one that does not.
 
-The GraphSAGE loop is the one a user would write: a PyG model, a torch optimiser, and
-`gnnstore.NeighborLoader` where PyG's loader stood.
+The GraphSAGE loop is the one that a user would write: a PyG model, a torch optimizer, and
+`gnnstore.NeighborLoader` in place of PyG's loader.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.data import Data
+from torch_geometric.nn import SAGEConv
 
 from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.node import NeighborLoader
 from gnnstore.pipeline.stats import LoaderStats
 from gnnstore.progress import Progress
-from gnnstore.tools.demo.models import GraphSage, Mlp
 
+HIDDEN = 64
 FANOUTS = [10, 5]
 BATCH_SIZE = 256
 LEARNING_RATE = 0.01
@@ -28,18 +30,44 @@ LEARNING_RATE = 0.01
 STRATEGY = "mmap"
 
 
+class GraphSage(torch.nn.Module):
+    """Two GraphSAGE layers: a node's class from its own features and its neighbours'."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.first = SAGEConv(num_features, HIDDEN)
+        self.second = SAGEConv(HIDDEN, num_classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return scores [n, classes] for features [n, F] and a sampled subgraph [2, m]."""
+        return self.second(self.first(x, edge_index).relu(), edge_index)  # type: ignore[no-any-return]
+
+
+class Mlp(torch.nn.Module):
+    """The same size without the graph: a node's class from its own features alone."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(num_features, HIDDEN)
+        self.second = torch.nn.Linear(HIDDEN, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return scores [n, classes] for features [n, F]."""
+        return self.second(self.first(x).relu())  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """What one model reached.
+    """Result of training one model.
 
     Attributes
     ----------
     test_accuracy : float
-        Share of test nodes whose class was found, 0 to 1.
+        Share of test nodes that are classified correctly, 0 to 1.
     seconds : float
         Training and testing together.
     stats : LoaderStats or None
-        Where the training loader's time went; None for a model without a loader.
+        Statistics of the training loader; None for a model without one.
     """
 
     model: str
@@ -99,7 +127,7 @@ def train_sage(
 def train_mlp(
     store: GraphStore, *, name: str, epochs: int, seed: int, progress: Progress
 ) -> Outcome:
-    """Train the model that does not see the graph, on the same features and nodes."""
+    """Train the model that does not use the graph, on the same features and nodes."""
     started = time.perf_counter()
     torch.manual_seed(seed)
     labels = torch.from_numpy(store.labels)

@@ -20,7 +20,7 @@ from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.tools.plan.render import render_plan
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
-from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch, seeds_to_plan
+from gnnstore.tools.plan.trace import SampledEpoch, choose_input_nodes, sample_epoch
 from gnnstore.tools.plots.plan import draw_plan
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
@@ -130,7 +130,7 @@ def plan_caches(
     _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
     sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
     config, num_cores = SamplingConfig(fanouts, seed=seed), len(os.sched_getaffinity(0))
-    name, seeds = seeds_to_plan(store, input_nodes)
+    name, seeds = choose_input_nodes(store, input_nodes)
     with session.progress() as progress:
         asked = Asked(
             store,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.disk.profile.device_profile import load_profile
-from gnnstore.errors import BudgetError, NoSpaceError, StoreExistsError, UsageError
+from gnnstore.errors import NoSpaceError, StoreExistsError, UsageError
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.formats.packed.directory import (
     drop_empty_plans_directory,
@@ -131,15 +131,9 @@ def _plans_directory(store: GraphStore, is_needed: bool) -> Iterator[None]:
 
 
 def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> None:
+    if disk_bytes is not None:
+        estimate.check_disk(disk_bytes)
     needed = estimate.total_bytes
-    if disk_bytes is not None and needed > disk_bytes:
-        raise BudgetError(
-            f"the plan takes about {format_size(needed)}, and --disk allows "
-            f"{format_size(disk_bytes)}: about {format_at_least(needed - disk_bytes)} too little. "
-            "Raise it, pack fewer epochs, cache more rows (--memory), or train with "
-            "strategy='packed', which needs the disk of two superbatches only",
-            path=final,
-        )
     existing = next(path for path in (final.absolute(), *final.absolute().parents) if path.exists())
     free = free_bytes(existing)
     if needed > free:

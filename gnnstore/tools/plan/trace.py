@@ -1,4 +1,4 @@
-"""What `gnnstore plan` compares caches on: batches as a loader would sample them, and scores."""
+"""Sample the batches that `gnnstore plan` compares caches on, and score nodes for static caches."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ class SampledEpoch:
     Attributes
     ----------
     input_nodes : str
-        The split that batches start from, or "all".
+        Name of the split, or "all".
     num_seeds : int
-        Nodes of it.
+        Size of the split.
     epoch_batches : int
         Batches of the whole epoch.
     trace : Trace
-        Those that were sampled.
+        Nodes of the sampled batches.
     scores : dict of str to ndarray of uint8 or uint32 [N]
-        What static caches go by; "frequency" is from other batches than these.
+        Scores of nodes for static caches; "frequency" comes from other batches than these.
     seconds : float
-        How long sampling them took.
+        Duration of sampling.
     """
 
     input_nodes: str
@@ -61,15 +61,15 @@ class SampledEpoch:
     seconds: float
 
 
-def seeds_to_plan(store: GraphStore, input_nodes: str | None) -> tuple[str, InputNodes]:
-    """Return the name of the nodes that batches start from, and these.
+def choose_input_nodes(store: GraphStore, input_nodes: str | None) -> tuple[str, InputNodes]:
+    """Return the name of the input nodes, by default "train" or else "all", and the nodes.
 
     Raises
     ------
     NotFoundError
-        If there is no such split.
+        If the split does not exist.
     UsageError
-        If it has no nodes.
+        If the split is empty.
     """
     name = input_nodes or ("train" if "train" in store.splits else _ALL_NODES)
     seeds = resolve_input_nodes(store, None if name == _ALL_NODES else name)
@@ -97,7 +97,7 @@ def sample_epoch(
     Parameters
     ----------
     name, seeds : str, InputNodes
-        From `seeds_to_plan`.
+        From `choose_input_nodes`.
     """
     epoch_batches = -(-seeds.num_seeds // batch_size)
     num_batches = min(num_batches, epoch_batches)
