@@ -21,10 +21,10 @@ from gnnstore.tools.ui.session import Session, start_logging
 _COMMANDS = {
     "demo": ("gnnstore.tools.commands.demo", "Convert, inspect and train on a built-in graph."),
     "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
-    "gc": ("gnnstore.tools.commands.gc", "Find and remove what interrupted conversions left."),
+    "gc": ("gnnstore.tools.commands.gc", "List and remove the leftovers of interrupted runs."),
     "inspect": (
         "gnnstore.tools.commands.inspect",
-        "Show what a store holds and how it will be read.",
+        "Show the contents of a store and how they will be read.",
     ),
     "verify": ("gnnstore.tools.commands.verify", "Check a store's files, checksums and contents."),
     "pack": ("gnnstore.tools.commands.pack", "Sample and pack epochs ahead of training."),
@@ -36,7 +36,7 @@ _COMMANDS = {
 
 _HELP = """Train graph neural networks on graphs many times larger than RAM.
 
-A store is a directory (NAME.gnn) that the commands below make, show and check, and that
+A store is a directory (NAME.gnn) that the commands below create, inspect and verify, and that
 gnnstore.open() and gnnstore.NeighborLoader read in Python.
 
 \b
@@ -48,8 +48,8 @@ Examples:
 
 \b
 Exit status:
-  0  all is well                     4  the store needs a newer gnnstore
-  1  the data has a problem          5  I/O error, no space, no memory
+  0  success                         4  the store needs a newer gnnstore
+  1  invalid or damaged data         5  I/O error, no space, no memory
   2  wrong usage                    70  a defect of gnnstore
   3  not found                     130  interrupted
 """

@@ -1,4 +1,4 @@
-"""What the disk itself does, measured on the store's own file between the strategies.
+"""Measure the disk on a file of the store, between the runs of strategies.
 
 Nothing is written, and it takes a second: a shared disk changes from minute to minute, so the
 limits that strategies are compared with have to be of the same minute.
@@ -36,11 +36,11 @@ class DeviceLimits:
     bytes_per_second : float
         In order, in large blocks.
     engine : str
-        What read.
+        Engine that read.
     is_direct : bool
         Whether reads went around the page cache.
     seconds : float
-        What it took.
+        Duration of the measurement.
     """
 
     random_reads_per_second: float

@@ -1,4 +1,4 @@
-"""Measure a disk for `gnnstore bench disk`, and show what came out."""
+"""Measure a disk for `gnnstore bench disk`, and print the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gnnstore.units import format_size
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What there is to show."""
+    """Results to print."""
 
     measured: DiskMeasurement
     tuning: ReadTuning
@@ -43,7 +43,7 @@ def bench_disk(
 ) -> int:
     """Measure, keep the result, draw it, print it, and return the exit status.
 
-    What was measured is printed even if it could not be kept or drawn.
+    The measurement is printed even if it could not be saved or plotted.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a process loads before its memory is limited, and the ways to load batches after that.
+"""Load the topology and labels of a store, limit memory, and load batches under the limit.
 
 The process is in its memory group from the beginning. It loads the graph's structure and the
 narrow attributes, has the kernel drop the page cache of the store, and only then limits the

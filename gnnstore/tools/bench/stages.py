@@ -1,4 +1,4 @@
-"""Where the time of an epoch went, from the timeline that a loader recorded.
+"""Divide the time of an epoch among its stages, from the timeline that a loader recorded.
 
 Stages run side by side, in several threads. Their plain sums say how much work there was, and not
 what the epoch's time was spent on; so each moment is divided evenly among the stages that run
@@ -31,7 +31,7 @@ def stages_of(file: Path, seconds: float, *, faults_are_reads: bool) -> dict[str
     Parameters
     ----------
     file : Path
-        What `loader.trace` has written.
+        Timeline written by `loader.trace`.
     seconds : float
         The time from the beginning of the recording that is divided.
     faults_are_reads : bool

@@ -1,4 +1,4 @@
-"""The ways to load that `gnnstore bench load` can time: NumPy over a mapping, and each strategy."""
+"""The ways of loading that `gnnstore bench load` times: NumPy over a mapping, and each strategy."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ BASELINE = "map"
 
 @dataclass(frozen=True)
 class Way:
-    """One of them.
+    """A way of loading batches.
 
     Attributes
     ----------
     options : dict
-        Of `NeighborLoader`; empty for the mapping.
+        Options of `NeighborLoader`; empty for the mapping.
     is_compared : bool
         Whether it is timed unless told otherwise.
     is_limited : bool
-        Whether its memory is.
+        Whether its memory is limited.
     is_made_ahead : bool
         Whether an epoch is sampled, planned and packed during the one before it.
     is_even : bool
-        Whether each of its batches takes the same, and its time: some stand for all.
+        Whether all batches cost about the same, so that a sample is enough.
     reads_by_faults : bool
-        Whether the system reads a page when it is touched.
+        Whether rows are read by page faults.
     packs : bool
         Whether packed rows may be written to disk.
     """

@@ -1,4 +1,4 @@
-"""`gnnstore gc`: find what interrupted conversions and runs left, and remove it if told so."""
+"""`gnnstore gc`: list the leftovers of interrupted conversions and runs, and remove them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gnnstore.units import format_duration, format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-_HELP = """Find what interrupted conversions and training left, and remove it with --yes.
+_HELP = """List the leftovers of interrupted conversions and training, and remove them with --yes.
 
-PATH is a directory that holds stores (default: the current one), or a store. A conversion
-builds its store beside the place it is for, as .NAME.tmp-XXXXXXXX; directories below PATH are
-not searched. What a running conversion is at work in is left alone, and a store that an
-interrupted --overwrite had set aside gets its name back. Plans are packed likewise, in the
-directory plans of their store, which is searched. What training spills lies in
-.gnnstore-run-XXXXXXXX; the next run beside it removes what a killed one left, or this command.
+PATH is a directory of stores (default: the current one), or a store. A conversion builds its store
+next to the output, as .NAME.tmp-XXXXXXXX, and packing builds a plan likewise in the directory plans
+of its store; other directories below PATH are not searched. Training keeps spill files in
+.gnnstore-run-XXXXXXXX, which this command or the next run removes if the process was killed.
+Directories in use are left alone, and a store that an interrupted --overwrite had set aside gets
+its name back.
 
 \b
 Examples:
@@ -39,7 +39,7 @@ Examples:
 
 @click.command(name="gc", help=_HELP)
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path())
-@click.option("--yes", is_flag=True, help="Remove them; without it they are only listed.")
+@click.option("--yes", is_flag=True, help="Remove the leftovers instead of listing them.")
 @session_options
 def command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
     """List leftovers, or remove them."""
@@ -86,14 +86,14 @@ def _find(path: Path) -> Iterator[Leftover]:
 
 
 def _find_of_plans(store: Path) -> Iterator[Leftover]:
-    """Yield what was left of plans that were being packed, or removed, in a store."""
+    """Yield the leftovers of plans in a store, whose packing or removal was interrupted."""
     directory = store / PLANS_DIRECTORY
     if directory.is_dir() and not directory.is_symlink():
         yield from find_leftovers(directory)
 
 
 def _remove(leftover: Leftover) -> str:
-    """Remove a leftover, which is locked, and return what became of it."""
+    """Remove a leftover, which is locked, and return the action taken."""
     if leftover.state == "running":
         return "none"
     if leftover.state == "stale":
@@ -133,7 +133,7 @@ def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bo
         console.print(f"\nRemoved {format_size(removed)}.")
     elif any(item["state"] != "running" for item in found):
         console.print(
-            "\n'gnnstore gc --yes' removes them. To go on with one that is resumable, repeat its "
+            "\n'gnnstore gc --yes' removes them. To continue a resumable one, repeat its "
             "'gnnstore convert' or 'gnnstore pack' with --resume.",
             soft_wrap=True,
         )

@@ -20,9 +20,8 @@ from gnnstore.units import format_size
 
 _HELP = """Show versions, build and machine, for bug reports.
 
-PATH is a store or a directory; the file system that holds it is described too, with the
-alignment that direct I/O needs there, and which engines can read from it: each is tried.
-Default: the current directory.
+PATH is a store or a directory (default: the current one). Its file system is described, too, with
+the alignment of direct I/O and the engines that can read from it; each engine is tried.
 
 \b
 Examples:
@@ -36,7 +35,7 @@ Examples:
 @click.argument("path", type=click.Path(), default=".")
 @session_options
 def command(session: Session, path: str) -> None:
-    """Collect the facts and print them."""
+    """Describe the system and print the description."""
     document = {
         **describe_system(),
         "filesystem": describe_filesystem(path),

@@ -11,10 +11,10 @@ from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
 
-_HELP = """Remove a packed plan of STORE; the store itself is left as it is.
+_HELP = """Remove a packed plan of STORE, and nothing else.
 
 'gnnstore inspect STORE' lists the plans. A plan that was packed with --output is a directory of
-its own, to be removed like any other.
+its own: remove it like any other.
 
 \b
 Examples:
@@ -24,10 +24,10 @@ Examples:
 
 @click.command(name="rm", help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option("--plan", "name", required=True, metavar="NAME", help="The plan's name.")
+@click.option("--plan", "name", required=True, metavar="NAME", help="Name of the plan.")
 @session_options
 def command(session: Session, store: str, name: str) -> None:
-    """Remove the plan and say how much that was."""
+    """Remove the plan and print its size."""
     path = StoreReader.open(store).path
     size = directory_bytes(plan_path(path, name))
     remove_plan(path, name)

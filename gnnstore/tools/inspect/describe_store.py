@@ -1,7 +1,7 @@
-"""What `gnnstore inspect` says about a store, as JSON values, from metadata alone.
+"""Describe a store for `gnnstore inspect`, as JSON values, from metadata alone.
 
-Nothing here reads an array: a store of terabytes on a slow disk is described at once. The
-text that people see (`render_store`) is drawn from the same values that --json prints.
+Nothing here reads an array, so a store of terabytes on a slow disk is described at once. The text
+for people (`render_store`) shows the same values as --json.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
             "attributes": dict(schema.graph_attributes),
         },
         "arrays": arrays,
-        # What belongs to no array: group metadata and the checksums.
+        # Files of no array: group metadata and the checksums.
         "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
         "plans": describe_plans(reader.path),
         "provenance": dict(reader.manifest.provenance),

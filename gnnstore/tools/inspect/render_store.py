@@ -28,7 +28,7 @@ def render_store(console: Console, store: Mapping[str, Any]) -> None:
 
 
 def next_commands(path: str) -> list[tuple[str, ...]]:
-    """Return the commands to try on a store, first things first."""
+    """Return the commands to try on a store, in order of use."""
     return [
         ("gnnstore", "inspect", path, "--stats"),
         ("gnnstore", "verify", path, "--level", "full"),
@@ -37,7 +37,7 @@ def next_commands(path: str) -> list[tuple[str, ...]]:
 
 
 def render_summary(console: Console, store: Mapping[str, Any]) -> None:
-    """Print what the store is and where its bytes are."""
+    """Print the size of the store and of its arrays."""
     console.print(store["path"], style="bold", soft_wrap=True)
     print_facts(console, _headline(store))
     print_title(console, "Arrays")
@@ -72,7 +72,7 @@ def render_array(console: Console, array: Mapping[str, Any]) -> None:
 
 
 def render_stats(console: Console, stats: Mapping[str, Any]) -> None:
-    """Print what a scan of the arrays found."""
+    """Print the statistics of arrays."""
     if stats.get("degrees"):
         print_title(console, "Degrees")
         degrees = stats["degrees"]

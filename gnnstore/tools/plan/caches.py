@@ -1,4 +1,4 @@
-"""Compare caches for `gnnstore plan`: run them over sampled batches, and show what they read."""
+"""Compare caches for `gnnstore plan`: simulate them on sampled batches, and count their reads."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _DRAWN_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 @dataclass(frozen=True, eq=False)
 class _Disk:
-    """The arrays whose rows are read from disk, and how they are read.
+    """The tables whose rows are read from disk, and how they are read.
 
     Attributes
     ----------
     arrays : tuple of PagedArray
     alignments : tuple of int
-        What reads of each array are rounded to, in bytes.
+        Alignment of reads of each array, in bytes.
     tuning : ReadTuning
     profile : DeviceProfile or None
         Measurements, unless they were made through the page cache.
@@ -235,7 +235,7 @@ def _run(policy: str, num_rows: int, disk: _Disk, epoch: SampledEpoch) -> dict[s
     seconds = time.perf_counter() - began
     totals = _reads(run, trace, disk)
     fill = disk.reads_of(run.filled)
-    # Whole epochs are compared; what is read once, before the first of them, stands apart.
+    # Whole epochs are compared; reads before the first of them are counted apart.
     scale = epoch.epoch_batches / trace.num_batches
     scaled = ReadTotals(round(totals.reads * scale), round(totals.num_bytes * scale))
     return {

@@ -1,4 +1,4 @@
-"""Predict for `gnnstore plan` what an epoch takes by each strategy, within budgets."""
+"""Predict the epoch of each strategy within budgets, for `gnnstore plan`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_SHARE = 1.1
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """What the user wants to know.
+    """Options of a prediction.
 
     Attributes
     ----------
@@ -38,13 +38,13 @@ class Asked:
     seeds : InputNodes
     batch_size : int
     num_threads : int
-        That would prepare batches.
+        Threads that would prepare batches.
     memory_bytes, disk_bytes : int or None
-        Budgets; None: as a loader takes by itself.
+        Budgets; None: the defaults of a loader.
     candidates : tuple of Candidate
-        What is to be predicted.
+        Strategies to predict.
     draws_curve : bool
-        Whether other budgets are wanted too.
+        Whether to predict for other budgets, too.
     """
 
     store: GraphStore
@@ -83,7 +83,7 @@ def predict_strategies(asked: Asked, progress: Progress) -> dict[str, Any]:
     try:
         placement = place_for(request, STATIC)
     except BudgetError:
-        # What an epoch needs can be learnt with more memory than it is predicted for.
+        # An epoch can be sampled with more memory than it is predicted for.
         placement = place_for(asked.request(None), STATIC)
     optimizer = StrategyOptimizer.of(request, placement, progress)
     if optimizer is None:

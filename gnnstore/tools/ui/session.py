@@ -1,4 +1,4 @@
-"""What every command shares: where results, progress and messages go.
+"""The context of every command: where results, progress and messages go.
 
 Results go to stdout, as text for people or as one JSON document (`--json`); progress and
 messages go to stderr. Keeping that in one place is what makes `gnnstore ... --json | jq`
@@ -76,7 +76,7 @@ class Session:
 
 
 class _StderrHandler(logging.Handler):
-    """Shows what the library has to say, such as what it removed after a crash."""
+    """Prints messages of the library, such as what it removed after a crash."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(f"gnnstore: {record.getMessage()}", err=True)
