@@ -11,7 +11,7 @@ CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeL
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long lint format docs bench sanitize wheel clean distclean
+.PHONY: help demo test long lint format docs bench sanitize portable wheel clean distclean
 
 help:
 	@echo 'make demo      set up, then convert, inspect and train on a built-in graph (minutes)'
@@ -22,7 +22,8 @@ help:
 	@echo 'make docs      build the site with the guides and the reference in build/site'
 	@echo 'make bench     the quick benchmarks (see docs/benchmarks.md for the large ones)'
 	@echo 'make sanitize  run the kernels'\'' tests under AddressSanitizer and UBSan'
-	@echo 'make wheel     build a wheel in dist/'
+	@echo 'make portable  run them without the code for x86-64, as other processors do'
+	@echo 'make wheel     build a wheel and a source archive in dist/'
 	@echo 'make clean     remove what builds left behind; make distclean: .venv too'
 
 demo: $(INSTALLED)
@@ -80,30 +81,51 @@ $(TESTABLE): $(INSTALLED)
 	  --no-build-isolation --editable '.[test]'
 	@touch $@
 
+# Two archives: the sources, and a wheel for this Python (for 3.12 and later with the stable ABI).
 wheel: $(INSTALLED)
+	$(BIN)/python -c \
+	  'from scikit_build_core.build import build_sdist; build_sdist("dist")' > /dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist
 
-# The instrumented core stands in a copy of the package that comes first on PYTHONPATH. The
-# interpreter must be the one outside .venv: there the editable install would win.
+# A core that is built otherwise stands in a copy of the package that comes first on PYTHONPATH. The
+# interpreter must be the one outside .venv: there the editable install would win. Without precompiled
+# headers, so that a file that does not include what it needs is found.
+define other_core
+rm -rf $(1)/site
+PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S gnnstore/_core -B $(1)/core \
+  -DGNNSTORE_WERROR=ON -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
+  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python $(2)
+PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(1)/core
+mkdir -p $(1)/site
+cp -R gnnstore $(1)/site/
+rm -f $(1)/site/gnnstore/_core/_kernels*.so
+cp $(1)/core/_kernels*.so $(1)/site/gnnstore/_core/
+endef
+with_core = site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+  base=$$($(BIN)/python -c 'import sys; print(sys._base_executable)'); \
+  env PYTHONPATH="$(CURDIR)/$(1)/site:$$site" PYTHONSAFEPATH=1
+
 SANITIZE := build/sanitize
 SANITIZED_TESTS ?= $(wildcard tests/unit/test_core_*.py tests/unit/test_sampling*.py) \
   tests/property tests/corruption
 sanitize: $(TESTABLE)
-	rm -rf $(SANITIZE)/site
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S gnnstore/_core -B $(SANITIZE)/core \
-	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DGNNSTORE_SANITIZE=ON -DGNNSTORE_WERROR=ON \
-	  -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build $(SANITIZE)/core
-	mkdir -p $(SANITIZE)/site
-	cp -R gnnstore $(SANITIZE)/site/
-	rm -f $(SANITIZE)/site/gnnstore/_core/_kernels*.so
-	cp $(SANITIZE)/core/_kernels*.so $(SANITIZE)/site/gnnstore/_core/
-	site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	base=$$($(BIN)/python -c 'import sys; print(sys._base_executable)'); \
-	env LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
+	$(call other_core,$(SANITIZE),-DCMAKE_BUILD_TYPE=RelWithDebInfo -DGNNSTORE_SANITIZE=ON)
+	$(call with_core,$(SANITIZE)) \
+	  LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  PYTHONPATH="$(CURDIR)/$(SANITIZE)/site:$$site" PYTHONSAFEPATH=1 \
 	  $$base -m pytest -p no:cacheprovider --timeout 600 $(SANITIZED_TESTS)
+
+# What runs on other processors than x86-64: the same results, and the same batches.
+PORTABLE := build/portable
+PORTABLE_TESTS ?= $(wildcard tests/unit/test_core_*.py tests/property/test_core_*.py) \
+  tests/unit/test_access_lists.py tests/unit/test_segment_packing.py \
+  tests/conformance/test_frozen_batches.py
+portable: $(TESTABLE)
+	$(call other_core,$(PORTABLE),-DGNNSTORE_PORTABLE=ON)
+	$(call with_core,$(PORTABLE)) $$base -c \
+	  'from gnnstore import _core; assert _core.crc32c_implementation() == "portable"'
+	$(call with_core,$(PORTABLE)) $$base -m pytest -p no:cacheprovider $(PORTABLE_TESTS)
 
 clean:
 	rm -rf build dist demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "kernels/processor.h"
 
 namespace gnnstore {
 namespace {
@@ -32,7 +30,7 @@ void add_accesses(const int32_t *next, int32_t *slots, int32_t begin, int32_t en
     lists.num_others = num_others;
 }
 
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
 
 __attribute__((target("avx512f"))) int32_t list_between_avx512(const int32_t *values, int32_t size,
                                                                int32_t low, int32_t high,
@@ -122,7 +120,7 @@ void list_accesses_portable(const int32_t *next, int32_t *slots, int32_t begin, 
 
 int32_t list_between(const int32_t *values, int32_t size, int32_t low, int32_t high,
                      int32_t *found) {
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
     if (has_avx512()) return list_between_avx512(values, size, low, high, found);
 #endif
     return list_between_portable(values, size, low, high, found);
@@ -130,7 +128,7 @@ int32_t list_between(const int32_t *values, int32_t size, int32_t low, int32_t h
 
 void list_accesses(const int32_t *next, int32_t *slots, int32_t begin, int32_t end,
                    const KeptUses &kept, AccessLists &lists) {
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
     if (has_avx512()) return list_accesses_avx512(next, slots, begin, end, kept, lists);
 #endif
     list_accesses_portable(next, slots, begin, end, kept, lists);

@@ -8,11 +8,8 @@
 #include "kernels/errors.h"
 #include "kernels/files.h"
 #include "kernels/parallel.h"
+#include "kernels/processor.h"
 #include "kernels/row_copy.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace gnnstore {
 namespace {
@@ -39,13 +36,13 @@ constexpr std::array<ByteTable, 8> make_byte_tables() {
 
 constexpr std::array<ByteTable, 8> byte_tables = make_byte_tables();
 
+#if defined(GNNSTORE_X86_64)
+
 uint64_t load_u64(const uint8_t *p) {
     uint64_t value;
     std::memcpy(&value, p, sizeof value);
     return value;
 }
-
-#if defined(__x86_64__)
 
 // The register of three streams of `length` bytes can be advanced at once; to join them,
 // a stream's register must be moved past the bytes that follow it. Moving past `length`
@@ -210,14 +207,14 @@ uint32_t crc32c_portable(const uint8_t *data, size_t num_bytes, uint32_t initial
 }
 
 uint32_t crc32c_streams(const uint8_t *data, size_t num_bytes, uint32_t initial) {
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
     if (has_instruction()) return crc32c_sse42(data, num_bytes, initial);
 #endif
     return crc32c_portable(data, num_bytes, initial);
 }
 
 uint32_t crc32c(const uint8_t *data, size_t num_bytes, uint32_t initial) {
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
     if (num_bytes >= min_folded_bytes && has_instruction() && can_fold())
         initial = ~fold(~initial, data, num_bytes);
 #endif
@@ -225,7 +222,7 @@ uint32_t crc32c(const uint8_t *data, size_t num_bytes, uint32_t initial) {
 }
 
 const char *crc32c_implementation() {
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
     if (has_instruction() && can_fold()) return "avx512";
     if (has_instruction()) return "sse4.2";
 #endif
@@ -246,7 +243,7 @@ int64_t count_blocks(int64_t num_bytes, int64_t block_bytes) {
 void crc32c_rows(const uint8_t *data, const int32_t *rows, int64_t num_rows, int64_t row_bytes,
                  uint32_t *crcs) {
     int64_t i = 0;
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
     if (has_instruction()) {
         constexpr int64_t ahead = 6;  // rows come in any order, which the processor cannot foresee
         for (; i + 3 <= num_rows; i += 3) {

@@ -1,12 +1,10 @@
 #include "kernels/stream_copy.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "kernels/processor.h"
 
 namespace gnnstore {
 
-#if defined(__x86_64__)
+#if defined(GNNSTORE_X86_64)
 
 namespace {
 
