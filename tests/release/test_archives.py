@@ -84,7 +84,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 def test_the_wheel_needs_no_libraries_but_the_systems(wheel: Path) -> None:
     report = run(sys.executable, "-m", "auditwheel", "show", wheel)
     assert re.search(r"consistent\s+with\s+the\s+following\s+platform\s+tag:\s+.manylinux_", report)
-    assert "linux_" in report
 
 
 @pytest.mark.skipif(not effort.is_long(), reason="`make long`: compiles the core, installs torch")

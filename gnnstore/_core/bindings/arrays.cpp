@@ -28,7 +28,7 @@ std::string fs_path(nb::handle path) {
     PyObject *encoded = nullptr;
     if (!PyUnicode_FSConverter(path.ptr(), &encoded)) throw nb::python_error();
     const nb::object owner = nb::steal(encoded);
-    return {PyBytes_AS_STRING(encoded), static_cast<size_t>(PyBytes_GET_SIZE(encoded))};
+    return {PyBytes_AsString(encoded), static_cast<size_t>(PyBytes_Size(encoded))};
 }
 
 std::vector<std::string> fs_paths(nb::handle paths) {
