@@ -45,15 +45,20 @@ class FileRows:
             raise storage_error(error, doing, error.filename) from error
         return cls(array, engine, files)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Rows in the table."""
         return self.array.num_rows
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of a row's values."""
         return self.array.geometry.row_bytes
+
+    @cached_property
+    def engine_name(self) -> str:
+        """The engine's name in the core."""
+        return self.engine.name
 
     @cached_property
     def place(self) -> dict[str, int]:

@@ -64,7 +64,7 @@ class RowSpec:
     def of(cls, attribute: AttributeSpec) -> Self:
         """Return the rows of a stored array."""
         dtype = STORAGE_DTYPES[attribute.dtype]
-        return cls(attribute.num_rows, attribute.shape[1:], dtype)
+        return cls(attribute.shape[0], attribute.shape[1:], dtype)
 
     def empty(self, num_rows: int) -> npt.NDArray[Any]:
         """Return a buffer for a number of rows, [num_rows, *shape], from the pool."""

@@ -20,8 +20,12 @@ from gnnstore._core import ReadCounts
 from gnnstore.caching.trace import Trace
 from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
-from gnnstore.features.packed.chunks import RUN_STAGING_BYTES, PackedSuperbatch, run_bytes
+from gnnstore.features.packed.chunks import (
+    PIECE_BYTES,
+    RUN_STAGING_BYTES,
+    PackedSuperbatch,
+    run_bytes,
+)
 from gnnstore.features.packed.pack import pack
 from gnnstore.parallel import CancelledError
 from gnnstore.planning.reads import count_reads

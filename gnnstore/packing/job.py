@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
-from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.chunks import PIECE_BYTES
 from gnnstore.features.packed.frames import Frames, compress_runs
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses

@@ -13,7 +13,7 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UnsupportedVersionError
-from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.chunks import PIECE_BYTES
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.formats.container.journal_file import encode_record, read_records
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION

@@ -25,8 +25,7 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import ENGINES, open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
-from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.chunks import PIECE_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest

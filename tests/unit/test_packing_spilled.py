@@ -20,7 +20,7 @@ from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
+from gnnstore.features.packed.chunks import PIECE_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, pack

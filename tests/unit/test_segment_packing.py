@@ -13,8 +13,7 @@ from gnnstore.caching.segments import SharedRows
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.checksum_blocks import PIECE_BYTES
-from gnnstore.features.packed.chunks import run_bytes
+from gnnstore.features.packed.chunks import PIECE_BYTES, run_bytes
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.features.segments.packing import append_divided, divide_misses

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gnnstore.disk.records import decode_record, encode_record
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.errors import CorruptStoreError, NoSpaceError, StorageError, UsageError
+from gnnstore.features.packed.record import decode_record, encode_record
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.neighbor import Sample
 from gnnstore.testing.faults import inject

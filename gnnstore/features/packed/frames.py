@@ -27,7 +27,7 @@ from gnnstore.formats.packed.manifest import Compression
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows
-    from gnnstore.features.packed.checksum_blocks import RunPieces
+    from gnnstore.features.packed.chunks import RunPieces
 
 
 # LZ4 gains nothing from more; of Zstandard's, the first is the fastest to write, and all are

@@ -18,7 +18,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import ALWAYS, PLANNED, Ledger, Reservation
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.checksum_blocks import RUN_ALIGNMENT_BYTES
+from gnnstore.features.packed.chunks import RUN_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)

@@ -28,12 +28,13 @@ from gnnstore.disk.spool import translated
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
-from gnnstore.features.packed.checksum_blocks import PIECE_BYTES, RunPieces
 from gnnstore.features.packed.chunks import (
+    PIECE_BYTES,
     PackCounts,
     PackedRuns,
     PackedSuperbatch,
     PackedTable,
+    RunPieces,
     run_bytes,
     run_reader,
 )
@@ -106,7 +107,7 @@ class TableJob:
             progress,
         )
         options: dict[str, Any] = {
-            "engine": table.engine.name,
+            "engine": table.engine_name,
             **table.place,
             "num_windows": shares.num_windows,
             "window_bytes": shares.window_bytes(table),
@@ -259,7 +260,7 @@ def pack(
             counts = _sum(counts, more)
         missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
-        engine = next(iter(tables.values())).engine.name
+        engine = next(iter(tables.values())).engine_name
         return PackedSuperbatch(own, missed.index, packed, run_reader(engine), counts)
     except BaseException:
         if missed is not None:

@@ -20,13 +20,11 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
-from gnnstore.disk.records import crc_seed, decode_record
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.checksum_blocks import packed_read_error
-from gnnstore.features.packed.chunks import PackedRows, run_reader
+from gnnstore.features.packed.chunks import PackedRows, packed_read_error, run_reader
 from gnnstore.features.packed.frames import FrameReader
-from gnnstore.features.packed.record import SavedRecord
+from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
 from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES

@@ -24,8 +24,7 @@ from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.checksum_blocks import RunPieces, shared_crcs
-from gnnstore.features.packed.chunks import MissIndex, PackedRuns
+from gnnstore.features.packed.chunks import MissIndex, PackedRuns, RunPieces, shared_crcs
 from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
 from gnnstore.formats.container.regular_files import open_regular

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.errors import CorruptStoreError, storage_error
-from gnnstore.features.packed.checksum_blocks import shared_crcs
+from gnnstore.features.packed.chunks import shared_crcs
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
 from gnnstore.formats.packed.segments import segment_layout
 
