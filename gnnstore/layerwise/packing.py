@@ -21,10 +21,10 @@ from gnnstore.caching.trace import Trace
 from gnnstore.errors import BudgetError, NoSpaceError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import (
-    PIECE_BYTES,
-    RUN_STAGING_BYTES,
+    BLOCK_BYTES,
+    CHUNK_STAGING_BYTES,
     PackedSuperbatch,
-    run_bytes,
+    chunk_bytes,
 )
 from gnnstore.features.packed.pack import pack
 from gnnstore.parallel import CancelledError
@@ -42,14 +42,14 @@ _PAGE_BYTES = 4096
 _WORTHWHILE = 0.9
 _NAME = "rows"
 # Packed rows have a checksum for each piece of this size.
-PART_BYTES = PIECE_BYTES
+PART_BYTES = BLOCK_BYTES
 
 Outline = Callable[[int], tuple[int, npt.NDArray[np.int64]]]
 
 
 def has_room(memory_bytes: int) -> bool:
     """Return whether a budget has room for the least that packing takes."""
-    return memory_bytes >= 8 * RUN_STAGING_BYTES
+    return memory_bytes >= 8 * CHUNK_STAGING_BYTES
 
 
 class BlockPacker:
@@ -158,7 +158,7 @@ class BlockPacker:
                 raise CancelledError("blocks are not wanted any more")
             last, ids = outline(first)
             total += len(ids)
-            num_bytes += int(run_bytes(np.array([len(ids)]), self._rows.row_bytes)[0])
+            num_bytes += int(chunk_bytes(np.array([len(ids)]), self._rows.row_bytes)[0])
             if bounds and (total > self._max_rows or num_bytes > room):
                 break
             bounds.append((first, last))

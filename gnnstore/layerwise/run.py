@@ -15,7 +15,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.features.opening import open_attribute, open_rows
-from gnnstore.features.packed.chunks import RUN_STAGING_BYTES
+from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.source import RowSource
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
 from gnnstore.formats.arrays.zarr_metadata import shard_name
@@ -261,7 +261,7 @@ class InferenceRun:
             Reservation("buffers for reading", num_readers * (self._engine.staging_bytes + order)),
             Reservation("pieces of the graph", pieces.num_bytes),
             Reservation("rows that are written", _WRITER_BYTES),
-            Reservation("packed rows", RUN_STAGING_BYTES if has_room(memory_bytes) else 0),
+            Reservation("packed rows", CHUNK_STAGING_BYTES if has_room(memory_bytes) else 0),
         )
 
     def _readers_in(self, memory_bytes: int) -> int:

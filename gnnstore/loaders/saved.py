@@ -22,7 +22,7 @@ from gnnstore.pipeline.seeds.kinds import labels_of
 from gnnstore.strategies.saved import PackedSources
 
 
-class Plan:
+class PackedEpochs:
     """A packed plan: batches of some epochs, with all that they show. Pickles as its path.
 
     Parameters
@@ -45,11 +45,11 @@ class Plan:
         self.reader = PackedReader.open(path)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Plan, (str(self.path),))
+        return (PackedEpochs, (str(self.path),))
 
     def __repr__(self) -> str:
         return (
-            f"Plan({str(self.path)!r}, epochs={self.epochs}, "
+            f"PackedEpochs({str(self.path)!r}, epochs={self.epochs}, "
             f"batches_per_epoch={self.reader.manifest.batches_per_epoch})"
         )
 
@@ -115,18 +115,18 @@ class Plan:
 
 
 class PackedLoader(BatchLoader):
-    """The batches of a plan, in their order; made by `Plan.loader`.
+    """The batches of a plan, in their order; made by `PackedEpochs.loader`.
 
     Attributes
     ----------
-    plan : Plan
+    plan : PackedEpochs
     epoch : int
         Number of the epoch that the next iteration will be; counts up by itself.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PackedEpochs,
         *,
         num_threads: int | None,
         prefetch_batches: int | None,
@@ -181,7 +181,7 @@ def _fingerprint(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @limits_named("open the plan")
-def open_plan(path: str | os.PathLike[str]) -> Plan:
+def open_plan(path: str | os.PathLike[str]) -> PackedEpochs:
     """Open a packed plan; public as `gnnstore.open_plan`.
 
     Parameters
@@ -194,4 +194,4 @@ def open_plan(path: str | os.PathLike[str]) -> Plan:
     NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
         See `PackedReader.open`.
     """
-    return Plan(path)
+    return PackedEpochs(path)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
-from gnnstore.features.packed.chunks import PIECE_BYTES
+from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.frames import Frames, compress_runs
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
@@ -228,7 +228,7 @@ class PlanPacker:
             segment=self.segment,
             cached_by=settings.cached_by,
             compression=self.compression,
-            piece_bytes=PIECE_BYTES,
+            piece_bytes=BLOCK_BYTES,
         )
 
     def _pack_epoch(self, writer: PackedWriter, epoch: int, advance: Callable[[int], None]) -> None:
@@ -339,7 +339,7 @@ class PlanPacker:
                     [int(size) * rows.row_bytes for size in misses.own],
                     self.compression,
                     rows.array.dtype.itemsize,
-                    pieces=runs[path].pieces,
+                    checksums=runs[path].checksums,
                     memory_bytes=memory_bytes - misses.num_bytes,
                     num_threads=self.settings.num_threads,
                 )

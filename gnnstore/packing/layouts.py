@@ -17,7 +17,7 @@ from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.segment_search import merged_reads
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.caching.trace import Trace
-from gnnstore.features.packed.chunks import run_bytes
+from gnnstore.features.packed.chunks import chunk_bytes
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Costs:
 
     def runs(self, misses: npt.NDArray[np.int64]) -> int:
         """Return the bytes of runs of so many rows each."""
-        return sum(int(run_bytes(misses, width).sum()) for width in self.row_bytes)
+        return sum(int(chunk_bytes(misses, width).sum()) for width in self.row_bytes)
 
 
 def packed_layout(costs: Costs, misses: npt.NDArray[np.int64], superbatch: int) -> Layout:

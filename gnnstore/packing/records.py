@@ -95,7 +95,7 @@ class RecordMaker:
             edge_ids=edge_ids,
             subgraph=subgraph,
             shared=shared,
-            run_crcs=tuple(found.pieces.of_run(i) for found in runs[: crc_arrays[0]]),
+            chunk_crcs=tuple(found.checksums.of_chunk(i) for found in runs[: crc_arrays[0]]),
             shared_crcs=shared_crcs,
         )
 

@@ -64,7 +64,7 @@ class SuperbatchSize:
         """Whether traces and plans are in memory; else in files of the run."""
         return self.table_bytes == 0
 
-    def fills(self, num_nodes: int) -> bool:
+    def has_room_for_counts(self, num_nodes: int) -> bool:
         """Whether there is room to count how often nodes are needed, before the first plan.
 
         A byte a node, where later rows are.

@@ -18,7 +18,7 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import TraceBuilder
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.lookahead.epochs import Superbatches
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.pipeline.lookahead.producer import LookaheadJob
 from gnnstore.pipeline.lookahead.session import FixedNodes, slot_layout, warms_up
@@ -171,7 +171,7 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
             fixed=_fixed_nodes(loader, placement, structure, engine),
             degrees=partial(out_degrees, structure, size.degrees_bytes(num_nodes)),
         )
-        superbatches = Superbatches(job)
+        superbatches = LookaheadEpochs(job)
     again = partial(strategy.open, loader, placement)
     return DataSources(loader, placement, structure, engine, again=again, superbatches=superbatches)
 

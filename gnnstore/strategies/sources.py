@@ -10,14 +10,14 @@ from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.batch import SamplingSource
-from gnnstore.pipeline.lookahead.source import LookaheadSource
+from gnnstore.pipeline.lookahead.epochs import LookaheadSource
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.features.tiers.static import StaticCache
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.topology import Topology
-    from gnnstore.pipeline.lookahead.epochs import Superbatches
+    from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
     from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
@@ -47,7 +47,7 @@ class DataSources:
         What reads rows from disk, if anything does.
     cache : StaticCache or None
         Rows that need not be read.
-    superbatches : Superbatches or None
+    superbatches : LookaheadEpochs or None
         Samples and plans ahead, where rows are cached by plan.
     """
 
@@ -60,7 +60,7 @@ class DataSources:
         *,
         again: Callable[[], DataSources],
         cache: StaticCache | None = None,
-        superbatches: Superbatches | None = None,
+        superbatches: LookaheadEpochs | None = None,
     ) -> None:
         self._again = again
         self._index_dtype = loader.store.schema.index_dtype
@@ -134,7 +134,7 @@ class DataSources:
             return stats
         totals = self.superbatches.job.totals
         return replace(
-            stats.plus_reads(totals.filling),
+            stats.plus_reads(totals.warm_up),
             seconds_planning=totals.seconds_planning,
             bytes_spilled=totals.bytes_spilled,
         )

@@ -207,7 +207,7 @@ def test_functions_of_ones_own(graph: GraphArrays, path: Path) -> None:
 
 def test_packed_rows_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of 1 kB here and there in a table of 20 MB."""
-    monkeypatch.setattr(inference_packing, "RUN_STAGING_BYTES", 1 << 10)
+    monkeypatch.setattr(inference_packing, "CHUNK_STAGING_BYTES", 1 << 10)
     monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
     graph = random_graph(20_000, 60_000, feature_dim=256, seed=3)
     store = graph.write(tmp_path / "p.gnn")

@@ -28,7 +28,7 @@ from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed import pack as packing
 from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
-from gnnstore.pipeline.lookahead.epochs import Superbatches
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.strategies.builtin import STRATEGIES
@@ -62,9 +62,9 @@ def loader_of(path: Any, **options: Any) -> NeighborLoader:
     return NeighborLoader(path, [4, 4], range(200), **(defaults | OPTIONS | options))
 
 
-def ahead_of(loader: NeighborLoader) -> Superbatches:
+def ahead_of(loader: NeighborLoader) -> LookaheadEpochs:
     superbatches = loader._sources.superbatches
-    assert isinstance(superbatches, Superbatches)
+    assert isinstance(superbatches, LookaheadEpochs)
     return superbatches
 
 

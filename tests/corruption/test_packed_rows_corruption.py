@@ -71,7 +71,7 @@ def test_rows_that_change_while_training_packs_ahead(
         made.append(packed)
         if len(made) == 2:
             table = packed.tables["nodes/node/x"]
-            flip(table.file_path, int(table.run_offsets[3]) + 17)
+            flip(table.file_path, int(table.chunk_offsets[3]) + 17)
 
     altering(monkeypatch, rolling, "pack", damage)
     loader = NeighborLoader(

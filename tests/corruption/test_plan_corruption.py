@@ -13,7 +13,7 @@ import pytest
 
 import gnnstore
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UnsupportedVersionError
-from gnnstore.features.packed.chunks import PIECE_BYTES
+from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.formats.container.journal_file import encode_record, read_records
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
@@ -99,8 +99,8 @@ def test_rows_that_are_damaged_are_not_trained_on(plan: Path, number: int, piece
     path = plan / "rows/x/c.0"
     place = begin + (size - 1 if piece else 0)
     flip(path, place)
-    first = begin + ((size - 1) // PIECE_BYTES * PIECE_BYTES if piece else 0)
-    end = min(first + PIECE_BYTES, begin + size)
+    first = begin + ((size - 1) // BLOCK_BYTES * BLOCK_BYTES if piece else 0)
+    end = min(first + BLOCK_BYTES, begin + size)
     message = (
         f"{path}: packed rows are damaged: bytes {first} to {end} are not what was written: the "
         "crc32c is .*pack again; 'gnnstore verify'"
@@ -288,7 +288,7 @@ def test_own_rows_of_a_segmented_plan(segmented: Path) -> None:
     reader = PackedReader.open(segmented)
     number = BATCHES + 3
     begin, size = int(reader.chunk_begins(number)[0]), int(reader.chunk_bytes(0)[number])
-    assert 0 < size <= PIECE_BYTES
+    assert 0 < size <= BLOCK_BYTES
     flip(segmented / "rows/x/c.0", begin + size // 2)
     read_damaged(segmented, number, f"bytes {begin} to {begin + size} are not what was written")
 

@@ -25,7 +25,7 @@ from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import ENGINES, open_engine
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import PIECE_BYTES, PackedSuperbatch
+from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest
@@ -75,9 +75,9 @@ def check(
     content = packed.tables[path].file_path.read_bytes()
     assert content == packed_file(raw, trace.ids, trace.offsets, slots)
     run_bytes = packed.index.num_rows * raw.shape[1]
-    offsets = packed.tables[path].run_offsets[:-1].tolist()
-    assert packed.tables[path].pieces.crcs.tolist() == piece_crcs(
-        content, offsets, run_bytes.tolist(), PIECE_BYTES
+    offsets = packed.tables[path].chunk_offsets[:-1].tolist()
+    assert packed.tables[path].checksums.crcs.tolist() == piece_crcs(
+        content, offsets, run_bytes.tolist(), BLOCK_BYTES
     )
     for i in range(trace.num_batches):
         ids = trace.batch(i)

@@ -149,7 +149,7 @@ def test_more_memory_admits_no_less(memory: int, degree: float, hub: tuple[int, 
 
 def test_what_an_earlier_block_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     trims: list[int] = []
-    monkeypatch.setattr("gnnstore.layerwise.rows.trim", trims.append)
+    monkeypatch.setattr("gnnstore.layerwise.rows.pool_trim", trims.append)
     blocks = RecycledBlocks(2)
     large, larger = (10 << 20, 1 << 20), (20 << 20, 1 << 20)
     # Kept is what the block before the last one has left, if all of it is of use.
@@ -203,7 +203,7 @@ def summed(x: tuple[Tensor, Tensor], edge_index: Tensor) -> Tensor:
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack whenever it is possible."""
-    monkeypatch.setattr(inference_packing, "RUN_STAGING_BYTES", 1 << 10)
+    monkeypatch.setattr(inference_packing, "CHUNK_STAGING_BYTES", 1 << 10)
     monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
     monkeypatch.setattr(InferenceRun, "_reservations", lambda *_: ())
 
@@ -214,7 +214,7 @@ def test_packed_rows_that_were_damaged(tmp_path: Path, monkeypatch: pytest.Monke
         packed = pack(*args, **options)
         table = packed.tables["rows"]
         with table.file_path.open("r+b") as file:
-            file.seek(int(table.run_offsets[1]) + 300_000)
+            file.seek(int(table.chunk_offsets[1]) + 300_000)
             byte = file.read(1)
             file.seek(-1, 1)
             file.write(bytes([byte[0] ^ 1]))

@@ -34,7 +34,7 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import PIECE_BYTES, PackedSuperbatch
+from gnnstore.features.packed.chunks import BLOCK_BYTES, PackedSuperbatch
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest
@@ -298,7 +298,7 @@ def test_reading_back_fails(request: pytest.FixtureRequest, tmp_path: Path, engi
         assert caught.value.path == str(path)
         with inject(call, short_bytes=4096, times=3):
             np.testing.assert_array_equal(case.read(packed, 2), case.rows[case.trace.batch(2)])
-        os.truncate(path, int(packed.tables["x"].run_offsets[3]) + 4096)
+        os.truncate(path, int(packed.tables["x"].chunk_offsets[3]) + 4096)
         case.read(packed, 2)
         with pytest.raises(StorageError, match="truncated"):
             case.read(packed, 3)
@@ -314,7 +314,14 @@ def flip(path: Path, offset: int) -> None:
 
 @pytest.mark.parametrize("engine", ["pread", "io_uring"])
 @pytest.mark.parametrize(
-    "places", [[0], [PIECE_BYTES - 1], [PIECE_BYTES], [700 * ROW_BYTES - 1], [600_000, 300_000, 0]]
+    "places",
+    [
+        [0],
+        [BLOCK_BYTES - 1],
+        [BLOCK_BYTES],
+        [700 * ROW_BYTES - 1],
+        [600_000, 300_000, 0],
+    ],
 )
 def test_a_bit_that_flipped(
     request: pytest.FixtureRequest, tmp_path: Path, engine: str, places: list[int]
@@ -322,11 +329,11 @@ def test_a_bit_that_flipped(
     case: Case = request.getfixturevalue("case" if engine == "pread" else "ring")
     with case.pack() as packed:
         table = packed.tables["x"]
-        begin = int(table.run_offsets[3])
+        begin = int(table.chunk_offsets[3])
         for place in places:
             flip(table.file_path, begin + place)
-        first = begin + min(places) // PIECE_BYTES * PIECE_BYTES
-        end = min(first + PIECE_BYTES, begin + 700 * ROW_BYTES)
+        first = begin + min(places) // BLOCK_BYTES * BLOCK_BYTES
+        end = min(first + BLOCK_BYTES, begin + 700 * ROW_BYTES)
         more = f"; {len(places) - 1} more of the run's 7 pieces" if len(places) > 1 else ""
         message = (
             rf"0\.rows: packed rows are damaged: bytes {first} to {end} are not what was written: "
@@ -347,7 +354,7 @@ def test_a_bit_that_flipped(
 def test_what_lies_behind_a_run_is_not_compared(case: Case) -> None:
     with case.pack() as packed:
         table = packed.tables["x"]
-        end = int(table.run_offsets[3]) + 700 * ROW_BYTES
+        end = int(table.chunk_offsets[3]) + 700 * ROW_BYTES
         assert end % 4096
         flip(table.file_path, end)
         np.testing.assert_array_equal(case.read(packed, 3), case.rows[case.trace.batch(3)])
@@ -356,11 +363,11 @@ def test_what_lies_behind_a_run_is_not_compared(case: Case) -> None:
 def test_a_write_that_was_lost(case: Case) -> None:
     with case.pack() as packed:
         table = packed.tables["x"]
-        begin = int(table.run_offsets[1])
+        begin = int(table.chunk_offsets[1])
         with table.file_path.open("r+b") as file:
             file.seek(begin + 4096)
             file.write(bytes(4096))
-        with pytest.raises(CorruptStoreError, match=f"bytes {begin} to {begin + PIECE_BYTES} are"):
+        with pytest.raises(CorruptStoreError, match=f"bytes {begin} to {begin + BLOCK_BYTES} are"):
             case.read(packed, 1)
 
 

@@ -20,7 +20,7 @@ from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import PIECE_BYTES
+from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, pack
@@ -113,11 +113,11 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
             num_threads=num_threads,
         )
         assert file.read_bytes()[end:] == content
-        assert runs["x"].pieces.crcs.tolist() == piece_crcs(
+        assert runs["x"].checksums.crcs.tolist() == piece_crcs(
             file.read_bytes(),
             runs["x"].offsets[:-1].tolist(),
             (expected.misses * ROW_BYTES).tolist(),
-            PIECE_BYTES,
+            BLOCK_BYTES,
         )
         end = int(runs["x"].offsets[-1])
         np.testing.assert_array_equal(missed.index.num_rows, expected.misses)

@@ -13,7 +13,7 @@ from gnnstore.caching.segments import SharedRows
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import PIECE_BYTES, run_bytes
+from gnnstore.features.packed.chunks import BLOCK_BYTES, chunk_bytes
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.features.segments.packing import append_divided, divide_misses
@@ -64,7 +64,7 @@ def test_what_is_written_and_where(
     assert offsets[-1] == len(content)
     assert (offsets % 4096 == 0).all()
     opened = _core.FileSet([file], [len(content)], direct=table.files.is_direct)
-    chunk_bytes = int(run_bytes(np.array([min(chunk_rows, 10_000)]), row_bytes)[0])
+    stride_bytes = int(chunk_bytes(np.array([min(chunk_rows, 10_000)]), row_bytes)[0])
     for place in divided.segments:
         shared = SharedRows.of(missed[place.first : place.end], NUM_ROWS, "minhash")
         assert (place.num_rows, place.chunk_rows) == (shared.num_rows, chunk_rows)
@@ -80,8 +80,8 @@ def test_what_is_written_and_where(
                 for k in range(0, len(groups), 64)
             ]
             run_bytes_of = [int(divided.own[i]) * row_bytes]
-            assert runs.pieces.of_run(i).tolist() == piece_crcs(
-                content.tobytes(), [int(offsets[i])], run_bytes_of, PIECE_BYTES
+            assert runs.checksums.of_chunk(i).tolist() == piece_crcs(
+                content.tobytes(), [int(offsets[i])], run_bytes_of, BLOCK_BYTES
             )
             out = np.zeros((SIZES[i], row_bytes), np.uint8)
             run = content[offsets[i] :][: int(divided.own[i]) * row_bytes]
@@ -98,7 +98,7 @@ def test_what_is_written_and_where(
                     num_rows=place.num_rows,
                     row_bytes=row_bytes,
                     rows_per_page=place.chunk_rows,
-                    page_stride_bytes=chunk_bytes,
+                    page_stride_bytes=stride_bytes,
                     begin_bytes=first,
                     gap_bytes=4096,
                     slots=is_left,

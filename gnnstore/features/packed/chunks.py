@@ -1,10 +1,10 @@
 """The rows that batches miss, packed on disk: each batch reads its own with a few large reads.
 
-What lies on disk is one file for each table. In it, each batch has a run: the distinct rows
+What lies on disk is one file for each table. In it, each batch has a chunk: the distinct rows
 that it misses, one behind the other in the order of the table, from a multiple of 4096 bytes
 on. Where in the batch each row goes is kept in memory, 4 bytes a row, or in another file.
 
-A run has a crc32c for each block of some kilobytes, compared as it is read. They are computed of
+A chunk has a crc32c for each block of some kilobytes, compared as it is read. They are computed of
 what is in memory while it is packed, not of what can be read back, so that a disk that alters bytes
 on their way to it is found out as well.
 """
@@ -32,37 +32,37 @@ from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, MAX_PIECE_BYTES
 
 # Runs begin at multiples of this: what direct reads of any common disk are aligned to.
-RUN_ALIGNMENT_BYTES = 4096
+CHUNK_ALIGNMENT_BYTES = 4096
 # Small enough that a piece which was compared is still in the second-level cache when its rows
 # are copied, and that a message says where a damage is; 4 bytes for each are nothing beside it.
-PIECE_BYTES = 128 << 10
-assert MAX_PIECE_BYTES % PIECE_BYTES == 0  # noqa: S101 - reads are of MAX_PIECE_BYTES
-# Reads of a run: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
-# (8 MiB) as an engine takes that reads single rows. A read is of whole pieces.
+BLOCK_BYTES = 128 << 10
+assert MAX_PIECE_BYTES % BLOCK_BYTES == 0  # noqa: S101 - reads are of MAX_PIECE_BYTES
+# Reads of a chunk: 16 of 512 KiB reach a disk's full bandwidth, in as much staging memory
+# (8 MiB) as an engine takes that reads single rows. A read is of whole blocks.
 _READ_BYTES = MAX_PIECE_BYTES
 _QUEUE_DEPTH = 16
 _READING_THREADS = 8  # of an engine that has threads
-# For each thread that reads runs.
-RUN_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
+# For each thread that reads chunks.
+CHUNK_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
 _HELP = (
     "The disk or another program has changed them: start the run again, which packs rows anew, and "
     "with another directory for what it packs (tmpdir=) if this comes again"
 )
 
 
-def num_pieces(run_bytes: npt.NDArray[np.int64], piece_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the number of pieces of runs of so many bytes, int64 each."""
-    return -(-run_bytes // piece_bytes)
+def num_blocks(chunk_bytes: npt.NDArray[np.int64], piece_bytes: int) -> npt.NDArray[np.int64]:
+    """Return the number of checksum blocks of chunks of so many bytes, int64 each."""
+    return -(-chunk_bytes // piece_bytes)
 
 
 @dataclass(frozen=True, eq=False)
-class RunPieces:
-    """The checksums of the runs of a table.
+class ChunkChecksums:
+    """The checksums of the chunks of a table.
 
     Attributes
     ----------
-    crcs : ndarray of uint32 [pieces]
-        From ``begins[i]`` to ``begins[i + 1] - 1``: of the pieces of run i.
+    crcs : ndarray of uint32 [blocks]
+        From ``begins[i]`` to ``begins[i + 1] - 1``: of the blocks of chunk i.
     begins : ndarray of int64 [S + 1]
     """
 
@@ -70,10 +70,10 @@ class RunPieces:
     begins: npt.NDArray[np.int64]
 
     @classmethod
-    def unknown(cls, run_bytes: npt.NDArray[np.int64]) -> RunPieces:
-        """Return room for the checksums of runs of so many bytes, without padding."""
-        begins = np.zeros(len(run_bytes) + 1, np.int64)
-        np.cumsum(num_pieces(run_bytes, PIECE_BYTES), out=begins[1:])
+    def unknown(cls, chunk_bytes: npt.NDArray[np.int64]) -> ChunkChecksums:
+        """Return room for the checksums of chunks of so many bytes, without padding."""
+        begins = np.zeros(len(chunk_bytes) + 1, np.int64)
+        np.cumsum(num_blocks(chunk_bytes, BLOCK_BYTES), out=begins[1:])
         return cls(np.zeros(int(begins[-1]), np.uint32), begins)
 
     @property
@@ -81,16 +81,16 @@ class RunPieces:
         """Bytes of memory."""
         return self.crcs.nbytes + self.begins.nbytes
 
-    def of_run(self, i: int) -> npt.NDArray[np.uint32]:
-        """Return the checksums of a run: a view."""
+    def of_chunk(self, i: int) -> npt.NDArray[np.uint32]:
+        """Return the checksums of a chunk: a view."""
         return self.crcs[self.begins[i] : self.begins[i + 1]]
 
-    def compare(self, i: int, run: npt.NDArray[np.uint8], offset: int) -> None:
-        """Compare a run that was read back while packing goes on.
+    def compare(self, i: int, chunk: npt.NDArray[np.uint8], offset: int) -> None:
+        """Compare a chunk that was read back while packing goes on.
 
         Parameters
         ----------
-        run : ndarray of uint8
+        chunk : ndarray of uint8
         offset : int
             Where it lies in its file.
 
@@ -99,11 +99,11 @@ class RunPieces:
         OSError
             Naming the first piece that is not what was written.
         """
-        found, expected = _core.crc32c_blocks(run, PIECE_BYTES), self.of_run(i)
+        found, expected = _core.crc32c_blocks(chunk, BLOCK_BYTES), self.of_chunk(i)
         bad = np.flatnonzero(found != expected)
         if len(bad):
-            first = offset + int(bad[0]) * PIECE_BYTES
-            end = min(first + PIECE_BYTES, offset + len(run))
+            first = offset + int(bad[0]) * BLOCK_BYTES
+            end = min(first + BLOCK_BYTES, offset + len(chunk))
             raise OSError(
                 errno.EBADMSG,
                 f"bytes {first} to {end} are not what was just written: the crc32c is "
@@ -115,7 +115,7 @@ class RunPieces:
 def shared_crcs(row_crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Return the checksums of rows that batches share, in the order of their ranks.
 
-    A batch reads some of a segment's rows, and not those between them, so that there are no pieces
+    A batch reads some of a segment's rows, and not those between them, so that there are no blocks
     to compare: it has one checksum for `CHECKED_ROWS` of its rows, of these rows' own.
 
     Parameters
@@ -129,12 +129,12 @@ def shared_crcs(row_crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 def packed_read_error(
     error: OSError, path: str | Path, offset: int, what: str, advice: str
 ) -> Exception:
-    """Return why a run could not be read: it is damaged, or the system refused.
+    """Return why a chunk could not be read: it is damaged, or the system refused.
 
     Parameters
     ----------
     path, offset
-        Where the run lies.
+        Where the chunk lies.
     what, advice : str
         Whose rows they are, and what to do where they are damaged.
     """
@@ -147,9 +147,9 @@ def packed_read_error(
     )
 
 
-def run_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the bytes on disk of runs of so many rows, int64 each."""
-    unit = RUN_ALIGNMENT_BYTES
+def chunk_bytes(num_rows: npt.NDArray[np.int64], row_bytes: int) -> npt.NDArray[np.int64]:
+    """Return the bytes on disk of chunks of so many rows, int64 each."""
+    unit = CHUNK_ALIGNMENT_BYTES
     return -(-(num_rows * row_bytes) // unit) * unit
 
 
@@ -186,7 +186,7 @@ class MissIndex:
         Returns
         -------
         positions [num_rows[i]]
-            Where in the batch each row of the run comes first, in the order of the table.
+            Where in the batch each row of the chunk comes first, in the order of the table.
         repeat_targets, repeat_sources
             Where missed rows come again, and where the same row comes first.
 
@@ -206,18 +206,18 @@ class MissIndex:
 
 
 @dataclass(frozen=True, eq=False)
-class PackedRuns:
-    """Where the runs of a table lie in its file, and their checksums.
+class PackedChunks:
+    """Where the chunks of a table lie in its file, and their checksums.
 
     Attributes
     ----------
     offsets : ndarray of int64 [S + 1]
         Where each begins; the end of the last one.
-    pieces : RunPieces
+    checksums : ChunkChecksums
     """
 
     offsets: npt.NDArray[np.int64]
-    pieces: RunPieces
+    checksums: ChunkChecksums
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,10 +227,10 @@ class PackedTable:
     Attributes
     ----------
     file_path : Path
-    run_offsets : ndarray of int64 [S + 1]
-        Where the run of each batch begins; the end of the last one.
-    pieces : RunPieces
-        Of the runs.
+    chunk_offsets : ndarray of int64 [S + 1]
+        Where the chunk of each batch begins; the end of the last one.
+    checksums : ChunkChecksums
+        Of the chunks.
     spec : RowSpec
         Of the table.
     files : _core.FileSet
@@ -238,8 +238,8 @@ class PackedTable:
     """
 
     file_path: Path
-    run_offsets: npt.NDArray[np.int64]
-    pieces: RunPieces
+    chunk_offsets: npt.NDArray[np.int64]
+    checksums: ChunkChecksums
     spec: RowSpec
     files: _core.FileSet
 
@@ -277,8 +277,8 @@ class PackCounts:
 _readers: WeakValueDictionary[str, _core.Reader] = WeakValueDictionary()
 
 
-def run_reader(engine: str) -> _core.Reader:
-    """Return what reads runs with an engine; shared as long as anybody holds it."""
+def chunk_reader(engine: str) -> _core.Reader:
+    """Return what reads chunks with an engine; shared as long as anybody holds it."""
     reader = _readers.get(engine)
     if reader is None:
         reader = _core.Reader(
@@ -327,15 +327,15 @@ class PackedSuperbatch:
     @property
     def num_bytes(self) -> int:
         """Bytes on disk."""
-        runs = sum(int(table.run_offsets[-1]) for table in self.tables.values())
-        return runs + self.index.num_disk_bytes
+        chunks = sum(int(table.chunk_offsets[-1]) for table in self.tables.values())
+        return chunks + self.index.num_disk_bytes
 
     @property
     def resident_bytes(self) -> int:
         """Bytes of memory that are kept: where rows go, or where that is. No staging memory."""
         tables = self.tables.values()
-        runs = sum(table.run_offsets.nbytes + table.pieces.num_bytes for table in tables)
-        return self.index.num_bytes + runs
+        chunks = sum(table.chunk_offsets.nbytes + table.checksums.num_bytes for table in tables)
+        return self.index.num_bytes + chunks
 
     @property
     def staging_bytes(self) -> int:
@@ -416,19 +416,19 @@ class PackedSuperbatch:
                 self._reader,
                 table.files,
                 0,
-                int(table.run_offsets[i]),
+                int(table.chunk_offsets[i]),
                 positions,
                 targets,
                 sources,
                 out,
                 row_bytes=table.spec.row_bytes,
-                crcs=table.pieces.of_run(i),
-                piece_bytes=PIECE_BYTES,
+                crcs=table.checksums.of_chunk(i),
+                piece_bytes=BLOCK_BYTES,
             )
         except OSError as error:
             where = error.filename or table.file_path
             what = f"batch {i} of the array {path!r}"
-            offset = int(table.run_offsets[i])
+            offset = int(table.chunk_offsets[i])
             raise packed_read_error(error, where, offset, what, _HELP) from error
         return counts
 
@@ -450,9 +450,9 @@ class PackedSuperbatch:
         path : str
             Of the table in the store.
         out : ndarray of uint8
-            For the bytes of the run from `begin` on, to a multiple of `PIECE_BYTES` or its end.
+            For the bytes of the chunk from `begin` on, to a multiple of `BLOCK_BYTES` or its end.
         begin : int
-            A multiple of `PIECE_BYTES`.
+            A multiple of `BLOCK_BYTES`.
         reader : _core.Reader, optional
             With staging memory that is counted elsewhere; by default that of `read`.
 
@@ -462,23 +462,23 @@ class PackedSuperbatch:
             As in `read`.
         """
         table = self.tables[path]
-        offset = int(table.run_offsets[i]) + begin
+        offset = int(table.chunk_offsets[i]) + begin
         parts = (0, offset, len(out), 0)
         file, offsets, sizes, places = (np.array([part], np.int64) for part in parts)
         try:
             counts = (reader or self._reader).read_ranges(
                 table.files, file, offsets, sizes, places, out
             )
-            first = begin // PIECE_BYTES
-            found = _core.crc32c_blocks(out, PIECE_BYTES)
-            bad = np.flatnonzero(found != table.pieces.of_run(i)[first : first + len(found)])
+            first = begin // BLOCK_BYTES
+            found = _core.crc32c_blocks(out, BLOCK_BYTES)
+            bad = np.flatnonzero(found != table.checksums.of_chunk(i)[first : first + len(found)])
             if len(bad):
-                at = offset + int(bad[0]) * PIECE_BYTES
+                at = offset + int(bad[0]) * BLOCK_BYTES
                 raise OSError(
                     errno.EBADMSG,
-                    f"bytes {at} to {min(at + PIECE_BYTES, offset + len(out))} are not what was "
+                    f"bytes {at} to {min(at + BLOCK_BYTES, offset + len(out))} are not what was "
                     f"written: the crc32c is {int(found[bad[0]]):08x}, not "
-                    f"{int(table.pieces.of_run(i)[first + bad[0]]):08x}",
+                    f"{int(table.checksums.of_chunk(i)[first + bad[0]]):08x}",
                 )
         except OSError as error:
             where = error.filename or table.file_path

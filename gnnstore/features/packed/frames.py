@@ -27,7 +27,7 @@ from gnnstore.formats.packed.manifest import Compression
 
 if TYPE_CHECKING:
     from gnnstore.features.files import FileRows
-    from gnnstore.features.packed.chunks import RunPieces
+    from gnnstore.features.packed.chunks import ChunkChecksums
 
 
 # LZ4 gains nothing from more; of Zstandard's, the first is the fastest to write, and all are
@@ -101,7 +101,7 @@ def compress_runs(
     name: Compression,
     item_bytes: int,
     *,
-    pieces: RunPieces,
+    checksums: ChunkChecksums,
     memory_bytes: int,
     num_threads: int = 1,
 ) -> Frames:
@@ -114,7 +114,7 @@ def compress_runs(
         Where runs begin, and what follows them; the end of the last.
     run_bytes : sequence of int
         Of each run, without the padding behind.
-    pieces : RunPieces
+    checksums : ChunkChecksums
         The checksums of the runs.
     memory_bytes : int
         For runs and their frames: as many threads as it has room for, at least one.
@@ -135,7 +135,7 @@ def compress_runs(
 
             def frame_of(i: int) -> npt.NDArray[np.uint8]:
                 raw = read_part(descriptor, run_bytes[i], int(offsets[i]))
-                pieces.compare(i, raw, int(offsets[i]))
+                checksums.compare(i, raw, int(offsets[i]))
                 frame = compress(raw, name, item_bytes)
                 return raw if frame is None else np.frombuffer(frame, np.uint8)
 

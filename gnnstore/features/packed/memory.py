@@ -18,7 +18,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import ALWAYS, PLANNED, Ledger, Reservation
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import RUN_ALIGNMENT_BYTES
+from gnnstore.features.packed.chunks import CHUNK_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Shares:
     def window_bytes(self, table: FileRows) -> int:
         """Return the size of a window of a table."""
         least = _core.min_pack_window_bytes(table.files, **table.place)
-        unit = RUN_ALIGNMENT_BYTES
+        unit = CHUNK_ALIGNMENT_BYTES
         return -(-(least + self.extra_window_bytes) // unit) * unit
 
     def num_bytes(self, table: FileRows, num_batches: int) -> int:
@@ -147,7 +147,7 @@ class PackedBatch:
 
     def reserve_disk(self, row_bytes: int) -> Reservation:
         """Return the disk space of packed rows that have `row_bytes` in all tables."""
-        unit = RUN_ALIGNMENT_BYTES
+        unit = CHUNK_ALIGNMENT_BYTES
         run = -(-self.mean_missed * row_bytes // unit) * unit
         return Reservation("packed rows", 0, {PLANNED: run})
 

@@ -29,14 +29,14 @@ from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.chunks import (
-    PIECE_BYTES,
+    BLOCK_BYTES,
+    ChunkChecksums,
     PackCounts,
-    PackedRuns,
+    PackedChunks,
     PackedSuperbatch,
     PackedTable,
-    RunPieces,
-    run_bytes,
-    run_reader,
+    chunk_bytes,
+    chunk_reader,
 )
 from gnnstore.features.packed.memory import (
     least_memory,
@@ -81,7 +81,7 @@ class TableJob:
         num_threads: int,
         stop: threading.Event | None,
         advance: Callable[[int], None] | None,
-    ) -> tuple[PackedRuns, PackCounts]:
+    ) -> tuple[PackedChunks, PackCounts]:
         """Write the table's file; return where the runs of batches are in it."""
         table, missed = self.table, self.missed
         index, left_bytes = missed.index, memory_bytes - missed.num_bytes
@@ -92,10 +92,10 @@ class TableJob:
             id_bytes = missed.samples.itemsize
             shares, max_rows = share_with_rows(table, index.num_rows, id_bytes, left_bytes)
         offsets = np.zeros(num_batches + 1, np.int64)
-        np.cumsum(run_bytes(index.num_rows, table.row_bytes), out=offsets[1:])
+        np.cumsum(chunk_bytes(index.num_rows, table.row_bytes), out=offsets[1:])
         offsets += self.begin
         file_bytes = int(offsets[-1])
-        pieces = RunPieces.unknown(index.num_rows * table.row_bytes)
+        checksums = ChunkChecksums.unknown(index.num_rows * table.row_bytes)
         progress = np.zeros(2, np.int64)  # bytes so far; whether to stop
 
         outputs: tuple[Any, ...] = (
@@ -103,7 +103,7 @@ class TableJob:
             [file_bytes],
             np.zeros(num_batches, np.int64),
             offsets[:-1],
-            pieces.crcs,
+            checksums.crcs,
             progress,
         )
         options: dict[str, Any] = {
@@ -113,7 +113,7 @@ class TableJob:
             "window_bytes": shares.window_bytes(table),
             "buffer_bytes": shares.buffer_bytes,
             "num_spare_buffers": shares.num_spare_buffers,
-            "piece_bytes": PIECE_BYTES,
+            "piece_bytes": BLOCK_BYTES,
             "num_threads": num_threads,
         }
 
@@ -130,9 +130,9 @@ class TableJob:
             counts = interruptible(work, progress, stop, advance)
         except OSError as error:
             raise self._error(error, file_bytes - self.begin) from error
-        return PackedRuns(offsets, pieces), PackCounts(**counts)
+        return PackedChunks(offsets, checksums), PackCounts(**counts)
 
-    def opened(self, runs: PackedRuns) -> PackedTable:
+    def opened(self, runs: PackedChunks) -> PackedTable:
         """Return the file to be read."""
         file_bytes = int(runs.offsets[-1])
         try:
@@ -140,7 +140,7 @@ class TableJob:
         except OSError as error:
             raise self._error(error, file_bytes) from error
         spec = RowSpec.of(self.table.array.spec)
-        return PackedTable(self.file_path, runs.offsets, runs.pieces, spec, files)
+        return PackedTable(self.file_path, runs.offsets, runs.checksums, spec, files)
 
     def _error(self, error: OSError, file_bytes: int) -> Exception:
         where = error.filename or self.table.array.file_paths[0]
@@ -166,7 +166,7 @@ def packed_bytes(
     """
     rows = np.asarray(misses, np.int64)
     sorted_bytes = (spilled_id_bytes + 4) * int(rows.sum()) if spilled_id_bytes else 0
-    runs = sum(int(run_bytes(rows, table.row_bytes).sum()) for table in tables.values())
+    runs = sum(int(chunk_bytes(rows, table.row_bytes).sum()) for table in tables.values())
     return runs + sorted_bytes
 
 
@@ -261,7 +261,7 @@ def pack(
         missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
         engine = next(iter(tables.values())).engine_name
-        return PackedSuperbatch(own, missed.index, packed, run_reader(engine), counts)
+        return PackedSuperbatch(own, missed.index, packed, chunk_reader(engine), counts)
     except BaseException:
         if missed is not None:
             missed.close()
@@ -291,7 +291,7 @@ def append_missed(
     num_threads: int = 1,
     disk_bytes: int | None = None,
     advance: Callable[[int], None] | None = None,
-) -> tuple[dict[str, PackedRuns], PackCounts]:
+) -> tuple[dict[str, PackedChunks], PackCounts]:
     """Pack collected misses behind what other superbatches have in files that are kept.
 
     Parameters
@@ -305,7 +305,7 @@ def append_missed(
 
     Returns
     -------
-    dict of str to PackedRuns
+    dict of str to PackedChunks
         For each table, where the run of each batch is in its file.
     PackCounts
 
@@ -317,7 +317,7 @@ def append_missed(
     start = perf_counter()
     directory = next(iter(files.values()))[0].parent
     _check_room(directory, packed_bytes(tables, missed.index.num_rows), disk_bytes)
-    runs: dict[str, PackedRuns] = {}
+    runs: dict[str, PackedChunks] = {}
     counts = PackCounts()
     for path, table in tables.items():
         job = TableJob(path, table, missed, *files[path], grows=True)

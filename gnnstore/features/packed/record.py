@@ -46,9 +46,9 @@ class SavedRecord:
     shared : pair of ndarray of int32 [d], or None
         Positions and ranks of rows that the batches of a segment share; None: the plan has no
         segments.
-    run_crcs : tuple of ndarray of uint32
-        For each cached attribute, of the pieces of the batch's run. Empty: there are none, or runs
-        are compressed.
+    chunk_crcs : tuple of ndarray of uint32
+        For each cached attribute, of the blocks of the batch's chunk. Empty: there are none, or
+        chunks are compressed.
     shared_crcs : tuple of ndarray of uint32
         For each cached attribute, what `run_pieces.shared_crcs` makes of the shared rows.
     plain : tuple of ndarray
@@ -69,7 +69,7 @@ class SavedRecord:
     edge_ids: npt.NDArray[Any] | None
     subgraph: CompactSample
     shared: tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]] | None = None
-    run_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
+    chunk_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
     shared_crcs: tuple[npt.NDArray[np.uint32], ...] = ()
 
     @property
@@ -83,7 +83,7 @@ class SavedRecord:
         arrays: list[npt.NDArray[Any]] = [*self.seeds, self.slots]
         arrays += [self.change_positions, self.change_slots]
         arrays += [self.positions, self.repeat_targets, self.repeat_sources]
-        arrays += [*(self.shared or ()), *self.run_crcs, *self.shared_crcs, *self.plain]
+        arrays += [*(self.shared or ()), *self.chunk_crcs, *self.shared_crcs, *self.plain]
         arrays += [] if self.edge_ids is None else [self.edge_ids]
         parts = encode_record([*arrays, *self.subgraph.arrays()])
         crc = crc_seed(number)
@@ -117,8 +117,8 @@ class SavedRecord:
             If they are those of no record.
         """
         step = num_seeds + _STEP_ARRAYS
-        of_run = step + (_SHARED_ARRAYS if has_segments else 0)
-        of_shared = of_run + crc_arrays[0]
+        of_chunk = step + (_SHARED_ARRAYS if has_segments else 0)
+        of_shared = of_chunk + crc_arrays[0]
         plain = of_shared + crc_arrays[1]
         first = plain + num_plain
         last = first + int(has_edge_ids)
@@ -133,7 +133,7 @@ class SavedRecord:
             positions=places[0],
             repeat_targets=places[1],
             repeat_sources=places[2],
-            run_crcs=tuple(arrays[of_run:of_shared]),
+            chunk_crcs=tuple(arrays[of_chunk:of_shared]),
             shared_crcs=tuple(arrays[of_shared:plain]),
             plain=tuple(arrays[plain:first]),
             edge_ids=arrays[first] if has_edge_ids else None,

@@ -22,7 +22,7 @@ from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
 from gnnstore.errors import CorruptStoreError, UsageError, storage_error
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import PackedRows, packed_read_error, run_reader
+from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
 from gnnstore.features.packed.frames import FrameReader
 from gnnstore.features.packed.record import SavedRecord, crc_seed, decode_record
 from gnnstore.features.segments.rows import SharedReader
@@ -97,7 +97,7 @@ class SavedPlan:
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         self.reader = reader
         self.engine = engine
-        self._runs = run_reader(engine.name)
+        self._runs = chunk_reader(engine.name)
         self.tables = {
             spec.path: _packed_rows(spec, reader.rows[spec.path], engine)
             for spec in reader.manifest.cached_specs
@@ -218,7 +218,7 @@ class SavedPlan:
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
         """Yield a record's checksums, with how many there have to be."""
         size = self._piece_bytes
-        for crcs, table in zip(record.run_crcs, self._packed.values(), strict=False):
+        for crcs, table in zip(record.chunk_crcs, self._packed.values(), strict=False):
             yield crcs, -(-len(record.positions) * table.row_bytes // size)
         num_shared = 0 if record.shared is None else len(record.shared[0])
         for crcs in record.shared_crcs:
@@ -282,7 +282,7 @@ class SavedPlan:
                 record.repeat_sources,
                 out.reshape(-1).view(np.uint8),
                 row_bytes=packed.row_bytes,
-                crcs=record.run_crcs[column],
+                crcs=record.chunk_crcs[column],
                 piece_bytes=self._piece_bytes,
             )
         except OSError as error:

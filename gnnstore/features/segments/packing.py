@@ -24,7 +24,7 @@ from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_error
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import MissIndex, PackedRuns, RunPieces, shared_crcs
+from gnnstore.features.packed.chunks import ChunkChecksums, MissIndex, PackedChunks, shared_crcs
 from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
 from gnnstore.formats.container.regular_files import open_regular
@@ -69,14 +69,14 @@ class DividedRuns:
     ----------
     offsets : ndarray of int64 [S + chunks + 1]
         Where the run of each batch and each chunk begins; the end of the last.
-    pieces : RunPieces
+    checksums : ChunkChecksums
         Of the runs; what it has of chunks is of rows that are not in their order yet.
     shared_crcs : ndarray of uint32
         crc32c of each shared row, segment by segment in its order.
     """
 
     offsets: npt.NDArray[np.int64]
-    pieces: RunPieces
+    checksums: ChunkChecksums
     shared_crcs: npt.NDArray[np.uint32]
 
 
@@ -266,7 +266,7 @@ def append_divided(
     return {
         path: DividedRuns(
             runs[path].offsets,
-            runs[path].pieces,
+            runs[path].checksums,
             _reorder(divided, files[path][0], runs[path], table.row_bytes),
         )
         for path, table in tables.items()
@@ -313,7 +313,7 @@ def _chunk_sizes(place: SegmentPlace) -> list[int]:
 
 
 def _reorder(
-    divided: DividedMisses, path: Path, runs: PackedRuns, row_bytes: int
+    divided: DividedMisses, path: Path, runs: PackedChunks, row_bytes: int
 ) -> npt.NDArray[np.uint32]:
     """Put the rows of each chunk of a file in their segment's order; return their checksums."""
     sizes = [size for place in divided.segments for size in _chunk_sizes(place)]
@@ -326,7 +326,7 @@ def _reorder(
                 offset = int(runs.offsets[chunk])
                 order = np.argsort(divided.ordered[begin : begin + size])
                 content = read_part(descriptor, size * row_bytes, offset)
-                runs.pieces.compare(chunk, content, offset)
+                runs.checksums.compare(chunk, content, offset)
                 found = content.reshape(size, row_bytes)
                 written = np.empty_like(found)
                 written[order] = found

@@ -97,7 +97,7 @@ class BatchAssembler:
 
     Parameters
     ----------
-    store : GraphStore or Plan
+    store : GraphStore or PackedEpochs
         Homogeneous.
     tables : Tables
         Its parts, opened.

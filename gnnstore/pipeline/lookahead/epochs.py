@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gnnstore.parallel import ordered_map
-from gnnstore.pipeline.batch import Planned
+from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob
 from gnnstore.pipeline.lookahead.next_epoch import Made, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
 from gnnstore.pipeline.lookahead.superbatch import PlannedTask, Superbatch
+from gnnstore.pipeline.seeds.base import SeedSource
+
+if TYPE_CHECKING:
+    from gnnstore.sampling.neighbor import SamplingConfig
 
 # The superbatch that is assembled, and the one that is made meanwhile.
 _SUPERBATCHES = 2
@@ -45,7 +49,7 @@ class NextEpoch:
     sampling: SamplingJob
 
 
-class Superbatches:
+class LookaheadEpochs:
     """Makes the superbatches of one loader, iteration after iteration.
 
     Parameters
@@ -168,6 +172,50 @@ class Superbatches:
         if chunk is not None:
             own = LookaheadProducer(self.job, producer.session, following.sampling)
             yield NextSuperbatch(following.key, own, chunk, plans=self._plans_next)
+
+
+class LooksAhead(Samplers, Protocol):
+    """An open graph whose batches are sampled and planned ahead."""
+
+    superbatches: LookaheadEpochs | None
+
+
+class LookaheadSource(SamplingSource):
+    """Samples and plans batches a superbatch at a time, and hands them out as they were planned.
+
+    Parameters
+    ----------
+    graph : LooksAhead
+    seeds : SeedSource
+    config : SamplingConfig
+    """
+
+    def __init__(self, graph: LooksAhead, seeds: SeedSource, config: SamplingConfig) -> None:
+        super().__init__(graph, seeds, config)
+        self._superbatches = graph.superbatches
+
+    @contextmanager
+    def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
+        """Give the tasks of a run."""
+        if self._superbatches is None:
+            raise TypeError("nothing looks ahead")
+        seeds, sampler = self.seeds, self.sampler
+
+        def following() -> NextEpoch | None:
+            found = run.following()
+            if found is None:
+                return None
+            coming, items = found
+            sampling = SamplingJob(coming, seeds, sampler)
+            return NextEpoch((coming.epoch, coming.first), items, sampling)
+
+        with self._superbatches.run(
+            planned,
+            SamplingJob(run, seeds, sampler),
+            key=(run.epoch, run.first),
+            following=following,
+        ) as tasks:
+            yield tasks
 
 
 def _batches_of(

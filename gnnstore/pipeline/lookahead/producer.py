@@ -40,13 +40,13 @@ class LookaheadTotals:
     seconds_planning : float
     bytes_spilled : int
         Of their subgraphs and packed rows, on disk.
-    filling : ReadCounts
+    warm_up : ReadCounts
         Of warming the cache up.
     """
 
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
-    filling: ReadCounts = field(default_factory=ReadCounts)
+    warm_up: ReadCounts = field(default_factory=ReadCounts)
 
 
 @dataclass(eq=False)
@@ -205,7 +205,7 @@ class LookaheadProducer:
             session = self.session
             if warms_up and not session.num_planned:
                 with recorder.stage("filling"):
-                    job.totals.filling += session.warm_up(trace, job.num_nodes, job.degrees)
+                    job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
             with recorder.stage("planning", batches=trace.num_batches) as stage:
                 plan = self._spools.plan(session.planner, trace, name)
                 stage.args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}

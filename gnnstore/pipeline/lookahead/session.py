@@ -123,7 +123,7 @@ def warms_up(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs
     One that does not know what is needed begins empty; and rows that are packed come with the pass
     that packs the others, so that filling would be one more.
     """
-    return policy.looks_ahead and not packs and size.fills(num_nodes)
+    return policy.looks_ahead and not packs and size.has_room_for_counts(num_nodes)
 
 
 def slot_layout(nodes: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:

@@ -18,7 +18,7 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.trace import id_dtype
 from gnnstore.errors import BudgetError, DiskBudgetError
-from gnnstore.features.packed.chunks import RUN_STAGING_BYTES
+from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
@@ -365,7 +365,7 @@ class _Division:
                 # They have a reader of their own, in place of the other where nothing else is
                 # read; and a place for each row.
                 spared = 0 if of.reads_more else self._thrifty.staging_bytes
-                reading = max(0, num_threads * RUN_STAGING_BYTES - spared)
+                reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))
         if of.reads_neighbors:

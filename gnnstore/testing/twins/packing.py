@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 
-RUN_ALIGNMENT_BYTES = 4096
+CHUNK_ALIGNMENT_BYTES = 4096
 
 
 def sort_misses(
@@ -49,7 +49,7 @@ def packed_file(
     for begin, end in pairwise(offsets):
         missed = np.unique(ids[begin:end][slots[begin:end] < 0])
         run = rows[missed].tobytes()
-        runs.append(run + bytes(-len(run) % RUN_ALIGNMENT_BYTES))
+        runs.append(run + bytes(-len(run) % CHUNK_ALIGNMENT_BYTES))
     return b"".join(runs)
 
 
