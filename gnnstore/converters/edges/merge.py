@@ -24,9 +24,9 @@ from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.ranges import Range, plan_ranges
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.runs import SpilledPart, read_run
-from gnnstore.converters.read_ahead import map_in_order
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.container.journal import Journal
+from gnnstore.parallel import ordered_map
 
 T = TypeVar("T")
 
@@ -280,7 +280,14 @@ class SpilledEdges:
     def _in_order(self, work: Callable[[Range], T]) -> Iterator[T]:
         """Yield what `work` makes of every range, in order; threads work ahead."""
         ranges = plan_ranges(self._runs, self.num_nodes, self._max_records, self._max_records)
-        with closing(map_in_order(work, ranges, self._num_threads)) as done:
+        merged = ordered_map(
+            work,
+            ranges,
+            num_threads=self._num_threads,
+            lookahead=lambda: self._num_threads + 1,
+            describe="while merging range {} of the sorted edges".format,
+        )
+        with closing(merged) as done:
             for result in done:
                 yield result
                 del result  # held by nobody but the consumer
