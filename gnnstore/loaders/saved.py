@@ -10,14 +10,14 @@ from typing import Any
 
 from torch_geometric.data import Data
 
-from gnnstore.errors import CorruptStoreError, limits_named
+from gnnstore.errors import limits_named
+from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.pipeline.order.state import checked
-from gnnstore.pipeline.seeds.base import NUM_POSITIONS
 from gnnstore.pipeline.seeds.kinds import labels_of
 from gnnstore.strategies.saved import PackedSources
 
@@ -156,12 +156,6 @@ class PackedLoader(BatchLoader):
             prefetch_batches=prefetch_batches,
             options={**options, **order},
         )
-        if len(self) != manifest.batches_per_epoch:
-            raise CorruptStoreError(
-                f"{plan.path}: {num_seeds} input nodes make {len(self)} batches, but the plan's "
-                f"manifest says {manifest.batches_per_epoch}; pack again",
-                path=plan.path,
-            )
         opened = PackedSources(
             plan.reader,
             memory,

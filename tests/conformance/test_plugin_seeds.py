@@ -20,11 +20,12 @@ import torch
 from torch_geometric.data import Data
 
 import gnnstore
+from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import read_options, sampling_config
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import sampling_fingerprint
-from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey, SeedLabels
+from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
 from gnnstore.pipeline.seeds.kinds import KINDS
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import as_dicts, same

@@ -195,6 +195,23 @@ def test_a_manifest_that_makes_no_sense(plan: Path, field: str, value: Any) -> N
         gnnstore.open_plan(plan)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("drop_last", 110),
+        ("batch_size", 0),
+        ("batch_size", 49),
+        ("shuffle", None),
+        ("number of input_nodes", "600"),
+    ],
+)
+def test_a_fingerprint_that_makes_other_batches(plan: Path, field: str, value: Any) -> None:
+    rewrite(plan, lambda own: own["fingerprint"].update({field: value}))
+    with pytest.raises(CorruptStoreError, match="fingerprint"):
+        gnnstore.open_plan(plan)
+    assert not gnnstore.verify(plan).ok
+
+
 def test_a_newer_plan(plan: Path) -> None:
     newer = PLAN_FORMAT_VERSION + 1
     rewrite(plan, lambda own: own.update(format_version=newer))

@@ -51,6 +51,8 @@ _MAX_EPOCHS = 2**31
 # default one, `input_id`.
 SEED_ARRAYS = "seed arrays"
 _MAX_SEED_ARRAYS = 64
+# In a fingerprint, the number of seeds of an epoch: input nodes, or edges.
+NUM_POSITIONS = "number of input_nodes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,11 +203,14 @@ class PackedManifest(Manifest):
         arrays = [AttributeSpec.from_json(item) for item in own.children("arrays")]
         if len({spec.path for spec in arrays}) != len(arrays):
             raise own.fail("arrays", "each path once")
+        num_batches = _batches_per_epoch(own.fields("fingerprint"))
+        if own.integer("batches_per_epoch") != num_batches:
+            raise own.fail("batches_per_epoch", f"{num_batches}, as the fingerprint has it")
         return {
             "fingerprint": own.mapping("fingerprint"),
             "seed": own.integer("seed", 0, 2**64 - 1),
             "epochs": own.integer("epochs", 1, _MAX_EPOCHS),
-            "batches_per_epoch": own.integer("batches_per_epoch"),
+            "batches_per_epoch": num_batches,
             "superbatch": own.integer("superbatch", 1),
             "segment": own.integer("segment", 1),
             "compression": parse_compression(own),
@@ -250,6 +255,13 @@ def parse_compression(fields: Fields) -> Compression | None:
     if not fields.has("compression"):
         return None
     return fields.choice("compression", COMPRESSIONS)  # type: ignore[return-value]
+
+
+def _batches_per_epoch(asked: Fields) -> int:
+    """Return the batches that a loader with a fingerprint makes of an epoch."""
+    num_seeds, batch_size = asked.integer(NUM_POSITIONS), asked.integer("batch_size", 1)
+    asked.boolean("shuffle")
+    return num_seeds // batch_size if asked.boolean("drop_last") else -(-num_seeds // batch_size)
 
 
 def _piece_bytes(own: Fields) -> int:

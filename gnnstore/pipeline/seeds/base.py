@@ -22,8 +22,6 @@ Int64Array = npt.NDArray[np.int64]
 # Epochs from here on are no loader's: of batches drawn beforehand, and of those on demand.
 FIRST_EPOCH_OF_NO_RUN = 2**63 - 2
 
-# Where a fingerprint says how many positions there are.
-NUM_POSITIONS = "number of input_nodes"
 # Where it names the kind of the labels, if these are not nodes.
 KIND = "seeds"
 

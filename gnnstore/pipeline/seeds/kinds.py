@@ -23,7 +23,7 @@ def labels_of(fingerprint: Mapping[str, Any]) -> type[SeedLabels]:
         If it is unknown.
     """
     name = fingerprint.get(KIND, NodeLabels.name)
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise UnsupportedVersionError(
             f"batches start from seeds of the kind {name!r}, and this gnnstore knows "
             f"{', '.join(KINDS.names)}; use the gnnstore that packed them"

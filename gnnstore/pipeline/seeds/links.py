@@ -20,9 +20,9 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.pipeline.seeds.base import (
     FIRST_EPOCH_OF_NO_RUN,
-    NUM_POSITIONS,
     BatchKey,
     Int64Array,
     SeedLabels,

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 
 from gnnstore.errors import InputError, UsageError
-from gnnstore.pipeline.seeds.base import NUM_POSITIONS, BatchKey, SeedLabels
+from gnnstore.formats.packed.manifest import NUM_POSITIONS
+from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
 from gnnstore.pipeline.seeds.given import check_range, checked_positions, crc_of_ids, to_numpy
 
 if TYPE_CHECKING:
