@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -154,6 +155,23 @@ def no_device_profiles(
     """Keep those of other tests out too; what loaders remember of a store goes the same way."""
     own = hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]
     monkeypatch.setenv("XDG_CACHE_HOME", str(_no_cache_of_the_user / own))
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Mount a file system of 256 KiB, or of the size that is the fixture's parameter."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    size = f"size={getattr(request, 'param', '256k')}"
+    try:
+        mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)]
+        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount(8) here")
+    if done.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from gnnstore.pipeline.lookahead.presample import Presampled
 from gnnstore.pipeline.margins import MANY_BATCHES, expected_bytes, margin_of
 from gnnstore.strategies import sampled_epoch
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.disks import keep_usual_profile
 
 BATCHES = 6
@@ -62,7 +62,7 @@ def least_memory(store: Path, strategy: str, **options: Any) -> int:
 @pytest.mark.parametrize("topology", ["memory", "disk"])
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if s.plans])
 def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: str) -> None:
-    expected = as_dicts(islice(loader_of(store, "memory", num_threads=0), BATCHES))
+    expected = batches_of(islice(loader_of(store, "memory", num_threads=0), BATCHES))
     options: dict[str, Any] = {"topology": topology}
     least = least_memory(store, strategy, **options)
     with pytest.raises(BudgetError) as caught:
@@ -70,18 +70,18 @@ def test_one_thread_and_the_same_batches(store: Path, strategy: str, topology: s
     assert caught.value.__context__ is None, "what was tried before says other numbers"
     loader = loader_of(store, strategy, memory=least, **options)
     assert loader.stats().num_threads == 1
-    assert same(as_dicts(islice(loader, BATCHES)), expected)
+    assert_same_batches(batches_of(islice(loader, BATCHES)), expected)
 
     # Whoever asks for threads gets them, and then it takes more.
     more = least_memory(store, strategy, num_threads=3, **options)
     assert more > least + 10**6
     loader = loader_of(store, strategy, memory=more, num_threads=3, **options)
     assert loader.stats().num_threads == 3
-    assert same(as_dicts(islice(loader, BATCHES)), expected)
+    assert_same_batches(batches_of(islice(loader, BATCHES)), expected)
 
     roomy = loader_of(store, strategy, memory=2 * more, **options)
     assert roomy.stats().num_threads > 1
-    assert same(as_dicts(islice(roomy, BATCHES)), expected)
+    assert_same_batches(batches_of(islice(roomy, BATCHES)), expected)
 
 
 def test_auto_looks_again_where_sampling_is_slow(

@@ -12,7 +12,7 @@ from gnnstore import NeighborLoader
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import Trace
 from gnnstore.converters import ConvertOptions, from_rmat
-from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.batches import assert_same_batches, batches_of
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_the_next_epoch_reads_less(store: Path) -> None:
     rows_read = []
     for _ in range(2):
         before = loader.stats()
-        assert same(as_dicts(loader), as_dicts(expected))
+        assert_same_batches(batches_of(loader), batches_of(expected))
         rows_read.append(loader.stats().since(before).rows_read)
     tables = loader._sources
     assert tables.superbatches is not None

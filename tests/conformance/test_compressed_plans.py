@@ -18,9 +18,10 @@ from gnnstore.packing.estimate import estimate_plan
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.plans import pack
 
 N, E = 1000, 12_000
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

@@ -24,7 +24,7 @@ from gnnstore.pipeline.seeds.links import Links
 from gnnstore.pipeline.seeds.negatives import Negatives, cumulative_weights
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.plans import pack
 
@@ -244,7 +244,7 @@ def seeds(kind: dict[str, Any], edge_index: torch.Tensor) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def expected(path: Path, seeds: dict[str, Any]) -> list[dict[str, Any]]:
     loader = loader_of(path, strategy="memory", num_threads=0, **seeds)
-    return as_dicts(batch for _ in range(2) for batch in loader)
+    return batches_of(batch for _ in range(2) for batch in loader)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.names)
@@ -253,14 +253,14 @@ def test_every_strategy_gives_the_same(
 ) -> None:
     loader = loader_of(path, strategy=strategy, **seeds)
     begun = iter(loader)
-    batches = as_dicts(next(begun) for _ in range(4))
-    assert same(batches, expected[:4])
+    batches = batches_of(next(begun) for _ in range(4))
+    assert_same_batches(batches, expected[:4])
     state = json.loads(json.dumps(loader.state_dict()))
     second = pickle.loads(pickle.dumps(loader_of(path, strategy=strategy, **seeds)))  # noqa: S301
     second.load_state_dict(state)
     second.transform_sampler_output = lambda output: output
-    rest = as_dicts(second) + as_dicts(second)
-    assert same(rest, expected[4:])
+    rest = batches_of(second) + batches_of(second)
+    assert_same_batches(rest, expected[4:])
 
 
 @pytest.mark.parametrize("topology", ["mmap", "disk"])
@@ -273,7 +273,7 @@ def test_topology_and_threads_change_nothing(
     num_threads: int,
 ) -> None:
     loader = loader_of(path, strategy="static", topology=topology, num_threads=num_threads, **seeds)
-    assert same(as_dicts(loader), expected[: len(loader)])
+    assert_same_batches(batches_of(loader), expected[: len(loader)])
 
 
 def test_ranks_share_the_batches(
@@ -283,7 +283,7 @@ def test_ranks_share_the_batches(
     for rank in range(2):
         loader = loader_of(path, strategy="memory", rank=rank, world_size=2, **seeds)
         numbers = range(rank, 2 * len(loader), 2)
-        assert same(as_dicts(loader), [expected[k % num_batches] for k in numbers])
+        assert_same_batches(batches_of(loader), [expected[k % num_batches] for k in numbers])
 
 
 def test_packed_plans_hold_links(
@@ -302,9 +302,9 @@ def test_packed_plans_hold_links(
         cache_bytes="20kB",
     )
     loader = loader_of(path, plan=plan, **seeds)
-    assert same(as_dicts(b for _ in range(2) for b in loader), expected)
+    assert_same_batches(batches_of(b for _ in range(2) for b in loader), expected)
     packed = gnnstore.open_plan(plan).loader(num_threads=2)
-    assert same(as_dicts(b for _ in range(2) for b in packed), expected)
+    assert_same_batches(batches_of(b for _ in range(2) for b in packed), expected)
     with pytest.raises(gnnstore.UsageError, match="crc32c of edge_label_index"):
         loader_of(path, plan=plan, **(seeds | {"edge_label_index": links.ends(np.arange(9))}))
 

@@ -32,7 +32,7 @@ from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
 
 pytestmark = pytest.mark.timeout(120)
@@ -52,7 +52,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(path: Path) -> list[list[dict[str, Any]]]:
     """Four epochs."""
     plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
-    epochs = [as_dicts(plain) for _ in range(4)]
+    epochs = [batches_of(plain) for _ in range(4)]
     assert [len(epoch) for epoch in epochs] == [BATCHES] * 4
     return epochs
 
@@ -123,7 +123,7 @@ def test_epoch_after_epoch(
     made = []
     for epoch in expected[:3]:
         made.append(ahead_of(loader)._next is not None)
-        assert same(as_dicts(loader), epoch)
+        assert_same_batches(batches_of(loader), epoch)
     assert made == [False, True, True]
     assert coming(loader) is not None
     # None was made twice: those of three epochs, and the first of the fourth.
@@ -177,10 +177,10 @@ def test_two_superbatches_must_fit_on_disk(
     del loader
     small = loader_of(path, tmpdir=tmp_path, disk=one + one // 2)
     for epoch in expected:
-        assert same(as_dicts(small), epoch)
+        assert_same_batches(batches_of(small), epoch)
         assert coming(small) is None
     large = loader_of(path, tmpdir=tmp_path, disk=3 * one)
-    assert same(as_dicts(large), expected[0])
+    assert_same_batches(batches_of(large), expected[0])
     assert coming(large) is not None
 
 
@@ -201,7 +201,7 @@ def test_validation_between_epochs(
     counted = Counted(monkeypatch)
     for epoch in expected:
         before = loader.stats().rows_read
-        assert same(as_dicts(loader), epoch)
+        assert_same_batches(batches_of(loader), epoch)
         coming(loader)
         read.append(loader.stats().rows_read - before)
         list(validation)
@@ -221,12 +221,12 @@ def test_validation_in_the_middle_of_packed_rows(
     loader = loader_of(path, prefetch_batches=1, cache_bytes="100kB")
     validation = loader_of(loader.data, shuffle=False, cache_bytes="100kB")
     running = iter(loader)
-    found = as_dicts(islice(running, 2))
+    found = batches_of(islice(running, 2))
     list(validation)
     packed = counted.packed
     before = loader.stats().rows_read
-    found += as_dicts(running)
-    assert same(found, expected[0])
+    found += batches_of(running)
+    assert_same_batches(found, expected[0])
     assert counted.packed > packed
     rows = sum(len(batch["n_id"]) for batch in expected[0][2:])
     assert loader.stats().rows_read - before < 0.9 * rows
@@ -236,12 +236,12 @@ def test_another_epoch_than_expected(
     path: Path, tmp_path: Path, expected: list[list[dict[str, Any]]]
 ) -> None:
     loader = loader_of(path, tmpdir=tmp_path)
-    assert same(as_dicts(loader), expected[0])
+    assert_same_batches(batches_of(loader), expected[0])
     loader.set_epoch(3)
-    assert same(as_dicts(loader), expected[3])
+    assert_same_batches(batches_of(loader), expected[3])
     loader.set_epoch(1)
-    assert same(as_dicts(loader), expected[1])
-    assert same(as_dicts(loader), expected[2])
+    assert_same_batches(batches_of(loader), expected[1])
+    assert_same_batches(batches_of(loader), expected[2])
 
 
 def test_resumed_in_the_middle_of_the_next(
@@ -257,32 +257,32 @@ def test_resumed_in_the_middle_of_the_next(
     loader = loader_of(path)
     list(loader)
     loader.load_state_dict(state)
-    assert same(as_dicts(loader), expected[1][2:])
-    assert same(as_dicts(loader), expected[2])
+    assert_same_batches(batches_of(loader), expected[1][2:])
+    assert_same_batches(batches_of(loader), expected[2])
 
 
 def test_an_epoch_that_is_left(path: Path, expected: list[list[dict[str, Any]]]) -> None:
     loader = loader_of(path, prefetch_batches=1)
     list(loader)
     for batch in loader:
-        assert same([batch.to_dict()], expected[1][:1])
+        assert_same_batches([batch.to_dict()], expected[1][:1])
         break
     del batch
-    assert same(as_dicts(loader), expected[2])
-    assert same(as_dicts(loader), expected[3])
+    assert_same_batches(batches_of(loader), expected[2])
+    assert_same_batches(batches_of(loader), expected[3])
 
 
 def test_two_iterators_by_turns(path: Path, expected: list[list[dict[str, Any]]]) -> None:
     """The second is the next epoch; it must not wait for a turn after the first one's end."""
     loader = loader_of(path, prefetch_batches=1)
     first = iter(loader)
-    found = as_dicts(islice(first, 7))
+    found = batches_of(islice(first, 7))
     second = iter(loader)
-    others = as_dicts(islice(second, 3))
-    found += as_dicts(first)
-    others += as_dicts(second)
-    assert same(found, expected[0])
-    assert same(others, expected[1])
+    others = batches_of(islice(second, 3))
+    found += batches_of(first)
+    others += batches_of(second)
+    assert_same_batches(found, expected[0])
+    assert_same_batches(others, expected[1])
 
 
 # --- it fails, or nobody wants it ----------------------------------------------------------------
@@ -307,7 +307,7 @@ def test_a_disk_that_is_full_when_nobody_asked(
     loader = loader_of(path, tmpdir=tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(rolling, "pack", pack)
-        assert same(as_dicts(loader), expected[0])
+        assert_same_batches(batches_of(loader), expected[0])
         coming(loader)
         assert calls == 2
         with pytest.raises(NoSpaceError):
@@ -316,7 +316,7 @@ def test_a_disk_that_is_full_when_nobody_asked(
     assert not list(tmp_path.iterdir())
     assert not threads()
     loader.set_epoch(1)
-    assert same(as_dicts(loader), expected[1])
+    assert_same_batches(batches_of(loader), expected[1])
 
 
 @pytest.mark.parametrize("strategy", [s.name for s in STRATEGIES if not s.caches])
@@ -411,14 +411,14 @@ def test_the_cache_is_taken_from_nobody(
             turns = ahead_of(other).job.cache()._sequencer
             latest = turns.latest
             goes_on.set()
-    assert same(found, expected[0])
+    assert_same_batches(found, expected[0])
     ahead = coming(loader)
     assert ahead is not None
     assert isinstance(ahead._making.made, SampledSuperbatch)
     assert turns.latest is latest
     assert len(list(theirs)) == BATCHES - 1
     assert turns.is_free
-    assert same(as_dicts(loader), expected[1])
+    assert_same_batches(batches_of(loader), expected[1])
 
 
 @pytest.mark.parametrize("goes_on", [False, True])
@@ -447,4 +447,4 @@ def test_a_fork_between_epochs(
             os._exit(status)
     _, ended = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(ended) == 0
-    assert same(as_dicts(loader), expected[1])
+    assert_same_batches(batches_of(loader), expected[1])

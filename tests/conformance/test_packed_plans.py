@@ -18,8 +18,9 @@ from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions
 from gnnstore.errors import BudgetError, NotFoundError, UsageError
 from gnnstore.strategies.sizes import placement
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.plans import pack
 
 N, E, WIDTH = 1000, 12_000, 100
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

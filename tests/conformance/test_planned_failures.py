@@ -9,13 +9,11 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -32,7 +30,7 @@ from gnnstore.features.packed.chunks import PackedSuperbatch
 from gnnstore.parallel import interruptible
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import random_graph
 
@@ -50,22 +48,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(path: Path) -> list[dict[str, Any]]:
-    return as_dicts(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS))
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 64 kB."""
-    where = tmp_path / "tiny"
-    where.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("mounting a file system needs root")
-    command = [mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", os.fspath(where)]
-    if subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield where
-    subprocess.run(["umount", os.fspath(where)], check=True)
+    return batches_of(NeighborLoader(path, [4, 4], "train", strategy="memory", **OPTIONS))
 
 
 def loader_of(path: Any, **options: Any) -> NeighborLoader:
@@ -157,7 +140,7 @@ def test_no_more_than_two_superbatches_are_packed(
         path, strategy="packed", superbatch=1, num_threads=3, tmpdir=tmp_path,
         prefetch_batches=prefetch_batches, transform_sampler_output=look,
     )  # fmt: skip
-    assert same(as_dicts(loader), expected)
+    assert_same_batches(batches_of(loader), expected)
     assert 1 <= most <= 2
 
 
@@ -181,7 +164,7 @@ def test_two_superbatches_stay_within_what_is_given_on_disk(
         files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
         packed = [file for file in files if file.parent.name.startswith("packed-")]
         most = max(most, sum(_size_of(file) for file in packed))
-    assert same(found, expected)
+    assert_same_batches(found, expected)
     assert 0 < most <= each + each // 2
 
 
@@ -202,7 +185,7 @@ def test_more_is_missed_than_there_is_disk_for(
     loader.set_epoch(0)
     most = 0
     for batch, wanted in zip(loader, expected, strict=True):
-        assert same([batch.to_dict()], [wanted])
+        assert_same_batches([batch.to_dict()], [wanted])
         files = [Path(of, name) for of, _, names in os.walk(tmp_path) for name in names]
         runs = [file for file in files if file.parent.name.startswith("packed-")]
         most = max(most, sum(_size_of(file) for file in runs))
@@ -231,12 +214,13 @@ def test_there_may_be_nothing_to_pack(tmp_path: Path, kind: str) -> None:
         path, [3], strategy="packed", superbatch=2, memory="60MB", num_threads=1, **options
     )
     plain = NeighborLoader(path, [3], strategy="memory", **options)
-    assert same(as_dicts(loader), as_dicts(plain))
+    assert_same_batches(batches_of(loader), batches_of(plain))
 
 
 # --- disks ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("tiny_disk", ["64k"], indirect=True)
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("strategy", ["belady", "packed"])
 def test_a_disk_that_is_full(
@@ -261,7 +245,7 @@ def test_a_disk_that_is_full(
     assert not threads()
     superbatches.job.tmpdir = tmp_path
     loader.set_epoch(0)
-    assert same(as_dicts(loader), expected)
+    assert_same_batches(batches_of(loader), expected)
 
 
 def test_a_disk_that_is_full_while_rows_are_packed(path: Path, tmp_path: Path) -> None:
@@ -365,7 +349,7 @@ def test_interrupts_at_any_time(
             gc.collect()  # what the error's traceback held
             time.sleep(0.01)
     loader.set_epoch(0)
-    assert same(as_dicts(loader), expected)
+    assert_same_batches(batches_of(loader), expected)
 
 
 def test_a_batch_that_takes_too_long_to_sample(
@@ -388,14 +372,14 @@ def test_a_batch_that_takes_too_long_to_sample(
     assert not threads()
     monkeypatch.undo()
     loader.set_epoch(0)
-    assert same(as_dicts(loader), expected)
+    assert_same_batches(batches_of(loader), expected)
 
 
 def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: list[dict[str, Any]]) -> None:
     """A child that lets go of an iterator takes nothing from its parent."""
     loader = spill(loader_of(path, strategy="packed", num_threads=2, tmpdir=tmp_path))
     running: Any = iter(loader)
-    found = as_dicts(islice(running, 2))
+    found = batches_of(islice(running, 2))
     child = os.fork()
     if child == 0:
         signal.alarm(20)  # ends the child if it waits for threads that are not there
@@ -405,7 +389,7 @@ def test_a_fork_in_the_middle(path: Path, tmp_path: Path, expected: list[dict[st
             os._exit(0)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    found += as_dicts(running)
-    assert same(found, expected)
+    found += batches_of(running)
+    assert_same_batches(found, expected)
     del loader, running
     assert not list(tmp_path.iterdir())

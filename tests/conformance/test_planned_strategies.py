@@ -25,7 +25,7 @@ from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Superbatch
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import same
+from gnnstore.testing.batches import assert_same_batches
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 
@@ -81,7 +81,7 @@ def test_batches_are_the_same(
     _keep_subgraphs(loader, in_memory=on_disk != "subgraphs")
     if on_disk == "plans":
         planned_on_disk(loader)
-    assert same(batches(loader, 2), expected)
+    assert_same_batches(batches(loader, 2), expected)
     stats = loader.stats()
     assert (stats.strategy, stats.cache, stats.superbatch) == (strategy, strategy, 5)
     assert stats.rows_read > 0
@@ -103,11 +103,11 @@ def test_packed_beside_a_cache_that_stays(
     loader = loader_of(path, strategy="packed", cache=score, num_threads=num_threads)
     if on_disk:
         planned_on_disk(loader)
-    assert same(batches(loader, 2), expected)
+    assert_same_batches(batches(loader, 2), expected)
     first = loader.stats()
     assert first.rows_cached > 0
     loader.set_epoch(0)
-    assert same(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches(loader), expected[:BATCHES])
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     assert superbatches.job.fixed is not None
@@ -131,7 +131,7 @@ def test_topology_on_disk(
     loader = loader_of(
         path, strategy=strategy, topology="disk", memory="80MB", num_threads=num_threads, **options
     )
-    assert same(batches(loader, 2), expected)
+    assert_same_batches(batches(loader, 2), expected)
     stats = loader.stats()
     assert stats.topology == "disk"
     assert stats.topology_bytes_read > 0
@@ -146,7 +146,7 @@ def test_sizes(
     path: Path, expected: list[dict[str, Any]], superbatch: Any, cache_bytes: Any
 ) -> None:
     loader = loader_of(path, superbatch=superbatch, cache_bytes=cache_bytes)
-    assert same(batches(loader, 2), expected)
+    assert_same_batches(batches(loader, 2), expected)
     stats = loader.stats()
     assert 1 <= stats.superbatch <= BATCHES
     assert stats.cache_rows <= N
@@ -159,7 +159,7 @@ def test_sizes(
 
 def test_under_a_budget(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of(path, memory="40MB", cache_bytes=None, superbatch=None, num_threads=2)
-    assert same(batches(loader, 2), expected)
+    assert_same_batches(batches(loader, 2), expected)
     assert "batches planned at a time" in loader.stats().reason
 
 
@@ -171,14 +171,14 @@ def test_a_budget_of_disk(path: Path, expected: list[dict[str, Any]], disk: str)
     superbatches = loader._sources.superbatches
     assert superbatches is not None
     assert superbatches.job.size.plans_in_memory or disk == "100MB"
-    assert same(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches(loader), expected[:BATCHES])
     with pytest.raises(UsageError, match="has no use for disk="):
         loader_of(path, strategy="static", superbatch=None, disk=disk)
 
 
 def test_memory_auto(path: Path, expected: list[dict[str, Any]]) -> None:
     loader = loader_of(path, memory="auto")
-    assert same(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches(loader), expected[:BATCHES])
     assert loader._spare_bytes is not None, "it is a promise"
 
 
@@ -215,9 +215,9 @@ def test_an_iteration_that_is_left(
 ) -> None:
     loader = loader_of(path, num_threads=num_threads)
     taken = [batch.to_dict() for batch in islice(loader, num_taken)]
-    assert same(taken, expected[:num_taken])
+    assert_same_batches(taken, expected[:num_taken])
     loader.set_epoch(1)
-    assert same(batches(loader), expected[BATCHES:]), "what is left in the slots is known"
+    assert_same_batches(batches(loader), expected[BATCHES:])
 
 
 def test_the_cache_is_kept_between_epochs(path: Path) -> None:
@@ -238,8 +238,8 @@ def test_two_iterations_at_once(
 ) -> None:
     loader = loader_of(path, num_threads=num_threads)
     pairs = [(a.to_dict(), b.to_dict()) for a, b in zip(loader, loader, strict=True)]
-    assert same([a for a, _ in pairs], expected[:BATCHES])
-    assert same([b for _, b in pairs], expected[BATCHES:])
+    assert_same_batches([a for a, _ in pairs], expected[:BATCHES])
+    assert_same_batches([b for _, b in pairs], expected[BATCHES:])
 
 
 def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) -> None:
@@ -256,10 +256,10 @@ def test_validation_in_the_middle(path: Path, expected: list[dict[str, Any]]) ->
         found.append(batch.to_dict())
         if i % 4 == 3:
             valid.set_epoch(0)
-            assert same(batches(valid), reference)
-    assert same(found, expected[:BATCHES])
+            assert_same_batches(batches(valid), reference)
+    assert_same_batches(found, expected[:BATCHES])
     train.set_epoch(1)
-    assert same(batches(train), expected[BATCHES:])
+    assert_same_batches(batches(train), expected[BATCHES:])
 
 
 @pytest.mark.parametrize("taken_back", [False, True])
@@ -294,8 +294,8 @@ def test_validation_while_the_next_epoch_waits(
             next(validation)
             if taken_back:
                 validation.close()
-    assert same(found, expected[:BATCHES])
-    assert same(batches(train), expected[BATCHES:])
+    assert_same_batches(found, expected[:BATCHES])
+    assert_same_batches(batches(train), expected[BATCHES:])
     validation.close()
 
 
@@ -319,8 +319,8 @@ def test_the_rest_is_planned_again_after_validation(
             # Left with its last batch, it has not come to its end, but has no more to assemble.
             assert len(list(islice(valid, len(valid) if is_left else None))) == len(valid)
             before = train.stats()
-    assert same(found, expected[:BATCHES])
-    assert same(batches(alone), expected[:BATCHES])
+    assert_same_batches(found, expected[:BATCHES])
+    assert_same_batches(batches(alone), expected[:BATCHES])
     rest, undisturbed = train.stats().since(before), alone.stats()
     assert rest.rows_cached / rest.rows_read > 0.8 * undisturbed.rows_cached / undisturbed.rows_read
 
@@ -328,22 +328,22 @@ def test_the_rest_is_planned_again_after_validation(
 def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str, Any]]) -> None:
     store = gnnstore.open(path)
     large, small = loader_of(store, cache_bytes="100kB"), loader_of(store, cache_bytes="10kB")
-    assert same(batches(large), expected[:BATCHES])
+    assert_same_batches(batches(large), expected[:BATCHES])
     former = shared_tables(store).cached_bytes
     assert 50_000 < former <= 100_000
     assert large._sources.superbatches is not None
     idle = large._sources.superbatches._idle
     assert idle is not None
-    assert same(batches(small), expected[:BATCHES])
+    assert_same_batches(batches(small), expected[:BATCHES])
     assert shared_tables(store).cached_bytes <= 10_000
     held = idle.lease._cache.num_bytes
     assert held < former / 50, "though the larger loader still knows what it had"
     large.set_epoch(0)
     small.set_epoch(0)
-    assert same(batches(large), expected[:BATCHES])
-    assert same(batches(small, 2), expected)
+    assert_same_batches(batches(large), expected[:BATCHES])
+    assert_same_batches(batches(small, 2), expected)
     large.set_epoch(1)
-    assert same(batches(large), expected[BATCHES:])
+    assert_same_batches(batches(large), expected[BATCHES:])
 
 
 def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]]) -> None:
@@ -354,10 +354,10 @@ def test_resumed_with_another_strategy(path: Path, expected: list[dict[str, Any]
     for options in ({"strategy": "packed", "superbatch": 2}, {"strategy": "belady"}):
         other = loader_of(path, **options)
         other.load_state_dict(state)
-        assert same(batches(other, 2), expected[7:])
+        assert_same_batches(batches(other, 2), expected[7:])
     plain = NeighborLoader(path, [4, 4], "train", strategy="mmap", **OPTIONS)
     plain.load_state_dict(state)
-    assert same(batches(plain), expected[7:BATCHES])
+    assert_same_batches(batches(plain), expected[7:BATCHES])
 
 
 def test_sampler_output_that_is_changed(path: Path) -> None:
@@ -379,7 +379,7 @@ def test_sampler_output_that_is_changed(path: Path) -> None:
         plain = NeighborLoader(
             path, [4, 4], "train", strategy="memory", transform_sampler_output=change, **OPTIONS
         )
-        assert same(found, batches(plain, 2))
+        assert_same_batches(found, batches(plain, 2))
 
 
 def test_batches_on_demand(path: Path) -> None:
@@ -388,7 +388,7 @@ def test_batches_on_demand(path: Path) -> None:
     running: Any = iter(loader)
     next(running)
     for index in ([0, 1, 2], [5, 6]):
-        assert same([loader(index).to_dict()], [plain(index).to_dict()])
+        assert_same_batches([loader(index).to_dict()], [plain(index).to_dict()])
     running.close()
 
 
@@ -452,7 +452,7 @@ def test_a_read_that_fails(path: Path, expected: list[dict[str, Any]], num_threa
         done.extend(loader)
     assert len(done) < BATCHES
     loader.set_epoch(0)
-    assert same(batches(loader), expected[:BATCHES])
+    assert_same_batches(batches(loader), expected[:BATCHES])
 
 
 def test_a_damaged_spill(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
 from gnnstore.strategies.builtin import STRATEGIES, LookingAhead
-from gnnstore.testing.batches import same
+from gnnstore.testing.batches import assert_same_batches
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.cli import main
@@ -115,7 +115,7 @@ def test_a_name_is_taken_once() -> None:
 @pytest.mark.parametrize("superbatch", [1, 5, None])
 def test_it_loads_the_same_batches(path: Path, num_threads: int, superbatch: int | None) -> None:
     loader = loader_of(path, **CACHE, num_threads=num_threads, superbatch=superbatch)
-    assert same(batches(loader), batches(loader_of(path, strategy="memory")))
+    assert_same_batches(batches(loader), batches(loader_of(path, strategy="memory")))
     stats = loader.stats()
     assert (stats.strategy, stats.cache) == ("hashed", "hashed")
     assert stats.rows_cached > 0
@@ -130,7 +130,7 @@ def test_it_goes_on_where_another_stopped(path: Path) -> None:
         next(running)
     loader = loader_of(path, **CACHE)
     loader.load_state_dict(first.state_dict())
-    assert same(batches(loader)[: len(expected) - 3], expected[3:])
+    assert_same_batches(batches(loader)[: len(expected) - 3], expected[3:])
 
 
 def test_it_is_predicted_and_compared(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

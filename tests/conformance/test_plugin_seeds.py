@@ -28,7 +28,7 @@ from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
 from gnnstore.pipeline.seeds.kinds import KINDS
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import pack
 
@@ -199,7 +199,7 @@ def loader_of(path: Path, pairs: npt.NDArray[np.int64], **options: Any) -> PairL
 
 
 def epochs(loader: Any) -> list[dict[str, Any]]:
-    return as_dicts(batch for _ in range(2) for batch in loader)
+    return batches_of(batch for _ in range(2) for batch in loader)
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +232,10 @@ def test_every_strategy_gives_the_same(
     num_threads: int,
 ) -> None:
     found = loader_of(path, pairs, strategy=strategy, num_threads=num_threads)
-    assert same(epochs(found), expected)
+    assert_same_batches(epochs(found), expected)
     found.set_epoch(0)
     found.transform_sampler_output = lambda output: output
-    assert same(epochs(found), expected)
+    assert_same_batches(epochs(found), expected)
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
@@ -247,8 +247,10 @@ def test_a_packed_plan_gives_the_same(
     num_threads: int,
 ) -> None:
     """With the store, and without it."""
-    assert same(epochs(loader_of(path, pairs, plan=plan, num_threads=num_threads)), expected)
-    assert same(epochs(gnnstore.open_plan(plan).loader(num_threads=num_threads)), expected)
+    assert_same_batches(
+        epochs(loader_of(path, pairs, plan=plan, num_threads=num_threads)), expected
+    )
+    assert_same_batches(epochs(gnnstore.open_plan(plan).loader(num_threads=num_threads)), expected)
 
 
 def test_a_plan_of_other_pairs_or_of_nodes_is_refused(
@@ -275,11 +277,11 @@ def test_a_run_goes_on_under_another_strategy(
 ) -> None:
     first = loader_of(path, pairs, strategy="static")
     batches = iter(first)
-    begun = as_dicts(next(batches) for _ in range(4))
+    begun = batches_of(next(batches) for _ in range(4))
     state = json.loads(json.dumps(first.state_dict()))
     second = loader_of(path, pairs, strategy=then)
     second.load_state_dict(state)
-    assert same(begun + as_dicts(second) + as_dicts(second), expected)
+    assert_same_batches(begun + batches_of(second) + batches_of(second), expected)
     with pytest.raises(gnnstore.UsageError, match="sum of pairs"):
         loader_of(path, pairs + 1, strategy="memory").load_state_dict(state)
 
@@ -288,15 +290,15 @@ def test_ranks_share_the_batches(
     path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
 ) -> None:
     ranks = [loader_of(path, pairs, strategy="memory", rank=r, world_size=2) for r in range(2)]
-    shared = [as_dicts(loader) for loader in ranks]
-    assert same(shared[0], expected[:7:2])
-    assert same(shared[1], [*expected[1:7:2], expected[0]])
+    shared = [batches_of(loader) for loader in ranks]
+    assert_same_batches(shared[0], expected[:7:2])
+    assert_same_batches(shared[1], [*expected[1:7:2], expected[0]])
 
 
 def test_a_loader_is_pickled_and_called(
     path: Path, pairs: npt.NDArray[np.int64], expected: list[dict[str, Any]]
 ) -> None:
     loader = pickle.loads(pickle.dumps(loader_of(path, pairs, strategy="memory")))  # noqa: S301
-    assert same(epochs(loader), expected)
+    assert_same_batches(epochs(loader), expected)
     batch = loader([3, 1])
     assert np.array_equal(batch.n_id[batch.edge_label_index], pairs[:, [3, 1]])

@@ -25,7 +25,7 @@ from gnnstore.features.tiers.planned import PlannedCache, PlanStep
 from gnnstore.features.tiers.static import StaticCache
 from gnnstore.graph.shared import shared_tables
 from gnnstore.strategies.builtin import STRATEGIES
-from gnnstore.testing.batches import same
+from gnnstore.testing.batches import assert_same_batches
 from gnnstore.testing.graphs import random_graph
 
 N, E, WIDTH = 600, 6000, 30
@@ -160,5 +160,5 @@ def test_through_a_loader(path: Path, strategy: str) -> None:
     store = gnnstore.open(path)
     shared_tables(store).add_tier(RecentRows)
     hits = RecentRows.num_hits
-    assert same(batches(store, strategy), expected)
+    assert_same_batches(batches(store, strategy), expected)
     assert RecentRows.num_hits > hits

@@ -23,7 +23,7 @@ from gnnstore.features.tiers.static import cache_cost
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead import presample as presampling
 from gnnstore.strategies.sizes.placement import Placement
-from gnnstore.testing.batches import same
+from gnnstore.testing.batches import assert_same_batches
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.reads import plan_reads
 
@@ -88,7 +88,7 @@ def test_batches_are_the_same(
         num_threads=num_threads,
         **OPTIONS,
     )
-    assert same(batches(loader, 2), expected)
+    assert_same_batches(batches(loader, 2), expected)
     stats = loader.stats()
     assert stats.strategy == ("direct" if cache is None else "static")
     assert (stats.io_engine, stats.cache) == (engine, cache or "")
@@ -131,7 +131,7 @@ def test_caches_of_any_size(
     loader = NeighborLoader(
         store, [4, 4], "train", strategy="static", cache=score, cache_bytes=num_bytes, **OPTIONS
     )
-    assert same(batches(loader, 2), expected)
+    assert_same_batches(batches(loader, 2), expected)
     stats = loader.stats()
     assert stats.cache_rows == min(num_rows, N)
     if num_rows >= N:
@@ -362,7 +362,7 @@ def test_loaders_share_a_cache(path: Path, expected: list[dict[str, Any]]) -> No
     assert train._sources.cache is valid._sources.cache
     other = NeighborLoader(store, [4, 4], "train", **{**options, "cache": "degree"})
     assert other._sources.cache is not train._sources.cache
-    assert same(batches(train, 2), expected)
+    assert_same_batches(batches(train, 2), expected)
 
 
 def test_memory_that_a_cache_holds_is_not_given_twice(
@@ -414,7 +414,7 @@ def test_a_cache_makes_room_for_larger_batches(path: Path) -> None:
     assert 300 < kept < 700, "400 kB less a batch, at 529 bytes a node"
     assert later.stats().cache_rows == kept
     found += [batch.to_dict() for batch in running]
-    assert same(found + batches(train), expected)
+    assert_same_batches(found + batches(train), expected)
     for batch in later:
         np.testing.assert_array_equal(batch.x, store.features[batch.n_id])
     assert later.stats().rows_cached > 0
@@ -434,7 +434,7 @@ def test_a_pickled_loader_caches_the_same_rows(path: Path, expected: list[dict[s
     pickled = pickle.dumps(loader)
     assert len(pickled) < 20_000 + 16 * N
     copy = pickle.loads(pickled)  # noqa: S301 - our own
-    assert same(batches(copy, 2), expected)
+    assert_same_batches(batches(copy, 2), expected)
     batches(loader, 2)
     for name in ("cache_rows", "rows_cached", "rows_read", "reads", "reason"):
         assert getattr(copy.stats(), name) == getattr(loader.stats(), name)

@@ -17,8 +17,9 @@ from gnnstore.errors import UsageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.size import size_plan
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import GraphArrays, random_graph
-from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.plans import pack
 from gnnstore.testing.stores import assert_same_files
 
 N, E, WIDTH = 1000, 12_000, 100

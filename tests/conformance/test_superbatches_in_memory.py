@@ -10,7 +10,7 @@ import pytest
 
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
-from gnnstore.testing.batches import as_dicts, same
+from gnnstore.testing.batches import assert_same_batches, batches_of
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_length_that_misses_least(store: Path) -> None:
             pass
         before = loader.stats()
         expected.set_epoch(1)
-        assert same(as_dicts(loader), as_dicts(expected))
+        assert_same_batches(batches_of(loader), batches_of(expected))
         return before.superbatch, loader.stats().since(before).rows_read
 
     chosen, rows_read = second_epoch()

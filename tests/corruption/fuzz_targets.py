@@ -43,10 +43,11 @@ from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.neighbor_cache.cache import open_neighbor_cache
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.hostile import apply_edits, edits, json_edits
-from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.plans import pack
 from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.cli import main
 from gnnstore.tools.ui.exits import DEFECT

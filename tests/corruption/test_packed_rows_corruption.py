@@ -17,8 +17,9 @@ from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.formats.packed.writer import PackedWriter
 from gnnstore.pipeline.lookahead import packer as rolling
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.plans import pack
 from gnnstore.tools.ui.lines import JsonProgress
 
 BATCHES = 12

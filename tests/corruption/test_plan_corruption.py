@@ -18,9 +18,10 @@ from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.formats.container.journal_file import encode_record, read_records
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, PLAN_FORMAT_VERSION
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.hostile import rewrite
-from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.plans import pack
 from gnnstore.tools.cli import main
 
 BATCHES = 12

@@ -158,27 +158,12 @@ def test_killed_at_random_points(
     assert resumed >= NUM_KILLS // 5  # it did go on, rather than start again each time
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 600 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount(8) here")
-    if done.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
+@pytest.mark.parametrize("tiny_disk", ["600k"], indirect=True)
 @pytest.mark.parametrize("is_known_before", [True, False])
 def test_a_disk_that_is_too_small_is_refused_with_a_number(
     tmp_path: Path,
     source: Path,
-    small_disk: Path,
+    tiny_disk: Path,
     is_known_before: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -190,32 +175,33 @@ def test_a_disk_that_is_too_small_is_refused_with_a_number(
             patch.setattr("gnnstore.converters.writer.opening.free_bytes", lambda _: 2**40)
             expected = r"'x': no space left .* more are needed and .* are free: .* are missing\."
         with pytest.raises(NoSpaceError, match=expected):
-            from_numpy(source, small_disk / "g.gnn", options=options)
-    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    from_numpy(source, small_disk / "g.gnn", options=options)
-    assert_same_files(small_disk / "g.gnn", whole)
+            from_numpy(source, tiny_disk / "g.gnn", options=options)
+    subprocess.run(["mount", "-o", "remount,size=8m", str(tiny_disk)], check=True)
+    from_numpy(source, tiny_disk / "g.gnn", options=options)
+    assert_same_files(tiny_disk / "g.gnn", whole)
 
 
+@pytest.mark.parametrize("tiny_disk", ["600k"], indirect=True)
 def test_a_disk_that_fills_up_meanwhile_stops_what_can_be_resumed(
-    tmp_path: Path, source: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Path, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fill the disk behind the back of a conversion that had looked for space."""
     whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
-    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
-    (small_disk / "other").write_bytes(bytes(2 * 2**20))
+    subprocess.run(["mount", "-o", "remount,size=4m", str(tiny_disk)], check=True)
+    (tiny_disk / "other").write_bytes(bytes(2 * 2**20))
     monkeypatch.setattr(SealedWriter, "_check_space", lambda *_: None)
     options = ConvertOptions(undirected=True, resume=True)
     with pytest.raises(NoSpaceError) as caught:
-        from_numpy(source, small_disk / "g.gnn", options=options)
-    (left,) = find_leftovers(small_disk)
+        from_numpy(source, tiny_disk / "g.gnn", options=options)
+    (left,) = find_leftovers(tiny_disk)
     assert left.state == "resumable"
     assert left.num_bytes > SHARD_BYTES
     for expected in ("no space left for", "are missing", f"is kept in {left.path}", "--resume"):
         assert expected in str(caught.value)
-    (small_disk / "other").unlink()
-    from_numpy(source, small_disk / "g.gnn", options=options)
-    assert_same_files(small_disk / "g.gnn", whole)
-    assert [path.name for path in small_disk.iterdir()] == ["g.gnn"]
+    (tiny_disk / "other").unlink()
+    from_numpy(source, tiny_disk / "g.gnn", options=options)
+    assert_same_files(tiny_disk / "g.gnn", whole)
+    assert [path.name for path in tiny_disk.iterdir()] == ["g.gnn"]
 
 
 _LIMITED = """

@@ -18,11 +18,12 @@ import pytest
 import gnnstore
 from gnnstore.errors import NoSpaceError, StorageError, UsageError
 from gnnstore.formats.container.leftovers import find_leftovers
+from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import inject
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
-from gnnstore.testing.plans import assert_same_batches, batches_of, pack
+from gnnstore.testing.plans import pack
 from gnnstore.testing.stores import assert_same_files
 
 NUM_KILLS = choose(8, 30)
