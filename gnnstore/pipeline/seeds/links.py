@@ -335,7 +335,8 @@ class Links:
         indices = np.split(local, np.cumsum([len(part) for part in parts])[:-1])
         values["src_index"] = torch.from_numpy(indices[0])
         values["dst_pos_index"] = torch.from_numpy(indices[1])
-        for (side, chunk), found in zip(chunks.items(), indices[2:], strict=True):
+        # In the order in which a sampler's output of PyG has them, whoever hands them on.
+        for (side, chunk), found in reversed([*zip(chunks.items(), indices[2:], strict=True)]):
             each = found.reshape(amount, -1).T if self.disjoint else found.reshape(-1, amount)
             if len(each) < num_positives:
                 each = each[chunk]
