@@ -24,9 +24,9 @@ from gnnstore.loaders.options import as_store, read_options, refuse_unsupported,
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import sampling_fingerprint
-from gnnstore.pipeline.seeds.given import to_numpy
 from gnnstore.pipeline.seeds.links import Links, resolve_edges, resolve_labels
 from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
+from gnnstore.pipeline.seeds.nodes import to_numpy
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput

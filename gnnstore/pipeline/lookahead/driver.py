@@ -20,7 +20,6 @@ from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
-from gnnstore.pipeline.seeds.base import request_of
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, Sample
@@ -36,6 +35,11 @@ T = TypeVar("T")
 
 # Without a budget: enough for a few hundred batches to be read in nearly one pass.
 BULK_BYTES = 1 << 30
+
+
+def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
+    """Return what to sample for the seeds of a batch."""
+    return BatchRequest(seeds.start_nodes()[None], key.epoch, key.batch, seeds.excluded())
 
 
 def sample_in_order(

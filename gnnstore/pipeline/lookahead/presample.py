@@ -19,10 +19,10 @@ from gnnstore import _core
 from gnnstore._core import pool_exchange
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES
 from gnnstore.parallel import Lookahead
-from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
-from gnnstore.pipeline.seeds.base import BatchKey, SeedSource, request_of
+from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
 from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:

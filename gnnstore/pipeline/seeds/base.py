@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.formats.packed.manifest import SEED_ARRAYS
-from gnnstore.sampling.disk import BatchRequest
 from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
@@ -97,11 +96,6 @@ class Seeds(Protocol):
 
     def excluded(self) -> Excluded | None:
         """Return the edges that are not sampled."""
-
-
-def request_of(seeds: Seeds, key: BatchKey) -> BatchRequest:
-    """Return what to sample for the seeds of a batch."""
-    return BatchRequest(seeds.start_nodes()[None], key.epoch, key.batch, seeds.excluded())
 
 
 class SeedSource(Protocol):

@@ -27,8 +27,8 @@ from gnnstore.pipeline.seeds.base import (
     Int64Array,
     SeedLabels,
 )
-from gnnstore.pipeline.seeds.given import checked_positions, to_numpy
 from gnnstore.pipeline.seeds.negatives import Negatives
+from gnnstore.pipeline.seeds.nodes import checked_positions, to_numpy
 from gnnstore.sampling.edges import EdgeFinder
 from gnnstore.sampling.neighbor import Excluded
 
