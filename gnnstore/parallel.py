@@ -27,6 +27,7 @@ R = TypeVar("R")
 
 THREAD_NAME = "gnnstore-loader"
 _POLL_SECONDS = 0.05
+SMALLER_BATCHES = "choose a smaller batch_size or fan-out"
 
 
 class CancelledError(GnnstoreError):
@@ -79,7 +80,7 @@ class Lookahead:
         if self._spare_bytes is not None and 2 * batch_bytes > self._spare_bytes:
             two = Reservation("a batch and the one before it", 2 * batch_bytes)
             ledger = Ledger(self._spare_bytes, (two,), "a loader", "of memory= left for batches")
-            raise ledger.refusal(None, "choose a smaller batch_size or fan-out")
+            raise ledger.refusal(None, SMALLER_BATCHES)
 
 
 def ordered_map(

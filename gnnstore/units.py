@@ -51,6 +51,11 @@ def parse_size(size: int | str, *, name: str = "size") -> int:
     return int(match[1]) * factor if "." not in match[1] else int(float(match[1]) * factor)
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as '1 byte' or '20 bytes'."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def format_at_least(num_bytes: int) -> str:
     """Return a size for people, rounded up, as of a budget that must suffice."""
     unit = 10 ** max(0, len(str(num_bytes)) - 3)  # of the third digit

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
 
 from gnnstore.errors import BudgetError
-from gnnstore.units import format_at_least, format_size
+from gnnstore.units import format_at_least, format_count, format_size
 
 E = TypeVar("E", bound=BudgetError)
 
@@ -95,7 +95,7 @@ class Ledger:
     source : str
         Where the limit is from, as a phrase that follows it.
     option : str
-        The option that raises the limit.
+        The option that raises the limit; empty where there is none, as of a device.
     raise_by : int
         Bytes by which the limit must grow at least, where it is too small: more than are missing
         where a part of them would go elsewhere.
@@ -211,11 +211,13 @@ class Ledger:
             The type of the error.
         """
         missing, parts = max(-self.left(sizes), self.raise_by), self.explain(sizes)
-        *others, last = (f"raise {self.option} by at least {format_at_least(missing)}", *remedies)
+        more = [f"raise {self.option} by at least {format_at_least(missing)}"] * bool(self.option)
+        *others, last = (*more, *remedies)  # a ledger without an option is given remedies
         todo = f"{', '.join(others)}, or {last}" if others else last
         found = error(
-            f"{self.who} needs {self.limit + missing} bytes{f' ({parts})' if parts else ''}, but "
-            f"has {self.limit} bytes {self.source}: {missing} bytes too few; {todo}"
+            f"{self.who} needs {format_count(self.limit + missing, 'byte')}"
+            f"{f' ({parts})' if parts else ''}, but has {format_count(self.limit, 'byte')} "
+            f"{self.source}: {format_count(missing, 'byte')} too few; {todo}"
         )
         found.missing_bytes = missing
         return found

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.disk.scratch import RunDirectory, default_parent
 from gnnstore.errors import (
-    BudgetError,
     StorageError,
     StoreExistsError,
     UsageError,
@@ -36,7 +36,7 @@ from gnnstore.layerwise.result import ARRAY_NAME, Embeddings, open_embeddings
 from gnnstore.layerwise.run import InferenceRequest, InferenceRun, check_input
 from gnnstore.loaders.options import as_store
 from gnnstore.progress import NullProgress, Progress
-from gnnstore.units import format_at_least, format_size, parse_size
+from gnnstore.units import parse_size
 
 _DEFAULT_READERS = 4
 
@@ -253,12 +253,10 @@ def _to_memory(
     asked: Mapping[str, Any],
     tmpdir: str | os.PathLike[str] | None,
 ) -> Tensor:
-    if run.result_bytes > request.memory_bytes:
-        raise BudgetError(
-            f"the result takes {format_size(run.result_bytes)} in memory, but there are "
-            f"{format_size(request.memory_bytes)}; give an output= to write it to, or raise "
-            f"memory= to at least {format_at_least(run.result_bytes)}"
-        )
+    result = Reservation("rows", run.result_bytes)
+    Ledger(request.memory_bytes, (result,), "the result in memory").check(
+        None, "give an output= to write it to"
+    )
     parent = default_parent(request.store.path) if tmpdir is None else Path(tmpdir)
     with RunDirectory.create(parent, purpose="the rows of layers") as directory:
         return _to_directory(run, request, asked, directory.path / "rows").tensor()

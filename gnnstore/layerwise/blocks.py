@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
-from gnnstore.errors import BudgetError
 from gnnstore.layerwise.graph import LISTED_BYTES, GraphReader
 from gnnstore.layerwise.limits import BlockLimits, block_sizes
 from gnnstore.layerwise.models.block import Block
@@ -148,10 +147,8 @@ class BlockMaker:
         return last, self._nodes(first, last, num_rows)[last - first :]
 
     def _make_without_edges(self, first: int) -> MadeBlock:
-        most = self._limits.most_rows
-        if most < 1:
-            raise BudgetError("not a single node fits; raise memory=")
-        self._next = last = min(first + most, self.num_nodes)
+        # One at least: a layer's largest block is checked before any is made.
+        self._next = last = min(first + self._limits.most_rows, self.num_nodes)
         nodes = np.arange(first, last, dtype=np.int64)
         no_edges = torch.zeros(last - first + 1, dtype=torch.int64)
         self._recycle(0, len(nodes))
@@ -200,7 +197,9 @@ class BlockMaker:
             num_nodes = int(_core.bitmap_count(self._words)[1])
             size = (size[0] + int(edges[taken - 1]), num_nodes, size[2] + taken)
         if not size[2]:
-            raise BudgetError(f"node {first} with its in-neighbours does not fit; raise memory=")
+            degree = int(graph.begins(first, first + 1)[1]) - int(begins[0][0])
+            one = block_sizes(degree, min(degree + 1, self.num_nodes), 1)
+            raise self._limits.refusal(f"node {first} with its in-neighbours", one)
         return np.concatenate(begins), pieces
 
     def _num_fitting(self, edges: npt.NDArray[np.int64], size: tuple[int, int, int]) -> int:

@@ -7,14 +7,12 @@ take place one after the other instead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.errors import BudgetError
 from gnnstore.layerwise.packing import INDEX_SHARE
-
-if TYPE_CHECKING:
-    pass
 
 # The sizes of a block; targets are nodes as well.
 EDGES, NODES, TARGETS = "edges", "nodes", "targets"
@@ -107,6 +105,11 @@ class BlockLimits:
         """Targets of the largest block without edges."""
         stages, row = (self.making, self.running, self.writing), block_sizes(0, 1, 1)
         return min(stage.limit // max(stage.peak(row), 1) for stage in stages)
+
+    def refusal(self, who: str, sizes: dict[str, int]) -> BudgetError:
+        """Return the error that says why a block may not have these sizes."""
+        worst = min((self.making, self.running, self.writing), key=lambda one: one.left(sizes))
+        return replace(worst, who=who, source="of memory= for blocks").refusal(sizes)
 
     def least_bytes(self, sizes: dict[str, int]) -> int:
         """Return the memory with which a block is admitted."""

@@ -19,7 +19,6 @@ from gnnstore.layerwise.limits import EDGES, NODES, TARGETS, BlockCosts, BlockLi
 from gnnstore.layerwise.measure import measure_call
 from gnnstore.layerwise.models.calls import LayerCall, RowKind, choose_call
 from gnnstore.layerwise.models.layers import Layer
-from gnnstore.units import format_size
 
 DTYPES = {
     "float16": torch.float16,
@@ -222,14 +221,12 @@ def _refusal(
 ) -> BudgetError:
     who, remedy = plan.call.layer.name, "evaluate with a gnnstore.NeighborLoader that samples"
     block = f"node {hub.node} with its {hub.degree} in-neighbours at once"
-    ledger = memory(memory_bytes)
+    needed, ledger = Reservation(block, least_bytes), memory(memory_bytes)
     if ledger.left() >= least_bytes:
-        return BudgetError(
-            f"{who} needs {format_size(least_bytes)} of the GPU's memory for {block}, but may take "
-            f"{format_size(room)} of it; run on device='cpu', or {remedy}"
-        )
+        device = Ledger(room, (needed,), who, "of device memory", option="")
+        return device.refusal(None, "run on device='cpu'", remedy)
     more = least_more(lambda more: max(0, least_bytes - memory(memory_bytes + more).left()))
-    ledger = replace(ledger.add(Reservation(block, least_bytes)), who=who, raise_by=more)
+    ledger = replace(ledger.add(needed), who=who, raise_by=more)
     return ledger.refusal(None, remedy)
 
 

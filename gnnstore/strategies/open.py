@@ -30,16 +30,16 @@ def open_sources(loader: LoaderSpec) -> DataSources:
     strategy = loader.options.strategy
     if not isinstance(strategy, Auto):
         return _open(loader, _reserved(loader))
-    missing: BudgetError | None = None
+    refusals: list[BudgetError] = []
     for chosen in choices_for(loader, strategy):
         own = replace(loader, options=chosen.options)
         try:
             placement = _reserved(own, why=chosen.why, instead_of_static=chosen.instead_of_static)
         except BudgetError as error:
-            missing = error
+            refusals.append(error)
         else:
             return _open(own, replace(placement, predicted_seconds=chosen.seconds))
-    raise missing if missing is not None else BudgetError("nothing fits the budget")
+    raise refusals[-1]
 
 
 def _open(loader: LoaderSpec, placement: Placement) -> DataSources:
@@ -59,8 +59,9 @@ def _reserved(loader: LoaderSpec, **reasons: str) -> Placement:
     try:
         placement = first_that_fits(loader, strategy, reserve, **reasons)
     except BudgetError as error:
-        raise BudgetError(
-            f"{error}. Of memory=, {taken} are the cache of a loader on the same store, with "
-            f"another strategy; give both the same, and they share it"
-        ) from None
+        error.message += (
+            f". Of memory=, {taken} are the cache of a loader on the same store, with another "
+            "strategy; give both the same, and they share it"
+        )
+        raise
     return placement.because(f"no cache, for {taken} of memory= are that of another strategy")

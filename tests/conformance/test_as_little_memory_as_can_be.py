@@ -52,7 +52,7 @@ def least_memory(store: Path, strategy: str, **options: Any) -> int:
         try:
             loader_of(store, strategy, memory=memory, **options)
         except BudgetError as error:
-            (missing,) = re.findall(r"(\d+) bytes too few", str(error))
+            (missing,) = re.findall(r"(\d+) bytes? too few", str(error))
             memory += int(missing)
         else:
             return memory
@@ -120,7 +120,7 @@ def test_an_epoch_that_begins_comes_to_its_end(store: Path, batch_size: int, see
             of_least = loader(memory)
             break
         except BudgetError as error:
-            (missing,) = re.findall(r"(\d+) bytes too few", str(error))
+            (missing,) = re.findall(r"(\d+) bytes? too few", str(error))
             memory += int(missing)
     assert sum(1 for _ in of_least) == 128
 

@@ -78,7 +78,7 @@ def test_what_a_refusal_asks_for_is_enough_and_no_more(
     try:
         ledger.solve(*wished)
     except BudgetError as error:
-        (missing,) = map(int, re.findall(r"(\d+) bytes too few", str(error)))
+        (missing,) = map(int, re.findall(r"(\d+) bytes? too few", str(error)))
     else:
         assume(False)
     ledger.with_limit(limit + missing).solve(*wished)
@@ -146,3 +146,22 @@ def test_a_wish_beyond_enough_gets_a_share() -> None:
     sizes = ledger.solve(Wish(IN_FLIGHT, 50, 900, 300, share=4), Wish(SLOTS, least=60))
     assert sizes == {IN_FLIGHT: 300, SLOTS: 500 // 7}
     assert ledger.solve(Wish(IN_FLIGHT, 50, 900), Wish(SLOTS, 60))[IN_FLIGHT] == 380
+
+
+def test_the_memory_of_a_device_is_a_ledger_without_an_option() -> None:
+    device = Ledger(1000, who="conv1", source="of device memory", option="").add(
+        Reservation("weights", 300), Reservation("blocks", per={PLANNED: 70})
+    )
+    assert device.solve(Wish(PLANNED, least=1)) == {PLANNED: 10}
+    assert device.left({PLANNED: 10}) == 0
+    with pytest.raises(BudgetError) as caught:
+        device.check({PLANNED: 11}, "run on device='cpu'")
+    assert str(caught.value) == (
+        "conv1 needs 1070 bytes (300 B of weights + 770 B of blocks), but has 1000 bytes of device "
+        "memory: 70 bytes too few; run on device='cpu'"
+    )
+
+
+def test_one_byte_is_not_bytes() -> None:
+    with pytest.raises(BudgetError, match=r"needs 2 bytes .* has 1 byte of .*: 1 byte too few;"):
+        Ledger(1, (Reservation("rows", 2),)).check()

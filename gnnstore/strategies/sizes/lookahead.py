@@ -374,7 +374,11 @@ class _Division:
         return found
 
     def _disk(self, costs: SuperbatchCosts, size: SuperbatchSize) -> Ledger:
-        """Return the disk with what superbatches of some size keep there."""
+        """Return the disk with what superbatches of some size keep there.
+
+        The disk is not solved for a number of batches: whether plans are kept there follows from
+        the memory that a number takes, and of the numbers that fit the cheapest is searched.
+        """
         who = self.placement.ledger.who
         disk = Ledger(self.of.disk_bytes, (), who, "of disk space", "disk=")
         spilled = [] if size.plans_in_memory else costs.spilled_on_disk

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, Wish
+from gnnstore.parallel import SMALLER_BATCHES
 
 # For how many batches there is room. "double_buffered": so many that reading and assembling
 # overlap, whatever that leaves, where rows that are not cached are packed: they cost little.
@@ -21,8 +22,6 @@ _BATCH_SHARE = 4
 _OVERLAPPING, _OVERLAPPING_SHARE = 3, 3
 _LEAST_HALF_BATCHES = 5
 
-_SMALLER = "choose a smaller batch_size or fan-out"
-
 
 def with_batches(memory: Ledger) -> Ledger:
     """Return the ledger with batches in flight, by their bytes."""
@@ -37,7 +36,7 @@ def check_two_batches(memory: Ledger, batch_bytes: int, *remedies: str) -> None:
     BudgetError
         If there is not; says how much is needed.
     """
-    with_batches(memory).check({IN_FLIGHT: 2 * batch_bytes}, *(remedies or (_SMALLER,)))
+    with_batches(memory).check({IN_FLIGHT: 2 * batch_bytes}, *(remedies or (SMALLER_BATCHES,)))
 
 
 def has_two_batches(memory: Ledger, batch_bytes: int) -> bool:
