@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from gnnstore.budget.limits import available_bytes
-from gnnstore.errors import BadIndexError, BudgetError, CorruptStoreError, NoSplitError
+from gnnstore.errors import (
+    BadIndexError,
+    BudgetError,
+    CorruptStoreError,
+    NoSplitError,
+    limits_named,
+)
 from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
@@ -65,6 +71,7 @@ class Attribute:
     def __len__(self) -> int:
         return self.spec.num_rows
 
+    @limits_named("read rows")
     def __getitem__(self, key: Any) -> Any:
         """Return a copy of a part, chosen as in NumPy: `[ids]`, `[3]`, `[-1, 2]`, `[10:20, ::2]`.
 
@@ -111,6 +118,7 @@ class Attribute:
         assert out is not None  # noqa: S101 - there are rows
         return out
 
+    @limits_named("read rows")
     def _rows(self, rows: range | npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         """Return a copy of some rows."""
         if self.spec.layout != "paged":
@@ -154,6 +162,7 @@ class Attribute:
         values = self.read() if ids is None else self[ids]
         return as_tensor(values, self.spec.dtype)
 
+    @limits_named("read rows")
     def read(self) -> npt.NDArray[Any]:
         """Read all rows into memory: [rows, *row_shape], a new array.
 
@@ -165,6 +174,7 @@ class Attribute:
         self._require_memory(self.spec.num_bytes)
         return self._reader.read(self.spec)
 
+    @limits_named("read rows")
     def values(self) -> npt.NDArray[Any]:
         """Return all rows of a cold attribute; read once and kept. Do not write to it."""
         if self._values is None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import NotFoundError, storage_error
+from gnnstore.errors import NotFoundError, limits_named, storage_error
 from gnnstore.formats import NODE_TYPE, StoreReader
 from gnnstore.graph.arrays import Attribute
 
@@ -97,6 +97,7 @@ class Embeddings(Attribute):
         return f"Embeddings({str(self.path)!r}, {self.dtype}, shape={list(self.shape)})"
 
 
+@limits_named("open the embeddings")
 def open_embeddings(path: str | os.PathLike[str]) -> Embeddings:
     """Open the directory that `gnnstore.inference` has written.
 

@@ -124,6 +124,7 @@ class PackedLoader(BatchLoader):
         Number of the epoch that the next iteration will be; counts up by itself.
     """
 
+    @limits_named("prepare to load batches")
     def __init__(
         self,
         plan: PackedEpochs,

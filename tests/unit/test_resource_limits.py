@@ -23,6 +23,7 @@ from gnnstore.errors import (
     storage_error,
 )
 from gnnstore.testing.graphs import read_store
+from gnnstore.testing.plans import pack
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 
@@ -30,9 +31,10 @@ from gnnstore.tools.ui.session import Session
 SCRIPT = """
 import json, os, re, resource, signal, sys
 from pathlib import Path
+import numpy as np
 import torch, zarr.codecs, gnnstore
 from gnnstore.converters import from_numpy
-source, output = sys.argv[1:3]
+source, output, plan, kind = sys.argv[1:5]
 
 def convert(): from_numpy(source, output + str(os.getpid()))
 def load():
@@ -42,19 +44,25 @@ def load():
     )
     for batch in loader:
         pass
+def read():
+    features = gnnstore.open(output).features
+    features[np.arange(0, 3000, 7)], np.asarray(features), features.tensor(), list(features)
+def follow():
+    for batch in gnnstore.open_plan(plan).loader(num_threads=2, prefetch_batches=2):
+        pass
 def verify():
     report = gnnstore.verify(output, "full")
     assert report.ok, report.problems
 
 STRATEGY = "memory"
-for action in (convert, load, verify):  # imports what it needs
+ACTIONS = (load, convert, verify, read, follow)
+for action in (convert, load, verify, read, follow):  # imports what it needs
     action()
 found = []
-kind = sys.argv[3]
 for strategy in ("memory", "static"):
     STRATEGY = strategy
-    for action in (load, convert, verify) if strategy == "memory" else (load,):
-        for more in map(int, sys.argv[4:]):
+    for action in ACTIONS if strategy == "memory" else (load,):
+        for more in map(int, sys.argv[5:]):
             read, write = os.pipe()
             if os.fork() == 0:
                 signal.alarm(60)
@@ -110,9 +118,11 @@ def test_a_limit_of_the_process_is_named(
     source: Path, kind: str, amounts: tuple[int, ...], met: str
 ) -> None:
     output = source.with_name(f"{kind}.gnn")
-    from_numpy(source, output)
+    plan = pack(
+        from_numpy(source, output), [3, 3], output=source.with_name(f"{kind}.plan"), epochs=1
+    )
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, source, output, kind, *map(str, amounts)],
+        [sys.executable, "-c", SCRIPT, source, output, plan, kind, *map(str, amounts)],
         check=True,
         capture_output=True,
         text=True,
@@ -121,6 +131,7 @@ def test_a_limit_of_the_process_is_named(
     found: list[list[Any]] = json.loads(done.stdout)
     unforeseen = [case for case in found if case[3] not in ("", "ResourceError", "StorageError")]
     assert not unforeseen
+    assert {"load", "read", "follow"} <= {case[0] for case in found if case[3]}
     named = [case for case in found if case[3] == "ResourceError" and met in case[4]]
     assert len(named) >= 3
 
