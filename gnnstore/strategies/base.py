@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gnnstore.planning import traits
 from gnnstore.planning.traits import Mode, StrategyTraits
@@ -15,6 +15,28 @@ if TYPE_CHECKING:
     from gnnstore.strategies.sampled_epoch import SampledEpoch
     from gnnstore.strategies.sizes.placement import Placement, Placer
     from gnnstore.strategies.sources import DataSources
+
+
+class Kind(Protocol):
+    """The functions of strategies that work alike: a module, or an object."""
+
+    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
+        """As `Strategy.reserve`."""
+
+    def predict_epoch(
+        self,
+        candidate: Candidate,
+        epoch: SampledEpoch,
+        loader: LoaderSpec,
+        place: Placer,
+        disk_bytes: int,
+    ) -> Prediction:
+        """As `Strategy.predict`."""
+
+    def open_rows(
+        self, strategy: Strategy, loader: LoaderSpec, placement: Placement
+    ) -> DataSources:
+        """As `Strategy.open`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,11 @@ class Strategy(StrategyTraits, ABC):
             found.append(Candidate(self.packed_before, self, is_offline=True))
         return tuple(found)
 
+    @property
     @abstractmethod
+    def kind(self) -> Kind:
+        """The functions that do the work; what reads stores is imported when it is asked for."""
+
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
         """Divide the memory of a loader, by samples of its batches.
 
@@ -67,8 +93,8 @@ class Strategy(StrategyTraits, ABC):
         BudgetError
             If two batches, or what the strategy needs besides, do not fit.
         """
+        return self.kind.reserve(loader, place)
 
-    @abstractmethod
     def predict(
         self,
         candidate: Candidate,
@@ -96,10 +122,11 @@ class Strategy(StrategyTraits, ABC):
         BudgetError
             As `reserve`.
         """
+        return self.kind.predict_epoch(candidate, epoch, loader, place, disk_bytes)
 
-    @abstractmethod
     def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
         """Open a store's parts where they were placed, with the sizes that were reserved."""
+        return self.kind.open_rows(self, loader, placement)
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,10 @@ to import, so each kind of strategy imports its module when it is asked to do so
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gnnstore.errors import UsageError
 from gnnstore.registry import Registry
-from gnnstore.strategies.base import Auto, Candidate, Strategy
-
-if TYPE_CHECKING:
-    from gnnstore.planning.cost_model import Prediction
-    from gnnstore.strategies.loader_spec import LoaderSpec
-    from gnnstore.strategies.sampled_epoch import SampledEpoch
-    from gnnstore.strategies.sizes.placement import Placement, Placer
-    from gnnstore.strategies.sources import DataSources
+from gnnstore.strategies.base import Auto, Kind, Strategy
 
 # ruff: noqa: PLC0415
 
@@ -26,88 +18,34 @@ if TYPE_CHECKING:
 class InMemory(Strategy):
     """Rows lie in memory, or in a mapping, where nobody has to read them."""
 
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """Reserve memory for two batches."""
+    @property
+    def kind(self) -> Kind:
+        """See `gnnstore.strategies.in_memory`."""
         from gnnstore.strategies import in_memory
 
-        return in_memory.reserve(loader, place)
-
-    def predict(
-        self,
-        candidate: Candidate,
-        epoch: SampledEpoch,
-        loader: LoaderSpec,
-        place: Placer,
-        disk_bytes: int,
-    ) -> Prediction:
-        """Predict an epoch, with the memory that is left to a mapping's pages."""
-        from gnnstore.strategies import in_memory
-
-        return in_memory.predict_epoch(candidate, epoch, loader, place, disk_bytes)
-
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
-        """Load or map the rows."""
-        from gnnstore.strategies import in_memory
-
-        return in_memory.open_rows(self, loader, placement)
+        return in_memory
 
 
 class StaticCached(Strategy):
     """Rows are read from disk one by one, but for those in a cache that is filled once."""
 
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """Reserve memory for batches and a cache, and fill the cache."""
+    @property
+    def kind(self) -> Kind:
+        """See `gnnstore.strategies.static`."""
         from gnnstore.strategies import static
 
-        return static.reserve(loader, place)
-
-    def predict(
-        self,
-        candidate: Candidate,
-        epoch: SampledEpoch,
-        loader: LoaderSpec,
-        place: Placer,
-        disk_bytes: int,
-    ) -> Prediction:
-        """Predict an epoch, with a cache of what batches leave."""
-        from gnnstore.strategies import static
-
-        return static.predict_epoch(candidate, epoch, loader, place, disk_bytes)
-
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
-        """Open the tables, below the cache."""
-        from gnnstore.strategies import static
-
-        return static.open_rows(self, loader, placement)
+        return static
 
 
 class LookingAhead(Strategy):
-    """Batches are sampled and planned ahead; a cache policy decides which rows a cache holds."""
+    """Batches are sampled and planned ahead; a policy decides which rows a cache holds."""
 
-    def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
-        """Reserve memory for superbatches, their plans, and the rows that they cache."""
+    @property
+    def kind(self) -> Kind:
+        """See `gnnstore.strategies.lookahead`."""
         from gnnstore.strategies import lookahead
 
-        return lookahead.reserve(self, loader, place)
-
-    def predict(
-        self,
-        candidate: Candidate,
-        epoch: SampledEpoch,
-        loader: LoaderSpec,
-        place: Placer,
-        disk_bytes: int,
-    ) -> Prediction:
-        """Predict an epoch, its misses estimated from how often rows are needed again."""
-        from gnnstore.strategies import lookahead
-
-        return lookahead.predict_epoch(candidate, epoch, loader, place, disk_bytes)
-
-    def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
-        """Open the tables, and what samples and plans ahead."""
-        from gnnstore.strategies import lookahead
-
-        return lookahead.open_rows(self, loader, placement)
+        return lookahead
 
 
 MEMORY = InMemory(

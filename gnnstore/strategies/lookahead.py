@@ -48,7 +48,7 @@ _PROFILE_BATCHES = 128
 _LEAST_TOLD = 16
 
 
-def reserve(strategy: Strategy, loader: LoaderSpec, place: Placer) -> Placement:
+def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     """Decide how many batches are planned at a time, and how many rows are cached.
 
     Raises
@@ -59,7 +59,7 @@ def reserve(strategy: Strategy, loader: LoaderSpec, place: Placer) -> Placement:
     engine, presampler = loader.open_engine(), loader.presampler
     placed, num_threads = with_engine(place, engine), loader.num_threads
     placement = placed(0)
-    structure = loader.structure(placement, engine)
+    strategy, structure = placement.strategy, loader.structure(placement, engine)
     settings, specs = loader.options.planned or PlannedSettings(), loader.node_specs(placement)
     fixed = _fixed_nodes(loader, placement, structure, engine)
     staging_bytes = 0 if engine is None else engine.staging_bytes

@@ -170,10 +170,10 @@ def test_what_proves_not_to_fit_is_not_taken(path: Path, monkeypatch: pytest.Mon
     save_profile(profile_of(path, reads_a_second=50, bytes_a_second=1e10))
     real = lookahead.reserve
 
-    def refuse(strategy: Any, *arguments: Any) -> Any:
-        if strategy.packs:
+    def refuse(loader: Any, place: Any) -> Any:
+        if place(0).strategy.packs:
             raise BudgetError("too little")
-        return real(strategy, *arguments)
+        return real(loader, place)
 
     monkeypatch.setattr(lookahead, "reserve", refuse)
     stats = loader_of(path, memory=MEMORY, disk="4GB").stats()
