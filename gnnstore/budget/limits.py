@@ -73,6 +73,26 @@ class MemoryBudget:
         return cls(parse_memory(memory), True, "of the memory= budget")
 
 
+def affordable_threads(
+    budget_bytes: int, staging_bytes: int, num_threads: int, *, share: int = 4
+) -> int:
+    """Return the number of threads that may read, at least 1.
+
+    On a machine of 64 cores, buffers that reads go to could take a whole budget.
+
+    Parameters
+    ----------
+    staging_bytes : int
+        Of a thread.
+    num_threads : int
+        The most threads.
+    share : int
+        Buffers get one part in so many of the budget.
+    """
+    most = budget_bytes // share // max(1, staging_bytes)
+    return max(1, min(num_threads, most))
+
+
 def parse_memory(memory: int | str, *, name: str = "memory") -> int:
     """Return the bytes of a budget, which the cgroups of this process allow.
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.features.opening import open_attribute, open_rows
@@ -266,8 +267,8 @@ class InferenceRun:
 
     def _readers_in(self, memory_bytes: int) -> int:
         """Return the number of threads that read, with a share of a budget for their buffers."""
-        most = memory_bytes // _STAGING_SHARE // max(1, self._engine.staging_bytes)
-        return max(1, min(self._request.num_threads, most))
+        each, most = self._engine.staging_bytes, self._request.num_threads
+        return affordable_threads(memory_bytes, each, most, share=_STAGING_SHARE)
 
     # ---- tables
 

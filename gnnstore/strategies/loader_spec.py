@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from gnnstore.budget.limits import affordable_threads
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import CacheSettings
 from gnnstore.disk.scratch import default_parent
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.lookahead.presample import Presampler
-
-# Of a budget, for buffers that reads go to: on a machine of 64 cores they could take it all.
-_STAGING_SHARE = 4
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,7 @@ class LoaderSpec:
             return 0
         num_threads = self.num_threads
         if self.may_use_fewer:
-            most = budget_bytes // _STAGING_SHARE // engine.staging_bytes
-            num_threads = max(1, min(num_threads, most))
+            num_threads = affordable_threads(budget_bytes, engine.staging_bytes, num_threads)
         return engine.staging_bytes * num_threads
 
     def open_engine(self) -> Engine | None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import SLOTS, Ledger, Reservation
-from gnnstore.budget.limits import MemoryBudget
+from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import NotPacked, SavedPlan
 from gnnstore.features.tiers.planned import PlannedCache
@@ -22,8 +22,6 @@ from gnnstore.units import format_size
 if TYPE_CHECKING:
     from gnnstore.pipeline.stats import LoaderStats
 
-# Of a budget, for staging: as of the strategies that read a store.
-_STAGING_SHARE = 4
 # Rows that were packed, by whatever planned cache.
 _PACKED = StrategyTraits("packed", "disk", packs=True)
 
@@ -74,8 +72,7 @@ class PackedSources:
         staging_bytes = self.plan.staging_bytes
         budget = MemoryBudget.of(memory)
         if may_use_fewer:
-            most = budget.num_bytes // _STAGING_SHARE // staging_bytes
-            num_threads = max(1, min(num_threads, most))
+            num_threads = affordable_threads(budget.num_bytes, staging_bytes, num_threads)
         row_bytes = sum(table.row_bytes for table in self.plan.tables.values())
         cache_bytes = PlannedCache.reserve(row_bytes).bytes_of({SLOTS: manifest.num_slots})
         self.placement = Placement(
