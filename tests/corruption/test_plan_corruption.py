@@ -378,7 +378,7 @@ def test_ranks_are_checked(segmented: Path) -> None:
         for segment in range(6):
             file.seek((segment * 5 + 2) * 8)
             file.write((3).to_bytes(8, "little"))
-    with pytest.raises(IndexError):
+    with pytest.raises(gnnstore.CorruptStoreError):
         batches_of(gnnstore.open_plan(segmented).loader(num_threads=1))
 
 

@@ -68,9 +68,8 @@ class SharedReader:
         Raises
         ------
         CorruptStoreError
-            If rows are not what was packed; says which bytes, but not whose. They are written then.
-        IndexError
-            If a rank or a position is out of range.
+            If rows are not what was packed, or there are not so many; says which bytes, but not
+            whose. They are written then.
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
         """
@@ -83,8 +82,8 @@ class SharedReader:
         layout = segment_layout(self._reader.segments, specs, segment, column)
         ids = np.zeros(len(out), np.int32)
         slots = np.full(len(out), _IS_LEFT)
-        ids[positions], slots[positions] = ranks, _IS_READ
         try:
+            ids[positions], slots[positions] = ranks, _IS_READ
             counts = self._engine.reader.gather_rows(
                 table.files,
                 ids,
@@ -97,6 +96,12 @@ class SharedReader:
                 gap_bytes=self._engine.tuning.gap_bytes,
                 slots=slots,
             )
+        except IndexError as error:
+            path = table.array.file_paths[0]
+            raise CorruptStoreError(
+                f"{path}: a batch shares rows that the segment or the batch has not ({error})",
+                path=path,
+            ) from error
         except OSError as error:
             where = error.filename or table.array.file_paths[0]
             first, end = self._reader.segments[segment, :2]
