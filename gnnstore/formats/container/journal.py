@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -345,8 +346,9 @@ class Journal:
                 for name in names:
                     if Path(root, name) not in kept:
                         Path(root, name).unlink(missing_ok=True)
-                if Path(root) != self.directory and not any(Path(root).iterdir()):
-                    Path(root).rmdir()
+                if Path(root) != self.directory:
+                    with suppress(OSError):  # something is kept there, or zarr's thread writes
+                        Path(root).rmdir()
 
     def close(self) -> None:
         """Remove the journal: all is complete, and the directory holds no file but those listed."""
