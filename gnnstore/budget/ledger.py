@@ -18,6 +18,9 @@ from typing import Self, TypeVar
 from gnnstore.errors import BudgetError
 from gnnstore.units import format_at_least, format_count, format_size
 
+# The source of a limit that no option sets.
+OF_FREE_MEMORY = "of memory that is available"
+
 E = TypeVar("E", bound=BudgetError)
 
 # The phase of parts that are there all the time.

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import (
     BadIndexError,
-    BudgetError,
     CorruptStoreError,
     NoSplitError,
     limits_named,
@@ -24,7 +24,6 @@ from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.store.schema import NodeTypeSpec, TextSpec
 from gnnstore.graph.indexing import Selection, select
-from gnnstore.units import format_size
 
 SPLIT_ALIASES = {"val": "valid", "validation": "valid", "training": "train", "testing": "test"}
 
@@ -185,11 +184,12 @@ class Attribute:
     def _require_memory(self, num_bytes: int) -> None:
         # Asking takes longer than reading a few rows does.
         if num_bytes > _PIECE_BYTES and num_bytes > (free := available_bytes()):
-            raise BudgetError(
-                f"{self.spec.path}: {format_size(num_bytes)} were asked for at once, but "
-                f"{format_size(free)} of memory are available; read some rows at a time, as in "
-                "[ids] or by iterating, load batches with gnnstore.NeighborLoader, or compute "
-                "embeddings of all nodes with gnnstore.inference"
+            memory = Ledger(free, (), f"reading {self.spec.path} at once", OF_FREE_MEMORY, "")
+            memory.add(Reservation("rows", num_bytes)).check(
+                None,
+                "read some rows at a time, as in [ids] or by iterating",
+                "load batches with gnnstore.NeighborLoader",
+                "compute embeddings of all nodes with gnnstore.inference",
             )
 
     def __repr__(self) -> str:

@@ -20,9 +20,9 @@ from torch_geometric.data import Data, FeatureStore, TensorAttr
 from torch_geometric.data import GraphStore as PygGraphStore
 from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
+from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
 from gnnstore.errors import (
-    BudgetError,
     CorruptStoreError,
     NotFoundError,
     UsageError,
@@ -32,7 +32,6 @@ from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.arrays import Attribute, Splits, Texts, as_tensor
 from gnnstore.graph.lazy import LazyTensor
-from gnnstore.units import format_size
 
 # Names in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
@@ -246,12 +245,12 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         specs = [*self.schema.node.attributes.values()]
         specs += [*self.schema.edge.attributes.values()] if self.num_edges else []
         needed = sum(spec.num_bytes for spec in specs) + 3 * 8 * self.num_edges
-        if needed > (free := available_bytes()):
-            raise BudgetError(
-                f"{self.path}: a Data in memory takes {format_size(needed)}, and "
-                f"{format_size(free)} are available; train from the store, with "
-                "gnnstore.NeighborLoader, or give this process more memory"
-            )
+        memory = Ledger(available_bytes(), (), f"{self.path}: a Data", OF_FREE_MEMORY, "")
+        memory.add(Reservation("attributes and edges", needed)).check(
+            None,
+            "train from the store, with gnnstore.NeighborLoader",
+            "give this process more memory",
+        )
         data = Data()
         for name in self.schema.node.attributes:
             data[name] = getattr(self, name).tensor()
@@ -293,11 +292,10 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
 
     def _read_edge_index(self) -> Tensor:
         csc = self.topology("mmap")
-        if (num_bytes := 3 * 8 * self.num_edges) > (free := available_bytes()):
-            raise BudgetError(
-                f"{self.path}: edge_index takes {format_size(num_bytes)} to read, and "
-                f"{format_size(free)} of memory are available; sample from the store instead"
-            )
+        memory = Ledger(available_bytes(), (), f"{self.path}: edge_index", OF_FREE_MEMORY, "")
+        memory.add(Reservation("edges and their order", 3 * 8 * self.num_edges)).check(
+            None, "sample from the store instead"
+        )
         degrees = np.diff(csc.indptr)
         if degrees.min(initial=0) < 0:
             path = self.path / self.schema.edge.indptr.path

@@ -87,7 +87,7 @@ def test_a_graph_that_does_not_fit_is_refused(
     monkeypatch.setattr(store_module, "available_bytes", lambda: 1000)
     with pytest.raises(BudgetError, match=r"train from the store, with gnnstore\.Nei"):
         store.to_pyg()
-    with pytest.raises(BudgetError, match="edge_index takes"):
+    with pytest.raises(BudgetError, match="edge_index needs"):
         store.edge_index.tensor()
     monkeypatch.setattr(store_arrays, "available_bytes", lambda: 1000)
     monkeypatch.setattr(store_arrays, "_PIECE_BYTES", 100)

@@ -104,7 +104,10 @@ def test_what_does_not_fit_memory_is_refused_before_it_is_read(
         lambda: features[::-1],
         lambda: features[np.arange(300)],
     ):
-        with pytest.raises(BudgetError, match=r"30 kB were asked for at once, but 20 kB of memory"):
+        with pytest.raises(
+            BudgetError,
+            match=r"at once needs .* \(30 kB of rows\), but has 20000 bytes",
+        ):
             read()
     assert max(reads, default=0) <= 10  # rows of 100 bytes, before the size of a part was known
     reads.clear()

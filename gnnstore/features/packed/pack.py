@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import translated
-from gnnstore.errors import BudgetError, NoSpaceError, UsageError, storage_error
+from gnnstore.errors import NoSpaceError, UsageError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.chunks import (
@@ -331,12 +332,9 @@ def _sum(a: PackCounts, b: PackCounts) -> PackCounts:
 
 
 def _check_room(directory: Path, num_bytes: int, disk_bytes: int | None) -> None:
-    if disk_bytes is not None and num_bytes > disk_bytes:
-        raise BudgetError(
-            f"the packed rows of this superbatch take {format_at_least(num_bytes)} on disk, "
-            f"{format_at_least(num_bytes - disk_bytes)} more than the budget of "
-            f"{format_size(disk_bytes)}; raise it, or make superbatches smaller"
-        )
+    if disk_bytes is not None:
+        disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
+        disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
     try:
         free = shutil.disk_usage(directory).free
     except OSError as error:

@@ -17,14 +17,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger, Reservation
 from gnnstore.budget.limits import available_bytes
-from gnnstore.errors import BudgetError, GnnstoreError
+from gnnstore.errors import GnnstoreError
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.tools.bench.setup import Run, loader_batches
 from gnnstore.tools.bench.task import BATCH_MARK, Outcome, Task
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.ui.exits import INTERRUPTED
-from gnnstore.units import format_size
 
 # What is recorded counts as memory of the process: 7 MB, enough for 2000 batches.
 _MAX_EVENTS = 2**14
@@ -38,11 +38,10 @@ def prepare(run: Run) -> Prepared:
     way = ways()[run.task.strategy]
     if not way.is_limited:
         needed = sum(array.spec.num_bytes for array in run.features)
-        if needed > (free := available_bytes()):
-            raise BudgetError(
-                f"{format_size(needed)} of features do not fit the {format_size(free)} that this "
-                "machine has free"
-            )
+        memory = Ledger(
+            available_bytes(), (), f"strategy {run.task.strategy!r}", OF_FREE_MEMORY, ""
+        )
+        memory.add(Reservation("features", needed)).check(None, "leave it out of the comparison")
         loader = run.loader(**way.options)
         return loader_batches(loader), loader
     run.limit()

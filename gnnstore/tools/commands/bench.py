@@ -87,7 +87,7 @@ def _parse_ways(text: str, _: str) -> tuple[str, ...]:
 
 def _parse_limit(text: str, name: str) -> float | int:
     found = parse_share_or_size(text, name)
-    return found if isinstance(found, float) else parse_memory(found, name=name)
+    return found if isinstance(found, float) else parse_memory(text, name=name)
 
 
 _LOAD_HELP = """Time the strategies on STORE when its features do not fit in memory.
