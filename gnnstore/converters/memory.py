@@ -18,7 +18,7 @@ def memory_ledger(who: str, memory_bytes: int | None) -> Ledger:
         large is refused with a number instead of killed by the kernel half way.
     """
     if memory_bytes is None:
-        return Ledger(available_bytes(), (), who, "of available memory", "the available memory")
+        return Ledger(available_bytes(), (), who, "of available memory", "memory")
     return Ledger(
         memory_bytes, (), who, "of the memory_bytes (--memory) budget", "memory_bytes (--memory)"
     )

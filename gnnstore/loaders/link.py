@@ -6,6 +6,7 @@ What is its own is which edges batches start from, and which negatives are drawn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
 from functools import partial
@@ -100,7 +101,7 @@ class LinkNeighborLoader(BatchLoader, PygLinkNeighborLoader):  # type: ignore[mi
     edge_label_attrs : sequence of str
         Attributes of the graph's edges that the batch shows of its seed edges, as `label_NAME`.
     input_id : tensor of int64 [L], optional
-        What `batch.input_id` shows for each seed edge.
+        What `batch.input_id` shows for each seed edge, by position; of all edges, by edge id.
     custom_cls : type, optional
         Class of the batches, derived from `Data`.
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
@@ -211,7 +212,18 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
         )
         self.data = as_store(data)
         if neg_sampling_ratio:
-            neg_sampling = NegativeSampling("binary", neg_sampling_ratio)
+            if neg_sampling is not None:
+                raise UsageError(
+                    f"neg_sampling={neg_sampling!r} and neg_sampling_ratio={neg_sampling_ratio}: "
+                    "give one of them"
+                )
+            neg_sampling = ("binary", neg_sampling_ratio)
+        if isinstance(edge_label_attrs, str):
+            raise UsageError(
+                f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as "
+                f"[{edge_label_attrs!r}]"
+            )
+        edge_label_attrs = tuple(edge_label_attrs)
         negatives = _negatives(
             self.data,
             neg_sampling,
@@ -268,17 +280,33 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
     @property
     def input_data(self) -> EdgeSamplerInput:
         """The seed edges as PyG's samplers take them; they are copied."""
-        sources, targets = self._seeds.ends(np.arange(len(self._seeds)))
+        seeds = self._seeds
+        positions = np.arange(len(seeds))
+        sources, targets = seeds.ends(positions)
+        ids = positions if seeds.edges is not None else seeds.edge_ids(positions)
+        is_default = seeds.ids is None and seeds.edges is not None
+        shown = ids if seeds.ids is None else seeds.ids[ids]
         return EdgeSamplerInput(
-            input_id=None if self._seeds.ids is None else torch.from_numpy(self._seeds.ids),
+            input_id=None if is_default else torch.from_numpy(shown),
             row=torch.from_numpy(sources),
             col=torch.from_numpy(targets),
-            label=self._seeds.edge_label,
+            label=None if seeds.edge_label is None else seeds.edge_label[ids],
         )
 
     @property
     def link_sampler(self) -> StoreSampler:
-        """The sampler behind the loader, for loaders of PyG's."""
+        """The sampler behind the loader, for loaders of PyG's; PyG's own negatives come with it.
+
+        Raises
+        ------
+        UsageError
+            If seed edges are excluded, which PyG's loaders would not pass on.
+        """
+        if self._seeds.exclude_edges is not None:
+            raise UsageError(
+                "link_sampler: a loader of PyG's would not exclude seed edges; make the loader "
+                "without exclude_edges, or take its own batches"
+            )
         self._draw_seed()
         return StoreSampler(self._source.sampler, self._sources.edge_ids)
 
@@ -313,17 +341,26 @@ def _negatives(
         return None
     try:
         cast = NegativeSampling.cast(neg_sampling)
-    except (ValueError, TypeError) as error:
+        if not math.isfinite(cast.amount):
+            raise ValueError(f"the amount is {cast.amount}")
+    except (ValueError, TypeError, OverflowError) as error:
         raise UsageError(
             f"neg_sampling={neg_sampling!r}: {error}; expected a mode ({' or '.join(MODES)}), or a "
             "torch_geometric.sampler.NegativeSampling of a positive amount"
         ) from None
     if side not in SIDES:
         raise UsageError(f"neg_side={side!r} is unknown; choose one of {', '.join(SIDES)}")
-    if num_chunks is not None and num_chunks < 1:
-        raise UsageError(f"shared_negatives={num_chunks}: at least 1 chunk is needed")
-    if not 0 <= degree_fraction <= 1:
-        raise UsageError(f"degree_fraction={degree_fraction}: expected a share, 0 to 1")
+    if num_chunks is not None and (not isinstance(num_chunks, int) or num_chunks < 1):
+        raise UsageError(
+            f"shared_negatives={num_chunks!r}: expected a number of chunks, at least 1 chunk"
+        )
+    if not isinstance(degree_fraction, (int, float)) or not 0 <= degree_fraction <= 1:
+        raise UsageError(f"degree_fraction={degree_fraction!r}: expected a share, 0 to 1")
+    if degree_fraction and not cast.is_binary() and round(degree_fraction * cast.amount) == 0:
+        raise UsageError(
+            f"degree_fraction={degree_fraction} of {cast.amount} negatives is none; raise it, or "
+            "the amount"
+        )
     if degree_fraction and num_chunks == 1:
         raise UsageError(
             "degree_fraction needs positives of other chunks, and shared_negatives=1 makes a "
@@ -351,7 +388,7 @@ def _negatives(
 
 
 def _exclusion(exclude_edges: str | None, subgraph_type: str) -> str | None:
-    if exclude_edges not in {None, "self", "reverse"}:
+    if exclude_edges not in (None, "self", "reverse"):
         raise UsageError(
             f"exclude_edges={exclude_edges!r} is unknown; choose 'self' or 'reverse', or leave it "
             "out"

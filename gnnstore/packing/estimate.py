@@ -115,7 +115,7 @@ class PlanEstimate:
             {},
             "pack fewer epochs",
             "cache more rows (--memory)",
-            "use " + (rolling.describe() if rolling else "strategy='packed' while training"),
+            *([] if rolling is None or not rolling.fits else [f"use {rolling.describe()}"]),
         )
 
     def facts(self) -> dict[str, Any]:

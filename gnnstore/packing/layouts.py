@@ -76,10 +76,11 @@ class Layout:
 
     def describe(self) -> str:
         """Return it in a sentence."""
+        ahead = f"{self.superbatch:,} batches" if self.superbatch != 1 else "a batch"
         names = {
             "packed": "each batch with rows of its own",
             "segmented": f"segments of {self.segment:,} batches that share rows",
-            "rolling": f"strategy='packed' while training, {self.superbatch:,} batches at a time",
+            "rolling": f"strategy='packed' while training, {ahead} at a time",
         }
         apart = f", {self.epoch_reads:,} reads apart" if self.epoch_reads else ""
         written = f", {format_size(self.epoch_written_bytes)} written"

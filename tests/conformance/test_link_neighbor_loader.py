@@ -187,12 +187,58 @@ def test_all_edges_are_seeds_without_a_copy(path: Path, edge_index: torch.Tensor
     assert torch.equal(in_order, edge_index[:, by_target])
 
 
-def test_labels_make_room_for_negatives_only_where_they_must(path: Path) -> None:
-    for labels, shift in ((torch.arange(E) % 2, 1), (torch.arange(E) % 2 + 1, 0)):
-        batch = next(iter(loader_of(path, edge_label=labels, neg_sampling="binary")))
-        expected = labels[batch.input_id] + shift
-        assert torch.equal(batch.edge_label, torch.cat([expected, torch.zeros_like(expected)]))
-        assert batch.edge_label.dtype == torch.int64
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16])
+def test_labels_make_room_for_negatives_only_where_they_must(
+    path: Path, dtype: torch.dtype
+) -> None:
+    """By the smallest of all labels, not of the batch's."""
+    labels = torch.ones(E, 2, dtype=dtype)
+    with_zero = labels.clone()
+    with_zero[17, 1] = 0
+    for given, shift in ((with_zero, 1), (labels, 0)):
+        for batch in loader_of(path, edge_label=given, neg_sampling="binary"):
+            expected = given[batch.input_id] + shift
+            assert torch.equal(batch.edge_label, torch.cat([expected, torch.zeros_like(expected)]))
+            assert batch.edge_label.dtype == dtype
+
+
+def test_ids_and_labels_of_all_edges_go_by_edge_id(path: Path, edge_index: torch.Tensor) -> None:
+    label, shown = torch.arange(E) * 3, torch.arange(E) + 10**6
+    loader = loader_of(path, edge_label=label, input_id=shown, neg_sampling=None)
+    batch = next(iter(loader))
+    ends = batch.n_id[batch.edge_label_index]
+    assert torch.equal(ends, edge_index[:, batch.input_id - 10**6])
+    assert torch.equal(batch.edge_label, (batch.input_id - 10**6) * 3)
+    inputs = loader.input_data
+    assert torch.equal(torch.stack([inputs.row, inputs.col]), edge_index[:, inputs.label // 3])
+    assert torch.equal(inputs.input_id, inputs.label // 3 + 10**6)
+
+
+def test_what_pyg_hides_and_what_it_leaves(tmp_path: Path) -> None:
+    graph = random_graph(50, 300, seed=1)
+    graph.attributes.update(edge_label=np.arange(300), seed_time=np.arange(50))
+    store = graph.write(tmp_path / "s.gnn")
+    batch = next(iter(LinkNeighborLoader(store, [2], batch_size=4, seed=0)))
+    assert "edge_label" not in batch
+    assert len(batch.seed_time) == batch.num_nodes
+    triplets = LinkNeighborLoader(store, [2], batch_size=4, seed=0, neg_sampling="triplet")
+    batch = next(iter(triplets))
+    assert "seed_time" not in batch
+    assert "edge_label" in batch
+
+
+def test_labels_of_waiting_batches_count_in_the_budget(path: Path) -> None:
+    """400 negatives for each of 500 positives: 1.6 MB a batch, of subgraphs of 20 kB."""
+    options: dict[str, Any] = {
+        "neg_sampling": NegativeSampling("triplet", 400),
+        "batch_size": 500,
+        "strategy": "belady",
+    }
+    with pytest.raises(gnnstore.BudgetError, match=r"9\.\d+ MB of labels of seeds") as caught:
+        loader_of(path, memory="40MB", **options)
+    assert caught.value.missing_bytes is not None
+    loader = loader_of(path, memory=40_000_000 + caught.value.missing_bytes, **options)
+    assert loader.stats().superbatch == 3
 
 
 def test_no_hops_give_the_ends_alone(path: Path) -> None:
@@ -535,6 +581,20 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ({"neg_sampling": ("binary", 1, torch.full((N,), math.nan))}, "node 0 is nan"),
         ({"neg_sampling": ("binary", 1, None, -torch.ones(N))}, "dst_weight: the weight of node 0"),
         ({"neg_sampling": ("binary", 1, torch.zeros(N))}, "all weights are 0"),
+        (
+            {"neg_sampling": ("binary", 1, torch.full((N,), 1e308, dtype=torch.double))},
+            "add up to inf",
+        ),
+        ({"neg_sampling": ("binary", math.inf)}, "the amount is inf"),
+        ({"neg_sampling_ratio": -1.0}, "needs to be positive"),
+        ({"neg_sampling_ratio": 1.0, "neg_sampling": "triplet"}, "give one of them"),
+        ({"edge_label_index": ()}, r"\[0\]; expected sources"),
+        ({"edge_label_index": ([0, 1], [2])}, "edge_label_index"),
+        ({"edge_label": ["a"] * E}, "edge_label is a list"),
+        ({"edge_label_attrs": "edge_attr"}, "expected a list of names"),
+        ({"exclude_edges": ["self"]}, "is unknown"),
+        ({"shared_negatives": 2.5, "neg_sampling": "triplet"}, "at least 1 chunk"),
+        ({"degree_fraction": 0.1, "neg_sampling": "triplet"}, "is none"),
         ({"strict_negatives": True}, "strict_negatives: no negatives are drawn"),
         ({"exclude_edges": "all"}, "exclude_edges='all' is unknown"),
         ({"neg_side": "src", "neg_sampling": "binary"}, "only of use to neg_sampling='triplet'"),
@@ -542,7 +602,7 @@ def test_attributes_of_seed_edges(path: Path, edge_index: torch.Tensor) -> None:
         ({"shared_negatives": 0, "neg_sampling": "triplet"}, "at least 1 chunk"),
         ({"degree_fraction": 2.0, "neg_sampling": "triplet"}, "expected a share"),
         (
-            {"degree_fraction": 0.5, "shared_negatives": 1, "neg_sampling": "triplet"},
+            {"degree_fraction": 1.0, "shared_negatives": 1, "neg_sampling": "triplet"},
             "give at least 2",
         ),
         ({"edge_label_attrs": ["nope"]}, "no edge attribute 'nope'"),

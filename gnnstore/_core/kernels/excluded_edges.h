@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/relabel.h"
@@ -33,6 +34,10 @@ public:
                 throw std::invalid_argument("excluded edges: range " + std::to_string(i) +
                                             " is empty or does not follow the one before it");
             filter_[word_of(nodes[i])] |= bit_of(nodes[i]);
+            const bool is_first = i == 0 || nodes[i] != nodes[i - 1];
+            const int64_t before = is_first ? 0 : removed_.back();
+            shifted_.push_back(begins[i] - before);
+            removed_.push_back(before + ends[i] - begins[i]);
         }
     }
 
@@ -42,25 +47,24 @@ public:
     // do not lie in the list.
     int64_t count_in(int64_t node, NeighborList list) const {
         if (!may_have(node)) return 0;
-        const auto [first, last] = std::equal_range(nodes_.begin(), nodes_.end(), node);
-        int64_t count = 0;
-        for (auto i = first - nodes_.begin(); i < last - nodes_.begin(); ++i) {
-            if (begins_[i] < list.start || ends_[i] > list.start + list.degree)
-                throw std::invalid_argument("excluded edges: range [" + std::to_string(begins_[i]) +
-                                            ", " + std::to_string(ends_[i]) +
-                                            ") is not in the in-neighbour list of node " +
-                                            std::to_string(node));
-            count += ends_[i] - begins_[i];
-        }
-        return count;
+        const auto [first, last] = ranges_of(node);
+        if (first == last) return 0;
+        if (begins_[first] < list.start || ends_[last - 1] > list.start + list.degree)
+            throw std::invalid_argument("excluded edges: range [" + std::to_string(begins_[first]) +
+                                        ", " + std::to_string(ends_[last - 1]) +
+                                        ") is not in the in-neighbour list of node " +
+                                        std::to_string(node));
+        return removed_[last - 1];
     }
 
     // Moves positions that were drawn as if the list had only its other edges to these.
     void skip(int64_t node, int64_t *positions, int64_t count) const {
-        const auto [first, last] = std::equal_range(nodes_.begin(), nodes_.end(), node);
-        for (auto i = first - nodes_.begin(); i < last - nodes_.begin(); ++i)
-            for (int64_t k = 0; k < count; ++k)
-                if (positions[k] >= begins_[i]) positions[k] += ends_[i] - begins_[i];
+        const auto [first, last] = ranges_of(node);
+        const int64_t *begin = shifted_.data() + first, *end = shifted_.data() + last;
+        for (int64_t k = 0; k < count; ++k) {
+            const int64_t *after = std::upper_bound(begin, end, positions[k]);
+            if (after != begin) positions[k] += removed_[after - shifted_.data() - 1];
+        }
     }
 
     bool has(int64_t position) const {
@@ -78,7 +82,15 @@ private:
     static uint64_t bit_of(int64_t node) { return uint64_t{1} << (hash(node) % 64); }
     bool may_have(int64_t node) const { return (filter_[word_of(node)] & bit_of(node)) != 0; }
 
+    std::pair<int64_t, int64_t> ranges_of(int64_t node) const {
+        const auto [first, last] = std::equal_range(nodes_.begin(), nodes_.end(), node);
+        return {first - nodes_.begin(), last - nodes_.begin()};
+    }
+
     std::vector<int64_t> nodes_, begins_, ends_;
+    // Of the ranges of the same node up to each: where it would begin without those before it,
+    // and the positions in them and in it.
+    std::vector<int64_t> shifted_, removed_;
     std::vector<uint64_t> filter_;
 };
 

@@ -106,7 +106,7 @@ class EdgeBuilder:
 
     def reserve(self, num_bytes: int) -> None:
         """Set memory aside for others."""
-        self._memory = self._memory.with_limit(self._memory.limit - num_bytes)
+        self._memory = self._memory.with_limit(max(0, self._memory.limit - num_bytes))
 
     def expect(self, num_edges: int) -> None:
         """Check that memory or the disk has room for a number of edges to come.

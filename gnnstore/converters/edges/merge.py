@@ -287,12 +287,14 @@ class SpilledEdges:
             lookahead=lambda: self._num_threads + 1,
             describe="while merging range {} of the sorted edges".format,
         )
-        with closing(merged) as done:
-            for result in done:
-                yield result
-                del result  # held by nobody but the consumer
-                _core.pool_trim(self._range_bytes)
-        _core.pool_trim()
+        try:
+            with closing(merged) as done:
+                for result in done:
+                    yield result
+                    del result  # held by nobody but the consumer
+                    _core.pool_trim(self._range_bytes)
+        finally:
+            _core.pool_trim()
 
     def chunks(self) -> Iterator[EdgeChunk]:
         """Yield all edges in column order: a chunk for each range."""

@@ -50,7 +50,7 @@ class SavedRecord:
         For each cached attribute, of the blocks of the batch's chunk. Empty: there are none, or
         chunks are compressed.
     shared_crcs : tuple of ndarray of uint32
-        For each cached attribute, what `run_pieces.shared_crcs` makes of the shared rows.
+        For each cached attribute, what `chunks.shared_crcs` makes of the shared rows.
     plain : tuple of ndarray
         Rows of the attributes that are not cached, [n, ...] or [m, ...].
     edge_ids : ndarray of int32 or int64 [m], or None

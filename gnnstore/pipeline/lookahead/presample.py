@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _EPOCH = 2**63 - 2
 _SEED = 0
 
+# Labels are drawn, joined with others and numbered before they are what a batch shows.
+_MAKING_LABELS = 4
+
 # Enough to tell the size of a batch.
 _MEASURED_BATCHES = 4
 # When every node has been needed 4 times on average, more batches say little more. On small
@@ -63,6 +66,8 @@ class Presampled:
         Nodes of the largest, and bytes of a subgraph without attributes.
     num_nodes, num_bytes : tuple of int
         Of each, attributes included.
+    largest_labels_bytes : int
+        Bytes of the labels of a batch's seeds, beyond an id for each start node.
     """
 
     num_batches: int
@@ -71,6 +76,7 @@ class Presampled:
     largest_ids_bytes: int = 0
     num_nodes: tuple[int, ...] = ()
     num_bytes: tuple[int, ...] = ()
+    largest_labels_bytes: int = 0
 
     @property
     def margin(self) -> float:
@@ -179,28 +185,40 @@ class Presampler:
         lookahead = Lookahead(2 * num_threads, spare_bytes)
         done, largest, visits = 0, Presampled(0, 0), 0
         enough = _ENOUGH_VISITS * structure.csc.num_nodes
+        labels_bytes: dict[int, int] = {}
+
+        def request(batch: int, positions: Any) -> BatchRequest:
+            key = BatchKey(_SEED, _EPOCH, batch)
+            seeds = self.seeds.select(positions, key)
+            asked = request_of(seeds, key)
+            start_bytes = 8 * len(seeds.start_nodes()[None])
+            labels_bytes[batch] = max(0, seeds.labels.num_bytes - start_bytes)
+            return asked
+
         subgraphs = sample_in_order(
             sampler,
             self._positions(num_batches),
-            self._request,
-            lambda _, subgraph, __: subgraph,
+            request,
+            lambda batch, subgraph, _: (subgraph, labels_bytes.pop(batch)),
             num_threads=num_threads,
             lookahead=lookahead,
             bulk_bytes=None if spare_bytes is None else spare_bytes // 2,
             describe=lambda k: f"while sampling batch {k} beforehand",
         )
         with closing(subgraphs):
-            for subgraph in subgraphs:
+            for subgraph, more_bytes in subgraphs:
                 done += 1
                 visits += len(subgraph.n_id)
                 ids_bytes = _ids_bytes(subgraph)
+                batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
                 largest = Presampled(
                     done,
-                    max(largest.largest_bytes, self._bytes_of(subgraph)),
+                    max(largest.largest_bytes, batch_bytes),
                     max(largest.largest_nodes, len(subgraph.n_id)),
                     max(largest.largest_ids_bytes, ids_bytes),
                     (*largest.num_nodes, len(subgraph.n_id)),
-                    (*largest.num_bytes, self._bytes_of(subgraph)),
+                    (*largest.num_bytes, batch_bytes),
+                    max(largest.largest_labels_bytes, more_bytes),
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
@@ -212,10 +230,6 @@ class Presampler:
                 elif counts is not None and visits >= enough and done >= _MEASURED_BATCHES:
                     break
         return largest
-
-    def _request(self, batch: int, positions: Any) -> BatchRequest:
-        key = BatchKey(_SEED, _EPOCH, batch)
-        return request_of(self.seeds.select(positions, key), key)
 
     def _positions(self, num_batches: int) -> Iterator[Any]:
         """Yield positions in the input nodes, of at most so many batches."""

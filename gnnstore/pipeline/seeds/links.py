@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from gnnstore import _core
-from gnnstore.errors import InputError, UsageError
+from gnnstore.errors import CorruptStoreError, InputError, UsageError
 from gnnstore.formats.packed.manifest import NUM_POSITIONS
 from gnnstore.pipeline.seeds.base import (
     FIRST_EPOCH_OF_NO_RUN,
@@ -62,9 +62,9 @@ class LinkLabels(SeedLabels):
 
     def label(self, batch: Any) -> None:
         """Write the values, and the number of the positive as the `batch` of disjoint subgraphs."""
-        for name in _SHOWN:
-            if name in batch and name not in self.values:
-                del batch[name]  # an attribute of the user's, which PyG overwrites as well
+        for name in _HIDDEN[self._is_triplet]:
+            if name in batch:
+                del batch[name]  # an attribute of the user's, as PyG does
         for name, value in self.values.items():
             batch[name] = value
         if "batch" in batch:
@@ -81,10 +81,17 @@ class LinkLabels(SeedLabels):
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Return a table of contents in JSON, and the values behind one another."""
-        arrays = {name: np.ascontiguousarray(v.numpy()) for name, v in self.values.items()}
-        contents = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
-        parts = [a.reshape(-1).view(np.uint8) for a in arrays.values()]
+        contents = [
+            [name, str(value.dtype).removeprefix("torch."), list(value.shape)]
+            for name, value in self.values.items()
+        ]
+        parts = [_bytes_of(value) for value in self.values.values()]
         return [np.frombuffer(json.dumps(contents).encode(), np.uint8), np.concatenate(parts)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the values."""
+        return sum(value.nbytes for value in self.values.values())
 
     def metadata(self) -> tuple[Any, ...]:
         """Return PyG's tuple; what PyG does not have follows in a dict."""
@@ -99,11 +106,11 @@ class LinkLabels(SeedLabels):
         contents, data = arrays
         values, begin = {}, 0
         for name, dtype, shape in json.loads(contents.tobytes()):
-            end = begin + int(np.prod(shape)) * np.dtype(dtype).itemsize
+            value = torch.empty(shape, dtype=getattr(torch, dtype))
             # Copied: they may lie anywhere, and tensors must be aligned.
-            array = np.frombuffer(data[begin:end].tobytes(), dtype).reshape(shape)
-            values[name] = torch.from_numpy(array.copy())
-            begin = end
+            end = begin + value.nbytes
+            value.view(-1).view(torch.uint8).numpy()[:] = data[begin:end]
+            values[name], begin = value, end
         return cls(values)
 
     @classmethod
@@ -119,8 +126,11 @@ class LinkLabels(SeedLabels):
 
 _BINARY = ("input_id", "edge_label_index", "edge_label")
 _TRIPLET = ("input_id", "src_index", "dst_pos_index", "dst_neg_index")
-# What PyG writes on a batch of edges, or deletes there.
-_SHOWN = (*_BINARY, "edge_label_time", *_TRIPLET[1:], "src_neg_index", "seed_time")
+# What PyG deletes from a batch of triplets, and sets to None on others where it has no value.
+_HIDDEN = {
+    True: ("edge_label_index", "edge_label_time", "seed_time"),
+    False: ("edge_label", "edge_label_time"),
+}
 
 
 class LinkSeeds(NamedTuple):
@@ -152,8 +162,8 @@ class Links:
     edges : ndarray of int32 or int64 [2, L] or None
         Sources and targets; None: all edges of the graph, in the order of the store's columns.
     ids : ndarray of int64 [L] or None
-        What `input_id` of a batch shows; None: positions, or of all edges their ids.
-    labels : Tensor [L, ...] or None
+        What `input_id` of a batch shows, by position, or of all edges by id; None: these.
+    edge_label : Tensor [L, ...] or None
         By position, or of all edges by id; shifted so that 0 is the label of negatives if these
         are drawn in pairs.
     negatives : Negatives or None
@@ -227,7 +237,7 @@ class Links:
 
     @property
     def num_edges_kept(self) -> int:
-        """Negatives of batches so far, those prepared ahead included, that are edges."""
+        """Number of negatives that were edges after all, in all batches that were sampled."""
         return self._num_edges_kept
 
     def _count(self, key: BatchKey, num_edges: int) -> None:
@@ -259,9 +269,9 @@ class Links:
         positions = checked_positions(index, len(self), "edge_label_index")
         sources, targets = self.ends(positions)
         places = positions if self.edges is None else None
-        ids = positions if self.edges is not None else self._edge_ids(positions)
+        ids = positions if self.edges is not None else self.edge_ids(positions)
         values: dict[str, torch.Tensor] = {
-            "input_id": torch.from_numpy(ids if self.ids is None else self.ids[positions])
+            "input_id": torch.from_numpy(ids if self.ids is None else self.ids[ids])
         }
         attributes = self._attributes_of(positions, sources, targets, places)
         if self.negatives is not None and self.negatives.mode == "triplet":
@@ -282,9 +292,19 @@ class Links:
             return sources, targets
         csc = self.store.topology("mmap")
         csc.check_mapped_files()
-        return csc.indices[positions].astype(np.int64), self._finder.targets_of(positions)
+        sources = csc.indices[positions].astype(np.int64)
+        if sources.size and (sources.min() < 0 or sources.max() >= self.store.num_nodes):
+            raise CorruptStoreError(
+                f"{self.store.path}: an edge among positions {positions.min()} to "
+                f"{positions.max()} of its topology leads from no node (found {sources.min()} to "
+                f"{sources.max()}, "
+                f"expected 0 to {self.store.num_nodes - 1}); run 'gnnstore verify' on it",
+                path=self.store.path,
+            )
+        return sources, self._finder.targets_of(positions)
 
-    def _edge_ids(self, positions: Int64Array) -> Int64Array:
+    def edge_ids(self, positions: Int64Array) -> Int64Array:
+        """Return the ids of the graph's edges at some positions."""
         ids = self.store.topology("mmap").edge_id
         return positions if ids is None else ids[positions].astype(np.int64)
 
@@ -382,9 +402,14 @@ def _restored(store: GraphStore, edges: Any, arguments: dict[str, Any]) -> Links
     return Links(store, edges, **arguments)
 
 
+def _bytes_of(values: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the memory of a tensor of any element type, or of a copy."""
+    return values.contiguous().view(-1).view(torch.uint8).numpy()
+
+
 def _crc(values: Any) -> str:
-    array = values.numpy() if isinstance(values, torch.Tensor) else values
-    return f"{_core.crc32c(np.ascontiguousarray(array).reshape(-1).view(np.uint8)):08x}"
+    data = _bytes_of(values if isinstance(values, torch.Tensor) else torch.from_numpy(values))
+    return f"{_core.crc32c(data):08x}"
 
 
 def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] | None:
@@ -409,17 +434,7 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
     UsageError
         If it names another edge type.
     """
-    edge = store.schema.edge
-    if _is_edge_type(edge_label_index):
-        edge_label_index = (edge_label_index, None)
-    if isinstance(edge_label_index, tuple) and _is_edge_type(edge_label_index[0]):
-        edge_type, edge_label_index = edge_label_index
-        own = edge.type
-        if tuple(edge_type) != own:
-            raise UsageError(
-                f"edge_label_index names the edge type {tuple(edge_type)}; this store's only type "
-                f"is {own}"
-            )
+    edge_label_index = _without_type(store, edge_label_index)
     if edge_label_index is None:
         if store.num_edges == 0:
             raise InputError(f"edge_label_index=None: {store.path} has no edges to start from")
@@ -431,7 +446,12 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
         )
     if isinstance(edge_label_index, (tuple, list)):  # of two tensors, which NumPy would walk
         edge_label_index = [to_numpy(ends) for ends in edge_label_index]
-    values = to_numpy(edge_label_index)
+    try:
+        values = to_numpy(edge_label_index)
+    except ValueError as error:
+        raise InputError(
+            f"edge_label_index: {error}; expected sources and targets, [2, L]"
+        ) from None
     if values.ndim != 2 or values.shape[0] != 2:
         raise InputError(
             f"edge_label_index has the shape {list(values.shape)}; expected sources and targets, "
@@ -450,7 +470,25 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
             f"edge_label_index is outside the graph, which has {store.num_nodes} nodes (0 to "
             f"{store.num_nodes - 1})"
         )
-    return values.astype(np.int32 if store.num_nodes <= _FITS_INT32 else np.int64)
+    return values.astype(np.int32 if store.num_nodes <= _FITS_INT32 else np.int64, order="C")
+
+
+def _without_type(store: GraphStore, edge_label_index: Any) -> Any:
+    """Check the edge type that edges may be given with, and return them without it."""
+    if _is_edge_type(edge_label_index):
+        edge_label_index = (edge_label_index, None)
+    is_pair = isinstance(edge_label_index, tuple) and len(edge_label_index) == 2
+    if is_pair and edge_label_index[0] is None:  # PyG's name of a homogeneous graph's edges
+        edge_label_index = edge_label_index[1]
+    elif is_pair and _is_edge_type(edge_label_index[0]):
+        edge_type, edge_label_index = edge_label_index
+        own = store.schema.edge.type
+        if tuple(edge_type) != own:
+            raise UsageError(
+                f"edge_label_index names the edge type {tuple(edge_type)}; this store's only type "
+                f"is {own}"
+            )
+    return edge_label_index
 
 
 def _is_edge_type(value: Any) -> bool:
@@ -467,7 +505,13 @@ def resolve_labels(edge_label: Any, num_edges: int) -> torch.Tensor | None:
     """
     if edge_label is None:
         return None
-    labels = torch.as_tensor(edge_label).detach().cpu().clone()
+    try:
+        labels = torch.as_tensor(edge_label).detach().cpu().to_dense().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"edge_label is a {type(edge_label).__name__} ({error}); expected numbers, one for "
+            "each edge"
+        ) from None
     if labels.dim() == 0 or len(labels) != num_edges:
         raise InputError(
             f"edge_label has the shape {list(labels.shape)} for {num_edges} edges; give one label "

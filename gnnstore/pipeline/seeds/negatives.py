@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from gnnstore import _core
 from gnnstore.errors import InputError
@@ -217,7 +218,9 @@ def cumulative_weights(weights: Any, num_nodes: int, name: str) -> npt.NDArray[n
     """
     if weights is None:
         return None
-    values = np.asarray(weights.detach().cpu() if hasattr(weights, "detach") else weights)
+    if isinstance(weights, torch.Tensor):
+        weights = weights.detach().cpu().double()
+    values = np.asarray(weights)
     if values.shape != (num_nodes,):
         raise InputError(
             f"{name} has the shape {list(values.shape)}; expected a weight for each of the "
@@ -231,9 +234,12 @@ def cumulative_weights(weights: Any, num_nodes: int, name: str) -> npt.NDArray[n
             f"{name}: the weight of node {wrong[0]} is {values[wrong[0]]}; expected finite "
             "numbers, 0 or more"
         )
-    sums: npt.NDArray[np.float64] = np.cumsum(values, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        sums: npt.NDArray[np.float64] = np.cumsum(values, dtype=np.float64)
     if not sums[-1:].any():
         raise InputError(f"{name}: all weights are 0, so that no node can be drawn")
+    if not np.finfo(np.float64).tiny <= sums[-1] < np.inf:
+        raise InputError(f"{name}: the weights add up to {sums[-1]}; scale them to around 1")
     return sums
 
 

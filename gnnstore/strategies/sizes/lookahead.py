@@ -322,6 +322,7 @@ class _Division:
             id_bytes=id_bytes,
             # Kept with four bytes where the sampler gives eight, but for graphs of 2^31 edges.
             kept_bytes=self._expected(seen.largest_ids_bytes),
+            labels_bytes=self._expected(seen.largest_labels_bytes),
             packed=packed,
             policy=POLICIES[of.strategy.policy],
             epoch_batches=of.epoch_batches,

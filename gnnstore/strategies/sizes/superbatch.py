@@ -62,6 +62,8 @@ class SuperbatchCosts:
         Of a node id in a trace.
     kept_bytes : int
         Of a batch's subgraph, from when it is sampled until it is joined with its rows.
+    labels_bytes : int
+        Of a batch's labels, which are in memory from when it is sampled until it is joined.
     changes_share : float
         Rows of a batch that enter the cache, among all of it.
     packed : PackedBatch or None
@@ -82,6 +84,7 @@ class SuperbatchCosts:
     batch_nodes: int
     id_bytes: int
     kept_bytes: int
+    labels_bytes: int = 0
     changes_share: float = 1.0
     packed: PackedBatch | None = None
     policy: CachePolicy = BELADY
@@ -113,14 +116,14 @@ class SuperbatchCosts:
     def in_memory(self) -> list[Reservation]:
         """The memory of superbatches whose traces and plans are in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
-        return [self.rows, *self.plans, *self.packing, *positions]
+        return [self.rows, *self.plans, *self.packing, *positions, self.labels]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
         """Return the memory of superbatches whose traces and plans are on disk."""
         planning = cast("SpillingPolicy", self.policy).reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.batch_nodes, table_bytes=table_bytes
         )
-        return [self.rows, *planning, *self.spilled_packing]
+        return [self.rows, *planning, *self.spilled_packing, self.labels]
 
     @property
     def rows(self) -> Reservation:
@@ -131,6 +134,11 @@ class SuperbatchCosts:
     def samples(self) -> Reservation:
         """The memory of the subgraphs of two superbatches, where they are kept there."""
         return Reservation("sampled subgraphs", 0, {PLANNED: 2 * self.kept_bytes})
+
+    @property
+    def labels(self) -> Reservation:
+        """The memory of the labels of two superbatches."""
+        return Reservation("labels of seeds", 0, {PLANNED: 2 * self.labels_bytes})
 
     @property
     def may_spill(self) -> bool:
