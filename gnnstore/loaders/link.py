@@ -261,7 +261,9 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
         own = {"seed", "num_threads", "prefetch_batches", "filter_per_worker"}
         for name in given.keys() - own:
             setattr(self, name, given[name])
-        self.neg_sampling = NegativeSampling.cast(neg_sampling)
+        # As they are understood: given again, these make the same loader.
+        self.neg_sampling, self.neg_sampling_ratio = NegativeSampling.cast(neg_sampling), None
+        self.edge_label_attrs = edge_label_attrs
         self.filter_per_worker = True if filter_per_worker is None else filter_per_worker
 
         self._open(

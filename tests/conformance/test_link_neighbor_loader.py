@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import pickle
@@ -260,6 +261,18 @@ def test_message_edges_of_other_kinds(
         assert set(ends) == {(u, v) for u, v in csc if {u, v} <= inside}
     else:
         assert set(ends) == {(v, u) for u, v in ends}
+
+
+def test_a_loader_is_built_anew_from_its_attributes(path: Path) -> None:
+    """As frameworks do: by the names of the parameters."""
+    loader = loader_of(
+        path, neg_sampling_ratio=2.0, edge_label_attrs=iter(["edge_attr"]), shuffle=False
+    )
+    names = [*inspect.signature(LinkNeighborLoader).parameters, "batch_size"]
+    given = {name: getattr(loader, name) for name in names if name not in {"kwargs", "args"}}
+    again = LinkNeighborLoader(**given)
+    assert_same_batches([next(iter(again)).to_dict()], [next(iter(loader)).to_dict()])
+    assert "label_edge_attr" in next(iter(again))
 
 
 def test_pyg_loader_over_our_sampler(path: Path, edge_index: torch.Tensor) -> None:
