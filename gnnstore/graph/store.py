@@ -31,6 +31,7 @@ from gnnstore.errors import (
 from gnnstore.formats import AttributeSpec, Csc, Schema, StoreReader, load_csc
 from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.arrays import Attribute, Splits, Texts, as_tensor
+from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
 
 # Names in PyG's data sets.
@@ -108,6 +109,11 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
     def splits(self) -> Splits:
         """Node ids of each split, int64."""
         return Splits(self.reader, self.schema.node)
+
+    @property
+    def edge_splits(self) -> EdgeSplits:
+        """Edges to predict of each split."""
+        return EdgeSplits(self.reader, self.schema.edge, self.num_nodes)
 
     @property
     def original_ids(self) -> npt.NDArray[np.int64] | None:

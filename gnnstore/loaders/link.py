@@ -19,13 +19,13 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import sampling_fingerprint
-from gnnstore.pipeline.seeds.links import Links, resolve_edges, resolve_labels
+from gnnstore.pipeline.seeds.links import Links, named_split, resolve_edges, resolve_labels
 from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
 from gnnstore.pipeline.seeds.nodes import to_numpy
 
@@ -54,10 +54,11 @@ class LinkNeighborLoader(BatchLoader, PygLinkNeighborLoader):  # type: ignore[mi
         accepted where both are the same `GraphStore`.
     num_neighbors : list of int or NumNeighbors
         Fan-out per hop; -1 takes all neighbours; [] gives the ends of the edges alone.
-    edge_label_index : None, tensor, array or pair of vectors, optional
+    edge_label_index : None, str, tensor, array or pair of vectors, optional
         Seed edges, sources and targets [2, L], which need not be edges of the graph. None: all
         edges of the graph, in the order of the store (by target, then source); they are never
-        copied, and `input_id` shows their ids.
+        copied, and `input_id` shows their ids. A name: an edge split of the store, in its order;
+        "train" is all edges of the graph where the store was made by splitting.
     edge_label : tensor or array [L, ...], optional
         Labels by position in `edge_label_index`; of all edges, by edge id.
     edge_label_time, time_attr, temporal_strategy, weight_attr, neighbor_sampler
@@ -99,7 +100,8 @@ class LinkNeighborLoader(BatchLoader, PygLinkNeighborLoader):  # type: ignore[mi
         Share of the negatives of triplets that are ends of other positives in the batch (of other
         chunks), and therefore drawn by degree.
     edge_label_attrs : sequence of str
-        Attributes of the graph's edges that the batch shows of its seed edges, as `label_NAME`.
+        Attributes of the graph's edges, or of those of the split, that the batch shows of its
+        seed edges, as `label_NAME`.
     input_id : tensor of int64 [L], optional
         What `batch.input_id` shows for each seed edge, by position; of all edges, by edge id.
     custom_cls : type, optional
@@ -118,6 +120,8 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
     InputError
         If an end of an edge is not a node of the graph, labels or weights do not fit, or there are
         no edges.
+    NotFoundError
+        If there is no such split (`NoSplitError`) or attribute.
     BudgetError
         If `memory` is too small for what must be held; says by how much.
 
@@ -234,8 +238,8 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
         )
         edges = resolve_edges(self.data, edge_label_index)
         num_edges = self.data.num_edges if edges is None else edges.shape[1]
-        for name in edge_label_attrs:
-            self.data.edge_attribute(name)  # raises if it is not there
+        split = named_split(self.data, edge_label_index)
+        _check_attributes(self.data, edge_label_attrs, split)
         self._seeds = Links(
             self.data,
             edges,
@@ -244,6 +248,7 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
             negatives=negatives,
             disjoint=disjoint,
             attributes=edge_label_attrs,
+            split=split,
             exclude_edges=_exclusion(exclude_edges, config.subgraph_type),
         )
         super().__init__(
@@ -387,6 +392,19 @@ def _negatives(
         degree_fraction,
         strict,
     )
+
+
+def _check_attributes(store: GraphStore, names: Sequence[str], split: str | None) -> None:
+    """Raise a `NotFoundError` if edges, or those of a split, have no attribute of a name."""
+    for name in names:
+        if split is None:
+            store.edge_attribute(name)
+        elif name not in (known := store.edge_splits[split].attributes):
+            raise NotFoundError(
+                f"edge_label_attrs: the edge split {split!r} of {store.path} has no attribute "
+                f"{name!r}; there are: {', '.join(known) or 'none'}",
+                path=store.path,
+            )
 
 
 def _exclusion(exclude_edges: str | None, subgraph_type: str) -> str | None:

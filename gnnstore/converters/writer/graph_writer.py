@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,7 @@ from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
+from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.opening import (
     announce,
@@ -36,6 +38,7 @@ from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
+from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, Schema, TextSpec
 from gnnstore.progress import NullProgress, Progress
 
@@ -122,6 +125,7 @@ class GraphWriter:
         self._nodes = NodeArrays(self._store, self.options, self.progress)
         self._nodes.num_nodes = num_nodes
         self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
+        self._edge_splits: dict[str, EdgeSplitSpec] = {}
         self._original_ids: AttributeSpec | None = None
         self._original_name: TextSpec | None = None
         self._graph_values: dict[str, Any] = {}
@@ -360,6 +364,69 @@ class GraphWriter:
             split_ids(values, self.num_nodes, where)
         self._splits[name] = (where, values)
 
+    def set_edge_split(
+        self,
+        name: str,
+        source: Rows,
+        target: Rows,
+        *,
+        edge_id: Rows | None = None,
+        source_negatives: Rows | None = None,
+        target_negatives: Rows | None = None,
+        negative_edges: tuple[Rows, Rows] | None = None,
+        attributes: Mapping[str, Rows] | None = None,
+        where: str | None = None,
+    ) -> None:
+        """Name a set of edges to predict, which need not be among the edges of the graph.
+
+        Everything is an ndarray or, to be copied piece by piece, an `ArraySource`. N must be
+        known. Where there are splits and none is called "train", the edges of the graph are the
+        training split.
+
+        Parameters
+        ----------
+        name : str
+            "train", "valid" (or "val"), "test", or any other.
+        source, target : integers [L]
+            Node ids.
+        edge_id : integers [L], optional
+            Positions of the edges in the original input.
+        source_negatives, target_negatives : integers [L, A], optional
+            Nodes that replace the source, or the target, of each edge.
+        negative_edges : (integers [K], integers [K]), optional
+            Sources and targets of negative edges that all edges share.
+        attributes : Mapping of str to rows [L, ...], optional
+            Attributes of the edges.
+        where : str, optional
+            The input's name, for messages.
+
+        Raises
+        ------
+        InputError
+            If the split is there already or empty, its lengths differ, or it names nodes that are
+            not there.
+        """
+        name = split_name(name)
+        where = where or f"the edge split {name!r}"
+        if name in self._edge_splits:
+            raise InputError(f"{where}: the edge split {name!r} was given already")
+        if self.num_nodes is None:
+            raise UsageError(f"{where}: say how many nodes there are before the edge splits")
+        shared = negative_edges or (None, None)
+        parts = {
+            "source": source,
+            "target": target,
+            "edge_id": edge_id,
+            "source_negatives": source_negatives,
+            "target_negatives": target_negatives,
+            "negative_source": shared[0],
+            "negative_target": shared[1],
+        }
+        with self.progress.phase(f"write edge split {name}"):
+            self._edge_splits[name] = write_edge_split(
+                self._store, name, parts, attributes or {}, num_nodes=self.num_nodes, where=where
+            )
+
     def set_original_ids(self, ids: npt.NDArray[np.int64]) -> None:
         """Record the input's own id [N] of every node."""
         check_count("the original ids", len(ids), self.num_nodes)
@@ -453,7 +520,7 @@ class GraphWriter:
                     self._original_name,
                 ),
             ),
-            edge_types=(edges,),
+            edge_types=(replace(edges, splits=self._edge_splits),),
             graph_attributes=self._graph_values,
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,

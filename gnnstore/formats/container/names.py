@@ -72,13 +72,22 @@ def original_name_directory(node_type: str) -> str:
 
 def edge_directory(source: str, relation: str, target: str) -> str:
     """Path of an edge type's group: holds indptr, indices, edge_id and attrs/."""
+    return f"edges/{_edge_component(source, relation, target)}"
+
+
+def edge_split_directory(edge_type: tuple[str, str, str], name: str) -> str:
+    """Path of an edge split's group: holds source, target, what else it has, and attrs/."""
+    return f"edge_splits/{_edge_component(*edge_type)}/{encode(name)}"
+
+
+def _edge_component(source: str, relation: str, target: str) -> str:
     component = f"{encode(source)}__{encode(relation)}__{encode(target)}"
     if len(component) > MAX_COMPONENT_BYTES:
         raise InputError(
             f"the edge type {(source, relation, target)} cannot be stored: its names have together "
             f"more than {MAX_COMPONENT_BYTES} bytes after percent-encoding; rename some"
         )
-    return f"edges/{component}"
+    return component
 
 
 def graph_array(name: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
@@ -33,6 +35,13 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
             yield from _check_text(reader, node.original_name)
     for edge in schema.edge_types:
         yield from _check_columns(reader, edge, num_src[edge.source])
+        for name, split in edge.splits.items():
+            ends = (split.sources, num_src[edge.source]), (split.targets, num_src[edge.target])
+            for arrays, num_nodes in ends:
+                for part, spec in arrays.items():
+                    yield from _check_range(reader, spec, num_nodes, f"{part} of {name!r}")
+            if split.edge_id is not None:
+                yield from _check_edge_ids(reader, split.edge_id, is_whole=False)
 
 
 def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
@@ -43,20 +52,28 @@ def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
                 str(reader.path / spec.path), f"split {name!r} {found}, expected a list of node ids"
             )
             continue
-        if spec.layout == "paged":
-            pieces = reader.paged(spec).pieces(_SCAN_BYTES)
-        else:
-            pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
-        for first, ids in pieces:
-            outside = np.flatnonzero((ids < 0) | (ids >= node.num_nodes))
-            if len(outside):
-                position = int(outside[0])
-                yield Problem(
-                    str(reader.path / spec.path),
-                    f"split {name!r}: entry {first + position} is node {int(ids[position])}, "
-                    f"outside [0, {node.num_nodes})",
-                )
-                break
+        yield from _check_range(reader, spec, node.num_nodes, f"split {name!r}")
+
+
+def _check_range(
+    reader: Reader, spec: AttributeSpec, num_nodes: int, what: str
+) -> Iterator[Problem]:
+    """Yield the first entry of a list of nodes [k], or of lists [k, A], that is none."""
+    pieces: Iterable[tuple[int, npt.NDArray[Any]]]
+    if spec.layout == "paged":
+        pieces = reader.paged(spec).pieces(_SCAN_BYTES)
+    else:
+        pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
+    for first, ids in pieces:
+        outside = np.argwhere((ids < 0) | (ids >= num_nodes))
+        if len(outside):
+            place = tuple(int(i) for i in outside[0])
+            yield Problem(
+                str(reader.path / spec.path),
+                f"{what}: entry {first + place[0]} is node {int(ids[place])}, outside "
+                f"[0, {num_nodes})",
+            )
+            return
 
 
 def _check_scales(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
@@ -142,16 +159,16 @@ def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator
             return
         last = int(piece[-1])
     if edge.edge_id is not None:
-        yield from _check_edge_ids(reader, edge.edge_id)
+        options = reader.manifest.provenance.get("options")
+        options = options if isinstance(options, dict) else {}
+        is_whole = options.get("undirected") is False and options.get("self_loops") == "keep"
+        yield from _check_edge_ids(reader, edge.edge_id, is_whole=is_whole and not edge.splits)
 
 
-def _check_edge_ids(reader: Reader, spec: AttributeSpec) -> Iterator[Problem]:
+def _check_edge_ids(reader: Reader, spec: AttributeSpec, *, is_whole: bool) -> Iterator[Problem]:
     """Yield ids that are no positions in the input: negative, repeated, beyond those of all."""
     where = str(reader.path / spec.path)
     num_edges = spec.num_rows
-    options = reader.manifest.provenance.get("options")
-    options = options if isinstance(options, dict) else {}
-    is_whole = options.get("undirected") is False and options.get("self_loops") == "keep"
     for first, piece in reader.paged(spec).pieces(_SCAN_BYTES):
         outside = np.flatnonzero((piece < 0) | (piece >= num_edges if is_whole else False))
         if len(outside):

@@ -49,6 +49,6 @@ STORE = KINDS.register(
     Kind(
         StoreManifest,
         StoreReader.open,
-        frozenset({"nodes", "edges", "splits", "maps", "graph"}),
+        frozenset({"nodes", "edges", "splits", "edge_splits", "maps", "graph"}),
     )
 )

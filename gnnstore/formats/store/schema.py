@@ -14,6 +14,7 @@ from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.strict_json import Fields
+from gnnstore.formats.store.edge_splits import EdgeSplitSpec, edge_splits_json
 
 FORMAT_VERSION = 1
 NODE_TYPE = "node"
@@ -79,7 +80,11 @@ class NodeTypeSpec:
 
 @dataclass(frozen=True)
 class EdgeTypeSpec:
-    """The edges of one type in CSC form: columns are targets, `indices` their in-neighbours."""
+    """The edges of one type in CSC form: columns are targets, `indices` their in-neighbours.
+
+    Splits are of edges to predict. Where there are some and none is called "train", the edges of
+    the graph are the training split.
+    """
 
     source: str
     relation: str
@@ -89,6 +94,7 @@ class EdgeTypeSpec:
     indices: AttributeSpec
     edge_id: AttributeSpec | None = None
     attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
+    splits: Mapping[str, EdgeSplitSpec] = field(default_factory=dict)
 
     @property
     def type(self) -> tuple[str, str, str]:
@@ -104,6 +110,7 @@ class EdgeTypeSpec:
         CorruptStoreError
             Naming the field that is malformed.
         """
+        splits = fields.fields("splits") if fields.has("splits") else Fields({}, fields.path)
         return cls(
             source=fields.text("source"),
             relation=fields.text("relation"),
@@ -113,6 +120,7 @@ class EdgeTypeSpec:
             indices=AttributeSpec.from_json(fields.fields("indices")),
             edge_id=_optional(fields, "edge_id"),
             attributes=_attributes(fields, "attributes"),
+            splits={n: EdgeSplitSpec.from_json(splits.fields(n)) for n in splits.document},
         )
 
 
@@ -172,6 +180,8 @@ class Schema:
         for edge in self.edge_types:
             found += [edge.indptr, edge.indices, *([edge.edge_id] if edge.edge_id else [])]
             found += edge.attributes.values()
+            for split in edge.splits.values():
+                found += split.arrays()
         return (*found, *self.graph_arrays.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -182,6 +192,10 @@ class Schema:
             if node["original_name"] is None:  # what few stores have, others do not mention
                 del node["original_name"]
         document["edge_types"] = list(document["edge_types"])
+        for edge in document["edge_types"]:
+            edge["splits"] = edge_splits_json(edge["splits"])
+            if not edge["splits"]:
+                del edge["splits"]
         return document
 
     @classmethod
@@ -250,6 +264,8 @@ class Schema:
                         f"{list(spec.shape)}; expected one-dimensional paged {' or '.join(dtypes)}",
                         path=file,
                     )
+            for split in edge.splits.values():
+                split.check(file)
         return self
 
 

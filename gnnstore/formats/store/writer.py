@@ -33,6 +33,8 @@ class StoreWriter(SealedWriter):
         group, *parts = array_path.split("/")
         if group == "nodes" or parts[1:] == ["original_id"]:
             return names.decode(parts[0])
+        if group == "edge_splits":  # negatives that edges share are in rows of their own
+            return "edge" if parts[2] not in ("negative_source", "negative_target") else None
         is_of_edges = group == "edges" and parts[1:] != ["indptr"]
         return "edge" if is_of_edges else None
 

@@ -171,7 +171,9 @@ class Links:
         Whether each end starts a subgraph of its own.
     attributes : sequence of str
         Attributes of the graph's edges that a batch shows of its seed edges, which must be edges
-        of the graph.
+        of the graph; or those of a split.
+    split : str or None
+        The edge split of the store that `edges` are.
     exclude_edges : "self", "reverse" or None
         Which edges a batch does not sample: its seed edges ("self"), and their reverses as well.
     """
@@ -188,6 +190,7 @@ class Links:
         negatives: Negatives | None = None,
         disjoint: bool = False,
         attributes: Sequence[str] = (),
+        split: str | None = None,
         exclude_edges: str | None = None,
     ) -> None:
         self.store = store
@@ -197,6 +200,7 @@ class Links:
         self.negatives = negatives
         self.disjoint = disjoint
         self.attributes = tuple(attributes)
+        self.split = split
         self.exclude_edges = exclude_edges
         self._num_edges_kept = 0
         self._lock = threading.Lock()
@@ -208,6 +212,7 @@ class Links:
             "negatives": self.negatives,
             "disjoint": self.disjoint,
             "attributes": self.attributes,
+            "split": self.split,
             "exclude_edges": self.exclude_edges,
         }
         return (_restored, (self.store, self.edges, arguments))
@@ -382,6 +387,9 @@ class Links:
         """Return the attributes of the seed edges, by the names that a batch has for them."""
         if not self.attributes:
             return {}
+        if self.split is not None:
+            found = self.store.edge_splits[self.split].attributes
+            return {f"label_{name}": found[name].tensor(positions) for name in self.attributes}
         if places is None:
             places, ends = self._finder.ranges(sources, targets)
             missing = np.flatnonzero(places == ends)
@@ -419,8 +427,8 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
     ----------
     store : GraphStore
         The graph; N nodes.
-    edge_label_index : None, tensor or array [2, L], pair of vectors [L], or (edge type, any)
-        None: all edges of the graph.
+    edge_label_index : None, str, tensor or array [2, L], pair of vectors [L], or (edge type, any)
+        None: all edges of the graph. A name: those of an edge split.
 
     Returns
     -------
@@ -433,17 +441,18 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
         If there are none, an id is no node, or the values are not integers.
     UsageError
         If it names another edge type.
+    NoSplitError
+        If there is no split of this name.
     """
     edge_label_index = _without_type(store, edge_label_index)
+    if split := named_split(store, edge_label_index):
+        return store.edge_splits[split].ends(_id_dtype(store))
+    if isinstance(edge_label_index, str):
+        edge_label_index = None
     if edge_label_index is None:
         if store.num_edges == 0:
             raise InputError(f"edge_label_index=None: {store.path} has no edges to start from")
         return None
-    if isinstance(edge_label_index, str):
-        raise UsageError(
-            f"edge_label_index={edge_label_index!r}: {store.path} has no splits of edges; give "
-            "sources and targets [2, L], or None for all edges"
-        )
     if isinstance(edge_label_index, (tuple, list)):  # of two tensors, which NumPy would walk
         edge_label_index = [to_numpy(ends) for ends in edge_label_index]
     try:
@@ -470,7 +479,28 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
             f"edge_label_index is outside the graph, which has {store.num_nodes} nodes (0 to "
             f"{store.num_nodes - 1})"
         )
-    return values.astype(np.int32 if store.num_nodes <= _FITS_INT32 else np.int64, order="C")
+    return values.astype(_id_dtype(store), order="C")
+
+
+def _id_dtype(store: GraphStore) -> np.dtype[Any]:
+    return np.dtype(np.int32 if store.num_nodes <= _FITS_INT32 else np.int64)
+
+
+def named_split(store: GraphStore, edge_label_index: Any) -> str | None:
+    """Return the name of the edge split that was given; None for edges, or all of the graph.
+
+    Raises
+    ------
+    NoSplitError
+        If there is no split of this name; the message lists those there are.
+    """
+    name = _without_type(store, edge_label_index)
+    splits = store.edge_splits
+    is_all = splits.has_message_train and name in ("train", "training")
+    if not isinstance(name, str) or is_all:
+        return None
+    splits[name]  # raises if it is not there
+    return name
 
 
 def _without_type(store: GraphStore, edge_label_index: Any) -> Any:

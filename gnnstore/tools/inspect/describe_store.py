@@ -56,6 +56,16 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
                     "num_edges": edge.num_edges,
                     "attributes": sorted(edge.attributes),
                     "edge_ids": edge.edge_id is not None,
+                    "splits": {
+                        name: {
+                            "num_edges": split.num_edges,
+                            "negatives": {
+                                part: list(spec.shape) for part, spec in split.negatives.items()
+                            },
+                            "attributes": sorted(split.attributes),
+                        }
+                        for name, split in edge.splits.items()
+                    },
                 }
                 for edge in schema.edge_types
             ],

@@ -127,11 +127,17 @@ def _one_line(value: object) -> str:
 def _headline(store: Mapping[str, Any]) -> dict[str, object]:
     graph, state = store["graph"], store["state"]
     splits = {name: count for node in graph["node_types"] for name, count in node["splits"].items()}
+    edge_splits = {
+        name: split["num_edges"]
+        for edge in graph["edge_types"]
+        for name, split in edge["splits"].items()
+    }
     unfinished = state["unfinished_beside_it"]
     return {
         "nodes": f"{graph['num_nodes']:,}",
         "edges": f"{graph['num_edges']:,} ({graph['mean_in_degree']:.2f} a node)",
         "splits": ", ".join(f"{name} {count:,}" for name, count in splits.items()) or None,
+        "edge splits": ", ".join(f"{name} {n:,}" for name, n in edge_splits.items()) or None,
         "attributes": ", ".join(f"{k}={v}" for k, v in graph["attributes"].items()) or None,
         "size": f"{format_size(state['disk_bytes'])} in {state['num_files']:,} files",
         "state": "complete"

@@ -1,0 +1,117 @@
+"""Writes splits of edges into a store: ends, fixed negatives and attributes, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_count, row_bytes
+from gnnstore.converters.edges.node_ids import check_ids, id_dtype
+from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.errors import InputError
+from gnnstore.formats.arrays.dtypes import dtype_name
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container import names
+from gnnstore.formats.store.edge_splits import EdgeSplitSpec
+from gnnstore.formats.store.schema import EDGE_TYPE
+from gnnstore.formats.store.writer import StoreWriter
+
+Rows = npt.NDArray[Any] | ArraySource
+_COPY_BYTES = 2**23
+
+
+def write_edge_split(
+    store: StoreWriter,
+    name: str,
+    parts: Mapping[str, Rows | None],
+    attributes: Mapping[str, Rows],
+    *,
+    num_nodes: int,
+    where: str,
+) -> EdgeSplitSpec:
+    """Write the arrays of a split.
+
+    Parameters
+    ----------
+    name : str
+        The split's name in the store.
+    parts : Mapping of str to ndarray or ArraySource
+        By the names of `EdgeSplitSpec`; None: there is none.
+    attributes : Mapping of str to ndarray or ArraySource [L, ...]
+        By the user's names.
+    num_nodes : int
+        N.
+    where : str
+        The input's name, for messages.
+
+    Raises
+    ------
+    InputError
+        If the split is empty, lengths contradict one another, or an id is no node.
+    """
+    directory = names.edge_split_directory(EDGE_TYPE, name)
+    sources = {n: _source(f"{where}: {n}", rows) for n, rows in parts.items() if rows is not None}
+    num_edges = sources["source"].shape[0] if sources["source"].shape else 0
+    if not num_edges:
+        raise InputError(f"{where}: the split {name!r} has no edges; leave it out")
+    num_shared = sources["negative_source"].shape[0] if "negative_source" in sources else None
+    written: dict[str, AttributeSpec] = {}
+    for part, source in sources.items():
+        num_axes = 2 if part.endswith("_negatives") else 1
+        if len(source.shape) != num_axes or 0 in source.shape or source.dtype.kind not in "iu":
+            raise InputError(
+                f"{source.label}: is {source.dtype} {list(source.shape)}; expected integers with "
+                f"{num_axes} {'axis' if num_axes == 1 else 'axes'}, not empty"
+            )
+        if part.startswith("negative_"):
+            check_count(source.label, source.shape[0], num_shared, "negative sources")
+        else:
+            check_count(source.label, source.shape[0], num_edges, "edges in this split")
+        limit = None if part == "edge_id" else num_nodes
+        dtype = id_dtype(num_nodes)
+        if limit is None:
+            dtype = source.dtype if source.dtype == np.int32 else np.dtype(np.int64)
+        written[part] = _copy(store, directory, source, part, dtype, limit=limit)
+    written_attributes = {}
+    for attribute, rows in attributes.items():
+        source = _source(f"{where}: {attribute}", rows)
+        check_count(source.label, source.shape[0] if source.shape else 0, num_edges, "edges")
+        written_attributes[attribute] = _copy(store, f"{directory}/attrs", source, attribute)
+    return EdgeSplitSpec(**written, attributes=written_attributes)
+
+
+def _source(label: str, rows: Rows) -> ArraySource:
+    return MemoryArray(label, rows) if isinstance(rows, np.ndarray) else rows
+
+
+def _copy(
+    store: StoreWriter,
+    directory: str,
+    source: ArraySource,
+    name: str,
+    id_dtype: np.dtype[Any] | None = None,
+    *,
+    limit: int | None = None,
+) -> AttributeSpec:
+    """Copy an array into pages; if a type of ids is given, they are checked."""
+    dtype = id_dtype or source.dtype
+    array = store.paged(
+        f"{directory}/{names.encode(name)}",
+        name=name,
+        row_shape=source.shape[1:],
+        dtype=dtype_name(dtype),
+        num_rows=source.shape[0],
+    )
+    done = array.skip(array.num_committed_rows)
+    step = max(1, _COPY_BYTES // max(1, row_bytes(source)))
+    for rows in read_ahead(source.rows(step, done)):
+        width = rows.size // len(rows)
+        if id_dtype is not None:
+            check_ids(rows.reshape(-1), limit, f"{source.label}: id", done * width)
+        array.append(rows.astype(dtype, copy=False))
+        done += len(rows)
+    array.close()  # now: what comes before the commit may be interrupted
+    return array.spec

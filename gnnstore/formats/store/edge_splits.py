@@ -1,0 +1,123 @@
+"""The schema of an edge split: edges to predict, which need not be among the edges of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.strict_json import Fields
+
+# The arrays of node ids, which are those of sources, of targets, or neither, and their axes.
+_SOURCES = {"source": 1, "source_negatives": 2, "negative_source": 1}
+_TARGETS = {"target": 1, "target_negatives": 2, "negative_target": 1}
+_PARTS = {**_SOURCES, **_TARGETS, "edge_id": 1}
+
+
+@dataclass(frozen=True)
+class EdgeSplitSpec:
+    """The L edges of a split, by their ends; L is at least 1.
+
+    Attributes
+    ----------
+    source, target : AttributeSpec
+        Node ids, [L].
+    edge_id : AttributeSpec, optional
+        Positions in the original input, [L].
+    source_negatives, target_negatives : AttributeSpec, optional
+        Nodes [L, A] that replace the source, or the target, of each edge.
+    negative_source, negative_target : AttributeSpec, optional
+        Ends of negative edges [K] that all edges of the split share.
+    attributes : Mapping of str to AttributeSpec
+        Attributes of the edges, [L, ...].
+    """
+
+    source: AttributeSpec
+    target: AttributeSpec
+    edge_id: AttributeSpec | None = None
+    source_negatives: AttributeSpec | None = None
+    target_negatives: AttributeSpec | None = None
+    negative_source: AttributeSpec | None = None
+    negative_target: AttributeSpec | None = None
+    attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
+
+    @property
+    def num_edges(self) -> int:
+        """L, the number of edges."""
+        return self.source.num_rows
+
+    @property
+    def _parts(self) -> dict[str, AttributeSpec]:
+        found = {name: getattr(self, name) for name in _PARTS}
+        return {name: spec for name, spec in found.items() if spec is not None}
+
+    @property
+    def sources(self) -> dict[str, AttributeSpec]:
+        """The arrays of source nodes, by name."""
+        return {name: spec for name, spec in self._parts.items() if name in _SOURCES}
+
+    @property
+    def targets(self) -> dict[str, AttributeSpec]:
+        """The arrays of target nodes, by name."""
+        return {name: spec for name, spec in self._parts.items() if name in _TARGETS}
+
+    @property
+    def negatives(self) -> dict[str, AttributeSpec]:
+        """The arrays of fixed negatives, by name."""
+        return {name: spec for name, spec in self._parts.items() if "negative" in name}
+
+    def arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return every array of the split, in a fixed order."""
+        return (*self._parts.values(), *self.attributes.values())
+
+    @classmethod
+    def from_json(cls, fields: Fields) -> EdgeSplitSpec:
+        """Check a parsed description; `dataclasses.asdict` is the way back.
+
+        Raises
+        ------
+        CorruptStoreError
+            Naming the field that is malformed.
+        """
+        given = ("source", "target", *filter(fields.has, _PARTS))
+        parts = {name: AttributeSpec.from_json(fields.fields(name)) for name in given}
+        group = fields.fields("attributes")
+        attributes = {name: AttributeSpec.from_json(group.fields(name)) for name in group.document}
+        return cls(**parts, attributes=attributes)
+
+    def check(self, file: str) -> None:
+        """Raise if the lengths of the arrays, or their types, contradict one another.
+
+        Raises
+        ------
+        CorruptStoreError
+        """
+
+        def fail(spec: AttributeSpec, expected: str) -> CorruptStoreError:
+            return CorruptStoreError(
+                f"{file}: the array {spec.path!r} is {spec.layout} {spec.dtype} "
+                f"{list(spec.shape)}; expected {expected}",
+                path=file,
+            )
+
+        for name, spec in self._parts.items():
+            is_ids = spec.dtype in ("int32", "int64") and spec.layout == "paged"
+            if not is_ids or len(spec.shape) != _PARTS[name] or 0 in spec.shape:
+                raise fail(spec, f"paged int32 or int64 with {_PARTS[name]} axes, not empty")
+        shared = (self.negative_source, self.negative_target)
+        for spec in self.arrays():
+            if spec not in shared and (not spec.shape or spec.num_rows != self.num_edges):
+                raise fail(spec, f"a row for each of the {self.num_edges} edges of the split")
+        for one, other in (shared, shared[::-1]):
+            if one is not None and (other is None or other.shape != one.shape):
+                raise fail(one, "as many sources as targets of negative edges")
+
+
+def edge_splits_json(splits: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return splits without the arrays that they do not have."""
+    return {
+        name: {part: value for part, value in split.items() if value is not None}
+        for name, split in splits.items()
+    }

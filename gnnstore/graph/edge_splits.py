@@ -1,0 +1,144 @@
+"""The splits of a store's edges: edges to predict, their attributes, and negatives for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gnnstore.errors import CorruptStoreError, NoSplitError
+from gnnstore.formats import AttributeSpec, StoreReader
+from gnnstore.formats.store.edge_splits import EdgeSplitSpec
+from gnnstore.formats.store.schema import EdgeTypeSpec
+from gnnstore.graph.arrays import SPLIT_ALIASES, Attribute
+
+
+class EdgeSplit:
+    """The L edges of a split; its arrays are read when they are used.
+
+    Attributes
+    ----------
+    source, target : Attribute
+        Ends of the edges, [L].
+    edge_ids : Attribute or None
+        Positions of the edges in the original input, [L].
+    source_negatives, target_negatives : Attribute or None
+        Nodes [L, A] that replace the source, or the target, of each edge.
+    attributes : dict of str to Attribute
+        Attributes of the edges, [L, ...].
+    """
+
+    def __init__(self, reader: StoreReader, spec: EdgeSplitSpec, num_nodes: int) -> None:
+        def attribute(part: AttributeSpec | None) -> Attribute | None:
+            return None if part is None else Attribute(reader, part)
+
+        self._reader = reader
+        self._spec = spec
+        self._num_nodes = num_nodes
+        self.source = Attribute(reader, spec.source)
+        self.target = Attribute(reader, spec.target)
+        self.edge_ids = attribute(spec.edge_id)
+        self.source_negatives = attribute(spec.source_negatives)
+        self.target_negatives = attribute(spec.target_negatives)
+        self.attributes = {name: Attribute(reader, own) for name, own in spec.attributes.items()}
+
+    def __len__(self) -> int:
+        return self._spec.num_edges
+
+    @property
+    def edge_index(self) -> torch.Tensor:
+        """Sources and targets, int64 [2, L]."""
+        return torch.from_numpy(self.ends(np.dtype(np.int64)))
+
+    @property
+    def negative_edges(self) -> torch.Tensor | None:
+        """Negative edges that all edges share, int64 [2, K]; None if there are none."""
+        source, target = self._spec.negative_source, self._spec.negative_target
+        if source is None or target is None:
+            return None
+        return torch.from_numpy(self._pair(source, target, np.dtype(np.int64)))
+
+    def ends(self, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return sources and targets, [2, L].
+
+        Raises
+        ------
+        CorruptStoreError
+            If one is no node of the graph.
+        BudgetError
+            If they do not fit available memory.
+        """
+        return self._pair(self._spec.source, self._spec.target, dtype)
+
+    def _pair(
+        self, source: AttributeSpec, target: AttributeSpec, dtype: np.dtype[Any]
+    ) -> npt.NDArray[Any]:
+        found = np.empty((2, source.num_rows), dtype)
+        for row, spec in zip(found, (source, target), strict=True):
+            row[:] = Attribute(self._reader, spec).read()
+            if row.min() < 0 or row.max() >= self._num_nodes:
+                path = self._reader.path / spec.path
+                raise CorruptStoreError(
+                    f"{path}: holds the nodes {row.min()} to {row.max()}, expected 0 to "
+                    f"{self._num_nodes - 1}; run 'gnnstore verify' on the store, and convert again",
+                    path=path,
+                )
+        return found
+
+    def __repr__(self) -> str:
+        return f"EdgeSplit({len(self)}, attributes={list(self.attributes)})"
+
+
+class EdgeSplits(Mapping[str, EdgeSplit]):
+    """Edge splits by name; "val" finds "valid".
+
+    The training split is not among them where it is the edges of the graph.
+
+    Attributes
+    ----------
+    has_message_train : bool
+        Whether the edges of the graph are the training split: there are splits, and none is
+        called "train".
+    """
+
+    def __init__(self, reader: StoreReader, edge: EdgeTypeSpec, num_nodes: int) -> None:
+        self._reader = reader
+        self._specs = edge.splits
+        self._num_nodes = num_nodes
+        self.has_message_train = bool(self._specs) and "train" not in self._specs
+
+    def __getitem__(self, name: str) -> EdgeSplit:
+        """Return a split.
+
+        Raises
+        ------
+        NoSplitError
+            If there is none of this name; the message lists those there are. It is a `KeyError`
+            and a `NotFoundError`.
+        """
+        spec = self._specs.get(name) or self._specs.get(SPLIT_ALIASES.get(name, name))
+        if spec is not None:
+            return EdgeSplit(self._reader, spec, self._num_nodes)
+        if not self._specs:
+            help_ = "it has no edge splits; make a store that has, with 'gnnstore split-edges'"
+        else:
+            help_ = f"its edge splits: {', '.join(self._specs)}"
+        if self.has_message_train:
+            help_ += "; the edges of the graph are those to train on"
+        raise NoSplitError(
+            f"{self._reader.path}: there is no edge split {name!r}; {help_}",
+            path=self._reader.path,
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{name}: {spec.num_edges}" for name, spec in self._specs.items())
+        return f"EdgeSplits({sizes})"
