@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from contextlib import ContextDecorator
+from collections.abc import Iterator
+from contextlib import ContextDecorator, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -242,3 +243,14 @@ def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> S
         )
     found = resource_error(error, doing, where)
     return found or StorageError(f"cannot {doing}: {where}: {reason}", path=where)
+
+
+@contextmanager
+def storage_errors(doing: str, path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise errors of the operating system as `storage_error` does; gnnstore's own pass."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, GnnstoreError):
+            raise
+        raise storage_error(error, doing, path) from error

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error
+from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_error, storage_errors
 
 __all__ = ["MAX_EVENTS", "OFF", "Timeline", "recorded"]
 
@@ -110,7 +110,7 @@ class Timeline:
         """
         file = Path(path)
         temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-        try:
+        with storage_errors("write the timeline", file):
             try:
                 # Not through `tempfile`, whose files nobody else may read.
                 with temporary.open("x", encoding="ascii") as opened:
@@ -119,8 +119,6 @@ class Timeline:
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise
-        except OSError as error:
-            raise storage_error(error, "write the timeline", file) from error
 
     def _write(self, file: TextIO) -> None:
         with self._lock:

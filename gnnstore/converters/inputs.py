@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gnnstore.errors import InputError, NotFoundError, UsageError, storage_error
+from gnnstore.errors import InputError, NotFoundError, UsageError, storage_errors
 from gnnstore.formats.container.regular_files import check_regular, open_binary
 
 PathLike = str | os.PathLike[str]
@@ -33,10 +33,8 @@ def existing_path(path: PathLike, what: str) -> Path:
         If the operating system refuses to look.
     """
     found = Path(path)
-    try:
+    with storage_errors(f"look for {what}", found):
         exists = found.exists()
-    except OSError as error:
-        raise storage_error(error, f"look for {what}", found) from error
     if not exists:
         raise NotFoundError(f"{what} does not exist: {found}; check the path", path=found)
     return found

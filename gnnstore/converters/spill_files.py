@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.formats.container.regular_files import open_regular
 
 
@@ -25,7 +25,7 @@ def read_exactly(
     StorageError
         If the operating system refuses.
     """
-    try:
+    with storage_errors(f"read {what}", path):
         file = open_regular(path, error=CorruptStoreError, root=Path(path).parent)
         try:
             done = 0
@@ -40,8 +40,6 @@ def read_exactly(
                 done += got
         finally:
             os.close(file)
-    except OSError as error:
-        raise storage_error(error, f"read {what}", path) from error
 
 
 class SpillDirectory:
@@ -63,22 +61,18 @@ class SpillDirectory:
     def __init__(self, path: Path, what: str) -> None:
         self.path = path
         self._what = what
-        try:
+        with storage_errors("make the directory", path):
             path.mkdir(parents=True, exist_ok=True)
             for old in path.iterdir():
                 old.unlink()
-        except OSError as error:
-            raise storage_error(error, "make the directory", path) from error
 
     def append(self, name: str, data: npt.NDArray[Any] | bytes) -> None:
         """Append an array, or bytes, to a file."""
         path, flags = self.path / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        try:
+        with storage_errors(f"write {self._what}", path):
             file = open_regular(path, flags, error=CorruptStoreError, root=self.path)
             with open(file, "ab") as stream:  # noqa: PTH123 - a descriptor
                 stream.write(data if isinstance(data, bytes) else np.ascontiguousarray(data).data)
-        except OSError as error:
-            raise storage_error(error, f"write {self._what}", path) from error
 
     def size_bytes(self, name: str) -> int:
         """Return the size of a file; 0 if nothing was appended to it."""

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from gnnstore import _core
 from gnnstore.disk.profile.device_profile import filesystem_id, load_profile
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
-from gnnstore.errors import CorruptStoreError, UsageError, storage_error
+from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
 from gnnstore.formats.container.regular_files import open_binary
 
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
@@ -177,12 +177,12 @@ def _probe(name: str, path: Path) -> EngineProbe:
 
 def _check_readable(path: Path) -> None:
     """Raise if the file cannot be read by any engine."""
-    try:
-        with open_binary(path, error=CorruptStoreError, root=path.parent) as file:
-            if not file.read(1):
-                raise OSError(errno.EIO, "the file is empty, so no engine can be tried on it")
-    except OSError as error:
-        raise storage_error(error, "read", path) from error
+    with (
+        storage_errors("read", path),
+        open_binary(path, error=CorruptStoreError, root=path.parent) as file,
+    ):
+        if not file.read(1):
+            raise OSError(errno.EIO, "the file is empty, so no engine can be tried on it")
 
 
 _OTHER_ENGINES = f"Ask for another one (io_engine=, {ENVIRONMENT_VARIABLE}), or for none by name"

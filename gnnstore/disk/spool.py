@@ -19,7 +19,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError, storage_error
+from gnnstore.errors import (
+    CorruptStoreError,
+    NoSpaceError,
+    UsageError,
+    storage_error,
+    storage_errors,
+)
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.units import format_size
 
@@ -141,10 +147,8 @@ class FileSpool:
         self._are_wide = np.zeros((num_batches, num_arrays), np.bool_)
         self._what = what
         self._pid = os.getpid()
-        try:
+        with storage_errors("create a file", path):
             self.file = _core.SpillFile(path)
-        except OSError as error:
-            raise storage_error(error, "create a file", path) from error
 
     @property
     def num_bytes(self) -> int:

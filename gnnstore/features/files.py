@@ -12,7 +12,6 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts
 from gnnstore.disk.engines import Engine
-from gnnstore.errors import storage_error
 from gnnstore.formats.arrays.paged_array import PagedArray
 
 
@@ -36,14 +35,7 @@ class FileRows:
         StorageError
             If a file cannot be opened, or is shorter than its part of the array.
         """
-        try:
-            files = _core.FileSet(
-                array.file_paths, array.body_bytes, direct=engine.choice.is_direct
-            )
-        except OSError as error:
-            doing = f"read rows of the array {array.spec.path!r}"
-            raise storage_error(error, doing, error.filename) from error
-        return cls(array, engine, files)
+        return cls(array, engine, array.open_files(direct=engine.choice.is_direct))
 
     @cached_property
     def num_rows(self) -> int:

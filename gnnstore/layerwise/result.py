@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import NotFoundError, limits_named, storage_error
+from gnnstore.errors import NotFoundError, limits_named, storage_errors
 from gnnstore.formats import NODE_TYPE, StoreReader
 from gnnstore.graph.arrays import Attribute
 
@@ -79,15 +79,12 @@ class Embeddings(Attribute):
         """
         dtype = self._reader.paged(self.spec).dtype
         header = {"descr": dtype.str, "fortran_order": False, "shape": self.shape}
-        try:
-            with Path(path).open("xb") as file:
-                np.lib.format.write_array_header_1_0(file, header)
-                for _, rows in self.scan():
-                    file.write(np.ascontiguousarray(rows).data)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(error, "write the embeddings", path) from error
+        with storage_errors("write the embeddings", path), Path(path).open("xb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for _, rows in self.scan():
+                file.write(np.ascontiguousarray(rows).data)
+            file.flush()
+            os.fsync(file.fileno())
 
     def remove(self) -> None:
         """Delete the directory."""

@@ -8,9 +8,9 @@ near each other share reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.profile.tuning import ReadTuning
 from gnnstore.formats.arrays.pages import ShardLayout
 from gnnstore.planning.reads import ReadTotals, count_reads
+
+if TYPE_CHECKING:
+    from gnnstore.formats.arrays.paged_array import PagedArray
 
 PAGE_BYTES = 4096
 # Uses of rows that are kept: analysing them takes a second, and up to 77 bytes for each; counting
@@ -133,6 +136,18 @@ class TableReads:
     layouts: tuple[ShardLayout, ...]
     alignments: tuple[int, ...]
     tuning: ReadTuning
+
+    @classmethod
+    def of(cls, arrays: Sequence[PagedArray], tuning: ReadTuning) -> Self:
+        """Return how the rows of stored arrays are read.
+
+        Raises
+        ------
+        StorageError
+            If a file cannot be opened.
+        """
+        alignments = tuple(array.open_files().alignment_bytes for array in arrays)
+        return cls(tuple(array.layout for array in arrays), alignments, tuning)
 
     @property
     def row_bytes(self) -> int:

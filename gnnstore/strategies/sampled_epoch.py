@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore._core import release_memory
 from gnnstore.caching.scores import MAX_COUNTED_BATCHES, count_out_degrees
 from gnnstore.disk.profile.first_use import disk_profile
-from gnnstore.errors import storage_error
 from gnnstore.features.memory import MAX_FAULT_THREADS, MIN_ROWS_PER_FAULT_THREAD
 from gnnstore.pipeline.margins import MANY_BATCHES
 from gnnstore.planning.calibrate import gather_bandwidth
@@ -95,7 +93,7 @@ class SampledEpoch:
         seen, workload = sample_workload(
             loader.presampler,
             structure,
-            reads_of(loader, specs, engine),
+            TableReads.of([loader.store.reader.paged(spec) for spec in specs], engine.tuning),
             num_threads=num_threads,
             spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
@@ -196,23 +194,3 @@ def out_degrees(structure: Topology, memory_bytes: int) -> npt.NDArray[np.uint32
     if csc.num_nodes * np.dtype(np.uint32).itemsize > memory_bytes:
         return None
     return count_out_degrees(csc.column_pieces(), csc.num_nodes, csc.source)
-
-
-def reads_of(loader: LoaderSpec, specs: tuple[AttributeSpec, ...], engine: Engine) -> TableReads:
-    """Return how the rows of some attributes are read.
-
-    Raises
-    ------
-    StorageError
-        If a file cannot be opened.
-    """
-    arrays = [loader.store.reader.paged(spec) for spec in specs]
-    alignments = []
-    for array in arrays:
-        try:
-            files = _core.FileSet(array.file_paths, array.body_bytes)
-        except OSError as error:
-            raise storage_error(error, "open", error.filename or array.file_paths[0]) from error
-        alignments.append(files.alignment_bytes)
-    layouts = tuple(array.layout for array in arrays)
-    return TableReads(layouts, tuple(alignments), engine.tuning)

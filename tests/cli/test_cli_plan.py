@@ -127,7 +127,7 @@ def test_reads_are_those_that_the_readers_make(run: Any, store: Path) -> None:
     for policy in document["caches"][0]["policies"]:
         assert policy["reads_per_epoch"] == len(reads)
         assert policy["bytes_per_epoch"] == sum(size for _, size in reads)
-    assert disk.row_bytes == 100
+    assert disk.reads.row_bytes == 100
 
 
 def test_the_table(run: Any, store: Path) -> None:

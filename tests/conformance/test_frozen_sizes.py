@@ -26,12 +26,12 @@ from gnnstore import BudgetError, NeighborLoader
 from gnnstore.budget import limits
 from gnnstore.disk.profile import first_use as first_measurement
 from gnnstore.disk.profile.device_profile import save_profile
+from gnnstore.planning.workload import TableReads
 from gnnstore.strategies import optimizer, sampled_epoch
 from gnnstore.testing.disks import usual_profile
 from gnnstore.testing.graphs import GraphArrays
 from gnnstore.testing.plans import pack
 from gnnstore.tools.cli import main
-from gnnstore.tools.plan import caches as plan_caches
 
 FROZEN = Path(__file__).parents[1] / "data" / "frozen" / "sizes.json"
 SHOWN = (
@@ -63,14 +63,13 @@ def fix_the_machine(patch: pytest.MonkeyPatch, directory: Path, graph: str) -> N
     ticks = count()
     patch.setattr(sampled_epoch, "perf_counter", lambda: next(ticks) / 4)
 
-    reads_of = sampled_epoch.reads_of
+    reads_of = TableReads.of
 
     def reads_of_sectors(*arguments: Any) -> Any:
         reads = reads_of(*arguments)
         return replace(reads, alignments=(512,) * len(reads.alignments))
 
-    patch.setattr(sampled_epoch, "reads_of", reads_of_sectors)
-    patch.setattr(plan_caches, "_alignment_bytes", lambda _: 512)
+    patch.setattr(TableReads, "of", reads_of_sectors)
 
 
 # --- graphs and cases ------------------------------------------------------------------------

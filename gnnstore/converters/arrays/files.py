@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.arrays.source import check_fits
 from gnnstore.converters.inputs import existing_file
-from gnnstore.errors import InputError, UsageError, storage_error
+from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.container.regular_files import open_regular
 
@@ -138,22 +138,18 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
+        with storage_errors("read the array", path):
             self._file = open_regular(path, error=InputError)
-        except OSError as error:
-            raise storage_error(error, "read the array", path) from error
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def fill(self, view: memoryview, offset: int) -> int:
         """Read into a view, and return how many bytes the file is too short."""
-        try:
+        with storage_errors("read the array", self._path):
             while len(view):
                 count = os.preadv(self._file, [view], offset)
                 if not count:
                     break
                 view, offset = view[count:], offset + count
-        except OSError as error:
-            raise storage_error(error, "read the array", self._path) from error
         return len(view)
 
     def __enter__(self) -> _Reader:
@@ -228,10 +224,8 @@ def open_raw(path: Path, layout: RawLayout) -> FileArray:
         If its size is not that of the layout.
     """
     existing_file(path, "the raw file")
-    try:
+    with storage_errors("read the raw file", path):
         found = path.stat().st_size
-    except OSError as error:
-        raise storage_error(error, "read the raw file", path) from error
     rows, rest = divmod(found, layout.row_bytes)
     if rest:
         raise InputError(

@@ -16,7 +16,7 @@ import numpy.lib.format as npy
 from gnnstore.converters.arrays.files import FileArray
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray
 from gnnstore.converters.inputs import existing_file, open_input
-from gnnstore.errors import InputError, storage_error
+from gnnstore.errors import InputError, storage_errors
 
 _KINDS = "biuf"  # booleans, integers, floats: what a store can hold
 
@@ -92,12 +92,10 @@ def open_npy(path: Path) -> ArraySource:
         can hold.
     """
     existing_file(path, "the array")
-    try:
+    with storage_errors("read the array", path):
         with open_input(path) as stream:
             header = read_npy_header(stream, str(path), path)
         found = path.stat().st_size
-    except OSError as error:
-        raise storage_error(error, "read the array", path) from error
     expected = header.header_bytes + math.prod(header.shape) * header.dtype.itemsize
     if found != expected:
         raise InputError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from gnnstore.converters.inputs import existing_file, open_input
-from gnnstore.errors import InputError, UsageError, storage_error
+from gnnstore.errors import InputError, UsageError, storage_errors
 
 FILE_NAME = "metadata.yaml"
 _MAX_BYTES = 2**20  # the largest public ones have a few thousand
@@ -81,12 +81,9 @@ def read_metadata(directory: Path) -> Metadata:
         Naming the place in the file, if they are malformed, or of several types.
     """
     path = existing_file(directory / FILE_NAME, "the data set's metadata")
-    try:
-        with open_input(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            text = file.read(_MAX_BYTES)
-    except OSError as error:
-        raise storage_error(error, "read the metadata", path) from error
+    with storage_errors("read the metadata", path), open_input(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        text = file.read(_MAX_BYTES)
     if size > _MAX_BYTES:
         raise InputError(f"{path}: has {size} bytes, at most {_MAX_BYTES} are read", path=path)
     return _Reader(path).metadata(_parse(text, path))

@@ -38,7 +38,7 @@ from gnnstore.converters.edges.runs import (
 )
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.read_ahead import num_threads
-from gnnstore.errors import InputError, NoSpaceError, storage_error
+from gnnstore.errors import InputError, NoSpaceError, storage_errors
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.formats.container.journal import Journal
 from gnnstore.units import format_size
@@ -243,10 +243,8 @@ class EdgeBuilder:
         """Write all edges that are in memory as sorted runs."""
         buffer, directory = self.buffer, self._spill_directory
         self._check_space(max(buffer.num_edges, self._expected - buffer.num_seen))
-        try:
+        with storage_errors("create the spill directory", directory):
             directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise storage_error(error, "create the spill directory", directory) from error
         # The first time, memory is nearly full, and what is there goes in several parts. What
         # they leave is not counted: blocks of the buffer are freed as a whole.
         limit = self._memory.limit

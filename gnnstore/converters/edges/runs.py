@@ -25,7 +25,7 @@ from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.row_blocks import RowBlocks
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.spill_files import read_exactly
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.strict_json import Fields
 
@@ -301,7 +301,7 @@ def _in_order(
 def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[Any]]) -> int:
     """Write a file, durably; return its crc32c."""
     crc = 0
-    try:
+    with storage_errors("write a sorted run of edges", path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         descriptor = open_regular(path, flags, error=CorruptStoreError, root=Path(path).parent)
         with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123 - a descriptor
@@ -312,6 +312,4 @@ def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[
                 while view:  # a raw write may be short
                     view = view[file.write(view) :]
             os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error(error, "write a sorted run of edges", path) from error
     return crc

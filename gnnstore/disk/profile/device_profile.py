@@ -19,7 +19,7 @@ from typing import Any
 
 from gnnstore.disk.profile.filesystems import filesystem_id
 from gnnstore.disk.profile.user_cache import user_cache_directory, write_whole
-from gnnstore.errors import CorruptStoreError, StorageError, storage_error
+from gnnstore.errors import CorruptStoreError, StorageError, storage_errors
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields, parse_object
 
@@ -326,8 +326,6 @@ def save_kept(kept: KeptProfile) -> Path:
     if kept.again is not None:
         document["again"] = kept.again.to_document()
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    try:
+    with storage_errors("keep the measurements", file):
         write_whole(file, [text.encode()])
-    except OSError as error:
-        raise storage_error(error, "keep the measurements", file) from error
     return file

@@ -22,7 +22,7 @@ from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.filesystems import filesystem_id, find_mount
 from gnnstore.disk.profile.rates import ReadRate, at_random, in_sequence
 from gnnstore.disk.profile.scratch_file import open_scratch_file
-from gnnstore.errors import NoSpaceError, NotFoundError, UsageError, storage_error
+from gnnstore.errors import NoSpaceError, NotFoundError, UsageError, storage_errors
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_size
 
@@ -134,15 +134,13 @@ def measure_disk(
                 f"writing was so slow that the file has {format_size(written)} instead of "
                 f"{format_size(size)}; more --seconds allow more"
             )
-        try:
+        with storage_errors("read the file to measure with", directory):
             files = _core.FileSet([file.path], [written])
             file.remove_name()
             readings = _Readings(files, written, choice.name)
             sequential, random = readings.measure(
                 started + seconds, _SEQUENTIAL_SHARE * seconds, progress
             )
-        except OSError as error:
-            raise storage_error(error, "read the file to measure with", directory) from error
     mount = find_mount(directory)
     if mount and mount.kind in _IN_MEMORY:
         remarks.append(f"{mount.point} ({mount.kind}) lies in memory; there is no disk below it")

@@ -20,7 +20,7 @@ from time import perf_counter
 
 import numpy as np
 
-from gnnstore.errors import NoSpaceError, storage_error
+from gnnstore.errors import NoSpaceError, storage_error, storage_errors
 from gnnstore.units import format_size
 
 # 8 MiB a write: the kernel cuts it into requests that a drive works on side by side.
@@ -136,14 +136,10 @@ def open_scratch_file(directory: Path) -> Iterator[ScratchFile]:
     StorageError
         If it cannot be made, as on a read-only file system.
     """
-    try:
+    with storage_errors(
+        "make a file to measure with (any directory on the same file system will do)", directory
+    ):
         file = _nameless(directory) or _named(directory)
-    except OSError as error:
-        raise storage_error(
-            error,
-            "make a file to measure with (any directory on the same file system will do)",
-            directory,
-        ) from error
     try:
         yield file
     finally:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.file_parts import read_part, write_part
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import Compression
 
@@ -129,7 +129,7 @@ def compress_runs(
     num_threads = max(1, min(num_threads, at_once))
     found = Frames(offsets.copy(), np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64))
     place = int(offsets[0])
-    try:
+    with storage_errors("compress packed rows", path):
         descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
 
@@ -154,8 +154,6 @@ def compress_runs(
             found.offsets[-1] = place
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise storage_error(error, "compress packed rows", path) from error
     return found
 
 

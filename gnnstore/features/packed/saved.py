@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
-from gnnstore.errors import CorruptStoreError, UsageError, storage_error
+from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
 from gnnstore.features.packed.frames import FrameReader
@@ -132,10 +132,8 @@ class SavedPlan:
         self._descriptor = -1
         if reader.batches.file_paths:
             path = reader.batches.file_paths[0]
-            try:
+            with storage_errors("open the plan", path):
                 self._descriptor = open_regular(path, error=CorruptStoreError, root=reader.path)
-            except OSError as error:
-                raise storage_error(error, "open the plan", path) from error
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             weakref.finalize(self, os.close, self._descriptor)
 
@@ -340,21 +338,7 @@ def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> Fil
     """
     geometry = PageGeometry(spec.num_bytes // max(1, spec.num_rows), DEFAULT_PAGE_BYTES)
     array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
-    return FileRows(array, engine, open_values(packed, engine))
-
-
-def open_values(packed: PagedArray, engine: Engine) -> _core.FileSet:
-    """Open the file of an array of bytes for an engine.
-
-    Raises
-    ------
-    StorageError
-        If it cannot be opened.
-    """
-    try:
-        return _core.FileSet(packed.file_paths, packed.body_bytes, direct=engine.choice.is_direct)
-    except OSError as error:
-        raise storage_error(error, "open the plan", error.filename or "") from error
+    return FileRows(array, engine, packed.open_files(direct=engine.choice.is_direct))
 
 
 def not_packed(what: str) -> UsageError:

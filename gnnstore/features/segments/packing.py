@@ -22,7 +22,7 @@ from gnnstore import _core
 from gnnstore.caching.segments import Order, SharedRows, segments_of
 from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.disk.spool import MemorySpool
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import ChunkChecksums, MissIndex, PackedChunks, shared_crcs
 from gnnstore.features.packed.misses import MissTable
@@ -318,7 +318,7 @@ def _reorder(
     """Put the rows of each chunk of a file in their segment's order; return their checksums."""
     sizes = [size for place in divided.segments for size in _chunk_sizes(place)]
     crcs = np.empty(sum(sizes), np.uint32)
-    try:
+    with storage_errors("order the rows of a segment", path):
         descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
             begin = 0
@@ -335,6 +335,4 @@ def _reorder(
                 begin += size
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise storage_error(error, "order the rows of a segment", path) from error
     return crcs

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.zarr_metadata import (
     METADATA_FILE,
@@ -57,13 +57,11 @@ class GrowingFile:
         self._region_begin = 0
         self._sums = BlockChecksums()
         self._taken: tuple[int, BlockChecksums] | None = None
-        try:
+        with storage_errors("create a file", self.file_path):
             self._directory.mkdir(parents=True, exist_ok=True)
             self._descriptor = open_regular(
                 self.file_path, os.O_RDWR | os.O_CREAT, error=CorruptStoreError, root=root
             )
-        except OSError as error:
-            raise storage_error(error, "create a file", self.file_path) from error
 
     def append(self, parts: Iterable[memoryview]) -> int:
         """Write bytes from the next multiple of 4096 on, and return where that is.
@@ -74,14 +72,12 @@ class GrowingFile:
         """
         begin = self.size_bytes + -self.size_bytes % ALIGNMENT_BYTES
         place = begin
-        try:
+        with storage_errors("write", self.file_path):
             for part in parts:
                 view = part
                 while len(view):
                     done = os.pwrite(self._descriptor, view, place)
                     place, view = place + done, view[done:]
-        except OSError as error:
-            raise storage_error(error, "write", self.file_path) from error
         self.size_bytes = place
         return begin
 
@@ -91,14 +87,12 @@ class GrowingFile:
 
     def end_region(self) -> tuple[int, int]:
         """Make what was written durable, and return its end and the crc32c of the region."""
-        try:
+        with storage_errors("write", self.file_path):
             # What ends in the middle of a page is filled up, so that the next one begins on one.
             self.size_bytes += -self.size_bytes % ALIGNMENT_BYTES
             os.ftruncate(self._descriptor, self.size_bytes)
             os.fsync(self._descriptor)
             crc = self._read(self._region_begin, self.size_bytes, self._sums)
-        except OSError as error:
-            raise storage_error(error, "write", self.file_path) from error
         self._region_begin = self.size_bytes
         return self.size_bytes, crc
 
@@ -127,10 +121,8 @@ class GrowingFile:
 
     def cut(self) -> None:
         """Remove what lies behind the regions that were taken over."""
-        try:
+        with storage_errors("continue", self.file_path):
             os.ftruncate(self._descriptor, self._region_begin)
-        except OSError as error:
-            raise storage_error(error, "continue", self.file_path) from error
 
     def finish(self) -> dict[str, tuple[int, npt.NDArray[np.uint32]]]:
         """Turn the bytes into a Zarr array; return its files: size and checksums by path."""
@@ -141,10 +133,8 @@ class GrowingFile:
             tail = np.concatenate([np.zeros(padding, np.uint8), shard_index(layout, 0)])
             self._sums.update(tail)
             self.append([tail.data])  # the end of a region is a multiple of 4096
-            try:
+            with storage_errors("write", self.file_path):
                 os.fsync(self._descriptor)
-            except OSError as error:
-                raise storage_error(error, "write", self.file_path) from error
             files[f"{self.name}/{self.file_path.name}"] = (self._sums.num_bytes, self._sums.crcs)
         self.close()
         if not layout.num_shards:

@@ -257,6 +257,19 @@ class PagedArray:
         for first in range(0, self.num_rows, step):
             yield first, self.read_slice(first, min(first + step, self.num_rows))
 
+    def open_files(self, *, direct: bool = False) -> _core.FileSet:
+        """Open the files of the array's rows; `direct` reads past the page cache.
+
+        Raises
+        ------
+        StorageError
+            If a file cannot be opened, or is shorter than its part of the array.
+        """
+        try:
+            return _core.FileSet(self.file_paths, self.body_bytes, direct=direct)
+        except OSError as error:
+            raise self._storage_error(error, "open") from error
+
     def _storage_error(self, error: OSError, doing: str) -> StorageError | CorruptStoreError:
         where = error.filename or (self.file_paths[0] if self.file_paths else self.spec.path)
         return storage_error(error, f"{doing} the array {self.spec.path!r}", where)

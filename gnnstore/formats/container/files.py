@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, storage_error
+from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.formats.container.regular_files import open_binary
 
 BlockCrcs: TypeAlias = npt.NDArray[np.uint32]
@@ -100,10 +100,8 @@ class ChecksummedFile:
         self.path = path
         self._begun_bytes = 0
         self._checksums = BlockChecksums()
-        try:
+        with storage_errors("create a file", path):
             self._file = path.open("xb", buffering=0)
-        except OSError as error:
-            raise storage_error(error, "create a file", path) from error
 
     def write(self, data: npt.NDArray[np.uint8]) -> None:
         """Append the bytes of a contiguous uint8 array.

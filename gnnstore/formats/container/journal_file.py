@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gnnstore.errors import CorruptStoreError, StorageError, storage_error
+from gnnstore.errors import CorruptStoreError, StorageError, storage_errors
 from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.container.regular_files import open_binary, open_regular
 from gnnstore.formats.container.strict_json import parse_object, value_bound
@@ -84,15 +84,13 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         If the operating system refuses.
     """
     view = memoryview(encode_record(record))
-    try:
+    with storage_errors("write the journal", path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         descriptor = open_regular(path, flags, error=CorruptStoreError, root=path.parent)
         with open(descriptor, "ab", buffering=0) as file:  # noqa: PTH123 - a descriptor
             while view:  # a raw write may be short
                 view = view[file.write(view) :]
             os.fsync(file.fileno())
-    except OSError as error:
-        raise storage_error(error, "write the journal", path) from error
 
 
 def cut_journal(path: Path, num_bytes: int) -> None:
@@ -105,14 +103,12 @@ def cut_journal(path: Path, num_bytes: int) -> None:
     StorageError
         If the operating system refuses.
     """
-    try:
+    with storage_errors("continue the journal", path):
         descriptor = open_regular(path, os.O_WRONLY, error=CorruptStoreError, root=path.parent)
         try:
             os.ftruncate(descriptor, num_bytes)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise storage_error(error, "continue the journal", path) from error
 
 
 def encode_record(record: Mapping[str, Any]) -> bytes:

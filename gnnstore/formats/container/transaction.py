@@ -21,10 +21,10 @@ from pathlib import Path
 from gnnstore import _core
 from gnnstore.errors import (
     NotFoundError,
-    StorageError,
     StoreExistsError,
     UsageError,
     storage_error,
+    storage_errors,
 )
 from gnnstore.formats.container.files import fsync_directory
 from gnnstore.formats.container.leftovers import is_resumable, leftover_bytes, leftovers, remove
@@ -167,17 +167,13 @@ class DirectoryTransaction:
         StorageError
             If the operating system refuses.
         """
-        try:
+        with storage_errors("commit", self.final):
             for root, _, _ in os.walk(self.path):
                 fsync_directory(Path(root))
             before_rename()
             fsync_directory(self.path)
             self._rename()
             fsync_directory(self.final.parent)
-        except OSError as error:
-            if isinstance(error, (StorageError, StoreExistsError)):
-                raise
-            raise storage_error(error, "commit", self.final) from error
         self._unlock()
 
     def _rename(self) -> None:

@@ -20,7 +20,7 @@ from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,
     UnsupportedVersionError,
-    storage_error,
+    storage_errors,
 )
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import BLOCK_BYTES, Problem
@@ -149,10 +149,8 @@ def compare_checksums(
 
 
 def _crcs_of(path: Path, block_bytes: int, num_threads: int) -> npt.NDArray[np.uint32]:
-    try:
+    with storage_errors("verify", path):
         return _core.crc32c_file(str(path), block_bytes, num_threads)
-    except OSError as error:
-        raise storage_error(error, "verify", path) from error
 
 
 def _differences(

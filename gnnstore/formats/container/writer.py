@@ -26,6 +26,7 @@ from gnnstore.errors import (
     UnsupportedVersionError,
     UsageError,
     storage_error,
+    storage_errors,
 )
 from gnnstore.formats.arrays.compressed import crc_of_array, write_cold_files
 from gnnstore.formats.arrays.dtypes import dtype_name, storage_dtype
@@ -260,17 +261,13 @@ class SealedWriter:
         directory = self._array_directory(spec)
         crc = crc_of_array(spec, stored)
         files = self.journal.cold_files(array_path, crc)
-        try:
+        with storage_errors(f"write the array {name!r}", directory):
             if files is None:
                 for file in directory.iterdir():
                     file.unlink()
                 dimension = self.row_dimension(array_path)
                 files = write_cold_files(directory, spec, stored, dimension)
                 self.journal.record_cold(array_path, crc, files)
-        except OSError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise storage_error(error, f"write the array {name!r}", directory) from error
         for file_name, size, crcs in files:
             self._files[f"{array_path}/{file_name}"] = (size, crcs)
         return spec

@@ -15,6 +15,7 @@ from gnnstore.errors import (
     StorageError,
     UsageError,
     storage_error,
+    storage_errors,
 )
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
 from gnnstore.formats.container.files import fsync_directory
@@ -97,11 +98,9 @@ def remove_plan(store: Path, name: str) -> None:
         raise NotFoundError(f"{store}: no plan {name!r}; its plans: {names}", path=path)
     # Under a name that 'gnnstore gc' knows, so that a plan is there whole or not at all.
     doomed = path.with_name(f".{name}.tmp-{uuid.uuid4().hex[:8]}")
-    try:
+    with storage_errors("remove the plan", path):
         path.rename(doomed)
         fsync_directory(path.parent)
-    except OSError as error:
-        raise storage_error(error, "remove the plan", path) from error
     with locked(doomed):
         remove(doomed)
     if doomed.exists():

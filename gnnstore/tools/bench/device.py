@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gnnstore import _core
 from gnnstore.disk.engines import choose_engine
 from gnnstore.disk.profile.rates import ReadRate, at_random, in_sequence
-from gnnstore.errors import storage_error
+from gnnstore.errors import storage_errors
 
 if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
@@ -67,7 +67,7 @@ def measure_device(array: PagedArray) -> DeviceLimits:
     engine = "pread" if engine == "mmap" else engine
     block = min(_BLOCK_BYTES, 1 << (num_bytes.bit_length() - 1))
     large = min(_LARGE_BYTES, 1 << (num_bytes.bit_length() - 1))
-    try:
+    with storage_errors("measure the disk on", path):
         files = _core.FileSet([str(path)], [num_bytes])
         random = max(
             ReadRate(
@@ -83,8 +83,6 @@ def measure_device(array: PagedArray) -> DeviceLimits:
             draw=in_sequence(num_bytes, large),
             max_reads=max(1, num_bytes // large),
         ).measure(_SLICE_SECONDS)
-    except OSError as error:
-        raise storage_error(error, "measure the disk on", path) from error
     return DeviceLimits(
         random, in_order * large, engine, files.is_direct, time.perf_counter() - started
     )

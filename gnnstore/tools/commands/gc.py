@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnnstore.disk.scratch import find_runs, remove_run
-from gnnstore.errors import NotFoundError, StorageError, storage_error
+from gnnstore.errors import NotFoundError, StorageError, storage_errors
 from gnnstore.formats.container.leftovers import Leftover, find_leftovers, remove
 from gnnstore.formats.packed.manifest import PLANS_DIRECTORY
 from gnnstore.formats.store.schema import StoreManifest
@@ -45,15 +45,11 @@ def command(session: Session, paths: tuple[str, ...], yes: bool) -> None:
     """List leftovers, or remove them."""
     found: list[dict[str, Any]] = []
     for path in dict.fromkeys(Path(path).absolute() for path in paths or (".",)):
-        try:
+        with storage_errors("look for leftovers", path):
             found += [
                 _describe(leftover, _remove(leftover) if yes else "none")
                 for leftover in _find(path)
             ]
-        except OSError as error:
-            if isinstance(error, NotFoundError):
-                raise
-            raise storage_error(error, "look for leftovers", path) from error
     removed = sum(item["num_bytes"] for item in found if item["action"] == "removed")
     session.emit(
         {"leftovers": found, "removed_bytes": removed},

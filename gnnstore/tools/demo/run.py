@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from gnnstore.converters import ConvertOptions, from_rmat
-from gnnstore.errors import storage_error
+from gnnstore.errors import storage_errors
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.stats import peak_rss_bytes
@@ -94,10 +94,8 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 
 def _output(directory: str) -> Path:
     place = Path(directory)
-    try:
+    with storage_errors("make the demo's directory", place):
         place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(error, "make the demo's directory", place) from error
     return place / _STORE_NAME
 
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from gnnstore import _core
 from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policies, run_policy
 from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
-from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
-from gnnstore.errors import StorageError, UsageError, storage_error
+from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.errors import StorageError, UsageError
 from gnnstore.graph.store import open as open_store
-from gnnstore.planning.reads import ReadTotals, count_reads
+from gnnstore.planning.reads import ReadTotals
+from gnnstore.planning.workload import TableReads
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
@@ -43,16 +43,13 @@ class _Disk:
     Attributes
     ----------
     arrays : tuple of PagedArray
-    alignments : tuple of int
-        Alignment of reads of each array, in bytes.
-    tuning : ReadTuning
+    reads : TableReads
     profile : DeviceProfile or None
         Measurements, unless they were made through the page cache.
     """
 
     arrays: tuple[PagedArray, ...]
-    alignments: tuple[int, ...]
-    tuning: ReadTuning
+    reads: TableReads
     profile: DeviceProfile | None
 
     @classmethod
@@ -71,27 +68,7 @@ class _Disk:
             )
         profile = load_profile(store.path)
         usable = profile if profile is not None and profile.is_direct else None
-        alignments = tuple(_alignment_bytes(array) for array in arrays)
-        return cls(tuple(arrays), alignments, tune_reads(profile), usable)
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a node's rows."""
-        return sum(array.geometry.row_bytes for array in self.arrays)
-
-    def reads_of(self, rows: Any) -> ReadTotals:
-        """Count the reads that fetch the rows of some nodes, ascending, each once."""
-        totals = ReadTotals()
-        for array, alignment_bytes in zip(self.arrays, self.alignments, strict=True):
-            totals += count_reads(rows, array.layout, alignment_bytes, self.tuning)
-        return totals
-
-
-def _alignment_bytes(array: PagedArray) -> int:
-    try:
-        return _core.FileSet(array.file_paths, array.body_bytes).alignment_bytes
-    except OSError as error:
-        raise storage_error(error, "open", error.filename or array.file_paths[0]) from error
+        return cls(tuple(arrays), TableReads.of(arrays, tune_reads(profile)), usable)
 
 
 def plan_caches(
@@ -192,10 +169,10 @@ def _describe_disk(disk: _Disk) -> dict[str, Any]:
     profile = disk.profile
     return {
         "arrays": [array.spec.path for array in disk.arrays],
-        "row_bytes": disk.row_bytes,
-        "alignment_bytes": max(disk.alignments),
-        "gap_bytes": disk.tuning.gap_bytes,
-        "max_read_bytes": disk.tuning.max_read_bytes,
+        "row_bytes": disk.reads.row_bytes,
+        "alignment_bytes": max(disk.reads.alignments),
+        "gap_bytes": disk.reads.tuning.gap_bytes,
+        "max_read_bytes": disk.reads.tuning.max_read_bytes,
         "measured_at": None if profile is None else profile.measured_at,
     }
 
@@ -209,9 +186,10 @@ def _compare(
 ) -> list[dict[str, Any]]:
     """Return for each size what each policy reads, as JSON values."""
     compared = []
+    row_bytes = disk.reads.row_bytes
     with progress.phase("compare", len(sizes) * len(policies()), "caches") as phase:
         for size in sizes:
-            rows = round(size * num_nodes) if isinstance(size, float) else size // disk.row_bytes
+            rows = round(size * num_nodes) if isinstance(size, float) else size // row_bytes
             num_rows = min(rows, num_nodes)
             outcomes = []
             for policy in policies():
@@ -220,7 +198,7 @@ def _compare(
             compared.append(
                 {
                     "num_rows": num_rows,
-                    "num_bytes": num_rows * disk.row_bytes,
+                    "num_bytes": num_rows * row_bytes,
                     "share": num_rows / num_nodes,
                     "policies": outcomes,
                 }
@@ -234,7 +212,7 @@ def _run(policy: str, num_rows: int, disk: _Disk, epoch: SampledEpoch) -> dict[s
     run = run_policy(policy, trace, num_rows, epoch.scores)
     seconds = time.perf_counter() - began
     totals = _reads(run, trace, disk)
-    fill = disk.reads_of(run.filled)
+    fill = disk.reads.count(run.filled)
     # Whole epochs are compared; reads before the first of them are counted apart.
     scale = epoch.epoch_batches / trace.num_batches
     scaled = ReadTotals(round(totals.reads * scale), round(totals.num_bytes * scale))
@@ -254,5 +232,5 @@ def _run(policy: str, num_rows: int, disk: _Disk, epoch: SampledEpoch) -> dict[s
 def _reads(run: PolicyRun, trace: Trace, disk: _Disk) -> ReadTotals:
     totals = ReadTotals()
     for i in range(trace.num_batches):
-        totals += disk.reads_of(run.missed_rows(trace, i))
+        totals += disk.reads.count(run.missed_rows(trace, i))
     return totals

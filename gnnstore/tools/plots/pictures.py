@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.errors import NotFoundError, UsageError, storage_error
+from gnnstore.errors import NotFoundError, UsageError, storage_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -98,8 +98,6 @@ def save_png(figure: Figure, file: Path, title: str) -> Path:
     figure.suptitle(title, fontsize=10)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
-    try:
+    with storage_errors("write the picture", file):
         file.write_bytes(picture.getvalue())
-    except OSError as error:
-        raise storage_error(error, "write the picture", file) from error
     return file
