@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.pickled import read_split_dict
+from gnnstore.converters.arrays.pickled import open_pickled
 from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.features.check import verify
@@ -306,7 +306,7 @@ def test_an_archive_expands_no_further_than_it_says(tmp_path: Path, method: int)
         with pytest.raises(InputError, match="is damaged" if is_bounded else "method 12 of zip"):
             open_npz(tmp_path / "a.npz")["a"].read()
         with pytest.raises(InputError, match="found a"):
-            read_split_dict(tmp_path / "split_dict.pt")
+            open_pickled(tmp_path / "split_dict.pt", "the splits")
 
 
 def test_yaml_is_not_expanded(tmp_path: Path) -> None:

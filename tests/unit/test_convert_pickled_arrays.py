@@ -1,11 +1,13 @@
-"""`split_dict.pt`: arrays are read out of it, and nothing else in a pickle ever runs."""
+"""What `torch.save` wrote: arrays are read out of it, and nothing else in a pickle ever runs."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 import zipfile
-from collections import OrderedDict
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnnstore.converters.arrays.pickled import arrays_of_pickle, read_split_dict
+from gnnstore.converters.arrays.pickled import open_pickled
+from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.errors import InputError, NotFoundError
 from gnnstore.testing.effort import examples
 
@@ -26,33 +29,88 @@ def archive(path: Path, data: bytes) -> Path:
     return path
 
 
+def read(path: Path) -> dict[str, Any]:
+    found = open_pickled(path, "the splits")
+    return {
+        name: value.read()
+        if not isinstance(value, Mapping)
+        else {part: array.read() for part, array in value.items()}
+        for name, value in found.items()
+    }
+
+
+def rows(source: ArraySource, step: int, start: int) -> Any:
+    pieces = list(source.rows(step, start))
+    assert all(0 < len(piece) <= step for piece in pieces)
+    return np.concatenate(pieces) if pieces else np.empty((0, *source.shape[1:]), source.dtype)
+
+
+VALUES = [
+    np.arange(5),
+    np.arange(70000, dtype=np.int32),
+    np.arange(12).reshape(3, 4).T,
+    np.arange(60000).reshape(2, 30000).T,
+    np.arange(30000).reshape(30, 1000),
+    np.arange(4).astype(">i8"),
+    np.array([True, False]),
+    np.array([], np.uint16),
+    np.arange(2**40, 2**40 + 3),
+    np.linspace(0, 1, 3000, dtype=np.float32),
+]
+
+
 # From protocol 5 on NumPy calls a function of its own; torch.save takes 2 unless told.
 @pytest.mark.parametrize("protocol", [2, 3, 4])
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.arange(5),
-        np.arange(70000, dtype=np.int32),
-        np.arange(12).reshape(3, 4).T,
-        np.arange(4).astype(">i8"),
-        np.array([True, False]),
-        np.array([], np.uint16),
-        np.arange(2**40, 2**40 + 3),
-    ],
-)
-def test_arrays_come_out_as_they_went_in(protocol: int, values: np.ndarray[Any, Any]) -> None:
-    found = arrays_of_pickle(pickle.dumps({"train": values, "test": np.arange(2)}, protocol))
+@pytest.mark.parametrize("values", VALUES)
+def test_arrays_come_out_as_they_went_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int, values: np.ndarray[Any, Any]
+) -> None:
+    monkeypatch.setattr("gnnstore.converters.arrays.pickled._PIECE_BYTES", 2**10 + 3)
+    splits = {"train": values, "test": np.arange(2)}
+    found = open_pickled(archive(tmp_path / "a.pt", pickle.dumps(splits, protocol)), "the splits")
     assert list(found) == ["train", "test"]
-    np.testing.assert_array_equal(found["train"], values)
+    source: Any = found["train"]
+    assert (source.shape, source.dtype) == (values.shape, values.dtype.newbyteorder("="))
+    np.testing.assert_array_equal(source.read(), values)
+    np.testing.assert_array_equal(rows(source, 7, 0), values)
+    np.testing.assert_array_equal(rows(source, 100, 2), values[2:])
 
 
-def test_what_torch_saves_is_read(tmp_path: Path) -> None:
-    splits = {"train": np.arange(300), "valid": np.array([7]), "test": np.arange(5)[::-1].copy()}
-    torch.save(splits, tmp_path / "split_dict.pt")
-    found = read_split_dict(tmp_path / "split_dict.pt")
-    assert found.keys() == splits.keys()
-    for name, ids in splits.items():
-        np.testing.assert_array_equal(found[name], ids)
+@pytest.mark.parametrize("form", ["archive", "before 1.6", "tensors"])
+def test_what_torch_saves_is_read(tmp_path: Path, form: str) -> None:
+    splits: dict[str, Any] = {
+        "train": {"edge": np.arange(6000).reshape(3000, 2), "weight": np.ones(3000, np.float32)},
+        "valid": {"edge": np.arange(600).reshape(2, 300).T, "year": np.arange(300)[::-1].copy()},
+        "test": {"edge": np.empty((0, 2), np.int64), "flag": np.array([True])},
+    }
+    saved = splits
+    if form == "tensors":
+        saved = {k: {n: torch.from_numpy(v) for n, v in d.items()} for k, d in splits.items()}
+        saved["train"]["weight"] = torch.arange(5000, dtype=torch.float32)[1000:4000] * 0 + 1
+        saved["valid"]["year"] = torch.arange(600).flip(0)[300:].to(torch.int32)
+    is_archive = form != "before 1.6"
+    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=is_archive)
+    found = read(tmp_path / "a.pt")
+    for name, arrays in splits.items():
+        assert list(found[name]) == list(arrays)
+        for part, values in arrays.items():
+            np.testing.assert_array_equal(found[name][part], values)
+    assert found["train"]["weight"].dtype == np.float32
+
+
+def test_numbers_stay_on_disk(tmp_path: Path) -> None:
+    many = np.full((4000, 1000), 200)  # 32 MB, more as text
+    torch.save({"neg": many, "edge": np.arange(8)}, tmp_path / "a.pt")
+    tracemalloc.start()
+    try:
+        found: Any = open_pickled(tmp_path / "a.pt", "the splits")
+        num_rows = sum(len(piece) for piece in found["neg"].rows(64))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert num_rows == 4000
+    assert peak < 2**24
+    assert found["edge"].read().tolist() == list(range(8))
 
 
 class Attack:
@@ -74,8 +132,8 @@ def test_nothing_in_a_pickle_runs(tmp_path: Path) -> None:
     ):
         for protocol in range(6):
             path = archive(tmp_path / "split_dict.pt", pickle.dumps(content, protocol))
-            with pytest.raises(InputError, match=r"split_dict.pt: expected a dict of integer arr"):
-                read_split_dict(path)
+            with pytest.raises(InputError, match=r"split_dict.pt: expected a dict of arrays as"):
+                read(path)
     assert not trap.exists()
     pickle.loads(pickle.dumps(Attack(trap)))  # noqa: S301 - the trap works
     assert trap.exists()
@@ -85,34 +143,34 @@ def test_nothing_in_a_pickle_runs(tmp_path: Path) -> None:
     ("content", "found"),
     [
         ([1, 2], "the opcode"),
-        ({"train": 3}, "a dict of something else"),
-        ({"train": np.array([0.5])}, "an array of float64"),
+        ({"train": 3}, "a dict of something else (train is a int)"),
+        ({"train": np.array([0.5j])}, "an array of complex128"),
         ({"train": torch.arange(3)}, "found "),
-        (OrderedDict(train=np.arange(3)), "a call of collections.OrderedDict"),
+        ({"train": {"edge": {"a": np.arange(3)}}}, "train: edge is a dict"),
+        (Counter("ab"), "a call of collections.Counter"),
         ({str(i): 0 for i in range(100)}, "a dict of something else"),
+        ({"train": {str(i): 0 for i in range(100)}}, "a dict of something else"),
     ],
 )
-def test_what_is_no_dict_of_integer_arrays_is_named(
-    tmp_path: Path, content: Any, found: str
-) -> None:
+def test_what_is_no_dict_of_arrays_is_named(tmp_path: Path, content: Any, found: str) -> None:
     path = archive(tmp_path / "split_dict.pt", pickle.dumps(content, 4))
     with pytest.raises(InputError) as caught:
-        read_split_dict(path)
+        read(path)
     assert found in str(caught.value)
     assert "save its arrays beside it with numpy.savez as split_dict.npz" in str(caught.value)
 
 
 def test_files_that_are_no_archive(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"the splits does not exist"):
-        read_split_dict(tmp_path / "none.pt")
+        read(tmp_path / "none.pt")
     path = tmp_path / "split_dict.pt"
     path.write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(InputError, match=r"a damaged archive"):
-        read_split_dict(path)
+        read(path)
     torch.save({"train": np.arange(1000)}, path)
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(InputError, match=r"a damaged archive"):
-        read_split_dict(path)
+        read(path)
 
 
 WHOLE = pickle.dumps({"train": np.arange(4), "test": np.arange(2, dtype=np.int32)}, 2)
@@ -131,7 +189,7 @@ def test_damaged_pickles_are_refused_or_read(
     data[position] = byte
     path = archive(tmp_path_factory.mktemp("p") / "split_dict.pt", bytes(data[:keep]))
     try:
-        found = read_split_dict(path)
+        found = read(path)
     except InputError:
         return
-    assert all(array.dtype.kind in "iub" for array in found.values())
+    assert all(array.dtype.kind in "iubf" for array in found.values())

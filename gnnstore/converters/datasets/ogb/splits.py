@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy.typing as npt
 
 from gnnstore.converters.arrays.npz import open_npz
-from gnnstore.converters.arrays.pickled import read_split_dict
-from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.arrays.pickled import Arrays, open_pickled
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.splits import SPLIT_KEYS
+from gnnstore.errors import InputError
 
 _NAMES = ("split_dict.pt", "split_dict.npz")
 # The test papers of MAG240M: all of them, and the two parts that contests use.
@@ -24,6 +21,11 @@ def split_file(directory: Path) -> Path | None:
     return next((directory / name for name in _NAMES if (directory / name).exists()), None)
 
 
+def open_split_file(path: Path) -> Arrays:
+    """Open the arrays of a file of splits: what `torch.save` wrote, or the same as `.npz`."""
+    return open_npz(path) if path.suffix == ".npz" else open_pickled(path, "the splits")
+
+
 def set_splits(writer: GraphWriter, path: Path) -> None:
     """Read all splits of a file into a writer.
 
@@ -32,8 +34,8 @@ def set_splits(writer: GraphWriter, path: Path) -> None:
     InputError
         If the file holds anything but arrays of integers, or they name no nodes.
     """
-    splits: Mapping[str, ArraySource | npt.NDArray[Any]]
-    splits = open_npz(path) if path.suffix == ".npz" else read_split_dict(path)
-    for name, ids in splits.items():
+    for name, ids in open_split_file(path).items():
+        if isinstance(ids, Mapping):
+            raise InputError(f"{path}: {name} is a dict; expected the ids of nodes", path=path)
         split = SPLIT_KEYS.get(name, _PARTS.get(name, name))
         writer.set_split(split, ids, where=f"{path}: {name}")
