@@ -8,7 +8,6 @@ source; the way of a batch is in `pipeline.batch`.
 from __future__ import annotations
 
 import inspect
-import logging
 import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -33,30 +32,20 @@ from gnnstore.pipeline.batch import (
     Totals,
     load_batches,
 )
-from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.cursor import EpochCursor
-from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, Position
-from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
+from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
-from gnnstore.strategies.loader_spec import LoaderSpec, ReadOptions
-from gnnstore.strategies.open import open_sources
-from gnnstore.strategies.saved import open_packed_sources
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data
     from torch_geometric.sampler import SamplerOutput
 
     from gnnstore.disk.engines import Engine
-    from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.order.epoch import EpochOrder
-    from gnnstore.sampling.neighbor import SamplingConfig
     from gnnstore.strategies.sizes.placement import Placement
-
-_log = logging.getLogger(__name__)
 
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 # Epoch of batches on demand; no run counts so far.
@@ -89,8 +78,7 @@ class Opened(Protocol):
 class BatchLoader(DataLoader[Any]):
     """Base of the loaders.
 
-    A subclass says what batches start from; then it calls `_open`, or `_read_from` with a source of
-    its own.
+    A subclass calls `_read_from` with the source of its batches.
 
     Parameters
     ----------
@@ -162,49 +150,6 @@ class BatchLoader(DataLoader[Any]):
             return self._num_threads_given
         # A thread that waits for the disk computes nothing: one more keeps the cores busy.
         return len(os.sched_getaffinity(0)) + (1 if waits_for_disk else 0)
-
-    def _open(
-        self,
-        store: GraphStore,
-        seeds: SeedSource,
-        config: SamplingConfig,
-        *,
-        options: ReadOptions,
-        given: dict[str, Any],
-        data_class: type[Data],
-    ) -> None:
-        """Decide where the parts of a store lie, open them there, and take batches from them.
-
-        Parameters
-        ----------
-        config : SamplingConfig
-            How neighbourhoods of the seeds are sampled.
-        options : ReadOptions
-            How the store is read, or which plan in its place.
-        given : dict
-            Keyword arguments of torch's `DataLoader`, as the user gave them.
-        data_class : type
-            Of batches.
-        """
-        presampler = Presampler.of(
-            store, config, seeds, *batch_shape(given), world_size=self._shard.world_size
-        )
-        request = LoaderSpec(
-            store,
-            options,
-            presampler,
-            seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=self._order.shuffles),
-            num_threads=max(1, self._most_threads()),
-            may_use_fewer=self._num_threads_given is None,
-        )
-        opened = open_sources(request) if options.plan is None else open_packed_sources(request)
-        _log.info("%s: %s", store.path, opened.placement.reason)
-        self._read_from(
-            opened,
-            opened.batches(seeds, config),
-            BatchAssembler(store, opened, data_class),
-            epoch_batches=presampler.epoch_batches,
-        )
 
     def _read_from(
         self,
@@ -528,13 +473,13 @@ class BatchLoader(DataLoader[Any]):
                 f"{' and '.join(idle)} of {type(self).__name__} have nothing to apply to: batches "
                 "are prepared by threads, not by worker processes",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=6,  # behind the constructors
             )
         if self.pin_memory and not torch.cuda.is_available():
             warnings.warn(
                 "pin_memory=True, but no accelerator is found: batches are not pinned",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=6,  # behind the constructors
             )
 
 

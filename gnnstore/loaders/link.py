@@ -1,7 +1,7 @@
 """`LinkNeighborLoader`: PyG's loader of the same name, over a store on disk.
 
 What is its own is which edges batches start from, and which negatives are drawn beside them
-(`pipeline.seeds.links`). Everything else is that of any loader (`base`).
+(`pipeline.seeds.links`). Everything else is that of any loader that samples (`sampled`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace as replaced
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +19,9 @@ from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
 from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
-from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
-from gnnstore.pipeline.order.ranks import RankShard
-from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.pipeline.seeds.links import Links, named_split, resolve_edges, resolve_labels
 from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
 from gnnstore.pipeline.seeds.nodes import to_numpy
@@ -34,11 +31,10 @@ if TYPE_CHECKING:
 
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.stats import LoaderStats
+    from gnnstore.sampling.neighbor import SamplingConfig
 
-_NOT_PARAMETERS = {"self", "data", "kwargs", "__class__"}
 
-
-class LinkNeighborLoader(BatchLoader, PygLinkNeighborLoader):  # type: ignore[misc]
+class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[misc]
     """Mini-batches around seed edges, for link prediction, as `torch_geometric.data.Data`.
 
     A drop-in for `torch_geometric.loader.LinkNeighborLoader` on a homogeneous graph: the same
@@ -184,37 +180,6 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
         custom_cls: type[Data] | None = None,
         **kwargs: Any,
     ) -> None:
-        # Kept under the names of the parameters, for PyG's users and for frameworks that build a
-        # loader anew from the attributes of another.
-        given = {name: v for name, v in locals().items() if name not in _NOT_PARAMETERS}
-        refuse_unsupported(
-            input_time=edge_label_time,
-            time_attr=time_attr,
-            temporal_strategy=temporal_strategy,
-            weight_attr=weight_attr,
-            neighbor_sampler=neighbor_sampler,
-        )
-        config = sampling_config(
-            num_neighbors,
-            replace=replace,
-            subgraph_type=subgraph_type,
-            disjoint=disjoint,
-            directed=directed,
-            seed=0 if seed is None else seed,
-        )
-        options = read_options(
-            strategy=strategy,
-            topology=topology,
-            memory=memory,
-            io_engine=io_engine,
-            cache=cache,
-            cache_bytes=cache_bytes,
-            superbatch=superbatch,
-            tmpdir=tmpdir,
-            disk=disk,
-            plan=plan,
-        )
-        self.data = as_store(data)
         if neg_sampling_ratio:
             if neg_sampling is not None:
                 raise UsageError(
@@ -222,63 +187,32 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
                     "give one of them"
                 )
             neg_sampling = ("binary", neg_sampling_ratio)
-        if isinstance(edge_label_attrs, str):
-            raise UsageError(
-                f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as "
-                f"[{edge_label_attrs!r}]"
-            )
-        edge_label_attrs = tuple(edge_label_attrs)
-        negatives = _negatives(
-            self.data,
-            neg_sampling,
-            strict=strict_negatives,
-            side=neg_side,
-            num_chunks=shared_negatives,
+        if not isinstance(edge_label_attrs, str):
+            edge_label_attrs = tuple(edge_label_attrs)
+        options = LoaderOptions.of(locals())
+        seeds = resolve_links(
+            options.store,
+            options.config,
+            edge_label_index,
+            edge_label=edge_label,
+            input_id=input_id,
+            neg_sampling=neg_sampling,
+            exclude_edges=exclude_edges,
+            strict_negatives=strict_negatives,
+            neg_side=neg_side,
+            shared_negatives=shared_negatives,
             degree_fraction=degree_fraction,
+            edge_label_attrs=edge_label_attrs,
         )
-        edges = resolve_edges(self.data, edge_label_index)
-        num_edges = self.data.num_edges if edges is None else edges.shape[1]
-        split = named_split(self.data, edge_label_index)
-        _check_attributes(self.data, edge_label_attrs, split)
-        self._seeds = Links(
-            self.data,
-            edges,
-            ids=_input_ids(input_id, num_edges),
-            edge_label=_labels(edge_label, num_edges, negatives),
-            negatives=negatives,
-            disjoint=disjoint,
-            attributes=edge_label_attrs,
-            split=split,
-            exclude_edges=_exclusion(exclude_edges, config.subgraph_type),
-        )
-        super().__init__(
-            len(self._seeds),
-            labels=self._seeds.labels,
-            fingerprint=partial(sampling_fingerprint, self.data, config, self._seeds),
-            seed=seed,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            num_threads=num_threads,
-            prefetch_batches=prefetch_batches,
-            options=kwargs,
-            shard=RankShard.of(rank, world_size, seed, kwargs),
-        )
-        own = {"seed", "num_threads", "prefetch_batches", "filter_per_worker"}
-        for name in given.keys() - own:
-            setattr(self, name, given[name])
-        # As they are understood: given again, these make the same loader.
-        self.neg_sampling, self.neg_sampling_ratio = NegativeSampling.cast(neg_sampling), None
-        self.edge_label_attrs = edge_label_attrs
-        self.filter_per_worker = True if filter_per_worker is None else filter_per_worker
-
-        self._open(
-            self.data,
-            self._seeds,
-            config,
-            options=options,
-            given=kwargs,
-            data_class=custom_cls or Data,
-        )
+        kept: dict[str, Any] = {
+            "neg_sampling": NegativeSampling.cast(neg_sampling),
+            "neg_sampling_ratio": None,
+            "edge_label": seeds.edge_label,
+            "input_id": None if seeds.ids is None else torch.from_numpy(seeds.ids),
+        }
+        if seeds.edges is not None and seeds.split is None:
+            kept["edge_label_index"] = torch.from_numpy(seeds.edges)
+        super().__init__(options, seeds, **kept)
 
     def stats(self) -> LoaderStats:
         """Return what the loader has done since it was made; `since` subtracts a reading."""
@@ -316,6 +250,58 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
             )
         self._draw_seed()
         return StoreSampler(self._source.sampler, self._sources.edge_ids)
+
+
+def resolve_links(
+    store: GraphStore,
+    config: SamplingConfig,
+    edge_label_index: Any = None,
+    *,
+    edge_label: Any = None,
+    input_id: Any = None,
+    neg_sampling: Any = None,
+    exclude_edges: str | None = None,
+    strict_negatives: bool = False,
+    neg_side: str = "dst",
+    shared_negatives: int | None = None,
+    degree_fraction: float = 0.0,
+    edge_label_attrs: Sequence[str] = (),
+) -> Links:
+    """Turn options of `LinkNeighborLoader` into the seed edges of a loader that samples so.
+
+    Raises
+    ------
+    UsageError, InputError, NotFoundError
+        As of `LinkNeighborLoader`.
+    """
+    if isinstance(edge_label_attrs, str):
+        raise UsageError(
+            f"edge_label_attrs={edge_label_attrs!r}: expected a list of names, such as "
+            f"[{edge_label_attrs!r}]"
+        )
+    negatives = _negatives(
+        store,
+        neg_sampling,
+        strict=strict_negatives,
+        side=neg_side,
+        num_chunks=shared_negatives,
+        degree_fraction=degree_fraction,
+    )
+    edges = resolve_edges(store, edge_label_index)
+    num_edges = store.num_edges if edges is None else edges.shape[1]
+    split = named_split(store, edge_label_index)
+    _check_attributes(store, edge_label_attrs, split)
+    return Links(
+        store,
+        edges,
+        ids=_input_ids(input_id, num_edges),
+        edge_label=_labels(edge_label, num_edges, negatives),
+        negatives=negatives,
+        disjoint=config.disjoint,
+        attributes=edge_label_attrs,
+        split=split,
+        exclude_edges=_exclusion(exclude_edges, config.subgraph_type),
+    )
 
 
 def _negatives(

@@ -1,14 +1,13 @@
 """`NeighborLoader`: PyG's loader of the same name, over a store on disk.
 
 It is the one class that most users meet, so it keeps PyG's signature, batches and habits, and only
-reads its options: which seeds (`pipeline.seeds`), how to sample, and what of the store is opened
-where (`strategies`). Everything else is that of any loader (`base`).
+says which nodes its options name (`pipeline.seeds`). Everything else is that of any loader that
+samples from a store (`sampled`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +17,16 @@ from torch_geometric.loader import NeighborLoader as PygNeighborLoader
 from torch_geometric.sampler import NodeSamplerInput
 
 from gnnstore.errors import limits_named
-from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import as_store, read_options, refuse_unsupported, sampling_config
+from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
-from gnnstore.pipeline.order.ranks import RankShard
-from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
 
-class NeighborLoader(BatchLoader, PygNeighborLoader):  # type: ignore[misc]
+class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
 
     A drop-in for `torch_geometric.loader.NeighborLoader` on a homogeneous graph: the same
@@ -185,85 +182,14 @@ class NeighborLoader(BatchLoader, PygNeighborLoader):  # type: ignore[misc]
         custom_cls: type[Data] | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_unsupported(
-            input_time=input_time,
-            time_attr=time_attr,
-            temporal_strategy=temporal_strategy,
-            weight_attr=weight_attr,
-            neighbor_sampler=neighbor_sampler,
-        )
-        config = sampling_config(
-            num_neighbors,
-            replace=replace,
-            subgraph_type=subgraph_type,
-            disjoint=disjoint,
-            directed=directed,
-            seed=0 if seed is None else seed,
-        )
-        options = read_options(
-            strategy=strategy,
-            topology=topology,
-            memory=memory,
-            io_engine=io_engine,
-            cache=cache,
-            cache_bytes=cache_bytes,
-            superbatch=superbatch,
-            tmpdir=tmpdir,
-            disk=disk,
-            plan=plan,
-        )
-        self.data = as_store(data)
-        self._seeds = resolve_input_nodes(self.data, input_nodes, input_id)
-        super().__init__(
-            len(self._seeds),
-            labels=self._seeds.labels,
-            fingerprint=partial(sampling_fingerprint, self.data, config, self._seeds),
-            seed=seed,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            num_threads=num_threads,
-            prefetch_batches=prefetch_batches,
-            options=kwargs,
-            shard=RankShard.of(rank, world_size, seed, kwargs),
-        )
-        # Under the names of the parameters, for PyG's users and for frameworks that build
-        # a loader anew from the attributes of another.
-        self.num_neighbors = num_neighbors
-        self.input_nodes = input_nodes
-        self.input_time = input_time
-        self.replace = replace
-        self.subgraph_type = subgraph_type
-        self.disjoint = disjoint
-        self.temporal_strategy = temporal_strategy
-        self.time_attr = time_attr
-        self.weight_attr = weight_attr
-        self.is_sorted = is_sorted
-        self.filter_per_worker = True if filter_per_worker is None else filter_per_worker
-        self.neighbor_sampler = neighbor_sampler
-        self.directed = directed
-        self.strategy = strategy
-        self.memory = memory
-        self.topology = topology
-        self.io_engine = io_engine
-        self.cache = cache
-        self.cache_bytes = cache_bytes
-        self.superbatch = superbatch
-        self.tmpdir = tmpdir
-        self.disk = disk
-        self.plan = plan
-        self.rank = rank
-        self.world_size = world_size
-        self.input_id = input_id
-        self.custom_cls = custom_cls
-
-        self._open(
-            self.data,
-            self._seeds,
-            config,
-            options=options,
-            given=kwargs,
-            data_class=custom_cls or Data,
-        )
+        options = LoaderOptions.of(locals())
+        seeds = resolve_input_nodes(options.store, input_nodes, input_id)
+        # What was copied is kept once.
+        kept: dict[str, Any] = {}
+        if not isinstance(input_nodes, str) and seeds.nodes is not None:
+            kept["input_nodes"] = torch.from_numpy(seeds.nodes)
+            kept["input_id"] = None if seeds.ids is None else torch.from_numpy(seeds.ids)
+        super().__init__(options, seeds, **kept)
 
     @property
     def input_data(self) -> NodeSamplerInput:

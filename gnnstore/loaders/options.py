@@ -6,9 +6,11 @@ the reason and the way out.
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -26,16 +28,64 @@ from gnnstore.strategies.loader_spec import ReadOptions
 
 _TEMPORAL_STRATEGIES = ("uniform", "last")
 _USE_PYG = "use torch_geometric.loader.NeighborLoader on the graph in memory for it"
+_NOT_PARAMETERS = {"self", "kwargs", "__class__"}
+
+
+@dataclass(frozen=True, eq=False)
+class LoaderOptions:
+    """Options of a loader that samples from a store, checked.
+
+    Attributes
+    ----------
+    given : dict
+        By parameter, as the user gave them.
+    store : GraphStore
+    config : SamplingConfig
+        How neighbourhoods are sampled.
+    read : ReadOptions
+        How the store is read, or which plan in its place.
+    torch : dict
+        Keyword arguments of torch's `DataLoader`.
+    """
+
+    given: dict[str, Any]
+    store: GraphStore
+    config: SamplingConfig
+    read: ReadOptions
+    torch: dict[str, Any]
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> LoaderOptions:
+        """Check the `locals()` of a loader's constructor; what it lacks has its default.
+
+        Raises
+        ------
+        UsageError
+            If options contradict one another or are not supported.
+        NotFoundError, CorruptStoreError, StorageError
+            If there is no store, or it cannot be read.
+        """
+        given = {name: v for name, v in parameters.items() if name not in _NOT_PARAMETERS}
+        _call(_refuse_unsupported, given)
+        config = _call(sampling_config, given)
+        read = _call(read_options, given)
+        return cls(given, as_store(given["data"]), config, read, parameters["kwargs"])
+
+
+def _call(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Call a function with those of the given options that it takes."""
+    names = inspect.signature(function).parameters
+    return function(**{name: given[name] for name in names if name in given})
 
 
 def sampling_config(
     num_neighbors: Any,
     *,
-    replace: bool,
-    subgraph_type: Any,
-    disjoint: bool,
-    directed: bool,
-    seed: int,
+    replace: bool = False,
+    subgraph_type: Any = "directional",
+    disjoint: bool = False,
+    directed: bool = True,
+    seed: int | None = None,
 ) -> SamplingConfig:
     """Check the options that say how to sample.
 
@@ -49,7 +99,7 @@ def sampling_config(
         "directional", "bidirectional" or "induced".
     directed : bool
         PyG's old name of subgraph_type="induced" (when False).
-    seed : int
+    seed : int or None
         Key of the draws.
 
     Raises
@@ -61,7 +111,7 @@ def sampling_config(
         warnings.warn(
             "directed=False is deprecated; write subgraph_type='induced'",
             UserWarning,  # PyG's category: people filter by it
-            stacklevel=3,
+            stacklevel=6,  # behind the loader's constructor
         )
         subgraph_type = "induced"
     kind = subgraph_type.value if isinstance(subgraph_type, Enum) else subgraph_type
@@ -70,7 +120,7 @@ def sampling_config(
         replace=replace,
         subgraph_type=kind,
         disjoint=disjoint,
-        seed=seed,
+        seed=0 if seed is None else seed,
     )
 
 
@@ -91,12 +141,12 @@ def _fanouts(num_neighbors: Any) -> tuple[int, ...]:
 
 def read_options(
     *,
-    strategy: str,
-    topology: str,
-    memory: int | str | None,
-    io_engine: str | None,
-    cache: str | None,
-    cache_bytes: int | str | None,
+    strategy: str = "auto",
+    topology: str = "auto",
+    memory: int | str | None = None,
+    io_engine: str | None = None,
+    cache: str | None = None,
+    cache_bytes: int | str | None = None,
     superbatch: int | str | None = None,
     tmpdir: Any = None,
     disk: int | str | None = None,
@@ -170,13 +220,14 @@ def _refuse_beside_plan(**options: Any) -> None:
         )
 
 
-def refuse_unsupported(
+def _refuse_unsupported(
     *,
-    input_time: Any,
-    time_attr: str | None,
-    temporal_strategy: str,
-    weight_attr: str | None,
-    neighbor_sampler: Any,
+    input_time: Any = None,
+    edge_label_time: Any = None,
+    time_attr: str | None = None,
+    temporal_strategy: str = "uniform",
+    weight_attr: str | None = None,
+    neighbor_sampler: Any = None,
 ) -> None:
     """Refuse options of PyG that would change batches in ways that are not built yet.
 
@@ -185,8 +236,9 @@ def refuse_unsupported(
     UsageError
         Naming the option and what to do without it.
     """
-    if input_time is not None and time_attr is None:
-        raise UsageError("input_time is set while time_attr is not; leave input_time out")
+    for name, times in (("input_time", input_time), ("edge_label_time", edge_label_time)):
+        if times is not None and time_attr is None:
+            raise UsageError(f"{name} is set while time_attr is not; leave {name} out")
     if time_attr is not None:
         raise UsageError(
             f"time_attr={time_attr!r}: temporal sampling is not supported yet; {_USE_PYG}"

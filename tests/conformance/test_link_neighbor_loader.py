@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import pickle
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,28 @@ def test_a_loader_is_built_anew_from_its_attributes(path: Path) -> None:
     again = LinkNeighborLoader(**given)
     assert_same_batches([next(iter(again)).to_dict()], [next(iter(loader)).to_dict()])
     assert "label_edge_attr" in next(iter(again))
+
+
+def test_arrays_of_the_user_are_not_kept_beside_their_copies(path: Path) -> None:
+    """And what is kept in their place makes the same loader."""
+    edges, label = torch.randint(N, (2, 90)), torch.arange(90)
+    nodes, mask, ids = torch.arange(0, N, 7), torch.arange(N) % 3 == 0, torch.arange(90)
+    alive = [weakref.ref(given) for given in (edges, label, nodes, mask, ids)]
+    kind: dict[str, Any] = {"neg_sampling": "binary", "strategy": "memory"}
+    loaders = [
+        loader_of(path, edge_label_index=edges, edge_label=label, input_id=ids, **kind),
+        gnnstore.NeighborLoader(path, FANOUTS, nodes, batch_size=9, seed=0),
+        gnnstore.NeighborLoader(path, FANOUTS, mask, batch_size=9, seed=0),
+    ]
+    del edges, label, nodes, mask, ids
+    assert [reference() for reference in alive] == [None] * 5
+    for loader in loaders:
+        taken = inspect.signature(type(loader)).parameters.keys() & vars(loader).keys()
+        given = {name: getattr(loader, name) for name in taken} | {"batch_size": loader.batch_size}
+        shuffle = isinstance(loader, LinkNeighborLoader)
+        again = type(loader)(**given, shuffle=shuffle)
+        assert again.state_dict() == loader.state_dict()
+        assert_same_batches(batches_of(again), batches_of(loader))
 
 
 def test_pyg_loader_over_our_sampler(path: Path, edge_index: torch.Tensor) -> None:

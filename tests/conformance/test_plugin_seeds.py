@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,14 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore.formats.packed.manifest import NUM_POSITIONS
-from gnnstore.loaders.base import BatchLoader
-from gnnstore.loaders.options import read_options, sampling_config
-from gnnstore.pipeline.order.ranks import RankShard
-from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.loaders.options import LoaderOptions
+from gnnstore.loaders.sampled import SampledLoader
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
 from gnnstore.pipeline.seeds.kinds import KINDS
 from gnnstore.strategies.builtin import STRATEGIES
@@ -115,7 +111,7 @@ class Pairs:
         }
 
 
-class PairLoader(BatchLoader):
+class PairLoader(SampledLoader):
     """A loader of another kind; what it has of its own is how it reads its options."""
 
     def __init__(
@@ -134,39 +130,8 @@ class PairLoader(BatchLoader):
         transform_sampler_output: Any = None,
         **given: Any,
     ) -> None:
-        self.data = gnnstore.open(path)
-        config = sampling_config(
-            FANOUTS,
-            replace=False,
-            subgraph_type="directional",
-            disjoint=False,
-            directed=True,
-            seed=seed or 0,
-        )
-        options = read_options(
-            strategy=strategy,
-            topology="auto",
-            memory=None,
-            io_engine=None,
-            cache=None,
-            cache_bytes=cache_bytes,
-            superbatch=superbatch,
-            plan=plan,
-        )
-        seeds = Pairs(pairs)
-        super().__init__(
-            len(seeds),
-            labels=seeds.labels,
-            fingerprint=partial(sampling_fingerprint, self.data, config, seeds),
-            seed=seed,
-            transform=None,
-            transform_sampler_output=transform_sampler_output,
-            num_threads=num_threads,
-            prefetch_batches=None,
-            options=given,
-            shard=RankShard.of(rank, world_size, seed, given),
-        )
-        self._open(self.data, seeds, config, options=options, given=given, data_class=Data)
+        parameters = {**locals(), "data": path, "num_neighbors": FANOUTS, "kwargs": given}
+        super().__init__(LoaderOptions.of(parameters), Pairs(pairs))
 
 
 @pytest.fixture(scope="module")

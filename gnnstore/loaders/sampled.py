@@ -1,0 +1,98 @@
+"""Loaders that sample from a store: what `NeighborLoader` and `LinkNeighborLoader` share.
+
+What is left to each is PyG's signature, and which seeds its options name.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Any
+
+from torch_geometric.data import Data
+
+from gnnstore.graph.store import GraphStore
+from gnnstore.loaders.assemble.homogeneous import BatchAssembler
+from gnnstore.loaders.base import BatchLoader
+from gnnstore.loaders.options import LoaderOptions
+from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
+from gnnstore.pipeline.order.epoch import order_bytes
+from gnnstore.pipeline.order.ranks import RankShard
+from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.pipeline.seeds.base import SeedSource
+from gnnstore.strategies.loader_spec import LoaderSpec
+from gnnstore.strategies.open import open_sources
+from gnnstore.strategies.saved import open_packed_sources
+
+_log = logging.getLogger(__name__)
+
+# The base keeps them by itself, as they have been decided.
+_OF_THE_BASE = {"seed", "num_threads", "prefetch_batches", "transform", "transform_sampler_output"}
+
+
+class SampledLoader(BatchLoader):
+    """Base of the loaders that sample from a store.
+
+    Parameters
+    ----------
+    options : LoaderOptions
+        Of the loader.
+    seeds : SeedSource
+        What batches start from.
+    **kept
+        Options that are kept in place of what the user gave, such as the copies that `seeds` made:
+        given again, they make the same loader. Users' own arrays are let go of.
+
+    Attributes
+    ----------
+    data : GraphStore
+        And every other option under the name of its parameter, for PyG's users and for frameworks
+        that build a loader anew from the attributes of another.
+    """
+
+    data: GraphStore
+
+    def __init__(self, options: LoaderOptions, seeds: SeedSource, **kept: Any) -> None:
+        store, config, given, of_torch = options.store, options.config, options.given, options.torch
+        shard = RankShard.of(
+            given.get("rank"), given.get("world_size"), given.get("seed"), of_torch
+        )
+        super().__init__(
+            len(seeds),
+            labels=seeds.labels,
+            fingerprint=partial(sampling_fingerprint, store, config, seeds),
+            seed=given.get("seed"),
+            transform=given.get("transform"),
+            transform_sampler_output=given.get("transform_sampler_output"),
+            num_threads=given.get("num_threads"),
+            prefetch_batches=given.get("prefetch_batches"),
+            options=of_torch,
+            shard=shard,
+        )
+        self._seeds: Any = seeds
+        attributes = {**given, **kept, "data": store}
+        per_worker = given.get("filter_per_worker")
+        attributes["filter_per_worker"] = True if per_worker is None else per_worker
+        for name in attributes.keys() - _OF_THE_BASE:
+            setattr(self, name, attributes[name])
+
+        presampler = Presampler.of(
+            store, config, seeds, *batch_shape(of_torch), world_size=shard.world_size
+        )
+        request = LoaderSpec(
+            store,
+            options.read,
+            presampler,
+            seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=self._order.shuffles),
+            num_threads=max(1, self._most_threads()),
+            may_use_fewer=self._num_threads_given is None,
+        )
+        is_packed = options.read.plan is not None
+        opened = open_packed_sources(request) if is_packed else open_sources(request)
+        _log.info("%s: %s", store.path, opened.placement.reason)
+        self._read_from(
+            opened,
+            opened.batches(seeds, config),
+            BatchAssembler(store, opened, given.get("custom_cls") or Data),
+            epoch_batches=presampler.epoch_batches,
+        )
