@@ -367,6 +367,55 @@ def test_pictures_that_cannot_be_written(run: Any, store: Path, tmp_path: Path) 
     assert "write the picture" in done.stdout
 
 
+# --- partitions ---------------------------------------------------------------------------------
+
+PARTITIONS = ("--partitions", "edges", "-q")
+
+
+@pytest.fixture
+def coarse_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a small store have partitions: its rows are smaller than what a disk reads at once."""
+    monkeypatch.setattr("gnnstore.tools.plan.partitions._LEAST_BLOCK_BYTES", 64)
+    monkeypatch.setattr("gnnstore.tools.plan.partitions._SHARE_OF_RATE", 1e-9)
+
+
+@pytest.mark.usefixtures("coarse_blocks")
+def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "partitions.png"
+    embeddings = ("--embedding-dim", "100", "--memory", "150kB")
+    done = run("plan", store, *PARTITIONS, *embeddings, "--plot", picture, "--json")
+    document = done.document
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert document["drawn_to"] == str(picture)
+    rows = sum(spec.num_bytes for spec in gnnstore.open(store).schema.node.attributes.values())
+    assert document["node_bytes"] >= 400 * 404
+    assert document["node_bytes"] <= 400 * 404 + rows
+    found = document["sizes"]
+    assert {one["order"] for one in found} == {"even", "beta"}
+    assert sum(one["is_best"] for one in found) == 1
+    for one in found:
+        assert one["memory_bytes"] <= 150_000
+        assert one["num_partitions"] % one["logical"] == 0
+        assert one["bytes_written"] > 0
+    text = run("plan", store, *PARTITIONS, *embeddings).stdout
+    assert "even" in text
+    assert "embeddings of 100 columns" in text
+    nodes = run("plan", store, "--partitions", "nodes", "--memory", "50kB", "-q", "--json")
+    (dispersed,) = nodes.document["sizes"]
+    assert (dispersed["order"], dispersed["bias"]) == ("dispersed", None)
+    assert dispersed["bytes_written"] == 0
+
+
+def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
+    done = run("plan", store, *PARTITIONS, "--memory", "4kB")
+    assert done.status == 2
+    assert "raise memory= by at least" in done.stderr
+    done = run("plan", store, "--embedding-dim", "8", "-q")
+    assert done.status == 2
+    assert "--partitions" in done.stderr
+
+
 # --- what goes wrong ----------------------------------------------------------------------------
 
 

@@ -31,11 +31,16 @@ Then samples the first batches of an epoch, as a loader would, and simulates fiv
 on them: static ones by out-degree and by frequency in sampled batches, LRU and SIEVE, and
 Belady's, which knows the batches and has the fewest misses possible.
 
+With --partitions, compares orders of training by partitions of the graph instead (Marius++): how
+many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its
+order is from a shuffle of all edges. Loaders do not train by partitions yet.
+
 \b
 Examples:
   gnnstore plan papers100M.gnn --memory 16GB --disk 100GB
   gnnstore plan papers100M.gnn --num-neighbors 15,10 --cache 4GiB,16GiB --batches 200
   gnnstore plan papers100M.gnn --plot misses.png
+  gnnstore plan freebase.gnn --partitions edges --memory 8GB --embedding-dim 100
 """
 
 
@@ -97,13 +102,42 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     metavar="SIZE,SIZE,...",
     help="Cache sizes: shares of the rows, or bytes. Default: 5%,10%,20%; more with --plot.",
 )
+@click.option(
+    "--partitions",
+    type=click.Choice(["nodes", "edges"]),
+    help="Plan a buffer of partitions, to train on nodes or on edges, instead of strategies.",
+)
+@click.option(
+    "--embedding-dim",
+    type=click.IntRange(min=1),
+    help="With --partitions: columns of float32 embeddings that are learned, row-wise Adagrad's.",
+)
 @seed_option("Seed of the batches.")
 @threads_option("Threads that sample. Default: all processors.")
 @plot_option("Plot misses and predicted times.")
 @session_options
-def command(session: Session, store: str, **options: Any) -> int:
+def command(
+    session: Session,
+    store: str,
+    partitions: str | None,
+    embedding_dim: int | None,
+    **options: Any,
+) -> int:
     """Sample, compare, plot, print, and return the exit status."""
     # On demand: torch and the kernels take longer to load than --help may.
+    if partitions is not None:
+        from gnnstore.tools.plan.partitions import plan_partitions  # noqa: PLC0415
+
+        return plan_partitions(
+            session,
+            store,
+            for_edges=partitions == "edges",
+            embedding_dim=embedding_dim,
+            memory_bytes=options["memory_bytes"],
+            plot_file=options["plot_file"],
+        )
+    if embedding_dim is not None:
+        raise UsageError("--embedding-dim: only with --partitions; add --partitions edges or nodes")
     from gnnstore.tools.plan.caches import plan_caches  # noqa: PLC0415
 
     return plan_caches(session, store, **options)

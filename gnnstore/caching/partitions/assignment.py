@@ -1,0 +1,110 @@
+"""Which state trains which edges and which nodes.
+
+An edge from partition i to partition j lies in *bucket* (i, j), which can be trained in any state
+that holds both partitions; which of them is drawn for each bucket (Marius++, section 5.2), so that
+work is spread over states, and not all of it done when a bucket is first in the buffer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.partitions.orders import Purpose, Schedule, draws
+from gnnstore.errors import UsageError
+
+Int64Array = npt.NDArray[np.int64]
+ASSIGNMENTS = ("random", "greedy")
+_SCALE = 2.0**-53
+
+
+def states_of_buckets(
+    schedule: Schedule, *, assignment: str = "random", seed: int = 0, epoch: int = 0
+) -> npt.NDArray[np.int32]:
+    """Return the state that trains each bucket, int32 [p, p]: by source, then target partition.
+
+    Parameters
+    ----------
+    assignment : "random" or "greedy"
+        Any state that holds both partitions, each as likely as the others, independently for
+        (i, j) and (j, i); or the first one.
+
+    Raises
+    ------
+    UsageError
+        If two partitions never meet.
+    """
+    if assignment not in ASSIGNMENTS:
+        expected = " or ".join(map(repr, ASSIGNMENTS))
+        raise UsageError(f"assignment={assignment!r}: expected {expected}")
+    begins, states = _meetings(schedule)
+    group_of = schedule.group_of
+    num_partitions, num_groups = schedule.num_partitions, len(schedule.groups)
+    generator = draws(seed, epoch, Purpose.BUCKETS)
+    found = np.empty((num_partitions, num_partitions), np.int32)
+    for source in range(num_partitions):
+        pair = group_of[source] * num_groups + group_of
+        first, count = begins[pair], begins[pair + 1] - begins[pair]
+        if not count.all():
+            target = int(np.flatnonzero(count == 0)[0])
+            raise UsageError(
+                f"partitions {source} and {target} are in the buffer together in no state, so that "
+                "edges between them are never trained; use kind='two-level' for edges"
+            )
+        if assignment == "random":
+            first = first + _chosen(generator.random_raw(num_partitions), count)
+        found[source] = states[first]
+    return found
+
+
+def states_of_nodes(
+    schedule: Schedule, partitions: npt.ArrayLike, *, seed: int = 0, epoch: int = 0
+) -> npt.NDArray[np.int32]:
+    """Return the state that trains each node, int32 [k]: any that holds its partition.
+
+    Parameters
+    ----------
+    partitions : array of int [k]
+        Partition of each node.
+
+    Raises
+    ------
+    UsageError
+        If one is in no state.
+    """
+    num_groups = len(schedule.groups)
+    groups, states = schedule.states.ravel(), np.arange(len(schedule.states))
+    order = np.argsort(groups, kind="stable")
+    of_group = np.repeat(states, schedule.states.shape[1])[order]
+    begins = np.searchsorted(groups[order], np.arange(num_groups + 1))
+    partitions = np.asarray(partitions, np.int64)
+    group = schedule.group_of[partitions]
+    first, count = begins[group], begins[group + 1] - begins[group]
+    if not count.all():
+        place = int(np.flatnonzero(count == 0)[0])
+        raise UsageError(
+            f"partition {partitions[place]} holds node {place} of those to train on and is in no "
+            "state of this order; partition the store with training nodes first, or use "
+            "kind='dispersed'"
+        )
+    generator = draws(seed, epoch, Purpose.NODES)
+    chosen = first + _chosen(generator.random_raw(len(partitions)), count)
+    found: npt.NDArray[np.int32] = of_group[chosen].astype(np.int32)
+    return found
+
+
+def _meetings(schedule: Schedule) -> tuple[Int64Array, Int64Array]:
+    """Return, for each ordered pair of groups, where its states begin in a list, and the list."""
+    num_states, per_state = schedule.states.shape
+    num_groups = len(schedule.groups)
+    pairs = schedule.states[:, :, None] * num_groups + schedule.states[:, None, :]
+    states = np.repeat(np.arange(num_states), per_state * per_state)
+    order = np.argsort(pairs.ravel(), kind="stable")
+    begins = np.searchsorted(pairs.ravel()[order], np.arange(num_groups * num_groups + 1))
+    return begins.astype(np.int64), states[order]
+
+
+def _chosen(words: npt.NDArray[np.uint64], count: Int64Array) -> Int64Array:
+    """Return a number below each count, from 64 drawn bits each."""
+    uniform = (words >> np.uint64(11)).astype(np.float64) * _SCALE
+    return (uniform * count).astype(np.int64)

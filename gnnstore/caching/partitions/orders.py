@@ -1,0 +1,315 @@
+"""The order in which partitions enter and leave the buffer: one schedule for each epoch.
+
+A *state* is the set of partitions that are in the buffer together. Partitions are divided into
+*logical groups*, drawn anew in each epoch, and one state differs from the next by one group
+(Marius++, sections 5.2 and 5.3). For training on edges every pair of groups must meet in some
+state; for training on nodes every group must be in one.
+
+| kind | order | states | for |
+|---|---|---|---|
+| two-level | beta | as few swaps as BETA takes, close to the lower bound | edges |
+| two-level | even | the lower bound; groups are swapped evenly (Hamiltonian paths) | edges |
+| dispersed | | each group is read once | nodes |
+| sequential | | one: partitions of training nodes, and others | nodes |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Purpose(IntEnum):
+    """What a stream of draws is for: streams of one seed and epoch are independent.
+
+    The last word of the generator's counter is 2^64 - 1 less this; the number of a batch, which the
+    sampler has there, never comes near, and 2^64 - 1 itself is the shuffle's.
+    """
+
+    GROUPS = 1
+    STATES = 2
+    BUCKETS = 3
+    NODES = 4
+
+
+def draws(seed: int, epoch: int, purpose: Purpose) -> np.random.Philox:
+    """Return the generator of a purpose, of which only raw words are to be taken.
+
+    NumPy guarantees the stream of raw words, and not what it makes of them.
+    """
+    counter = np.array([0, 0, 0, 2**64 - 1 - purpose], dtype=np.uint64)
+    return np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64))
+
+
+def shuffled(values: npt.ArrayLike, generator: np.random.Philox) -> Int64Array:
+    """Return values in a drawn order."""
+    array = np.asarray(values, np.int64)
+    return array[np.argsort(generator.random_raw(len(array)), kind="stable")]
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """The states of one epoch.
+
+    Attributes
+    ----------
+    groups : ndarray of int64 [l, f]
+        Partitions of each logical group.
+    states : ndarray of int64 [n, c_l]
+        Groups in the buffer in each state.
+    """
+
+    groups: Int64Array
+    states: Int64Array
+
+    @property
+    def num_partitions(self) -> int:
+        """Number of partitions, p."""
+        return int(self.groups.size)
+
+    @property
+    def num_swaps(self) -> int:
+        """Number of times that a group is replaced by another."""
+        return len(self.states) - 1
+
+    @property
+    def num_loads(self) -> int:
+        """Number of partitions read in the epoch, beginning with an empty buffer."""
+        num_groups, per_group = self.states.shape[1], self.groups.shape[1]
+        return int((num_groups + self.num_swaps) * per_group)
+
+    @property
+    def group_of(self) -> Int64Array:
+        """Logical group of each partition, int64 [p]."""
+        found = np.empty(self.num_partitions, np.int64)
+        found[self.groups.ravel()] = np.repeat(np.arange(len(self.groups)), self.groups.shape[1])
+        return found
+
+    def partitions(self, state: int) -> Int64Array:
+        """Return the partitions in the buffer in a state, ascending [c]."""
+        return np.sort(self.groups[self.states[state]].ravel())
+
+    def swaps(self) -> Iterator[tuple[Int64Array, Int64Array]]:
+        """Yield the partitions that leave and those that enter between one state and the next."""
+        for before, after in zip(self.states[:-1], self.states[1:], strict=True):
+            leaves, enters = np.setdiff1d(before, after), np.setdiff1d(after, before)
+            yield np.sort(self.groups[leaves].ravel()), np.sort(self.groups[enters].ravel())
+
+
+def two_level(
+    num_partitions: int,
+    capacity: int,
+    num_groups: int,
+    *,
+    order: str = "even",
+    seed: int = 0,
+    epoch: int = 0,
+) -> Schedule:
+    """Return a schedule in which every pair of partitions meets.
+
+    Parameters
+    ----------
+    num_partitions : int
+        p, a multiple of `num_groups`.
+    capacity : int
+        Partitions in the buffer, c: at least two groups.
+    num_groups : int
+        Logical groups, l.
+    order : "even" or "beta"
+        Marius' BETA over groups, or Hamiltonian paths of the complete graph one after the other,
+        which need two groups in the buffer.
+
+    Raises
+    ------
+    UsageError
+        If the numbers do not divide one another; names the nearest that do.
+    """
+    size = group_size(num_partitions, capacity, num_groups)
+    per_state = capacity // size
+    if per_state < 2 and num_groups > 1:
+        raise UsageError(
+            f"capacity={capacity} of {num_partitions} partitions in {num_groups} groups: one group "
+            "is in the buffer at a time, so that no two of them meet; give at least "
+            f"capacity={2 * size}, or logical={2 * num_partitions // capacity}"
+        )
+    if order not in ORDERS:
+        raise UsageError(f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}")
+    generator = draws(seed, epoch, Purpose.STATES)
+    if per_state >= num_groups:
+        states = np.arange(num_groups)[None]
+    elif order == "beta":
+        states = _beta(num_groups, per_state, generator)
+    elif per_state == 2:
+        names = shuffled(np.arange(num_groups), generator)
+        states = names[even_pairs(num_groups)]
+    else:
+        raise UsageError(
+            f"order='even' keeps two groups in the buffer, and capacity={capacity} with "
+            f"{num_groups} groups of {size} keeps {per_state}; give "
+            f"logical={2 * num_partitions // capacity}, or order='beta'"
+        )
+    return Schedule(_drawn_groups(num_partitions, size, seed, epoch), states)
+
+
+def dispersed(
+    num_partitions: int, capacity: int, num_groups: int, *, seed: int = 0, epoch: int = 0
+) -> Schedule:
+    """Return a schedule in which every partition is read once (section 5.3).
+
+    The parameters are those of `two_level`; a buffer of one group will do.
+    """
+    size = group_size(num_partitions, capacity, num_groups)
+    generator = draws(seed, epoch, Purpose.STATES)
+    order = shuffled(np.arange(num_groups), generator)
+    resident = order[: capacity // size].copy()
+    states = [resident.copy()]
+    for entering in order[capacity // size :]:
+        resident[_below(len(resident), generator)] = entering
+        states.append(resident.copy())
+    return Schedule(_drawn_groups(num_partitions, size, seed, epoch), np.stack(states))
+
+
+def sequential(
+    num_partitions: int, capacity: int, num_train: int, *, seed: int = 0, epoch: int = 0
+) -> Schedule:
+    """Return a schedule of one state: the partitions of training nodes, and others (section 5.3).
+
+    Parameters
+    ----------
+    num_partitions, capacity : int
+        p, and the partitions in the buffer, c.
+    num_train : int
+        Partitions that hold the training nodes, k: 0 to k - 1.
+
+    Raises
+    ------
+    UsageError
+        If they do not fit the buffer.
+    """
+    _check_capacity(num_partitions, capacity)
+    if num_train > capacity:
+        raise UsageError(
+            f"capacity={capacity} partitions do not hold the {num_train} of {num_partitions} that "
+            f"training nodes lie in; give capacity={num_train} or more, or kind='dispersed'"
+        )
+    others = shuffled(np.arange(num_train, num_partitions), draws(seed, epoch, Purpose.GROUPS))
+    groups = np.concatenate([np.arange(num_train), others])[:, None]
+    return Schedule(groups, np.arange(capacity)[None])
+
+
+def even_pairs(num_groups: int) -> Int64Array:
+    """Return all pairs of groups, int64 [l (l - 1) / 2, 2], each sharing a group with the next.
+
+    Walecki's decomposition of the complete graph into Hamiltonian paths (of an odd number of
+    vertices: into cycles), one path after the other. Between two visits of a path every group is in
+    the buffer once, so that edges of all groups are trained at an even pace.
+    """
+    num_zigzag = num_groups - num_groups % 2
+    if num_zigzag == 0:
+        return np.zeros((1, 1), np.int64)
+    offsets = np.empty(num_zigzag, np.int64)  # 0, 1, -1, 2, -2, ...
+    offsets[0::2] = -np.arange(num_zigzag // 2)
+    offsets[1::2] = np.arange(1, num_zigzag // 2 + 1)
+    paths = []
+    for first in range(num_zigzag // 2):
+        path = (first + offsets) % num_zigzag
+        if num_groups % 2:
+            path = np.concatenate([[num_zigzag], path, [num_zigzag]])
+        paths.append(path[::-1] if first % 2 else path)
+    return np.concatenate([np.stack([path[:-1], path[1:]], axis=1) for path in paths])
+
+
+def beta_swaps(num_groups: int, per_state: int) -> int:
+    """Return the number of swaps of BETA, and for two groups in the buffer of any order."""
+    left = num_groups - per_state
+    rounds = left // (per_state - 1)
+    return (rounds + 2) * left - (per_state - 1) * rounds * (rounds + 1) // 2
+
+
+def least_swaps(num_groups: int, per_state: int) -> int:
+    """Return the lower bound: a swap makes at most c_l - 1 pairs meet for the first time."""
+    pairs = num_groups * (num_groups - 1) // 2 - per_state * (per_state - 1) // 2
+    return -(-pairs // (per_state - 1))
+
+
+def _beta(num_groups: int, per_state: int, generator: np.random.Philox) -> Int64Array:
+    """Return the states of BETA: all but one group stay while the others pass through one slot.
+
+    Those that stay have then met all others and leave for good.
+    """
+    order = shuffled(np.arange(num_groups), generator)
+    resident, on_disk = order[:per_state], order[per_state:]
+    states = [resident.copy()]
+    while len(on_disk):
+        resident, on_disk = shuffled(resident, generator), shuffled(on_disk, generator)
+        for i in range(len(on_disk)):
+            on_disk[i], resident[-1] = resident[-1], on_disk[i]
+            states.append(resident.copy())
+        on_disk = shuffled(on_disk, generator)
+        num_new = min(per_state - 1, len(on_disk))
+        for i in range(num_new):
+            resident[i] = on_disk[i]
+            states.append(resident.copy())
+        on_disk = on_disk[num_new:]
+    return np.stack(states)
+
+
+def group_size(num_partitions: int, capacity: int, num_groups: int) -> int:
+    """Return the partitions in a group, f, after checking that p, c and l divide one another.
+
+    Raises
+    ------
+    UsageError
+    """
+    _check_capacity(num_partitions, capacity)
+    if not 1 <= num_groups <= num_partitions or num_partitions % num_groups:
+        near = _nearest_divisors(num_partitions, num_groups)
+        raise UsageError(
+            f"logical={num_groups} does not divide {num_partitions} partitions into groups of one "
+            f"size; the nearest that do are {_listed(near)}"
+        )
+    size = num_partitions // num_groups
+    if capacity % size:
+        near = [c for c in (capacity // size * size, (capacity // size + 1) * size) if c]
+        raise UsageError(
+            f"capacity={capacity} is no multiple of the {size} partitions that each of "
+            f"{num_groups} groups has; the nearest are {_listed(near)}"
+        )
+    return size
+
+
+def _check_capacity(num_partitions: int, capacity: int) -> None:
+    if not 1 <= capacity <= num_partitions:
+        raise UsageError(
+            f"capacity={capacity}: expected 1 to {num_partitions}, the number of partitions"
+        )
+
+
+def _nearest_divisors(number: int, wanted: int) -> list[int]:
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    below, above = [d for d in divisors if d < wanted], [d for d in divisors if d > wanted]
+    return below[-1:] + above[:1]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def _drawn_groups(num_partitions: int, size: int, seed: int, epoch: int) -> Int64Array:
+    generator = draws(seed, epoch, Purpose.GROUPS)
+    return shuffled(np.arange(num_partitions), generator).reshape(-1, size)
+
+
+def _below(bound: int, generator: np.random.Philox) -> int:
+    return int(generator.random_raw()) * bound >> 64
+
+
+ORDERS = ("even", "beta")

@@ -1,0 +1,226 @@
+"""How many partitions a budget of memory allows, and what each choice costs.
+
+The rules of Marius++ (section 6), with what they leave out: a partition that is read ahead, and one
+that is still being written, lie in memory beside the buffer. So the number of groups in the buffer
+is not fixed at two but searched: with many small groups less is read in all, and with two each pair
+of groups meets once, at the least bias for the even order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, isqrt
+
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.caching.partitions.assignment import states_of_buckets
+from gnnstore.caching.partitions.bias import edge_permutation_bias
+from gnnstore.caching.partitions.orders import beta_swaps, two_level
+
+MOST_PARTITIONS = 4096
+RESIDENT_GROUPS = (2, 3, 4, 6, 8, 12, 16)
+# Bias hardly depends on the number of partitions beyond a few a group.
+_PARTITIONS_FOR_BIAS = 64
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a partition buffer holds.
+
+    Attributes
+    ----------
+    node_bytes : int
+        Rows of all nodes: attributes, embeddings and the state of their optimizer.
+    edge_bytes : int
+        All edges on disk, in buckets.
+    num_nodes : int
+    writes : bool
+        Whether rows are learned, and written back when they leave.
+    overlaps : bool
+        Whether the next group is read, and the last one written, while batches are trained.
+    memory_per_edge_byte : float
+        Bytes of an edge in memory for each on disk.
+    fixed_bytes : int
+        Batches, staging and whatever else is in memory.
+    """
+
+    node_bytes: int
+    edge_bytes: int
+    num_nodes: int
+    writes: bool = False
+    overlaps: bool = True
+    memory_per_edge_byte: float = 1.0
+    fixed_bytes: int = 0
+
+    @property
+    def spare_groups(self) -> int:
+        """Groups in memory beside the buffer: one read ahead, one being written."""
+        return (1 + self.writes) if self.overlaps else 0
+
+
+@dataclass(frozen=True)
+class BufferSizes:
+    """Sizes of a partition buffer, and what an epoch costs with them.
+
+    Attributes
+    ----------
+    num_partitions, capacity, num_groups : int
+        p, c and l.
+    order : str
+        "even", "beta" or "dispersed".
+    memory_bytes : int
+        Most memory of an epoch, for edges that are spread evenly over buckets.
+    bytes_read, bytes_written : int
+        Of an epoch that begins with an empty buffer.
+    """
+
+    num_partitions: int
+    capacity: int
+    num_groups: int
+    order: str
+    memory_bytes: int
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def resident_groups(self) -> int:
+        """Groups in the buffer, c_l."""
+        return self.capacity * self.num_groups // self.num_partitions
+
+    @property
+    def table_reads(self) -> float:
+        """How often an epoch reads the rows of all nodes."""
+        return _table_reads(self.num_groups, self.resident_groups, self.order)
+
+    def bias(self) -> float:
+        """Return the Edge Permutation Bias of an epoch on a graph of equal degrees."""
+        if self.order == "dispersed":
+            return 0.0
+        size = max(1, _PARTITIONS_FOR_BIAS // self.num_groups)
+        schedule = two_level(
+            self.num_groups * size,
+            self.resident_groups * size,
+            self.num_groups,
+            order=self.order,
+        )
+        return edge_permutation_bias(states_of_buckets(schedule))
+
+    def io_seconds(self, read_rate: float, write_rate: float) -> float:
+        """Return the seconds that an epoch's reads and writes take, at bytes a second."""
+        return self.bytes_read / read_rate + self.bytes_written / write_rate
+
+
+def most_partitions(contents: Contents, block_bytes: int) -> int:
+    """Return the largest number of partitions whose files are read at the disk's full rate.
+
+    Parameters
+    ----------
+    block_bytes : int
+        The smallest read that is as fast as reading in order: neither a partition nor a bucket of
+        edges is to be smaller.
+    """
+    of_nodes = contents.node_bytes // block_bytes
+    of_edges = isqrt(contents.edge_bytes // block_bytes)
+    return max(2, min(of_nodes, of_edges, MOST_PARTITIONS, contents.num_nodes))
+
+
+def buffer_sizes(
+    contents: Contents, memory_bytes: int, block_bytes: int, *, for_edges: bool = True
+) -> list[BufferSizes]:
+    """Return the sizes that fit a budget, one for each order and number of groups in the buffer.
+
+    Of each, the fewest groups that fit: they are read least often.
+
+    Raises
+    ------
+    BudgetError
+        If none fits; says how much would do.
+    """
+    most = most_partitions(contents, block_bytes)
+    shapes = list(_shapes(for_edges=for_edges))
+    found = []
+    for order, resident in shapes:
+        for num_groups in range(resident, most + 1):
+            sizes = _sizes(contents, order, resident, num_groups, most)
+            if sizes.memory_bytes <= memory_bytes:
+                found.append(sizes)
+                break
+    if not found:
+        least = min(
+            (_sizes(contents, o, r, most, most) for o, r in shapes if r <= most),
+            key=lambda sizes: sizes.memory_bytes,
+        )
+        ledger = Ledger(memory_bytes, who="the partition buffer")
+        parts = Reservation(
+            f"{least.capacity} of {least.num_partitions} partitions", least.memory_bytes
+        )
+        raise ledger.add(parts).refusal()
+    return found
+
+
+def best_sizes(
+    found: list[BufferSizes],
+    *,
+    read_rate: float,
+    write_rate: float,
+    compute_seconds: float = 0.0,
+    max_bias: float | None = None,
+) -> BufferSizes:
+    """Return the sizes with the shortest epoch, and of those alike the one with the least bias.
+
+    Parameters
+    ----------
+    compute_seconds : float
+        Of training an epoch: what reading hides behind.
+    max_bias : float, optional
+        Sizes with more are not taken, unless all have more.
+    """
+    biases = {sizes: sizes.bias() for sizes in found}
+    allowed = [s for s in found if max_bias is None or biases[s] <= max_bias]
+    if not allowed:
+        return min(found, key=biases.__getitem__)
+    return min(
+        allowed,
+        key=lambda s: (max(compute_seconds, s.io_seconds(read_rate, write_rate)), biases[s]),
+    )
+
+
+def _shapes(*, for_edges: bool) -> Iterator[tuple[str, int]]:
+    if not for_edges:
+        yield "dispersed", 1
+        return
+    yield "even", 2
+    for resident in RESIDENT_GROUPS:
+        yield "beta", resident
+
+
+def _sizes(
+    contents: Contents, order: str, resident: int, num_groups: int, most: int
+) -> BufferSizes:
+    size = max(1, most // num_groups)
+    num_partitions, capacity = num_groups * size, resident * size
+    partition_rows = ceil(contents.num_nodes / num_partitions)
+    partition_bytes = ceil(contents.node_bytes * partition_rows / max(1, contents.num_nodes))
+    is_whole = resident == num_groups
+    slots = capacity + (0 if is_whole else contents.spare_groups * size)
+    halves = 2 if contents.overlaps and not is_whole else 1
+    edges = contents.edge_bytes * (capacity / num_partitions) ** 2 * contents.memory_per_edge_byte
+    reads = _table_reads(num_groups, resident, order)
+    swaps = round(reads * num_groups) - resident
+    entering = capacity**2 + swaps * size * (2 * capacity - size)
+    writes = reads if contents.writes and not is_whole else float(contents.writes)
+    return BufferSizes(
+        num_partitions,
+        capacity,
+        num_groups,
+        order,
+        ceil(slots * partition_bytes + halves * edges) + contents.fixed_bytes,
+        ceil(reads * contents.node_bytes + contents.edge_bytes * entering / num_partitions**2),
+        ceil(writes * contents.node_bytes),
+    )
+
+
+def _table_reads(num_groups: int, resident: int, order: str) -> float:
+    if order == "dispersed" or resident == num_groups:
+        return 1.0
+    return (resident + beta_swaps(num_groups, resident)) / num_groups

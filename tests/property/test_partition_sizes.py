@@ -1,0 +1,116 @@
+"""Sizes of a partition buffer: what fits a budget, and what an epoch reads."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gnnstore.caching.partitions.orders import dispersed, two_level
+from gnnstore.caching.partitions.sizes import (
+    BufferSizes,
+    Contents,
+    best_sizes,
+    buffer_sizes,
+    most_partitions,
+)
+from gnnstore.errors import BudgetError
+
+NUM_NODES = 10**9
+
+# Reads of the table an epoch by BETA, for 2, 3, 4, 8 and 16 groups in the buffer, as computed from
+# the algorithm of Marius by another program: (share of memory, overlaps, writes).
+TABLE_READS = {
+    (2, False, False): (1.75, 1.67, 1.62, 1.56, 1.53),
+    (2, True, False): (2.67, 2.12, 1.90, 1.72, 1.62),
+    (2, True, True): (3.62, 2.60, 2.25, 1.85, 1.69),
+    (4, False, False): (3.62, 3.08, 2.88, 2.69, 2.59),
+    (4, True, False): (5.58, 4.06, 3.55, 2.94, 2.74),
+    (4, True, True): (7.56, 5.05, 4.21, 3.25, 2.86),
+    (8, False, False): (7.56, 6.04, 5.53, 4.94, 4.72),
+    (8, True, True): (15.53, 10.03, 8.19, 6.09, 5.25),
+}
+
+
+@pytest.mark.parametrize(("situation", "expected"), TABLE_READS.items())
+def test_reads_of_the_table_follow_the_order(
+    situation: tuple[int, bool, bool], expected: tuple[float, ...]
+) -> None:
+    share, overlaps, writes = situation
+    contents = Contents(
+        NUM_NODES, 10**12, NUM_NODES, writes=writes, overlaps=overlaps, memory_per_edge_byte=0
+    )
+    found = buffer_sizes(contents, NUM_NODES // share + 4096, block_bytes=1)
+    reads = {s.resident_groups: s.table_reads for s in found if s.order == "beta"}
+    assert [reads[r] for r in (2, 3, 4, 8, 16)] == pytest.approx(expected, abs=0.006)
+    (even,) = (s for s in found if s.order == "even")
+    assert even.table_reads == reads[2]
+
+
+CONTENTS = st.builds(
+    Contents,
+    node_bytes=st.integers(10**6, 10**10),
+    edge_bytes=st.integers(10**5, 10**10),
+    num_nodes=st.integers(10**4, 10**7),
+    writes=st.booleans(),
+    overlaps=st.booleans(),
+    memory_per_edge_byte=st.sampled_from([0.5, 1.0]),
+    fixed_bytes=st.integers(0, 10**6),
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(CONTENTS, st.integers(10**5, 10**10), st.booleans())
+def test_what_is_offered_fits_and_can_be_scheduled(
+    contents: Contents, memory: int, for_edges: bool
+) -> None:
+    block = 1 << 16
+    try:
+        found = buffer_sizes(contents, memory, block, for_edges=for_edges)
+    except BudgetError as error:
+        needed = memory + (error.missing_bytes or 0)
+        assert buffer_sizes(contents, needed, block, for_edges=for_edges)
+        return
+    for sizes in found:
+        assert sizes.memory_bytes <= memory
+        assert sizes.num_partitions <= most_partitions(contents, block)
+        if sizes.num_groups > 40:
+            continue
+        numbers = sizes.num_partitions, sizes.capacity, sizes.num_groups
+        schedule = two_level(*numbers, order=sizes.order) if for_edges else dispersed(*numbers)
+        assert schedule.num_loads / sizes.num_partitions == pytest.approx(sizes.table_reads)
+        expected = _bucket_loads(schedule.states.tolist()) / sizes.num_groups**2
+        of_edges = sizes.bytes_read - sizes.table_reads * contents.node_bytes
+        assert of_edges == pytest.approx(expected * contents.edge_bytes, rel=1e-6, abs=2)
+        assert bool(sizes.bytes_written) == contents.writes
+    more = buffer_sizes(contents, 2 * memory, block, for_edges=for_edges)
+    for order, resident in {(s.order, s.resident_groups) for s in found}:
+        least, other = (
+            min(s.table_reads for s in some if (s.order, s.resident_groups) == (order, resident))
+            for some in (more, found)
+        )
+        assert least <= other
+
+
+def _bucket_loads(states: list[list[int]]) -> int:
+    """Count the buckets between groups that are read as states follow one another."""
+    held: set[tuple[int, int]] = set()
+    loads = 0
+    for state in states:
+        needed = {(i, j) for i in state for j in state}
+        loads += len(needed - held)
+        held = needed
+    return loads
+
+
+def sizes_of(seconds: int, order: str, groups: int) -> BufferSizes:
+    return BufferSizes(4 * groups, 8, groups, order, 1, seconds, 0)
+
+
+def test_the_shortest_epoch_is_best_and_of_those_the_least_biased() -> None:
+    slow, fast = sizes_of(20, "even", 32), sizes_of(10, "beta", 8)
+    rates = {"read_rate": 1.0, "write_rate": 1.0}
+    assert best_sizes([slow, fast], **rates) is fast
+    assert best_sizes([slow, fast], **rates, compute_seconds=30) is slow  # reading is hidden
+    assert best_sizes([slow, fast], **rates, max_bias=0.2) is slow
+    assert best_sizes([fast], **rates, max_bias=0.2) is fast
