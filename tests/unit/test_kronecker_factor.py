@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnnstore.converters import ConvertOptions
-from gnnstore.converters.synthetic.keyed_random import hash_pairs
+from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.synthetic.kronecker.factor import (
     balance,
     check_factor,

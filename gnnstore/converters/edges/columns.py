@@ -35,6 +35,39 @@ _GROUP_EDGES, _GROUP_SHARE = 2**16, 256
 
 
 @dataclass(frozen=True)
+class SortedEdges:
+    """Consecutive edges of a graph, in the order of targets, then sources.
+
+    Attributes
+    ----------
+    sources, targets : ndarray of int32 or int64 [k]
+        Their ends.
+    edge_id : ndarray of int32 or int64 [k], or None
+        Positions in the input.
+    attributes : Mapping of str to ndarray [k, ...]
+        Attribute rows.
+    added : ndarray of bool [k], or None
+        Which are self-loops that the conversion added; None if none are.
+    """
+
+    sources: npt.NDArray[Any]
+    targets: npt.NDArray[Any]
+    edge_id: npt.NDArray[Any] | None
+    attributes: Mapping[str, npt.NDArray[Any]]
+    added: npt.NDArray[np.bool_] | None = None
+
+    def take(self, rows: Any) -> SortedEdges:
+        """Return some of the edges."""
+        return SortedEdges(
+            self.sources[rows],
+            self.targets[rows],
+            None if self.edge_id is None else self.edge_id[rows],
+            {name: values[rows] for name, values in self.attributes.items()},
+            None if self.added is None else self.added[rows],
+        )
+
+
+@dataclass(frozen=True)
 class EdgeChunk:
     """Consecutive edges of the finished adjacency.
 
@@ -50,6 +83,8 @@ class EdgeChunk:
         The next entries of `indptr`; those of all chunks are its N + 1 entries.
     added : ndarray of bool, shape [k], or None
         Which edges are self-loops that were added; None if none are.
+    to_predict : Mapping of str to SortedEdges
+        By split: edges that lie between these, and are none of the adjacency.
     """
 
     indices: npt.NDArray[Any]
@@ -57,6 +92,7 @@ class EdgeChunk:
     attributes: Mapping[str, npt.NDArray[Any]]
     indptr: npt.NDArray[np.int64]
     added: npt.NDArray[np.bool_] | None = None
+    to_predict: Mapping[str, SortedEdges] = field(default_factory=dict)
 
 
 class BuiltEdges(Protocol):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.synthetic.keyed_random import draw_noise, draw_words
+from gnnstore.converters.keyed_random import draw_noise, draw_words
 
 # The second word of the generator's key says what is drawn, so that streams never meet.
 _NOISE = 0x6E6F697365  # "noise"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk
+from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk, SortedEdges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
@@ -27,6 +27,7 @@ from gnnstore.formats.container import names
 from gnnstore.formats.container.journal_file import JOURNAL_FILE
 from gnnstore.formats.container.regular_files import open_binary
 from gnnstore.formats.container.strict_json import Fields
+from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
@@ -39,9 +40,11 @@ def write_adjacency(
     built: BuiltEdges,
     attribute_types: Mapping[str, tuple[str, int]],
     progress: Progress,
+    *,
     on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
+    split_sizes: Mapping[str, int] | None = None,
 ) -> EdgeTypeSpec:
-    """Write `indptr`, `indices`, `edge_id` and the edge attributes side by side.
+    """Write `indptr`, `indices`, `edge_id` and the edge attributes side by side, and edge splits.
 
     Parameters
     ----------
@@ -51,79 +54,128 @@ def write_adjacency(
         Element type and original row axis of attributes, where they are not NumPy's and 0.
     on_degrees : callable, optional
         Told the in-degrees of the next nodes, piece by piece.
+    split_sizes : Mapping of str to int, optional
+        How many edges to predict come with the chunks.
 
     Returns
     -------
     EdgeTypeSpec
-        The arrays of the adjacency.
+        The arrays of the adjacency and of the splits.
     """
-    indptr = _array(store, "indptr", "int64", built.num_nodes + 1)
-    indices = _array(store, "indices", built.index_dtype.name, built.num_edges)
-    edge_id = None
-    if built.edge_id_dtype is not None:
-        edge_id = _array(store, "edge_id", built.edge_id_dtype.name, built.num_edges)
-    attributes: dict[str, PagedArrayWriter] = {}
+    indptr = _array(store, _DIRECTORY, "indptr", "int64", built.num_nodes + 1)
+    edges = _EdgeArrays(
+        store,
+        built,
+        attribute_types,
+        directory=_DIRECTORY,
+        ends=("indices",),
+        num_edges=built.num_edges,
+    )
+    splits = {
+        name: _EdgeArrays(
+            store,
+            built,
+            attribute_types,
+            directory=names.edge_split_directory(EDGE_TYPE, name),
+            ends=("source", "target"),
+            num_edges=num_edges,
+        )
+        for name, num_edges in (split_sizes or {}).items()
+    }
     latest = np.empty(0, np.int64)
     with progress.phase("write edges", built.num_edges, "edges") as phase:
-        for number, chunk in enumerate(built.chunks()):
-            if number == 0:
-                attributes = {
-                    name: _attribute_array(store, name, rows, attribute_types, built.num_edges)
-                    for name, rows in chunk.attributes.items()
-                }
+        for chunk in built.chunks():
             indptr.append(chunk.indptr)
             if on_degrees is not None:
                 latest = np.concatenate([latest[-1:], chunk.indptr])
                 on_degrees(np.diff(latest))
-            indices.append(chunk.indices)
-            if edge_id is not None and chunk.edge_id is not None:
-                edge_id.append(chunk.edge_id)
-            for name, array in attributes.items():
-                array.append(_attribute_rows(name, chunk, array.spec.dtype))
+            edges.append((chunk.indices,), chunk)
+            for name, own in chunk.to_predict.items():
+                splits[name].append((own.sources, own.targets), own)
             phase.advance(len(chunk.indices))
     # Complete now rather than at the commit: what comes later may be interrupted.
-    for array in filter(None, (indptr, indices, edge_id, *attributes.values())):
-        array.close()
+    indptr.close()
     return EdgeTypeSpec(
         *EDGE_TYPE,
         num_edges=built.num_edges,
         indptr=indptr.spec,
-        indices=indices.spec,
-        edge_id=None if edge_id is None else edge_id.spec,
-        attributes={name: array.spec for name, array in attributes.items()},
+        splits={name: EdgeSplitSpec(**arrays.close()) for name, arrays in splits.items()},
+        **edges.close(),
     )
 
 
-def _array(store: StoreWriter, name: str, dtype: str, num_rows: int) -> PagedArrayWriter:
-    return store.paged(
-        f"{_DIRECTORY}/{name}", name=name, row_shape=(), dtype=dtype, num_rows=num_rows
-    )
+class _EdgeArrays:
+    """The arrays of some edges: their ends, ids and attributes, which grow side by side."""
+
+    def __init__(
+        self,
+        store: StoreWriter,
+        built: BuiltEdges,
+        attribute_types: Mapping[str, tuple[str, int]],
+        *,
+        directory: str,
+        ends: tuple[str, ...],
+        num_edges: int,
+    ) -> None:
+        self._store = store
+        self._directory = directory
+        self._num_edges = num_edges
+        self._types = attribute_types
+        self._ends = {
+            name: _array(store, directory, name, built.index_dtype.name, num_edges) for name in ends
+        }
+        self._edge_id: PagedArrayWriter | None = None
+        if built.edge_id_dtype is not None:
+            self._edge_id = _array(store, directory, "edge_id", built.edge_id_dtype.name, num_edges)
+        self._attributes: dict[str, PagedArrayWriter] | None = None
+
+    def append(self, ends: tuple[npt.NDArray[Any], ...], edges: EdgeChunk | SortedEdges) -> None:
+        """Append edges by their ends, with what else they have."""
+        for array, ids in zip(self._ends.values(), ends, strict=True):
+            array.append(ids.astype(array.spec.dtype, copy=False))
+        if self._edge_id is not None and edges.edge_id is not None:
+            dtype = self._edge_id.spec.dtype
+            self._edge_id.append(edges.edge_id.astype(dtype, copy=False))
+        if self._attributes is None:
+            self._attributes = {n: self._array_for(n, r) for n, r in edges.attributes.items()}
+        for name, array in self._attributes.items():
+            array.append(_attribute_rows(name, edges, array.spec.dtype))
+
+    def _array_for(self, name: str, rows: npt.NDArray[Any]) -> PagedArrayWriter:
+        dtype, cat_dim = self._types.get(name, (dtype_name(rows.dtype), 0))
+        return self._store.paged(
+            f"{self._directory}/attrs/{names.encode(name)}",
+            name=name,
+            row_shape=rows.shape[1:],
+            dtype=dtype,
+            num_rows=self._num_edges,
+            cat_dim=cat_dim,
+        )
+
+    def close(self) -> dict[str, Any]:
+        """Complete the arrays, and return them by the names that schemas have for them."""
+        attributes = self._attributes or {}
+        arrays = {**self._ends, **({"edge_id": self._edge_id} if self._edge_id else {})}
+        for array in (*arrays.values(), *attributes.values()):
+            array.close()
+        specs = {name: array.spec for name, array in arrays.items()}
+        return {**specs, "attributes": {name: array.spec for name, array in attributes.items()}}
 
 
-def _attribute_array(
-    store: StoreWriter,
-    name: str,
-    rows: npt.NDArray[Any],
-    attribute_types: Mapping[str, tuple[str, int]],
-    num_edges: int,
+def _array(
+    store: StoreWriter, directory: str, name: str, dtype: str, num_rows: int
 ) -> PagedArrayWriter:
-    dtype, cat_dim = attribute_types.get(name, (dtype_name(rows.dtype), 0))
     return store.paged(
-        f"{_DIRECTORY}/attrs/{names.encode(name)}",
-        name=name,
-        row_shape=rows.shape[1:],
-        dtype=dtype,
-        num_rows=num_edges,
-        cat_dim=cat_dim,
+        f"{directory}/{name}", name=name, row_shape=(), dtype=dtype, num_rows=num_rows
     )
 
 
-def _attribute_rows(name: str, chunk: EdgeChunk, dtype: str) -> npt.NDArray[Any]:
-    rows = chunk.attributes[name]
-    if name == "edge_weight" and chunk.added is not None:
+def _attribute_rows(name: str, edges: EdgeChunk | SortedEdges, dtype: str) -> npt.NDArray[Any]:
+    rows = edges.attributes[name]
+    if name == "edge_weight" and edges.added is not None:
         # A loop of weight 0 would be none, so torch_geometric, too, gives added ones 1.
         one = np.ones((), np.float32)
-        rows[chunk.added] = to_bfloat16_bits(one) if dtype == "bfloat16" else one
+        rows[edges.added] = to_bfloat16_bits(one) if dtype == "bfloat16" else one
     return rows
 
 
@@ -179,9 +231,7 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
         return None
     fields = Fields(record, str(store.journal.directory / JOURNAL_FILE), "edges")
     spec, num_nodes = EdgeTypeSpec.from_json(fields.fields("spec")), fields.integer("num_nodes")
-    arrays = [spec.indptr, spec.indices, *spec.attributes.values()]
-    if spec.edge_id is not None:
-        arrays.append(spec.edge_id)
+    arrays = spec.arrays()
     if not all(_is_whole(store, array) for array in arrays):
         return None
     for array in arrays:

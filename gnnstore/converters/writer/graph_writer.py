@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,10 @@ from gnnstore import _core
 from gnnstore.converters.arrays.derived import RowTaker
 from gnnstore.converters.arrays.source import ArraySource, check_count, check_rows
 from gnnstore.converters.edges.builder import EdgeBuilder
+from gnnstore.converters.edges.columns import BuiltEdges
+from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import EdgeRules
+from gnnstore.converters.edges.split import SplitEdges, sorted_edges
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
@@ -93,6 +97,7 @@ class GraphWriter:
         self._provenance = provenance(kind, source or {}, self.options)
         self._index_dtype: IndexDtype = self.options.index_dtype or index_dtype
         keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
+        self._keep_ids = keep_ids
         rules = EdgeRules(self.options.undirected, self.options.self_loops, keep_ids)
         graph = {"num_nodes": num_nodes, "index_dtype": self._index_dtype, "edge_ids": keep_ids}
         self._store = open_store(output, self.options, self._provenance, graph)
@@ -277,12 +282,33 @@ class GraphWriter:
             return
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
+        rule = self.options.split_rule
+        if rule is None:
+            self._write_edges(built, on_degrees)
+        else:
+            pieces = partial(sorted_edges, built, keep_ids=self._keep_ids)
+            with self.progress.phase("split edges", unit="edges"):
+                ids = (built.edge_id_dtype or id_dtype(built.num_edges)) if self._keep_ids else None
+                split = SplitEdges(rule, pieces, built.num_nodes, ids)
+            self._write_edges(split, on_degrees, split.sizes)
+        built.close()
+
+    def _write_edges(
+        self,
+        built: BuiltEdges,
+        on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
+        split_sizes: Mapping[str, int] | None = None,
+    ) -> None:
         self._nodes.num_nodes = built.num_nodes
         self._edges = write_adjacency(
-            self._store, built, self._edge_types, self.progress, on_degrees
+            self._store,
+            built,
+            self._edge_types,
+            self.progress,
+            on_degrees=on_degrees,
+            split_sizes=split_sizes,
         )
         record_edges(self._store, self._edges, built.num_nodes)
-        built.close()
 
     # ---- nodes
 
@@ -410,6 +436,11 @@ class GraphWriter:
         where = where or f"the edge split {name!r}"
         if name in self._edge_splits:
             raise InputError(f"{where}: the edge split {name!r} was given already")
+        if self.options.edge_split is not None:
+            raise UsageError(
+                f"{where}: the input has edge splits of its own; leave out edge_split "
+                "(--edge-split), or remove them from the input"
+            )
         if self.num_nodes is None:
             raise UsageError(f"{where}: say how many nodes there are before the edge splits")
         shared = negative_edges or (None, None)
@@ -520,7 +551,7 @@ class GraphWriter:
                     self._original_name,
                 ),
             ),
-            edge_types=(replace(edges, splits=self._edge_splits),),
+            edge_types=(replace(edges, splits={**edges.splits, **self._edge_splits}),),
             graph_attributes=self._graph_values,
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,

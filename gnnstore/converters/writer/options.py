@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from gnnstore.budget.limits import parse_memory
+from gnnstore.converters.edges.split import SplitRule
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
@@ -54,6 +55,13 @@ class ConvertOptions:
         With feature_dtype "int8": divide every column of `x` by a scale of its own, so that its
         largest magnitude is 127, and round. The scales are the graph-level array `x_scale`, and
         `batch.x * batch.x_scale` is the features. Takes one more pass over them.
+    edge_split : (float, float, float), optional
+        Split the edges: shares of "train", by which messages pass, "valid" and "test", which become
+        edge splits of the store. What is left of 1 is in none, and not in the store. All copies of
+        an edge, and its reverse, fall into the same split. Of an undirected graph (each edge has
+        its reverse, as often as itself), "valid" and "test" hold the edges with source <= target.
+    edge_split_seed : int
+        Which edges fall into which split; in [0, 2**64).
     spill_directory : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         beside the output.
@@ -70,6 +78,8 @@ class ConvertOptions:
     resume: bool = False
     spill_directory: str | None = None
     feature_scale: FeatureScale | None = None
+    edge_split: tuple[float, ...] | None = None
+    edge_split_seed: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("self_loops", self.self_loops, get_args(SelfLoops))
@@ -92,6 +102,12 @@ class ConvertOptions:
             _check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
         if self.memory_bytes is not None:
             parse_memory(self.memory_bytes, name="memory_bytes")
+        _ = self.split_rule  # raises if there can be none
+
+    @property
+    def split_rule(self) -> SplitRule | None:
+        """The rule that edges are split by; None if they are not."""
+        return None if self.edge_split is None else SplitRule(self.edge_split, self.edge_split_seed)
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that shape the store's contents, for its provenance."""
@@ -99,6 +115,8 @@ class ConvertOptions:
         # None of these changes a byte of the result.
         for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
             del document[name]
+        if self.edge_split is None:
+            del document["edge_split"], document["edge_split_seed"]
         return document
 
 

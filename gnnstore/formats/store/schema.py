@@ -101,6 +101,12 @@ class EdgeTypeSpec:
         """PyG's edge type: (source, relation, target)."""
         return (self.source, self.relation, self.target)
 
+    def arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return the arrays of the adjacency and of the splits, in a fixed order."""
+        ids = (self.edge_id,) if self.edge_id else ()
+        splits = (spec for split in self.splits.values() for spec in split.arrays())
+        return (self.indptr, self.indices, *ids, *self.attributes.values(), *splits)
+
     @classmethod
     def from_json(cls, fields: Fields) -> EdgeTypeSpec:
         """Check a parsed description; `dataclasses.asdict` is the way back.
@@ -178,10 +184,7 @@ class Schema:
             if node.original_name is not None:
                 found += [node.original_name.bytes, node.original_name.offsets]
         for edge in self.edge_types:
-            found += [edge.indptr, edge.indices, *([edge.edge_id] if edge.edge_id else [])]
-            found += edge.attributes.values()
-            for split in edge.splits.values():
-                found += split.arrays()
+            found += edge.arrays()
         return (*found, *self.graph_arrays.values())
 
     def to_json(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import (
     MEMORY,
+    SHARES,
     SIZE,
     Decorator,
     Parsed,
@@ -81,6 +82,16 @@ _common_options = together(
         "--index-dtype",
         type=click.Choice(("int64", "int32")),
         help="Type of node ids in batches. Default: that of the input, else int64.",
+    ),
+    click.option(
+        "--edge-split",
+        type=SHARES,
+        metavar="F,F,F",
+        help="Split edges into train (the graph), valid and test by these shares, such as "
+        "0.8,0.1,0.1. An undirected graph's valid and test hold one direction.",
+    ),
+    click.option(
+        "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
     ),
     click.option(
         "--memory",

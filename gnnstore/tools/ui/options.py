@@ -75,6 +75,17 @@ def _parse_fanouts(text: str, _: str) -> tuple[int, ...]:
     return fanouts
 
 
+def _parse_shares(text: str, _: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not a list of shares; write one for each of train, valid and test, as in "
+            "0.8,0.1,0.1"
+        ) from None
+
+
+SHARES = Parsed("shares", _parse_shares)
 # A number of bytes as people write it; and one that the container of this process must allow.
 SIZE = Parsed("size", lambda text, name: parse_size(text, name=name))
 MEMORY = Parsed("size", lambda text, name: parse_memory(text, name=name))

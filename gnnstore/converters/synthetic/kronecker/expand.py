@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from gnnstore.converters.edges.node_ids import MAX_NODES, id_dtype
 from gnnstore.converters.inputs import PathLike
-from gnnstore.converters.synthetic.keyed_random import hash_pairs
+from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
 from gnnstore.converters.synthetic.kronecker.nodes import check_noise, write_nodes
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph

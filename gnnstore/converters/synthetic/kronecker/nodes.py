@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.source import SequentialArray
-from gnnstore.converters.synthetic.keyed_random import draw_noise
+from gnnstore.converters.keyed_random import draw_noise
 from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import UsageError

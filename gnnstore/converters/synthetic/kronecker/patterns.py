@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.synthetic.keyed_random import draw_words
+from gnnstore.converters.keyed_random import draw_words
 
 _PATTERNS = 0x7061747465726E  # "pattern"
 _UNIT_BITS = 44  # probabilities are multiples of 2^-44 before they are rounded to 2^-b

@@ -1,0 +1,221 @@
+"""Tells the edges of a graph that messages pass by from those to predict.
+
+The split of an edge is a hash of its two ends, whichever comes first: all copies of an edge, and
+its reverse, fall into the same one, whatever the order of the input, the memory or the machine.
+Edges come here sorted, a piece at a time: once to count them, once to write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk, SortedEdges
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.keyed_random import hash_pairs
+from gnnstore.errors import InputError, UsageError
+
+NAMES = ("train", "valid", "test")
+PIECE_EDGES = 2**17  # each takes a hundred bytes while its split is found
+_PIECE_COLUMNS = 2**18
+_SALT = 0x65646765_73706C69  # "edgespli": not what else hashes pairs by the same seed
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """The rule that tells the split of each edge.
+
+    Attributes
+    ----------
+    fractions : (float, float, float)
+        Shares of train, valid and test. What is left of 1 is in no split, and in no store.
+    seed : int
+        In [0, 2**64).
+    messages : tuple of str
+        Splits whose edges messages pass by.
+    """
+
+    fractions: tuple[float, ...]
+    seed: int = 0
+    messages: tuple[str, ...] = ("train",)
+
+    def __post_init__(self) -> None:
+        given = ",".join(f"{share:g}" for share in self.fractions)
+        if len(self.fractions) != len(NAMES) or not all(0 <= s <= 1 for s in self.fractions):
+            raise UsageError(
+                f"edge_split={given}: expected the shares of train, valid and test, each from 0 "
+                "to 1, as in 0.8,0.1,0.1"
+            )
+        if sum(self.fractions) > 1 + 1e-9:
+            raise UsageError(
+                f"edge_split={given}: the shares sum to {sum(self.fractions):g}, expected at most 1"
+            )
+        if not self.fractions[0] or not any(self.fractions[1:]):
+            raise UsageError(
+                f"edge_split={given}: expected a share above 0 for train, and for valid or test"
+            )
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"edge_split_seed={self.seed} is not in [0, 2**64)")
+
+    def hashes(self, edges: SortedEdges) -> npt.NDArray[np.uint64]:
+        """Return the hash of the two ends of each edge [k]."""
+        low = np.minimum(edges.sources, edges.targets)
+        high = np.maximum(edges.sources, edges.targets)
+        return hash_pairs(self.seed ^ _SALT, low, high, None)
+
+    def splits(
+        self, hashes: npt.NDArray[np.uint64], added: npt.NDArray[np.bool_] | None
+    ) -> npt.NDArray[np.int64]:
+        """Return the number of each edge's split in `NAMES` [k]; 3: none. Added loops are train."""
+        bounds = np.cumsum(self.fractions)
+        bounds[bounds > 1 - 1e-9] = 1
+        limits = (bounds * 2.0**53).astype(np.uint64)  # of 53 bits, which a float has
+        found = np.searchsorted(limits, hashes >> np.uint64(11), side="right")
+        if added is not None:
+            found[added] = 0
+        return found
+
+
+def sorted_edges(built: BuiltEdges, *, keep_ids: bool) -> Iterator[SortedEdges]:
+    """Yield the edges of a finished adjacency, in pieces; at least one.
+
+    Parameters
+    ----------
+    keep_ids : bool
+        Whether edges have ids; those that are positions are not in the chunks.
+    """
+    pointers, first_column, begin = np.empty(0, np.int64), 0, 0
+    for chunk in built.chunks():
+        if len(chunk.indptr):
+            pointers = np.concatenate([pointers, chunk.indptr])
+        for first in range(0, max(1, len(chunk.indices)), PIECE_EDGES):
+            part = slice(first, min(first + PIECE_EDGES, len(chunk.indices)))
+            places = np.arange(begin + part.start, begin + part.stop)
+            ids = None if chunk.edge_id is None else chunk.edge_id[part]
+            yield SortedEdges(
+                chunk.indices[part],
+                first_column - 1 + np.searchsorted(pointers, places, side="right"),
+                places if ids is None and keep_ids else ids,
+                {name: rows[part] for name, rows in chunk.attributes.items()},
+                None if chunk.added is None else chunk.added[part],
+            )
+        begin += len(chunk.indices)
+        # The last column that begins here goes on in the next chunk.
+        done = int(np.searchsorted(pointers, begin, side="right")) - 1
+        pointers, first_column = pointers[done:], first_column + done
+
+
+class SplitEdges:
+    """The edges of a graph that messages pass by, as `BuiltEdges`, and those to predict.
+
+    Parameters
+    ----------
+    rule : SplitRule
+        The rule.
+    edges : callable
+        Returns an iterator over all edges in order, each time it is called.
+    num_nodes : int
+        N.
+    edge_id_dtype : np.dtype or None
+        Type of the ids of edges; None if they keep none.
+
+    Attributes
+    ----------
+    sizes : dict of str to int
+        How many edges to predict each split has.
+    is_undirected : bool
+        Whether each edge has its reverse, as often as itself. Then edges to predict are those with
+        source <= target, as their reverses are the same.
+
+    Raises
+    ------
+    InputError
+        If a split is empty.
+    """
+
+    def __init__(
+        self,
+        rule: SplitRule,
+        edges: Callable[[], Iterator[SortedEdges]],
+        num_nodes: int,
+        edge_id_dtype: np.dtype[Any] | None,
+    ) -> None:
+        self.num_nodes = num_nodes
+        self.edge_id_dtype = edge_id_dtype
+        self.index_dtype = id_dtype(num_nodes)
+        self._rule = rule
+        self._edges = edges
+        self._count()
+
+    def _count(self) -> None:
+        """Count the edges of each split, and find out whether the graph is undirected."""
+        counts, ascending, descending = np.zeros((3, len(NAMES) + 1), np.int64)
+        balance = 0
+        for piece in self._edges():
+            hashes = self._rule.hashes(piece)
+            splits = self._rule.splits(hashes, piece.added)
+            up, down = piece.sources < piece.targets, piece.sources > piece.targets
+            # Of an undirected graph both directions have the same hashes, as often.
+            balance += int(hashes[up].sum()) - int(hashes[down].sum())  # each modulo 2^64
+            counts += np.bincount(splits, minlength=len(counts))
+            ascending += np.bincount(splits[up], minlength=len(counts))
+            descending += np.bincount(splits[down], minlength=len(counts))
+        self.is_undirected = balance % 2**64 == 0 and bool((ascending == descending).all())
+        by_name = dict(zip(NAMES, counts.tolist(), strict=False))
+        self.num_edges = sum(by_name[name] for name in self._rule.messages)
+        if self.is_undirected:
+            counts -= descending
+        self.sizes = {
+            name: int(count)
+            for name, count, share in zip(NAMES, counts, self._rule.fractions, strict=False)
+            if share and name != "train"
+        }
+        sizes = {"train": self.num_edges, **self.sizes}
+        if empty := [name for name, count in sizes.items() if not count]:
+            raise InputError(
+                f"edge_split: none of the {sum(by_name.values())} edges fell into "
+                f"{' and '.join(empty)}; give it a larger share, or 0 to leave it out"
+            )
+
+    def chunks(self) -> Iterator[EdgeChunk]:
+        """Yield the edges that messages pass by in column order, and those to predict."""
+        rule = self._rule
+        messages = [NAMES.index(name) for name in rule.messages]
+        num_done = next_column = 0
+        for piece in self._edges():
+            splits = rule.splits(rule.hashes(piece), piece.added)
+            passing = piece.take(np.isin(splits, messages))
+            end = int(passing.targets[-1]) + 1 if len(passing.targets) else next_column
+            for columns in _ranges(next_column, end):
+                # The entry of a column counts the edges into those before it.
+                indptr = num_done + np.searchsorted(passing.targets, columns)
+                yield _chunk(passing.take(slice(0)), indptr)
+            num_done, next_column = num_done + len(passing.targets), end
+            if self.is_undirected:
+                splits[piece.sources > piece.targets] = len(NAMES)
+            to_predict = {name: piece.take(splits == NAMES.index(name)) for name in self.sizes}
+            yield _chunk(passing, np.empty(0, np.int64), to_predict)
+        for columns in _ranges(next_column, self.num_nodes + 1):
+            yield _chunk(passing.take(slice(0)), np.full(len(columns), num_done))
+
+    def close(self) -> None:
+        """Do nothing: who made the edges that are split here closes them."""
+
+
+def _ranges(first: int, last: int) -> Iterator[npt.NDArray[np.int64]]:
+    for begin in range(first, last, _PIECE_COLUMNS):
+        yield np.arange(begin, min(begin + _PIECE_COLUMNS, last))
+
+
+def _chunk(
+    edges: SortedEdges,
+    indptr: npt.NDArray[np.int64],
+    to_predict: Mapping[str, SortedEdges] | None = None,
+) -> EdgeChunk:
+    return EdgeChunk(
+        edges.sources, edges.edge_id, edges.attributes, indptr, edges.added, to_predict or {}
+    )

@@ -1,0 +1,260 @@
+"""Splitting the edges of a graph: a partition by unordered pairs, whatever is done how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gnnstore
+from gnnstore.converters import ConvertOptions
+from gnnstore.converters.edges import builder as spill
+from gnnstore.converters.edges import split
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.errors import InputError, UsageError
+from gnnstore.features.check import verify
+from gnnstore.graph.store import GraphStore
+from gnnstore.testing.effort import examples
+from gnnstore.testing.graphs import read_store, write_store
+from gnnstore.testing.stores import assert_same_files
+
+Edges = npt.NDArray[np.int64]
+
+
+def edges_of(store: GraphStore) -> dict[str, tuple[Edges, Edges, Edges]]:
+    """Read edge_index, edge ids and weights of each split, the graph's as "train"."""
+    graph = read_store(store.path)
+    found = {"train": (graph.edge_index, graph.edge_id, graph.edge_attributes["edge_weight"])}
+    for name, own in store.edge_splits.items():
+        assert own.edge_ids is not None
+        weights = own.attributes["edge_weight"].read()
+        found[name] = (own.edge_index.numpy(), own.edge_ids.read(), weights)
+    return found
+
+
+def pairs(edges: Edges) -> set[tuple[int, ...]]:
+    return {tuple(pair) for pair in np.sort(edges, axis=0).T.tolist()}
+
+
+def write(path: Path, edges: Edges, num_nodes: int, **options: Any) -> GraphStore:
+    return gnnstore.open(
+        write_store(
+            path,
+            edges,
+            num_nodes=num_nodes,
+            edge_weight=np.arange(edges.shape[1], dtype=np.float64) + 10,
+            options=ConvertOptions(**options),
+        )
+    )
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[int, Edges]:
+    num_nodes = draw(st.integers(30, 300))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    edges = rng.integers(0, draw(st.integers(20, num_nodes)), (2, draw(st.integers(400, 3000))))
+    return num_nodes, edges[:, rng.integers(0, edges.shape[1], edges.shape[1])]  # some repeated
+
+
+@given(
+    graph=graphs(),
+    seed=st.integers(0, 2**64 - 1),
+    undirected=st.booleans(),
+    self_loops=st.sampled_from(["keep", "drop", "add"]),
+    fractions=st.sampled_from([(0.8, 0.1, 0.1), (0.5, 0.5, 0.0), (0.3, 0.3, 0.2)]),
+)
+@settings(max_examples=examples(25), deadline=None)
+def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' arguments
+    tmp_path_factory: pytest.TempPathFactory,
+    graph: tuple[int, Edges],
+    seed: int,
+    undirected: bool,
+    self_loops: Any,
+    fractions: tuple[float, ...],
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("split")
+    num_nodes, edges = graph
+    rules: dict[str, Any] = {"undirected": undirected, "self_loops": self_loops}
+    whole = read_store(write(tmp_path / "whole.gnn", edges, num_nodes, **rules).path)
+    store = write(
+        tmp_path / "a.gnn",
+        edges,
+        num_nodes,
+        **rules,
+        edge_split=fractions,
+        edge_split_seed=seed,
+        edge_ids=True,
+    )
+    assert verify(store.path, "full").ok
+    found = edges_of(store)
+    assert list(found) == [
+        "train",
+        *(n for n, f in zip(split.NAMES[1:], fractions[1:], strict=True) if f),
+    ]
+
+    # Copies and reverses fall into the same split, so that the splits share no pair.
+    by_split = {name: pairs(index) for name, (index, _, _) in found.items()}
+    assert sum(map(len, by_split.values())) == len(set().union(*by_split.values()))
+
+    # With its id and attributes, each edge of the graph is in one split.
+    rows = Counter[tuple[float, ...]]()
+    for name, (index, ids, weights) in found.items():
+        rows.update(zip(*index.tolist(), ids.tolist(), weights.tolist(), strict=True))
+        if undirected and name != "train":
+            assert (index[0] <= index[1]).all()
+        assert (np.lexsort((index[0], index[1])) == np.arange(index.shape[1])).all()
+    expected = Counter[tuple[float, ...]]()
+    held = set().union(*(by_split[name] for name in found if name != "train"))
+    whole_rows = zip(
+        *whole.edge_index.tolist(),
+        whole.edge_id.tolist(),
+        whole.edge_attributes["edge_weight"].tolist(),
+        strict=True,
+    )
+    for row in whole_rows:
+        pair = tuple(sorted(row[:2]))
+        if (pair in held and not (undirected and row[0] > row[1])) or pair in by_split["train"]:
+            expected[row] += 1
+    assert rows == expected
+    if sum(fractions) == 1:
+        assert set().union(*by_split.values()) == pairs(whole.edge_index)
+
+
+@given(graph=graphs(), undirected=st.booleans(), order=st.randoms())
+@settings(max_examples=examples(15), deadline=None)
+def test_neither_memory_nor_order_matters(
+    tmp_path_factory: pytest.TempPathFactory,
+    graph: tuple[int, Edges],
+    undirected: bool,
+    order: Any,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("split")
+    num_nodes, edges = graph
+    rules: dict[str, Any] = {"undirected": undirected, "edge_split": (0.6, 0.2, 0.2)}
+    expected = edges_of(write(tmp_path / "a.gnn", edges, num_nodes, **rules))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(split, "PIECE_EDGES", 37)
+        patch.setattr(split, "_PIECE_COLUMNS", 11)
+        patch.setattr(spill, "MIN_SPILL_BYTES", 2**12)
+        patch.setattr(spill, "_MIN_PIECE_EDGES", 100)
+        patch.setattr(EdgeBuilderProbe, "spilled", False)
+        patch.setattr(spill.EdgeBuilder, "_spill", EdgeBuilderProbe.spill)
+        small = write(tmp_path / "b.gnn", edges, num_nodes, **rules, memory_bytes=2**14)
+        assert EdgeBuilderProbe.spilled
+    for name, arrays in edges_of(small).items():
+        for ours, theirs in zip(arrays, expected[name], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    places = list(range(edges.shape[1]))
+    order.shuffle(places)
+    shuffled = edges_of(write(tmp_path / "c.gnn", edges[:, places], num_nodes, **rules))
+    for name, (index, _, _) in shuffled.items():
+        np.testing.assert_array_equal(index, expected[name][0])
+
+
+class EdgeBuilderProbe:
+    spilled = False
+    original = spill.EdgeBuilder._spill
+
+    @staticmethod
+    def spill(builder: spill.EdgeBuilder) -> None:
+        EdgeBuilderProbe.spilled = True
+        EdgeBuilderProbe.original(builder)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_are_binomial(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    edges = np.unique(np.sort(rng.integers(0, 10**6, (2, 60_000)), axis=0), axis=1)
+    fractions = (0.85, 0.1, 0.05)
+    store = write(tmp_path / "a.gnn", edges, 10**6, edge_split=fractions, edge_split_seed=seed)
+    total = edges.shape[1]
+    counts = [store.num_edges, *map(len, store.edge_splits.values())]
+    assert sum(counts) == total
+    for count, share in zip(counts, fractions, strict=True):
+        assert abs(count - share * total) < 5 * (total * share * (1 - share)) ** 0.5
+
+
+def test_seeds_give_other_splits_and_undirectedness_is_found(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    one_way = rng.integers(0, 100, (2, 2000))
+    both = np.concatenate([one_way, one_way[::-1]], axis=1)
+    first, second = (
+        write(tmp_path / f"{seed}.gnn", both, 100, edge_split=(0.5, 0.5, 0), edge_split_seed=seed)
+        for seed in (0, 1)
+    )
+    assert pairs(first.edge_splits["valid"].edge_index.numpy()) != pairs(
+        second.edge_splits["valid"].edge_index.numpy()
+    )
+    for store in (first, second):
+        source, target = store.edge_splits["valid"].edge_index
+        assert (source <= target).all()
+    directed = write(tmp_path / "d.gnn", one_way, 100, edge_split=(0.5, 0.5, 0))
+    source, target = directed.edge_splits["valid"].edge_index
+    assert (source > target).any()
+    assert (source < target).any()
+
+
+@pytest.mark.parametrize(
+    ("fractions", "message"),
+    [
+        ((0.8, 0.2, 0.1), "sum to 1.1"),
+        ((0.8, -0.1, 0.1), "each from 0 to 1"),
+        ((0.8, 0.2), "train, valid and test"),
+        ((0.8, float("nan"), 0.1), "each from 0 to 1"),
+        ((0.0, 0.5, 0.5), "above 0 for train"),
+        ((1.0, 0.0, 0.0), "above 0 for train, and for valid or test"),
+    ],
+)
+def test_bad_shares_are_refused_before_any_work(fractions: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ConvertOptions(edge_split=fractions)
+    with pytest.raises(UsageError, match="edge_split_seed"):
+        ConvertOptions(edge_split=(0.8, 0.1, 0.1), edge_split_seed=2**64)
+
+
+@pytest.mark.parametrize("edges", [np.empty((2, 0), np.int64), np.array([[0], [1]])])
+def test_a_split_without_edges_is_an_error(tmp_path: Path, edges: Edges) -> None:
+    with pytest.raises(InputError, match=r"none of the \d edges fell into"):
+        write(tmp_path / "a.gnn", edges, 2, edge_split=(0.5, 0.25, 0.25))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_input_with_splits_of_its_own_is_not_split(tmp_path: Path) -> None:
+    options = ConvertOptions(edge_split=(0.5, 0.5, 0))
+    with (
+        pytest.raises(UsageError, match="has edge splits of its own"),
+        GraphWriter(tmp_path / "a.gnn", kind="test", options=options, num_nodes=9) as writer,
+    ):
+        writer.set_edge_split("hard", np.array([1]), np.array([2]))
+
+
+def test_splitting_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    edges = np.random.default_rng(0).integers(0, 500, (2, 20_000))
+
+    def convert(path: Path, *, fail: str | None, resume: bool) -> None:
+        options = ConvertOptions(edge_split=(0.8, 0.1, 0.1), resume=resume)
+        source: dict[str, Any] = {"inputs": [], "parameters": {}}
+        with GraphWriter(
+            path, kind="test", source=source, options=options, num_nodes=500
+        ) as writer:
+            writer.add_edges(edges[0], edges[1], {"w": edges.T.copy()})
+            if fail == "before":
+                raise KeyboardInterrupt
+            writer.finish_edges()
+            if fail == "after":
+                raise KeyboardInterrupt
+            assert writer.has_edges is resume
+            writer.commit()
+
+    convert(tmp_path / "whole.gnn", fail=None, resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        convert(tmp_path / "a.gnn", fail="after", resume=False)
+    assert not (tmp_path / "a.gnn").exists()
+    convert(tmp_path / "a.gnn", fail=None, resume=True)
+    assert_same_files(tmp_path / "a.gnn", tmp_path / "whole.gnn")
