@@ -326,12 +326,7 @@ def prefetch(
 
 
 class Workers:
-    """Threads that run parts of a task side by side; a context manager that joins them.
-
-    Parameters
-    ----------
-    num_threads : int
-    """
+    """Threads that run parts of a task side by side; a context manager that joins them."""
 
     def __init__(self, num_threads: int) -> None:
         self._pool = ThreadPoolExecutor(num_threads, "gnnstore-worker")

@@ -65,8 +65,6 @@ class Wish:
 
     Attributes
     ----------
-    size : str
-        Its name.
     least : int
         The smallest that will do.
     most : int
@@ -92,7 +90,6 @@ class Ledger:
     ----------
     limit : int
         Bytes that may be taken.
-    reservations : tuple of Reservation
     who : str
         The part of the program that takes them, to begin an error with.
     source : str

@@ -28,7 +28,6 @@ class MemoryBudget:
 
     Attributes
     ----------
-    num_bytes : int
     is_promise : bool
         Whether the user set the budget, so that batches in flight must stay within it too.
     source : str
@@ -84,8 +83,6 @@ def affordable_threads(
     ----------
     staging_bytes : int
         Of a thread.
-    num_threads : int
-        The most threads.
     share : int
         Buffers get one part in so many of the budget.
     """

@@ -99,8 +99,6 @@ class ReuseCurve:
         ----------
         num_slots : int
             Rows that it holds.
-        num_batches : int
-            Batches of the plan.
         initial : "best", "last" or "nothing"
             The rows in it before the first batch: those that most of them need, those that were
             needed last, as after the plan before, or none.

@@ -107,8 +107,6 @@ def read_cache_settings(
 
     Parameters
     ----------
-    strategy : str
-        Its name.
     reads_disk : bool
         Whether it reads rows from disk.
 

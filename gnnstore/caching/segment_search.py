@@ -45,8 +45,6 @@ class Recurrences:
         ----------
         missed : sequence of ndarray of int32 or int64
             The distinct rows that each batch misses, ascending.
-        num_rows : int
-            Of the table.
 
         Raises
         ------

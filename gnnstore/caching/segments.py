@@ -56,8 +56,6 @@ class SharedRows:
         ----------
         missed : sequence of ndarray of int32 or int64
             The distinct rows that each batch of the segment misses, ascending.
-        num_rows : int
-            Of the table.
         order : "minhash" or "rows"
 
         Raises

@@ -55,8 +55,6 @@ def draw_noise(
         Number of the first row.
     shape : (int, int)
         Rows and columns.
-    deviation : float
-        The standard deviation.
     """
     num_rows, width = shape
     # Whole blocks of four words a row, so that a row begins where a counter does.

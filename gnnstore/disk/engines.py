@@ -38,8 +38,6 @@ class EngineProbe:
 
     Attributes
     ----------
-    name : str
-    is_available : bool
     detail : str
         How it works here ("io_uring, 128 deep, registered buffers"), or why it does not.
     remedy : str
@@ -69,14 +67,7 @@ class EngineChoice:
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """An open engine, shared by all readers with the same settings. Thread-safe.
-
-    Attributes
-    ----------
-    choice : EngineChoice
-    tuning : ReadTuning
-    reader : _core.Reader
-    """
+    """An open engine, shared by all readers with the same settings. Thread-safe."""
 
     choice: EngineChoice
     tuning: ReadTuning

@@ -122,9 +122,6 @@ class FileSpool:
 
     Attributes
     ----------
-    path, num_batches
-        As given.
-    file : SpillFile
     begins, counts : ndarray of int64 [S, num_arrays]
         The byte that each vector begins at, and its numbers; -1: it is not there.
     crcs : ndarray of uint32 [S, num_arrays]

@@ -41,15 +41,11 @@ def verify(
 
     Parameters
     ----------
-    path : path-like
-        The directory.
     level : "header", "checksums" or "full"
         How much to check. "full" also reads each batch of plans as training does, once everything
         else is sound.
     num_threads : int, optional
         Threads that read and checksum; the processors available by default.
-    progress : Progress, optional
-        Receives the progress.
 
     Returns
     -------

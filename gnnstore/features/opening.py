@@ -22,8 +22,6 @@ def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> 
     ----------
     place : "memory", "mmap" or Engine
         Load them, map them, or read them on request with an engine.
-    num_threads : int
-        Threads that load.
 
     Raises
     ------

@@ -44,9 +44,6 @@ class RowSpec:
 
     Attributes
     ----------
-    num_rows : int
-    shape : tuple of int
-        Of one row.
     dtype : numpy.dtype
         Of its elements; uint16 for bfloat16.
     """
@@ -216,12 +213,7 @@ def files_of(tables: Mapping[str, RowSource]) -> dict[str, FileRows]:
 
 
 class Tier(RowSource):
-    """A source in front of another, with the same rows. Other requests go on to `below`.
-
-    Parameters
-    ----------
-    below : RowSource
-    """
+    """A source in front of another, with the same rows. Other requests go on to `below`."""
 
     def __init__(self, below: RowSource) -> None:
         self.below = below

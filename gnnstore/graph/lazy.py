@@ -31,8 +31,6 @@ class LazyTensor:
     ----------
     name : str
         For people.
-    shape : sequence of int
-    dtype : torch.dtype
     read : callable
         Returns the whole tensor. Raises a BudgetError if it does not fit available memory.
     select : callable, optional

@@ -24,8 +24,6 @@ class Topology:
     ----------
     csc : Csc
         If `rows` is set, only length and dtype of its `indices` are used.
-    rows : IndexRows or None
-        The reader of `indices`.
     neighbors : CachedNeighbors or None
         In-neighbour lists in memory, which need not be read.
     """

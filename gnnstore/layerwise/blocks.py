@@ -44,11 +44,6 @@ class BlockMaker:
 
     Parameters
     ----------
-    graph : GraphReader
-    rows : RowReader
-        Reads the layer's input.
-    plan : LayerPlan
-    limits : BlockLimits
     scale : Tensor [N], optional
         The factors of a normalisation by degrees.
     packer : BlockPacker, optional

@@ -92,14 +92,12 @@ class GraphReader:
 
     Parameters
     ----------
-    indptr : IndexRows
     indices : IndexRows or None
         None: there are no edges.
     edge_data : Mapping of str to RowSource
         By the name of the argument that takes it; rows in the order of `indices`.
     path : str
         The store's, for messages.
-    pieces : Pieces
     workers : Workers
         Read everything: each has staging memory of its own.
     """

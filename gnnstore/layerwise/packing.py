@@ -65,8 +65,6 @@ class BlockPacker:
         For forming and packing a group.
     disk_bytes : callable
         Returns the bytes that may be written now.
-    num_threads : int
-        Threads that copy rows.
 
     Attributes
     ----------
@@ -123,7 +121,6 @@ class BlockPacker:
 
         Parameters
         ----------
-        place : int
         begin : int
             Where the part begins, in bytes: a multiple of `PART_BYTES`.
         out : ndarray of uint8

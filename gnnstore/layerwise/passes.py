@@ -36,11 +36,8 @@ class PassStats:
 
     Attributes
     ----------
-    name : str
-        Of the layer.
     form : str
         How it was called; see `LayerCall`.
-    num_blocks : int
     rows_read : int
         Rows of the layer's input, those counted again that several blocks needed.
     bytes_read, bytes_written : int

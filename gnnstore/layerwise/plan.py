@@ -38,12 +38,6 @@ class LayerPlan:
 
     Attributes
     ----------
-    call : LayerCall
-    kind : RowKind
-        Of its input.
-    costs : BlockCosts
-    width : int
-        Of its result.
     dtype : str
         The type in which its result is written.
     """
@@ -175,8 +169,6 @@ def limit_blocks(
 
     Parameters
     ----------
-    memory_bytes : int
-        The budget.
     memory : callable
         Returns the ledger of a budget, with all parts but the blocks.
 

@@ -47,7 +47,6 @@ class RowReader:
 
     Parameters
     ----------
-    source : RowSource
     kind : RowKind
         The type of the rows, stored and wanted.
     part_bytes : int

@@ -53,22 +53,14 @@ class InferenceRequest:
 
     Attributes
     ----------
-    store : GraphStore
-    layers : tuple of Layer
     input_spec : AttributeSpec
         Node attribute that the first layer takes.
     edge_specs : Mapping of str to AttributeSpec
         Edge attributes by the argument of layers that takes them.
     dtype : str or None
         The type in which rows are written.
-    device : torch.device
-    memory_bytes : int
-    num_threads : int
-        Threads that read.
-    io_engine : str or None
     shard_bytes : int or None
         Size of the files that are written; by default 64 MiB, and more if there would be many.
-    progress : Progress
     """
 
     store: GraphStore

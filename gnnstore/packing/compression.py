@@ -32,7 +32,6 @@ class Trial:
 
     Attributes
     ----------
-    compression : str
     raw_bytes, kept_bytes : int
         Of the rows, and of their frames.
     decode_seconds : float
@@ -62,8 +61,6 @@ class CompressionChoice:
     ----------
     compression : str or None
         What pays; None: nothing does.
-    reason : str
-    trials : tuple of Trial
     """
 
     compression: Compression | None

@@ -57,18 +57,12 @@ if TYPE_CHECKING:
 class PlanPacker:
     """Samples, plans and packs the batches of a plan.
 
-    Parameters
-    ----------
-    store : GraphStore
-    settings : PlanSettings
-
     Attributes
     ----------
     sources : dict of str to RowSource
         The attributes whose rows are cached and packed, by path.
     tables : dict of str to FileRows
         The files of these.
-    batches_per_epoch : int
     num_slots, superbatch : int
         Rows that are cached, and batches that are planned at a time.
     segment : int

@@ -105,11 +105,8 @@ class Costs:
         Of each table.
     table_bytes : int
         Of all tables.
-    batches_per_epoch, epochs : int
     records_bytes : int
         Of one batch, in a plan.
-    disk_bytes : int or None
-        The budget.
     tuning : ReadTuning or None
         How shared rows are read; None without tables.
     profile : DeviceProfile or None

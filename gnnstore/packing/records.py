@@ -33,12 +33,8 @@ class RecordMaker:
 
     Attributes
     ----------
-    tables : DataSources
-        Of the store.
     plain_nodes, edges : tuple of AttributeSpec
         Attributes whose rows are in the records.
-    schema : Schema
-        Of the store.
     """
 
     tables: DataSources

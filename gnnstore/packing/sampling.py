@@ -59,10 +59,8 @@ class PlanSettings:
         How to sample, the seed included.
     input_nodes : None, str, tensor, array or sequence
         A split, or as of `NeighborLoader`; None: all nodes.
-    batch_size, epochs : int
     seeds : SeedSource or None
         What batches start from; None: from `input_nodes`.
-    shuffle, drop_last : bool
     cache : str or None
         By what rows are cached: "degree" or "frequency", as of `NeighborLoader`, or "belady";
         None: the last.
@@ -78,7 +76,6 @@ class PlanSettings:
         measurements of the disk (see `plan_estimate`; "none" unless an estimate was made).
     tmpdir : Path or None
         For subgraphs that `memory` has no room for; None: beside the store.
-    num_threads : int
     """
 
     config: SamplingConfig
@@ -158,18 +155,12 @@ class PlannedSuperbatch:
 class PlanSampler:
     """Samples and plans the batches of a plan, superbatch by superbatch.
 
-    Parameters
-    ----------
-    store : GraphStore
-    settings : PlanSettings
-
     Attributes
     ----------
     tables : DataSources
         The store's parts, opened within the budget of memory.
     size : PlanSize
         What that leaves for superbatches, and for the cache of training.
-    batches_per_epoch : int
 
     Raises
     ------

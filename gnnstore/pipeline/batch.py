@@ -44,7 +44,6 @@ class Task(ABC):
 
     Attributes
     ----------
-    key : BatchKey
     stage : str
         Name of sampling it, on a timeline.
     seconds_ahead : float
@@ -75,12 +74,7 @@ class Task(ABC):
 
 
 class Recorder:
-    """Where stages are recorded at present; a loader and its threads share one.
-
-    Attributes
-    ----------
-    timeline : Timeline
-    """
+    """Where stages are recorded at present; a loader and its threads share one."""
 
     def __init__(self) -> None:
         self.timeline: Timeline = OFF
@@ -138,7 +132,6 @@ class EpochRun:
         First words of the keys.
     first : int
         Batches of the epoch that were handed out before.
-    num_threads : int
     joins_in_threads : bool
         Whether the threads that sample batches also assemble them.
     initializer : callable or None
@@ -147,7 +140,6 @@ class EpochRun:
         The longest wait for a batch.
     describe : callable
         What the k-th batch of the run is, to be noted on errors.
-    recorder : Recorder
     following : callable
         Returns the run that is expected next and its batches; None if that is not known.
     """
@@ -216,8 +208,6 @@ class SamplingSource:
 
     Parameters
     ----------
-    graph : Samplers
-    seeds : SeedSource
     config : SamplingConfig
         How to sample; the seed of the keys included.
     """
@@ -357,13 +347,10 @@ class Finisher:
 
     Attributes
     ----------
-    assembler : Assembler
     transform, transform_sampler_output : callable or None
         The user's; called in the consumer's thread, in the order of the batches.
     pin : callable or None
         Copies a batch to where a GPU can fetch it by itself.
-    totals : Totals
-    recorder : Recorder
     """
 
     assembler: Assembler

@@ -67,8 +67,6 @@ class LoaderStats:
     predicted_epoch_seconds : float or None
         What an epoch was predicted to take where nobody trains, when "auto" chose the strategy;
         None if nothing was predicted.
-    epoch_batches : int
-        Batches of an epoch.
     reads, bytes_read : int
         Reads of attribute values, and their bytes, with what is read along.
     bytes_useful : int

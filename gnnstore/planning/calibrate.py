@@ -21,8 +21,6 @@ def gather_bandwidth(row_bytes: int, spare_bytes: int) -> float:
 
     Parameters
     ----------
-    row_bytes : int
-        Of a row.
     spare_bytes : int
         Free memory, of which a quarter may be taken for a while.
     """

@@ -123,7 +123,6 @@ class Prediction:
         Reads of single rows or pages, of an epoch.
     sequential_bytes, written_bytes : int
         Read in order, and written, in an epoch.
-    resources : Resources
     problem : str
         Why the strategy is impossible; empty if it is not.
     """

@@ -23,7 +23,6 @@ class ReadTotals:
 
     Attributes
     ----------
-    reads : int
     num_bytes : int
         Bytes read, gaps and alignment included.
     """
@@ -49,8 +48,6 @@ def count_reads(
     ----------
     rows : ndarray of int32 or int64 [n]
         Ascending, each once.
-    layout : ShardLayout
-        Where rows lie.
     alignment_bytes : int
         Offsets and lengths of reads are multiples of this.
     tuning : ReadTuning

@@ -51,7 +51,6 @@ class Candidate:
     ----------
     name : str
         As `gnnstore plan` shows it.
-    strategy : StrategyTraits
     score : "degree", "frequency" or None
         By what the rows of a static cache are chosen; None without one.
     is_offline : bool

@@ -68,8 +68,6 @@ class SpatialSampling:
         ----------
         num_uses : int
             Rows of all batches of the sample.
-        num_rows, row_bytes : int
-            Of the table.
         memory_bytes : int, optional
             Memory for the analysis.
         """
@@ -130,7 +128,6 @@ class TableReads:
         The place of each table's rows.
     alignments : tuple of int
         Bytes that reads of each are multiples of.
-    tuning : ReadTuning
     """
 
     layouts: tuple[ShardLayout, ...]
@@ -170,10 +167,6 @@ class Workload:
     ----------
     num_rows, row_bytes : int
         Of the tables, which have a row for each node.
-    epoch_batches : int
-        Batches of an epoch.
-    sampled_batches : int
-        Batches of the sample.
     batch_bytes, ids_bytes : float
         Of a batch with its attributes, and of its subgraph alone.
     seconds_sampling : float
@@ -387,8 +380,6 @@ class _Sample:
         The kept rows as a share of all.
     ids, counts : ndarray [n]
         Rows, ascending, and the number of batches that each occurs in.
-    trace : Trace
-        The batches.
     distances, others, degrees : ndarray
         In the order of the trace's ids: the reuse distance of each, the number of other batches
         that need it, and its out-degree.

@@ -27,7 +27,6 @@ def advance_together(batches: Sequence[StagedBatch], fetch: Fetch, num_threads: 
 
     Parameters
     ----------
-    batches : sequence of StagedBatch
     fetch : callable
         As for `DiskNeighborSampler`; called in this thread.
     num_threads : int

@@ -55,7 +55,6 @@ class DiskNeighborSampler(NeighborSampler):
     csc : Csc
         The graph. Of `indices` only length and dtype matter: it may be a mapping, which is
         never touched.
-    config : SamplingConfig
     index_dtype : "int64" or "int32"
         dtype of `n_id` and `edge_index`.
     fetch : callable

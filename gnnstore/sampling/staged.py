@@ -94,7 +94,6 @@ class StagedBatch:
     ----------
     csc : Csc
         Of `indices` only length and dtype matter.
-    config : SamplingConfig
     index_dtype : "int64" or "int32"
     seeds, epoch, batch, excluded
         As in `NeighborSampler.sample`.

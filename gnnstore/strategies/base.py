@@ -83,7 +83,6 @@ class Strategy(StrategyTraits, ABC):
 
         Parameters
         ----------
-        loader : LoaderSpec
         place : callable
             Returns where the store's parts lie with so many more bytes of memory than there are:
             a ledger with their reservations, to which those of the strategy are added.
@@ -109,7 +108,6 @@ class Strategy(StrategyTraits, ABC):
         ----------
         candidate : Candidate
             One of the strategy's.
-        epoch : SampledEpoch
         loader : LoaderSpec
             With the candidate's options.
         place : callable

@@ -40,8 +40,6 @@ class StrategyOptimizer:
 
     Attributes
     ----------
-    loader : LoaderSpec
-    epoch : SampledEpoch
     disk_bytes : int
         That may be taken beside the store.
     """
@@ -109,7 +107,6 @@ class StrategyOptimizer:
 
         Parameters
         ----------
-        candidates : sequence of Candidate
         memory, disk_bytes : int, optional
             Budgets; by default the loader's own.
         """

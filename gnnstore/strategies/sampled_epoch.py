@@ -45,16 +45,12 @@ class SampledEpoch:
 
     Attributes
     ----------
-    presampler : Presampler
-    engine : Engine
     specs : tuple of AttributeSpec
         Node attributes that are read from disk.
     structure : Topology
         That was sampled from.
     seen : Presampled
         The largest of some batches.
-    workload : Workload
-    machine : Machine
     spare_bytes : int
         Of the memory budget, beside what is held, other loaders' caches too.
     many_seen : list of Presampled
@@ -146,8 +142,6 @@ def sample_workload(
         Of the graph, where the loader would have it.
     reads : TableReads
         The tables that are read from disk.
-    num_threads : int
-        Threads that sample.
     spare_bytes : int, optional
         Memory for batches.
     """

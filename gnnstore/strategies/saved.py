@@ -31,7 +31,6 @@ class PackedSources:
 
     Parameters
     ----------
-    reader : PackedReader
     memory, io_engine
         As of `NeighborLoader`.
     seeds_bytes, num_threads, may_use_fewer

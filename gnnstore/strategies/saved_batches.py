@@ -35,12 +35,7 @@ if TYPE_CHECKING:
 
 
 class SavedBatches:
-    """Hands out the batches of a plan, iteration after iteration; a `BatchSource`.
-
-    Parameters
-    ----------
-    plan : SavedPlan
-    """
+    """Hands out the batches of a plan, iteration after iteration; a `BatchSource`."""
 
     def __init__(self, plan: SavedPlan) -> None:
         self.plan = plan
@@ -181,9 +176,6 @@ class SavedTask(Task):
 
     Parameters
     ----------
-    of : SavedBatches
-    lease : Lease
-    key : BatchKey
     skipped : int
         Batches of the epoch that do not go through the lease.
     """

@@ -114,13 +114,7 @@ class CachePolicy(ABC):
         return int(reuse.batches_held(num_slots, num_batches))
 
     def reserve(self, batch_rows: int) -> list[Reservation]:
-        """Return the memory for making a plan, beside the trace, the plan and the cached rows.
-
-        Parameters
-        ----------
-        batch_rows : int
-            Rows of a batch.
-        """
+        """Return the memory for making a plan, beside the trace, the plan and the cached rows."""
         assert self.planning is not None  # noqa: S101 - asked of those that loaders follow
         of = self.planning
         per = {PLANNED: of.per_access * batch_rows, SLOTS: of.per_slot}
@@ -142,8 +136,6 @@ class SpillingPolicy(CachePolicy):
 
         Parameters
         ----------
-        num_nodes : int
-            Of the graph.
         largest_batch : int
             Rows of the largest batch.
         table_bytes : int

@@ -32,8 +32,6 @@ class FixedPlanner:
     nodes : ndarray of int64 [C]
         The node whose row goes to each slot: strictly ascending; then, at the end, -1 for slots
         that stay empty.
-    num_nodes : int
-        Of the graph.
 
     Raises
     ------

@@ -47,8 +47,6 @@ class PlannedSettings:
 
         Parameters
         ----------
-        strategy : str
-            Its name.
         plans : bool
             Whether it samples and plans ahead.
 

@@ -32,8 +32,6 @@ class PolicyRun:
 
     Attributes
     ----------
-    policy : str
-        One of `policies`.
     is_hit : ndarray of bool [n]
         Whether the row was in the cache before its batch, beside the trace's ids.
     misses : ndarray of int64 [S]
@@ -66,9 +64,6 @@ def run_policy(
 
     Parameters
     ----------
-    policy : str
-        One of `policies`.
-    trace : Trace
     num_slots : int
         Rows that the cache holds.
     scores : mapping of str to ndarray of uint8 or uint32 [N]

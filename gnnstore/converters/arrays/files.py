@@ -35,10 +35,6 @@ class FileArray:
 
     Parameters
     ----------
-    path : Path
-        The file.
-    shape : tuple of int
-        Its shape.
     dtype : np.dtype
         Element type in the file, with its byte order.
     first_byte : int

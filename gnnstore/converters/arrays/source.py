@@ -28,8 +28,6 @@ class ArraySource(Protocol):
     ----------
     label : str
         Its name for messages: "graph.npz: x".
-    shape : tuple of int
-        Its shape.
     dtype : np.dtype
         Its element type, in native byte order.
     """

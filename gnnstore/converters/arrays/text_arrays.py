@@ -98,8 +98,6 @@ class TextEdges:
 
     Parameters
     ----------
-    path : Path
-        The file.
     num_nodes : int
         N: ids are below.
     num_edges : int, optional

@@ -61,8 +61,6 @@ class SpilledEdges:
         N.
     memory_bytes : int
         The most to use while merging.
-    num_threads : int
-        Threads that merge.
     directory : Path
         Where the runs lie.
     journal : Journal, optional

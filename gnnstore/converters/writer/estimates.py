@@ -90,7 +90,6 @@ class Estimate:
         On disk besides, while edges are sorted that memory cannot hold.
     memory_bytes : int
         At the peak.
-    seconds : float
     basis : str
         Where the numbers are from.
     """
@@ -125,10 +124,6 @@ def estimate(
 
     Parameters
     ----------
-    workload : Workload
-        The inputs.
-    rules : EdgeRules
-        The rules for edges.
     directory : Path
         Where it is written; for large work a trial file is written there and removed.
     memory_bytes : int, optional
@@ -194,8 +189,6 @@ def measure_rates(directory: Path, workload: Workload) -> Rates:
     ----------
     directory : Path
         On the file system to be written to.
-    workload : Workload
-        Whose text is tried.
     """
     ends = default_rng(0).integers(0, _TRIAL_EDGES // 8, (2, _TRIAL_EDGES), np.int32)
     edges = max(_measure_sorting(ends) for _ in range(_TRIALS))

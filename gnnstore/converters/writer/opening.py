@@ -33,12 +33,8 @@ def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) ->
 
     Parameters
     ----------
-    kind : str
-        The converter's name.
     source : Mapping
         Its inputs (`inputs`: paths and sizes in bytes) and its own parameters.
-    options : ConvertOptions
-        The common options.
     """
     document = {
         "kind": kind,
@@ -54,11 +50,6 @@ def provenance(kind: str, source: Mapping[str, Any], options: ConvertOptions) ->
 
 def fingerprint(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the facts that must be equal for a conversion to resume an interrupted one.
-
-    Parameters
-    ----------
-    document : Mapping
-        The provenance.
 
     Returns
     -------

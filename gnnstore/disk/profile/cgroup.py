@@ -28,8 +28,6 @@ class MemoryGroup:
 
     Attributes
     ----------
-    path : Path
-        Its directory.
     version : int
         1 or 2.
     """

@@ -25,8 +25,6 @@ class Mount:
 
     Attributes
     ----------
-    point : str
-        The mount point.
     device : str
         A block device, a server's export, or just a name.
     kind : str

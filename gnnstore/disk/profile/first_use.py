@@ -73,8 +73,6 @@ def disk_profile(path: Path, progress: Progress | None = None) -> DeviceProfile:
     ----------
     path : Path
         The store, or another directory on the disk.
-    progress : Progress, optional
-        Receives the phases.
     """
     identity = filesystem_id(path)
     with _lock:

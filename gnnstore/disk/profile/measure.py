@@ -53,8 +53,6 @@ class DiskMeasurement:
 
     Attributes
     ----------
-    profile : DeviceProfile
-        The rates.
     directory : str
         The directory of the file.
     engine_reason : str
@@ -95,8 +93,6 @@ def measure_disk(
         Approximate duration. Queue depths for which the disk is too slow in that time are left out.
     engine : "io_uring" or "pread", optional
         By default the one that a loader would choose.
-    progress : Progress, optional
-        Receives the phases.
 
     Raises
     ------
@@ -223,7 +219,6 @@ class _Readings:
             The end, on the clock of `perf_counter`.
         sequential_seconds : float
             The time for reading in sequence.
-        progress : Progress
         """
         in_order = ReadRate(
             self._files,

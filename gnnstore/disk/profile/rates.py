@@ -57,8 +57,6 @@ class ReadRate:
     ----------
     files : FileSet
         One file.
-    engine : str
-        The engine's name.
     block_bytes : int
         Bytes of each read.
     depth : int

@@ -37,9 +37,6 @@ class ScratchFile:
 
     Attributes
     ----------
-    directory : Path
-        Its directory.
-    descriptor : int
     path : str
         Opens the same file again, as long as `descriptor` is open.
     is_direct : bool

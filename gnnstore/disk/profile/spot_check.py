@@ -73,13 +73,6 @@ def spot_check(path: Path, profile: DeviceProfile) -> SpotCheck | None:
     That is if no file of the store is as large as that of a first measurement, if reads do not go
     around the page cache, and if the profile is memory's or an assumption.
 
-    Parameters
-    ----------
-    path : Path
-        The store's directory.
-    profile : DeviceProfile
-        The expected rates.
-
     Raises
     ------
     OSError

@@ -213,7 +213,6 @@ class PackedChunks:
     ----------
     offsets : ndarray of int64 [S + 1]
         Where each begins; the end of the last one.
-    checksums : ChunkChecksums
     """
 
     offsets: npt.NDArray[np.int64]
@@ -226,13 +225,10 @@ class PackedTable:
 
     Attributes
     ----------
-    file_path : Path
     chunk_offsets : ndarray of int64 [S + 1]
         Where the chunk of each batch begins; the end of the last one.
     checksums : ChunkChecksums
         Of the chunks.
-    spec : RowSpec
-        Of the table.
     files : _core.FileSet
         The file, open: it is read to the end even if it has been removed.
     """
@@ -252,10 +248,8 @@ class PackCounts:
     ----------
     reads, bytes_read : int
         Of the tables, with the gaps between rows that are needed.
-    writes, bytes_written : int
     rows_packed : int
         Distinct rows of each batch, over all batches and tables.
-    seconds : float
     """
 
     reads: int = 0
@@ -298,11 +292,8 @@ class PackedSuperbatch:
     ----------
     directory : Path
         Holds the files of `tables` and nothing else; removed by `close`.
-    index : MissIndex
     tables : Mapping of str to PackedTable
         By the table's path in the store.
-    reader : _core.Reader
-    counts : PackCounts
     """
 
     def __init__(
@@ -392,7 +383,6 @@ class PackedSuperbatch:
 
         Parameters
         ----------
-        i : int
         path : str
             Of the table in the store.
         out : ndarray of uint8 [rows of the batch * row_bytes]
@@ -446,7 +436,6 @@ class PackedSuperbatch:
 
         Parameters
         ----------
-        i : int
         path : str
             Of the table in the store.
         out : ndarray of uint8
@@ -507,8 +496,6 @@ class PackedRows(RowSource):
 
     Parameters
     ----------
-    spec : RowSpec
-        Of the table.
     read_missed : callable
         Writes the rows whose slot is negative to their places in a buffer.
     """

@@ -109,7 +109,6 @@ def compress_runs(
 
     Parameters
     ----------
-    path : Path
     offsets : ndarray of int64 [runs + chunks + 1]
         Where runs begin, and what follows them; the end of the last.
     run_bytes : sequence of int

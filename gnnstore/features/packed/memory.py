@@ -211,7 +211,6 @@ def least_memory(
 
     Parameters
     ----------
-    tables : Mapping of str to FileRows
     misses : ndarray of int64 [S]
         Distinct missed rows of each batch. Another position of the same row takes 8 bytes more.
     id_bytes : int

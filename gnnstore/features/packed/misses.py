@@ -47,7 +47,6 @@ class MissTable:
         Those of batch i are ``rows[begins[i]:begins[i] + index.num_rows[i]]``, in the order of the
         table. None where they are in a file, but of its element type.
     begins : ndarray of int64 [S]
-    index : MissIndex
     file : FileSpool or None
         Of each batch its rows.
     samples : ndarray of int32 or int64
@@ -89,9 +88,7 @@ class MissCollector:
 
     Attributes
     ----------
-    trace : Trace
     slots : CachePlan, or ndarray of int32 or bool [n]
-    num_table_rows : int
     slots_of : callable
         Returns the slot of each row of a batch.
     most : ndarray of int64 [S]

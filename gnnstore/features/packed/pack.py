@@ -59,8 +59,6 @@ class TableJob:
     ----------
     path : str
         Of the table in the store.
-    table : FileRows
-    missed : MissTable
     file_path : Path
         The file to make; or, if it `grows`, to make longer.
     begin : int
@@ -158,7 +156,6 @@ def packed_bytes(
 
     Parameters
     ----------
-    tables : Mapping of str to FileRows
     misses : ndarray of int64 [S]
         Distinct missed rows of each batch, as in `CachePlan.misses`.
     spilled_id_bytes : int

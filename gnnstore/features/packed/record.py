@@ -55,7 +55,6 @@ class SavedRecord:
         Rows of the attributes that are not cached, [n, ...] or [m, ...].
     edge_ids : ndarray of int32 or int64 [m], or None
         None: positions are ids.
-    subgraph : CompactSample
     """
 
     seeds: tuple[npt.NDArray[Any], ...]

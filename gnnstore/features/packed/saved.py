@@ -79,7 +79,6 @@ class SavedPlan:
 
     Parameters
     ----------
-    reader : PackedReader
     engine : Engine
         What reads rows.
 

@@ -97,7 +97,6 @@ class DividedMisses:
         Rows in the run of each batch.
     ordered : ndarray of int32 or int64
         The rows of all chunks, in their segment's order.
-    segments : tuple of SegmentPlace
     """
 
     missed: MissTable
@@ -168,10 +167,8 @@ def divide_misses(
 
     Parameters
     ----------
-    missed : MissTable
     segment : int
         Batches of a segment; with 1 nothing is shared.
-    num_table_rows : int
     row_bytes : int
         Of the table with the longest rows.
     """
@@ -219,7 +216,6 @@ def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int
         Distinct missed rows of each batch.
     id_bytes : int
         4 or 8, as the trace has them.
-    num_tables : int
     """
     total = int(misses.sum())
     # A copy for the kernel, and half as many shared rows in two orders, with their buffers, and

@@ -57,8 +57,6 @@ class SharedReader:
             Of the batch, of all epochs counted together.
         column : int
             Of the attribute, among those that are cached.
-        table : FileRows
-            Of the attribute.
         places : pair of ndarray of int32 [d]
             Where in the batch each row goes, and its rank: its place in the segment's order.
         out : ndarray [n, *row_shape], C-ordered

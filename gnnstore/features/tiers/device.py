@@ -55,7 +55,6 @@ class DeviceRows:
     slots : SlotIndex
         Which nodes they are; in main memory.
     words : Tensor [C, row_bytes / bytes of a word], on the device
-    row_shape : tuple of int
     dtype : torch.dtype
         Of a row's elements.
     """
@@ -78,8 +77,6 @@ class DeviceRows:
 
         Parameters
         ----------
-        source : RowSource
-            The table.
         nodes : ndarray of int64 [C]
             Strictly ascending.
         dtype : torch.dtype, optional

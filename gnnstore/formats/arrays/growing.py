@@ -44,7 +44,6 @@ class GrowingFile:
 
     Attributes
     ----------
-    file_path : Path
     size_bytes : int
         With what was appended to the region that is open.
     """

@@ -38,8 +38,6 @@ class Leftover:
 
     Attributes
     ----------
-    path : Path
-        The directory.
     final : Path or None
         The store that it was to become, or was; None for what a run has spilled.
     state : str

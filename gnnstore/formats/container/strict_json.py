@@ -116,8 +116,6 @@ class Fields:
 
     Parameters
     ----------
-    document : Mapping
-        The parsed object.
     path : str
         The file it came from, for messages.
     where : str

@@ -63,10 +63,8 @@ class PackedManifest(Manifest):
     ----------
     fingerprint : Mapping
         All that the batches depend on besides the seed, as in the state of a loader.
-    seed : int
     epochs : int
         Epochs 0 to epochs - 1 are packed.
-    batches_per_epoch : int
     superbatch : int
         Batches that were planned at a time.
     segment : int
@@ -81,8 +79,6 @@ class PackedManifest(Manifest):
         What decided which: "belady", "degree" or "frequency".
     largest_batch_bytes : int
         Of a batch with its attributes.
-    schema : Schema
-        Of the store.
     cached : tuple of str
         Paths in the store of the node attributes whose missed rows are packed.
     plain : tuple of str

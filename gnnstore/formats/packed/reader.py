@@ -47,8 +47,6 @@ class PackedReader(SealedReader[PackedManifest]):
     segments : ndarray of int64 [segments, 4 + cached attributes] or None
         Of each segment, where batches share rows: its batches, as first and end; its shared rows;
         the rows of a part; where its first part begins, for each cached attribute.
-    batches : PagedArray
-        The records.
     rows : dict of str to PagedArray
         The packed rows, by the attribute's path in the store.
     """

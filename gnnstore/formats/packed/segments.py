@@ -32,7 +32,6 @@ class SegmentLayout:
 
     Attributes
     ----------
-    num_rows, row_bytes : int
     chunk_rows, chunk_bytes : int
         Of a whole chunk; bytes from the beginning of one to that of the next.
     begin : int

@@ -48,7 +48,6 @@ class PackedWriter(SealedWriter):
     decided : Mapping
         What was decided besides, such as the sizes of superbatches. A continued attempt has
         those of the first.
-    overwrite, resume : bool
     on_event : callable
         Told in a sentence what a user should know.
 

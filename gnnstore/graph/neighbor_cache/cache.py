@@ -54,8 +54,6 @@ def open_neighbor_cache(
     ----------
     csc : Csc
         Of `indices`, only length and dtype matter.
-    rows : IndexRows
-        The reader of `indices`.
     num_bytes : int
         Memory for the cache, its index included.
     uuid : str

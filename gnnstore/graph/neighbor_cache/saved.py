@@ -37,8 +37,6 @@ class ListsKey:
 
     Attributes
     ----------
-    uuid : str
-        Of the store.
     array : str
         Path of `indices` in the store.
     num_nodes : int

@@ -43,7 +43,6 @@ class LayerCall:
 
     Attributes
     ----------
-    layer : Layer
     form : str
         "rows": without edges. "sparse pair", "sparse": with a matrix [D, n]. "pair", "single":
         with a list of edges. The pairs are (rows of sources, rows of targets).
@@ -135,12 +134,10 @@ class RowKind:
 
     Attributes
     ----------
-    width : int
     stored : str
         The type of rows as stored.
     dtype : torch.dtype
         The type that the layer computes with.
-    device : torch.device
     edge_widths : Mapping of str to int
         Width of the edge data that there is, by argument; 0 for a vector.
     """

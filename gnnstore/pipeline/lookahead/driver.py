@@ -75,8 +75,6 @@ def sample_in_order(
         What the k-th batch is; noted on an exception.
     initializer : callable, optional
         Called once in each thread.
-    recorder : Recorder, optional
-        Where stages are recorded.
     timeout_seconds : float, optional
         The longest wait for a batch, where they are sampled one by one.
 
@@ -136,8 +134,6 @@ class SamplingJob:
     ----------
     run : EpochRun
         Without threads in it, whoever asks for a superbatch samples it.
-    seeds : SeedSource
-    sampler : NeighborSampler
     """
 
     run: EpochRun
@@ -200,8 +196,6 @@ class Spools:
     ----------
     tmpdir : Path
         Where a directory for files is made once there are any.
-    num_nodes, num_edges : int
-        Of the graph.
     most_in_memory : int
         Batches of a superbatch whose samples stay in memory; those of a longer one go to a file.
     table_bytes : int

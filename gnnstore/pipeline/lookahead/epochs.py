@@ -50,17 +50,7 @@ class NextEpoch:
 
 
 class LookaheadEpochs:
-    """Makes the superbatches of one loader, iteration after iteration.
-
-    Parameters
-    ----------
-    job : LookaheadJob
-
-    Attributes
-    ----------
-    job
-        As given.
-    """
+    """Makes the superbatches of one loader, iteration after iteration."""
 
     def __init__(self, job: LookaheadJob) -> None:
         self.job = job
@@ -181,14 +171,7 @@ class LooksAhead(Samplers, Protocol):
 
 
 class LookaheadSource(SamplingSource):
-    """Samples and plans batches a superbatch at a time, and hands them out as they were planned.
-
-    Parameters
-    ----------
-    graph : LooksAhead
-    seeds : SeedSource
-    config : SamplingConfig
-    """
+    """Samples and plans batches a superbatch at a time, and hands them out as they were planned."""
 
     def __init__(self, graph: LooksAhead, seeds: SeedSource, config: SamplingConfig) -> None:
         super().__init__(graph, seeds, config)
@@ -230,8 +213,6 @@ def _batches_of(
 
     Parameters
     ----------
-    producer : LookaheadProducer
-        Of them.
     then : callable
         Called once a superbatch is made, before its first batch.
     """

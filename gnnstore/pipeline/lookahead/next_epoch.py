@@ -33,10 +33,6 @@ class NextSuperbatch:
     ----------
     key : object
         What the iteration must be that it is for.
-    producer : LookaheadProducer
-        Of that iteration.
-    chunk : list
-        Its first batches.
     plans : bool
         Whether it is planned and packed as well; else only sampled.
     """

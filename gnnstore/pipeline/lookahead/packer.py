@@ -48,12 +48,8 @@ class SuperbatchPacker:
         The tables whose missed rows are packed, by path.
     directory : Path
         Where files go; removed with what is in it by whoever made it.
-    quota : DiskQuota
-        Of disk.
     memory_bytes : int
         For packing one superbatch.
-    num_threads : int
-        Threads that copy rows.
     may_wait : bool
         Whether batches are assembled by other threads than the one that asks for more, so that
         packing may wait until an earlier superbatch is done with.
@@ -180,8 +176,6 @@ class PackedBatches:
 
     Parameters
     ----------
-    packed : PackedSuperbatch
-        The first of them.
     num_batches : int
         All of the superbatch.
     removed : callable

@@ -94,10 +94,6 @@ class Presampler:
     ----------
     config : SamplingConfig
         Its seed does not matter.
-    seeds : SeedSource
-        Where batches start from.
-    batch_size : int
-        Seeds of a batch.
     in_order : bool
         Whether batches take seeds in their order; else any.
     node_bytes, edge_bytes : int

@@ -37,7 +37,6 @@ class LookaheadTotals:
 
     Attributes
     ----------
-    seconds_planning : float
     bytes_spilled : int
         Of their subgraphs and packed rows, on disk.
     warm_up : ReadCounts
@@ -57,7 +56,6 @@ class LookaheadJob:
     ----------
     cache : callable
         Returns the slots. They may be shared with other loaders, which take turns.
-    policy : CachePolicy
     size : SuperbatchSize
         As it was decided.
     packs : bool
@@ -66,15 +64,12 @@ class LookaheadJob:
         Where subgraphs wait that do not fit in memory, and packed rows.
     quota : DiskQuota
         For packed rows.
-    num_nodes, num_edges : int
-        Of the graph.
     index_dtype : "int64" or "int32"
         Of `n_id` and `edge_index` in a batch.
     fixed : FixedNodes or None
         What the cache holds always; None: the policy decides.
     degrees : callable
         Returns the nodes' out-degrees, new ones each time; None if there is no memory for them.
-    totals : LookaheadTotals
     """
 
     cache: Callable[[], PlannedCache]
@@ -107,10 +102,8 @@ class LookaheadProducer:
 
     Parameters
     ----------
-    job : LookaheadJob
     session : CacheSession
         Goes on with the next plan.
-    sampling : SamplingJob
     """
 
     def __init__(self, job: LookaheadJob, session: CacheSession, sampling: SamplingJob) -> None:

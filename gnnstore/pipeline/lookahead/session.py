@@ -27,8 +27,6 @@ class FixedNodes:
     ----------
     choose : callable
         Returns so many node ids, or fewer, ascending: int64.
-    num_nodes : int
-        Of the graph.
     """
 
     def __init__(self, choose: Callable[[int], npt.NDArray[np.int64]], num_nodes: int) -> None:

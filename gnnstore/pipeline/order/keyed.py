@@ -26,7 +26,6 @@ class KeyedOrder:
         Positions are 0 to num_seeds - 1.
     batch_size : int or None
         B; None: every batch is a single position, not a list of one.
-    shuffles, drop_last : bool
     shard : RankShard
         The batches of the epoch that this process takes.
     """

@@ -47,8 +47,6 @@ class RankShard:
         ----------
         rank, world_size : int or None
             Both or none.
-        seed : int or None
-            The loader's.
         options : dict
             Keyword arguments of torch's `DataLoader`.
 

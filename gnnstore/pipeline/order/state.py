@@ -105,8 +105,6 @@ class LoaderState:
 
         Parameters
         ----------
-        fingerprint : dict
-            The loader's.
         seed : int or None
             The loader's, if the user gave it one.
 

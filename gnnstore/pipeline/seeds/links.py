@@ -157,8 +157,6 @@ class Links:
 
     Parameters
     ----------
-    store : GraphStore
-        The graph.
     edges : ndarray of int32 or int64 [2, L] or None
         Sources and targets; None: all edges of the graph, in the order of the store's columns.
     ids : ndarray of int64 [L] or None
@@ -166,7 +164,6 @@ class Links:
     edge_label : Tensor [L, ...] or None
         By position, or of all edges by id; shifted so that 0 is the label of negatives if these
         are drawn in pairs.
-    negatives : Negatives or None
     disjoint : bool
         Whether each end starts a subgraph of its own.
     attributes : sequence of str

@@ -97,9 +97,6 @@ class LookaheadSize:
     ----------
     placement : Placement
         With staging memory for the threads that there are.
-    num_threads : int
-        Threads that prepare batches.
-    size : SuperbatchSize
     disk_bytes : int
         Disk space that superbatches take.
     """
@@ -118,18 +115,13 @@ class LookaheadSizer:
     ----------
     placed : callable
         Returns where a store's parts lie with so many more bytes of memory.
-    seen : Presampled
-        Some batches.
     see_many : callable
         Samples more batches than were seen, if it comes to that.
     misses : callable
         Returns a model of misses, given the preparing threads, and how many batches may be planned
         to find out.
-    strategy : StrategyTraits
-    settings : PlannedSettings
     num_rows, row_bytes : int
         Of the tables whose rows are cached together.
-    epoch_batches : int
     num_threads : int
         Preparing threads, of which fewer will be started where staging memory is for fewer.
     may_use_fewer : bool

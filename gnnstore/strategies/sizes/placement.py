@@ -175,7 +175,6 @@ def place(
     ----------
     sizes : StoreSizes
         What there is to place.
-    budget : MemoryBudget
     strategy : StrategyTraits or mapping of str to StrategyTraits
         The strategy; or, for "auto", those to take by where rows lie: in memory where everything
         fits the budget, else on disk.

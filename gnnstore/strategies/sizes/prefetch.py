@@ -55,8 +55,6 @@ def prefetch_wish(
         Bytes for them and a cache.
     batch_bytes : int
         Of a batch, at most.
-    num_threads : int
-        Threads that prepare batches.
     """
     least = 2 * batch_bytes
     if depth == "minimal":

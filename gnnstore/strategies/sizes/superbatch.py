@@ -190,7 +190,6 @@ class SuperbatchSizer:
 
     Attributes
     ----------
-    costs : SuperbatchCosts
     settings : PlannedSettings
         The sizes that the user has given.
     memory : Ledger

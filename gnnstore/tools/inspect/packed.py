@@ -109,7 +109,6 @@ class PlanRows:
     ages : ndarray of int64 [B]
         Number of rows by reuse distance, in batches; at 0, rows that no earlier batch of the
         epoch needed. An epoch begins with an empty cache.
-    batches_per_epoch : int
     num_slots : int
         Capacity of the cache in rows.
     """

@@ -67,7 +67,6 @@ class Degrees:
 
     Attributes
     ----------
-    inward, outward : DegreeDistribution
     num_isolated : int
         Nodes without any edge.
     """

@@ -63,10 +63,6 @@ class CopiedRows(SequentialArray):
 
     Parameters
     ----------
-    graph : SeedGraph
-        The seed.
-    spec : AttributeSpec
-        The attribute.
     num_copies : int
         K.
     noise : Noise, optional
@@ -103,8 +99,6 @@ class Noise:
     ----------
     graph : SeedGraph
         Says how far the values of each column spread.
-    spec : AttributeSpec
-        The features.
     share : float
         Standard deviation of the noise in units of the column's own.
     seed : int
