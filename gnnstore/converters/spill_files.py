@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
 
 
@@ -28,18 +29,15 @@ def read_exactly(
     with storage_errors(f"read {what}", path):
         file = open_regular(path, error=CorruptStoreError, root=Path(path).parent)
         try:
-            done = 0
-            while done < len(out):
-                got = os.preadv(file, [out[done:].data], offset + done)
-                if got == 0:
-                    raise CorruptStoreError(
-                        f"{path}: ends at byte {offset + done}: it was truncated; restore it from "
-                        "a copy, or convert again",
-                        path=path,
-                    )
-                done += got
+            done = fill_at(file, out.data, offset)
         finally:
             os.close(file)
+    if done < len(out):
+        raise CorruptStoreError(
+            f"{path}: ends at byte {offset + done}: it was truncated; restore it from a copy, or "
+            "convert again",
+            path=path,
+        )
 
 
 class SpillDirectory:

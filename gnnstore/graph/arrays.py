@@ -95,7 +95,7 @@ class Attribute:
             If it does not fit available memory.
         """
         selection = select(key, self.shape, self.spec.path)
-        row_bytes = self.spec.num_bytes // max(1, self.spec.num_rows)
+        row_bytes = self.spec.row_bytes
         num_bytes = len(selection.rows) * row_bytes
         if num_bytes > _PIECE_BYTES and selection.is_by_row and not selection.is_whole:
             return self._by_pieces(selection, max(1, _PIECE_BYTES // row_bytes))
@@ -135,8 +135,7 @@ class Attribute:
         """Yield the rows in order, with the memory of a piece of them."""
         if not self.shape:
             raise TypeError(f"{self.spec.path}: a single value has no rows")
-        row_bytes = self.spec.num_bytes // max(1, len(self))
-        step = max(1, _PIECE_BYTES // max(1, row_bytes))
+        step = max(1, _PIECE_BYTES // max(1, self.spec.row_bytes))
         for first in range(0, len(self), step):
             yield from self._rows(range(first, min(first + step, len(self))))
 

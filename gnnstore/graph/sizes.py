@@ -90,7 +90,7 @@ class StoreSizes:
 
 def _tables(specs: Iterable[AttributeSpec], *, of_nodes: bool) -> list[TableSize]:
     return [
-        TableSize(spec.path, spec.num_rows, spec.num_bytes // max(1, spec.num_rows), of_nodes)
+        TableSize(spec.path, spec.num_rows, spec.row_bytes, of_nodes)
         for spec in specs
         if spec.layout == "paged"
     ]

@@ -36,7 +36,7 @@ from gnnstore.pipeline.order.cursor import EpochCursor
 from gnnstore.pipeline.order.from_torch import order_of, own_sampler, shuffles
 from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, Position
-from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels
+from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement
 
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
-# Epoch of batches on demand; no run counts so far.
-_ON_DEMAND_EPOCH = 2**63 - 1
 
 
 class Opened(Protocol):
@@ -294,7 +292,7 @@ class BatchLoader(DataLoader[Any]):
         """
         seed = self._draw_seed()
         worker = get_worker_info()
-        epoch = _ON_DEMAND_EPOCH if worker is None else worker.seed
+        epoch = ON_DEMAND_EPOCH if worker is None else worker.seed
         call, self._num_calls = self._num_calls, self._num_calls + 1
         sampled = self._source.task(index, BatchKey(seed, epoch, call)).sample()
         output = self._assembler.output(sampled)

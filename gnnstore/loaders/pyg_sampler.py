@@ -16,12 +16,11 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
+from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH
+
 if TYPE_CHECKING:
     from gnnstore.features.source import RowSource
     from gnnstore.sampling.neighbor import NeighborSampler
-
-# Epoch of batches that belong to no epoch of a loader of ours; no run counts so far.
-ON_DEMAND_EPOCH = 2**63 - 1
 
 
 class StoreSampler(BaseSampler):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ class RecordMaker:
         """Return the bytes of a batch with its attributes, as a loader hands it out."""
         num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
         id_bytes = np.dtype(self.schema.index_dtype).itemsize
-        node_bytes = id_bytes + _row_bytes(tuple(self.schema.node.attributes.values()))
+        node_bytes = id_bytes + _row_bytes(self.schema.node.attributes.values())
         node_bytes += 0 if subgraph.batch is None else _WIDE_BYTES
         edge_bytes = 2 * id_bytes + 2 * _WIDE_BYTES + _row_bytes(self.edges)
         return num_nodes * node_bytes + num_edges * edge_bytes + _WIDE_BYTES * subgraph.num_seeds
@@ -118,5 +118,5 @@ class RecordMaker:
         )
 
 
-def _row_bytes(specs: tuple[AttributeSpec, ...]) -> int:
-    return sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs)
+def _row_bytes(specs: Iterable[AttributeSpec]) -> int:
+    return sum(spec.row_bytes for spec in specs)

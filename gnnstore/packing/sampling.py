@@ -217,7 +217,7 @@ class PlanSampler:
         specs = [s for s in store.schema.node.attributes.values() if self.is_read(s)]
         self.size = size_plan(
             self.tables.placement,
-            row_bytes=sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs),
+            row_bytes=sum(spec.row_bytes for spec in specs),
             num_rows=store.num_nodes,
             seeds_bytes=seeds_bytes,
             num_batches=self.batches_per_epoch,

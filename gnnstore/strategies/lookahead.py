@@ -94,7 +94,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         strategy=strategy,
         settings=settings,
         num_rows=structure.csc.num_nodes,
-        row_bytes=sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs),
+        row_bytes=sum(spec.row_bytes for spec in specs),
         epoch_batches=presampler.epoch_batches,
         num_threads=num_threads,
         may_use_fewer=loader.may_use_fewer,

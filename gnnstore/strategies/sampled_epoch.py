@@ -94,9 +94,7 @@ class SampledEpoch:
             spare_bytes=spare if placement.budget_is_promise else None,
             progress=progress,
         )
-        rate = gather_bandwidth(
-            sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs), spare
-        )
+        rate = gather_bandwidth(sum(spec.row_bytes for spec in specs), spare)
         release_memory()
         num_cores = len(os.sched_getaffinity(0))
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD

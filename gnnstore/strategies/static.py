@@ -83,7 +83,7 @@ class CacheMaker:
     @property
     def cost(self) -> CacheCost:
         """What it takes in memory."""
-        row_bytes = sum(spec.num_bytes // max(1, spec.num_rows) for spec in self.specs)
+        row_bytes = sum(spec.row_bytes for spec in self.specs)
         return cache_cost(self.store.num_nodes, row_bytes, self.settings.score)
 
     @property

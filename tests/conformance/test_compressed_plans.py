@@ -98,7 +98,7 @@ def test_engines(path: Path, tmp_path: Path, expected: list[dict[str, Any]], eng
 def test_a_frame_that_is_damaged(path: Path, tmp_path: Path, number: int) -> None:
     plan = pack(path, [4, 4], output=tmp_path / "plan", compress="zstd")
     reader = PackedReader.open(plan)
-    begin = int(reader.chunk_begins(number)[0])
+    begin = int(reader.index[number, reader.chunk_columns(0)][0])
     size = int(reader.chunk_bytes(0)[number])
     with (plan / "rows/x/c.0").open("r+b") as file:
         file.seek(begin + size // 2)
@@ -121,7 +121,7 @@ def test_a_frame_of_another_length(path: Path, tmp_path: Path) -> None:
     """An index whose crc fits a part of a frame: what is decoded would be too short."""
     plan = pack(path, [4, 4], output=tmp_path / "plan", compress="zstd")
     reader = PackedReader.open(plan)
-    begin = int(reader.chunk_begins(0)[0])
+    begin = int(reader.index[0, reader.chunk_columns(0)][0])
     with (plan / "rows/x/c.0").open("rb") as file:
         file.seek(begin)
         crc = gnnstore._core.crc32c(np.frombuffer(file.read(100), np.uint8))

@@ -96,7 +96,10 @@ def read_damaged(plan: Path, number: int, message: str) -> CorruptStoreError:
 @pytest.mark.parametrize("piece", [0, -1])
 def test_rows_that_are_damaged_are_not_trained_on(plan: Path, number: int, piece: int) -> None:
     reader = PackedReader.open(plan)
-    begin, size = int(reader.chunk_begins(number)[0]), int(reader.chunk_bytes(0)[number])
+    begin, size = (
+        int(reader.index[number, reader.chunk_columns(0)][0]),
+        int(reader.chunk_bytes(0)[number]),
+    )
     path = plan / "rows/x/c.0"
     place = begin + (size - 1 if piece else 0)
     flip(path, place)
@@ -117,7 +120,7 @@ def test_rows_that_are_damaged(plan: Path, store: Path) -> None:
     """Blocks of the checksums are larger than a batch of this size, so several are named."""
     reader = PackedReader.open(plan)
     number = 2 * BATCHES - 1
-    flip(plan / "rows" / "x" / "c.0", int(reader.chunk_begins(number)[0]) + 5)
+    flip(plan / "rows" / "x" / "c.0", int(reader.index[number, reader.chunk_columns(0)][0]) + 5)
     (problem,) = gnnstore.verify(plan).problems
     assert problem.path == str(plan / "rows" / "x" / "c.0")
     assert f"batch {number % BATCHES} of epoch 1" in problem.message
@@ -305,7 +308,10 @@ def test_shared_rows_that_are_damaged_are_not_trained_on(
 def test_own_rows_of_a_segmented_plan(segmented: Path) -> None:
     reader = PackedReader.open(segmented)
     number = BATCHES + 3
-    begin, size = int(reader.chunk_begins(number)[0]), int(reader.chunk_bytes(0)[number])
+    begin, size = (
+        int(reader.index[number, reader.chunk_columns(0)][0]),
+        int(reader.chunk_bytes(0)[number]),
+    )
     assert 0 < size <= BLOCK_BYTES
     flip(segmented / "rows/x/c.0", begin + size // 2)
     read_damaged(segmented, number, f"bytes {begin} to {begin + size} are not what was written")

@@ -22,6 +22,7 @@ from gnnstore.converters.arrays.source import check_fits
 from gnnstore.converters.inputs import existing_file
 from gnnstore.errors import InputError, UsageError, storage_errors
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
 
 # Pieces of up to this size are read into memory that was used before: the pages that the kernel
@@ -141,12 +142,7 @@ class _Reader:
     def fill(self, view: memoryview, offset: int) -> int:
         """Read into a view, and return how many bytes the file is too short."""
         with storage_errors("read the array", self._path):
-            while len(view):
-                count = os.preadv(self._file, [view], offset)
-                if not count:
-                    break
-                view, offset = view[count:], offset + count
-        return len(view)
+            return len(view) - fill_at(self._file, view, offset)
 
     def __enter__(self) -> _Reader:
         return self

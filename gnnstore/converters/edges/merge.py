@@ -128,7 +128,6 @@ class SpilledEdges:
             in_place = self._runs_are_in_place()
         total = self.num_input_edges * rules.copies + self._num_added
         id_type = np.dtype(np.int32 if total <= np.iinfo(np.int32).max else np.int64)
-        self._id_type = id_type
         self.edge_id_dtype = id_type if rules.keep_ids and not in_place else None
 
     def _count(self) -> bool:

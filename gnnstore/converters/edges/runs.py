@@ -26,6 +26,7 @@ from gnnstore.converters.edges.row_blocks import RowBlocks
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.formats.container.files import write_all
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.strict_json import Fields
 
@@ -308,8 +309,6 @@ def _write(path: str, pieces: Sequence[npt.NDArray[Any]] | Iterator[npt.NDArray[
             for piece in pieces:
                 data = piece.reshape(-1).view(np.uint8)
                 crc = _core.crc32c(data, crc)
-                view = data.data
-                while view:  # a raw write may be short
-                    view = view[file.write(view) :]
+                write_all(file, data.data)
             os.fsync(file.fileno())
     return crc

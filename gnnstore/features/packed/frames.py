@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
-from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import Compression
 
@@ -241,5 +241,5 @@ class FrameReader:
 
 def _write(descriptor: int, data: npt.NDArray[np.uint8], offset: int) -> int:
     """Write bytes, and zeros up to a page; return where that ends."""
-    end = write_part(descriptor, data, offset)
-    return write_part(descriptor, np.zeros(-end % _ALIGNMENT_BYTES, np.uint8), end)
+    end = write_part(descriptor, data.data, offset)
+    return write_part(descriptor, memoryview(bytes(-end % _ALIGNMENT_BYTES)), end)

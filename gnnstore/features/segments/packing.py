@@ -20,13 +20,13 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.caching.segments import Order, SharedRows, segments_of
-from gnnstore.disk.file_parts import read_part, write_part
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import ChunkChecksums, MissIndex, PackedChunks, shared_crcs
 from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
+from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 
 # Of the longest rows: what is reordered at a time, twice in memory.
@@ -327,7 +327,7 @@ def _reorder(
                 written = np.empty_like(found)
                 written[order] = found
                 crcs[begin : begin + size] = _core.crc32c_blocks(written.reshape(-1), row_bytes)
-                write_part(descriptor, written.reshape(-1), offset)
+                write_part(descriptor, written.reshape(-1).data, offset)
                 begin += size
         finally:
             os.close(descriptor)

@@ -22,7 +22,7 @@ from gnnstore.formats.arrays.zarr_metadata import (
     shard_index,
     shard_name,
 )
-from gnnstore.formats.container.files import BlockChecksums, write_json
+from gnnstore.formats.container.files import BlockChecksums, fill_at, write_json, write_part
 from gnnstore.formats.container.regular_files import open_regular
 
 _READ_BYTES = 4 * 2**20
@@ -73,10 +73,7 @@ class GrowingFile:
         place = begin
         with storage_errors("write", self.file_path):
             for part in parts:
-                view = part
-                while len(view):
-                    done = os.pwrite(self._descriptor, view, place)
-                    place, view = place + done, view[done:]
+                place = write_part(self._descriptor, part, place)
         self.size_bytes = place
         return begin
 
@@ -154,11 +151,11 @@ class GrowingFile:
         buffer = np.empty(_READ_BYTES, np.uint8)
         while begin < end:
             piece = buffer[: min(_READ_BYTES, end - begin)]
-            count = os.preadv(self._descriptor, [piece.data], begin)
-            if count == 0:
-                raise OSError(f"the file ends at byte {begin}")
-            crc = _core.crc32c(piece[:count], crc)
-            sums.update(piece[:count])
+            count = fill_at(self._descriptor, piece.data, begin)
+            if count < len(piece):
+                raise OSError(f"the file ends at byte {begin + count}")
+            crc = _core.crc32c(piece, crc)
+            sums.update(piece)
             begin += count
         # It is not read again before training, and there are better uses of memory.
         os.posix_fadvise(self._descriptor, 0, end, os.POSIX_FADV_DONTNEED)

@@ -53,6 +53,11 @@ class AttributeSpec:
             total *= extent
         return total
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's values; 0 where there are no rows."""
+        return self.num_bytes // max(1, self.num_rows)
+
     def dimension_names(self, rows: str | None = None) -> list[str]:
         """Return a name for each axis.
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,6 +50,46 @@ class Problem:
     def __str__(self) -> str:
         where = "" if self.first_byte is None else f" bytes {self.first_byte}-{self.end_byte}"
         return f"{self.path}{where}: {self.message}"
+
+
+def fill_at(descriptor: int, out: memoryview, offset: int) -> int:
+    """Read a file's bytes from an offset on; return how many there were: fewer at its end."""
+    done = 0
+    while done < len(out):
+        count = os.preadv(descriptor, [out[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+def read_part(descriptor: int, num_bytes: int, offset: int) -> npt.NDArray[np.uint8]:
+    """Return bytes of a file from an offset on.
+
+    Raises
+    ------
+    OSError
+        If they cannot be read, or the file ends before.
+    """
+    out = np.empty(num_bytes, np.uint8)
+    count = fill_at(descriptor, out.data, offset)
+    if count < num_bytes:
+        raise OSError(f"the file ends at byte {offset + count}")
+    return out
+
+
+def write_part(descriptor: int, data: memoryview, offset: int) -> int:
+    """Write bytes from an offset on; return where they end."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:], offset + done)
+    return offset + done
+
+
+def write_all(file: FileIO, data: memoryview) -> None:
+    """Write bytes to an unbuffered file, of which one write may take fewer."""
+    while data:
+        data = data[file.write(data) :]
 
 
 class BlockChecksums:
@@ -111,11 +152,8 @@ class ChecksummedFile:
         StorageError
             If the operating system refuses; `NoSpaceError` if the disk is full.
         """
-        view = data.data
-        done = 0
         try:
-            while done < len(view):  # a raw write may be short
-                done += self._file.write(view[done:])
+            write_all(self._file, data.data)
         except OSError as error:
             self.abort()
             raise storage_error(error, "write", self.path) from error

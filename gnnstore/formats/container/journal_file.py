@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.errors import CorruptStoreError, StorageError, storage_errors
-from gnnstore.formats.container.files import crc32c_of
+from gnnstore.formats.container.files import crc32c_of, write_all
 from gnnstore.formats.container.regular_files import open_binary, open_regular
 from gnnstore.formats.container.strict_json import parse_object, value_bound
 
@@ -83,13 +83,11 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
     StorageError
         If the operating system refuses.
     """
-    view = memoryview(encode_record(record))
     with storage_errors("write the journal", path):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         descriptor = open_regular(path, flags, error=CorruptStoreError, root=path.parent)
         with open(descriptor, "ab", buffering=0) as file:  # noqa: PTH123 - a descriptor
-            while view:  # a raw write may be short
-                view = view[file.write(view) :]
+            write_all(file, memoryview(encode_record(record)))
             os.fsync(file.fileno())
 
 

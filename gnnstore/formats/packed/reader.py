@@ -30,7 +30,7 @@ from gnnstore.formats.packed.manifest import (
     find_plans,
     rows_array,
 )
-from gnnstore.formats.packed.segments import batches_sharing, check_segments, row_bytes_of
+from gnnstore.formats.packed.segments import batches_sharing, check_segments
 
 _MAX_BATCHES = 8  # named for a damaged range
 
@@ -91,11 +91,6 @@ class PackedReader(SealedReader[PackedManifest]):
         shown = names if len(names) <= _MAX_BATCHES else [names[0], "...", names[-1]]
         return replace(problem, message=f"{problem.message}, in {', '.join(shown)}")
 
-    def chunk_begins(self, number: int) -> npt.NDArray[np.int64]:
-        """Return where the chunks of a batch begin, one for each cached attribute."""
-        begins: npt.NDArray[np.int64] = self.index[number, self.chunk_columns(0)]
-        return begins
-
     def chunk_columns(self, kind: int) -> slice:
         """Return the columns of the index that say where chunks begin (0), their bytes and crcs."""
         first = INDEX_COLUMNS + kind * len(self.rows)
@@ -106,7 +101,7 @@ class PackedReader(SealedReader[PackedManifest]):
         if self.manifest.compression is not None:
             sizes: npt.NDArray[np.int64] = self.index[:, self.chunk_columns(1)][:, column]
             return sizes
-        return self.index[:, 3] * row_bytes_of(self.manifest.cached_specs[column])
+        return self.index[:, 3] * self.manifest.cached_specs[column].row_bytes
 
     def batches_in(self, file: str, first_byte: int, end_byte: int) -> list[int]:
         """Return the numbers of the batches that have bytes in a part of a file.

@@ -55,17 +55,12 @@ class SegmentLayout:
         return self.offset(self.num_rows)
 
 
-def row_bytes_of(spec: AttributeSpec) -> int:
-    """Return the bytes of a row of an attribute."""
-    return spec.num_bytes // max(1, spec.num_rows)
-
-
 def segment_layout(
     segments: SegmentTable, specs: Sequence[AttributeSpec], segment: int, column: int
 ) -> SegmentLayout:
     """Return where the shared rows of a segment are, of the cached attribute with a number."""
     _, _, num_rows, chunk_rows, *begins = (int(value) for value in segments[segment])
-    row_bytes = row_bytes_of(specs[column])
+    row_bytes = specs[column].row_bytes
     unit = PLAN_ALIGNMENT_BYTES
     chunk_bytes = -(-chunk_rows * row_bytes // unit) * unit
     return SegmentLayout(num_rows, row_bytes, chunk_rows, chunk_bytes, begins[column])

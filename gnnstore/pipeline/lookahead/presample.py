@@ -22,7 +22,7 @@ from gnnstore.parallel import Lookahead
 from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
-from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
+from gnnstore.pipeline.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from gnnstore.sampling.disk import BatchRequest
     from gnnstore.sampling.neighbor import IndexDtype, Sample
 
-# No run counts so far; the epoch of batches on demand is one higher.
-_EPOCH = 2**63 - 2
+_EPOCH = FIRST_EPOCH_OF_NO_RUN
 _SEED = 0
 
 # Labels are drawn, joined with others and numbered before they are what a batch shows.
@@ -128,7 +127,7 @@ class Presampler:
         schema = store.schema
 
         def row_bytes(specs: Mapping[str, AttributeSpec]) -> int:
-            return sum(spec.num_bytes // max(1, spec.num_rows) for spec in specs.values())
+            return sum(spec.row_bytes for spec in specs.values())
 
         return cls(
             config=config,

@@ -18,8 +18,10 @@ from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
 
-# Epochs from here on are no loader's: of batches drawn beforehand, and of those on demand.
+# Epochs from here on are no loader's, for no run counts so far: of batches drawn beforehand, and of
+# those on demand.
 FIRST_EPOCH_OF_NO_RUN = 2**63 - 2
+ON_DEMAND_EPOCH = 2**63 - 1
 
 # Where it names the kind of the labels, if these are not nodes.
 KIND = "seeds"

@@ -45,7 +45,7 @@ def split_tables(schema: Schema) -> tuple[list[AttributeSpec], list[AttributeSpe
     """
     attributes = [*schema.node.attributes.values(), *schema.edge.attributes.values()]
     paged = [spec for spec in attributes if spec.layout == "paged" and spec.num_bytes]
-    wide = [spec for spec in paged if spec.num_bytes // spec.num_rows > HELD_ROW_BYTES]
+    wide = [spec for spec in paged if spec.row_bytes > HELD_ROW_BYTES]
     wide = wide or paged
     if not wide:
         raise UsageError(
