@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gnnstore._version import __version__
 
 if TYPE_CHECKING:
-    from gnnstore import converters
+    from gnnstore import converters, evaluation
     from gnnstore.errors import (
         BudgetError,
         CorruptStoreError,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         UnsupportedVersionError,
         UsageError,
     )
+    from gnnstore.evaluation.ranks import link_ranks
     from gnnstore.features.check import verify
     from gnnstore.graph.store import GraphStore, open  # noqa: A004 - gnnstore.open is the point
     from gnnstore.layerwise.api import inference
@@ -56,7 +57,9 @@ _HOMES: dict[str, str | None] = {
     "UnsupportedVersionError": "gnnstore.errors",
     "UsageError": "gnnstore.errors",
     "converters": None,
+    "evaluation": None,
     "inference": "gnnstore.layerwise.api",
+    "link_ranks": "gnnstore.evaluation.ranks",
     "open": "gnnstore.graph.store",
     "open_embeddings": "gnnstore.layerwise.result",
     "open_plan": "gnnstore.loaders.saved",
@@ -80,7 +83,9 @@ __all__ = [
     "UsageError",
     "__version__",
     "converters",
+    "evaluation",
     "inference",
+    "link_ranks",
     "open",
     "open_embeddings",
     "open_plan",

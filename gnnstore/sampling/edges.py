@@ -67,6 +67,17 @@ class EdgeFinder:
         begins, first = np.unique(begins[there], return_index=True)
         return targets[there[first]], begins, ends[there[first]]
 
+    def first_from(self, sources: Int64Array, targets: Int64Array) -> Int64Array:
+        """Return the first position in the column of each target with a source not below [B].
+
+        Raises
+        ------
+        StorageError
+            If a file of a mapped graph has been truncated.
+        """
+        self._csc.check_mapped_files()
+        return self._bound(sources, targets, side="left")
+
     def targets_of(self, positions: Int64Array) -> Int64Array:
         """Return the nodes that the edges at some positions [B] lead to."""
         return np.searchsorted(self._csc.indptr, positions, side="right") - 1

@@ -33,7 +33,7 @@ LAYERS = (
     ("planning",),
     ("strategies",),
     ("loaders",),
-    ("packing", "layerwise"),
+    ("packing", "layerwise", "evaluation"),
 )
 # These stand beside the path of a batch: converters write what it reads.
 ALLOWED: dict[str, set[str]] = {
@@ -149,7 +149,7 @@ OPENERS = {
     *("formats/container/regular_files.py", "budget/limits.py", "disk/profile/filesystems.py"),
     *("disk/profile/cgroup.py", "disk/profile/page_cache.py"),
     *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs.py"),
-    "converters/writer/adjacency.py",
+    *("converters/writer/adjacency.py", "evaluation/table.py"),
 }
 RAW_CALLS = re.compile(
     r"(?<![\w.])os\.open\((?!.*O_(EXCL|TMPFILE|DIRECTORY))|os\.truncate|\.read_(text|bytes)\(\)"

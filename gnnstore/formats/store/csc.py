@@ -63,17 +63,20 @@ class Csc:
         return len(self.indices)
 
     def column_pieces(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield `indices` in order, in pieces of a few megabytes.
+        """Yield `indices` in order, in pieces of a few megabytes."""
+        for first in range(0, self.num_edges, _PIECE_IDS):
+            yield self.read_slice(first, min(first + _PIECE_IDS, self.num_edges))
+
+    def read_slice(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return consecutive `indices`, for scans.
 
         Mapped ones are copied from a sequential mapping: faults of a random one, which reads
         page by page, take ten times as long.
         """
         for array in self.mapped:
             if array.spec.name == "indices":
-                yield from (piece for _, piece in array.pieces())
-                return
-        for first in range(0, self.num_edges, _PIECE_IDS):
-            yield self.indices[first : first + _PIECE_IDS]
+                return array.read_slice(start, stop)
+        return self.indices[start:stop]
 
     @property
     def num_bytes(self) -> int:

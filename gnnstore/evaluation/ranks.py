@@ -1,0 +1,396 @@
+"""Ranks of true edges among all nodes of a table that need not fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.evaluation.answers import (
+    BYTES_PER_LISTED_EDGE,
+    PIECE_BYTES,
+    Answers,
+    KnownEdges,
+    Queries,
+)
+from gnnstore.evaluation.table import Table
+from gnnstore.graph.edge_splits import EdgeSplit
+from gnnstore.graph.store import GraphStore
+
+# The side whose end is replaced, by the option; the rows of a result in this order.
+_SIDES = {"src": ("src",), "dst": ("dst",), "both": ("src", "dst")}
+
+# Rows are read in blocks of about this many bytes, which makes the reads of any disk large.
+_BLOCK_BYTES = 4 << 20
+# Scores that are there at once, each with what is compared of it, and candidates per call.
+_SCORES, _BYTES_PER_SCORE, _LEAST_CANDIDATES = 1 << 22, 20, 16
+# Each takes at most one part in so many of the budget.
+_SHARE = 4
+# Ids, orders and counts of a query.
+_BYTES_PER_QUERY = 160
+# Queries whose own targets are scored in one call.
+_OWN = 64
+
+_QUERIES = "queries ranked together"
+
+
+class LinkQueries(NamedTuple):
+    """The queries that a call of a score function is about, as int64 tensors [q].
+
+    Attributes
+    ----------
+    source, target : Tensor
+        Ends of the true edges, one of which is asked for.
+    relation : Tensor or None
+        Relations, if the queries have them.
+    side : "src" or "dst"
+        The end that candidates replace.
+    """
+
+    source: Tensor
+    target: Tensor
+    relation: Tensor | None
+    side: str
+
+
+ScoreBlock = Callable[[Tensor, Tensor, LinkQueries], Tensor]
+
+
+@torch.no_grad()
+@limits_named("rank edges")
+def link_ranks(
+    score_block: ScoreBlock,
+    queries: Any,
+    table: Any,
+    *,
+    side: str = "dst",
+    filter: Any = (),  # noqa: A002 - filtered ranks
+    relation: str | None = None,
+    memory: int | str | None = None,
+) -> Tensor:
+    """Rank the true end of each edge among all nodes: 1 is the best.
+
+    A rank is 1 + ½ (#{others above} + #{others above or equal}). The table is read in order, once
+    for each block of queries that fits the budget, so that it takes ⌈Q / queries in a block⌉ reads
+    of the table; and the rows of the queries' own ends.
+
+    Parameters
+    ----------
+    score_block : callable
+        Called with the rows [q, ...] of the ends that are known, the rows [n, ...] of candidates
+        for the other, and `LinkQueries`; returns scores [q, n], higher for likelier edges. For a
+        dot product: `lambda known, rows, queries: known @ rows.T`.
+    queries : edge split, pair or triple of arrays [Q], or array [2, Q]
+        Sources and targets of true edges; or sources, relations and targets.
+    table : str, Attribute, ndarray, Tensor or path of a .npy file
+        A row for each of the N nodes: embeddings as `gnnstore.inference` writes them, an attribute
+        of a store (`store.features`), a mapping, or a tensor.
+    side : "dst", "src" or "both"
+        The end that is asked for.
+    filter : GraphStore, edge split or arrays, or a sequence of them
+        Known edges: other true answers than the edge's own end do not count as candidates. To be
+        filtered as is usual, these are the edges of training, validation and test. A store's are
+        read from its files: with "dst" and "both", once in order for each block of queries.
+    relation : str, optional
+        The attribute of edges in `filter`, and of queries that are an edge split, that holds the
+        relation; another relation's edges are no answers.
+    memory : int or str, optional
+        Budget, as "4GB"; by default what is available. What `score_block` allocates beside its
+        result and rows as wide as its first argument is not counted.
+
+    Returns
+    -------
+    Tensor of float64 [Q]
+        For "both" [2, Q]: of the sources, then of the targets.
+
+    Raises
+    ------
+    UsageError
+        If options or shapes do not fit, or there are no queries.
+    InputError
+        If an id is no row of the table, or a score is not a number.
+    BudgetError
+        If memory does not suffice for a single query; says by how much.
+
+    Notes
+    -----
+    Scores that are equal in exact arithmetic may differ in their last bits by the shapes of matrix
+    products; they are compared as they come.
+
+    Examples
+    --------
+    >>> embeddings = gnnstore.inference(model, store, "embeddings")         # doctest: +SKIP
+    >>> ranks = gnnstore.link_ranks(lambda known, rows, queries: known @ rows.T,
+    ...                             store.edge_splits["test"], embeddings,
+    ...                             filter=[store, *store.edge_splits.values()])  # doctest: +SKIP
+    >>> gnnstore.evaluation.mrr(ranks)                                      # doctest: +SKIP
+    """
+    if side not in _SIDES:
+        raise UsageError(f"side={side!r} is unknown; choose one of {', '.join(_SIDES)}")
+    rows = Table(table)
+    asked = _edges(queries, relation, rows.num_rows, "queries")
+    if not len(asked):
+        raise UsageError("queries has no edges; give at least one to rank")
+    edges = [_known(each, relation, rows.num_rows) for each in _sequence(filter)]
+    if edges and relation is None and asked.relations is not None:
+        raise UsageError(
+            "queries have relations, and those of the edges in filter are not known; name the "
+            "attribute that holds them (relation=), or leave the relations out"
+        )
+    plan = _plan(rows, len(asked), edges, MemoryBudget.of(memory))
+    known = [
+        KnownEdges.of_list(each)
+        if isinstance(each, Queries)
+        else KnownEdges.of_store(each, relation)
+        for each in edges
+    ]
+    found = [
+        _pass(
+            _sides(score_block, asked[first : first + plan.queries], rows, side, known), rows, plan
+        )
+        for first in range(0, len(asked), plan.queries)
+    ]
+    ranks = torch.cat(found, dim=1)
+    return ranks if side == "both" else ranks[0]
+
+
+class _Plan(NamedTuple):
+    """How many of each are handled at once."""
+
+    queries: int
+    rows: int
+    scores: int
+
+
+def _plan(
+    rows: Table, num_queries: int, known: Sequence[GraphStore | Queries], memory: MemoryBudget
+) -> _Plan:
+    """Return the largest block of queries that fits.
+
+    Raises
+    ------
+    BudgetError
+        If none does.
+    """
+    part = memory.num_bytes // _SHARE
+    block_rows = max(1, min(rows.num_rows, _BLOCK_BYTES // rows.row_bytes, part // rows.row_bytes))
+    scores = max(1, min(_SCORES, part // _BYTES_PER_SCORE))
+    listed = sum(len(edges) for edges in known if isinstance(edges, Queries))
+    fixed = (
+        Reservation("rows of the table", block_rows * rows.row_bytes),
+        Reservation("scores", scores * _BYTES_PER_SCORE),
+        Reservation("edges to filter by", PIECE_BYTES * bool(known)),
+        Reservation("lists of edges to filter by", listed * BYTES_PER_LISTED_EDGE),
+    )
+    # The rows of both ends, and as much again for the score function.
+    each = 3 * rows.row_bytes + _LEAST_CANDIDATES * _BYTES_PER_SCORE + _BYTES_PER_QUERY
+    query = Reservation("queries", per={_QUERIES: each})
+    ledger = Ledger(memory.num_bytes, fixed, "ranking one query", memory.source).add(query)
+    ledger.check({_QUERIES: 1}, "rank among given negatives (gnnstore.evaluation.ranks_among)")
+    most = ledger.largest(_QUERIES, most=num_queries)
+    blocks = -(-num_queries // most)
+    return _Plan(-(-num_queries // blocks), block_rows, scores)
+
+
+def _sides(
+    score_block: ScoreBlock, asked: Queries, rows: Table, side: str, known: Sequence[KnownEdges]
+) -> list[_Side]:
+    """Return a block of queries, once for each end that is asked for."""
+    ends = {"src": rows[asked.sources], "dst": rows[asked.targets]}
+    return [
+        _Side(score_block, asked, ends, replaced, [Answers(edges, asked) for edges in known])
+        for replaced in _SIDES[side]
+    ]
+
+
+def _pass(sides: Sequence[_Side], rows: Table, plan: _Plan) -> Tensor:
+    """Return the ranks of one block of queries, [sides, q], in one pass over the table."""
+    step = max(_LEAST_CANDIDATES, plan.scores // plan.queries)
+    for first in range(0, rows.num_rows, plan.rows):
+        block = rows[first : min(first + plan.rows, rows.num_rows)]
+        for part in range(0, len(block), step):
+            for side in sides:
+                side.compare(block[part : part + step], first + part)
+    return torch.stack([side.ranks() for side in sides])
+
+
+class _Side:
+    """Queries of which one end is replaced: what is known of their ranks so far.
+
+    Parameters
+    ----------
+    ends : dict of str to Tensor
+        The rows of the ends "src" and "dst".
+    replaced : "src" or "dst"
+    answers : sequence of Answers
+        What is not compared.
+    """
+
+    def __init__(
+        self,
+        score_block: ScoreBlock,
+        asked: Queries,
+        ends: dict[str, Tensor],
+        replaced: str,
+        answers: Sequence[Answers],
+    ) -> None:
+        self._score_block = score_block
+        self._known = ends["dst" if replaced == "src" else "src"]
+        self._own = asked.sources if replaced == "src" else asked.targets
+        self._answers = [a.sources if replaced == "src" else a.targets for a in answers]
+        relations = None if asked.relations is None else torch.as_tensor(asked.relations)
+        self._queries = LinkQueries(
+            torch.from_numpy(asked.sources), torch.from_numpy(asked.targets), relations, replaced
+        )
+        # A few at a time: the scores of each among those of its neighbours' targets.
+        own = [
+            self._scores(ends[replaced][part], part).diagonal()
+            for part in (slice(i, i + _OWN) for i in range(0, len(asked), _OWN))
+        ]
+        self._own_scores = torch.cat(own)[:, None]
+        self._above = torch.zeros(len(asked), dtype=torch.int64, device=self._own_scores.device)
+
+    def ranks(self) -> Tensor:
+        """Return the ranks after all rows: float64 [q]."""
+        return (1 + self._above.double() / 2).cpu()
+
+    def compare(self, rows: Tensor, low: int) -> None:
+        """Count which of some consecutive rows, the first that of node `low`, score higher."""
+        high = low + len(rows)
+        scores = self._scores(rows, slice(None))
+        inside = np.flatnonzero((self._own >= low) & (self._own < high))
+        # NaN is neither above nor equal.
+        self._hide(scores, inside, self._own[inside] - low)
+        for answers in self._answers:
+            for numbers, nodes in answers(low, high):
+                self._hide(scores, numbers, nodes - low)
+        self._above += (scores > self._own_scores).sum(dim=1)
+        self._above += (scores >= self._own_scores).sum(dim=1)
+
+    def _hide(self, scores: Tensor, numbers: Any, places: Any) -> None:
+        index = (torch.from_numpy(each).to(scores.device) for each in (numbers, places))
+        scores[tuple(index)] = torch.nan
+
+    def _scores(self, rows: Tensor, part: slice) -> Tensor:
+        """Return the scores of candidates for some queries, a tensor of our own.
+
+        Raises
+        ------
+        UsageError, InputError
+            If it is no [q, n] of floating-point numbers, or one is NaN.
+        """
+        source, target, relation, side = self._queries
+        known = self._known[part]
+        queries = LinkQueries(
+            source[part], target[part], None if relation is None else relation[part], side
+        )
+        scores = self._score_block(known, rows, queries)
+        shape = [len(known), len(rows)]
+        if not isinstance(scores, Tensor) or list(scores.shape) != shape:
+            found = list(getattr(scores, "shape", ())) or type(scores).__name__
+            raise UsageError(
+                f"score_block returned {found}; expected scores {shape}: of {shape[0]} queries "
+                f"for {shape[1]} candidates, such as known @ rows.T"
+            )
+        # What is hidden in it may be the user's, or the same memory many times.
+        scores = scores.detach().to(scores.dtype if scores.is_floating_point() else torch.float64)
+        scores = scores.clone(memory_format=torch.contiguous_format)
+        if scores.isnan().any():
+            query, place = scores.isnan().nonzero()[0].tolist()
+            first = part.start or 0
+            raise InputError(
+                f"score_block returned NaN, which has no rank, for query {first + query} of its "
+                f"block ({source[first + query]} -> {target[first + query]}), candidate {place} of "
+                f"{shape[1]}, side {side!r}; look for rows of the table that are not finite"
+            )
+        return scores
+
+
+def _sequence(values: Any) -> list[Any]:
+    """Return the filters, one or several."""
+    is_one = _is_whole(values) or isinstance(values, (Tensor, np.ndarray))
+    is_one = is_one or (isinstance(values, (tuple, list)) and _is_edges(values))
+    return [values] if is_one else list(values)
+
+
+def _is_whole(values: Any) -> bool:
+    return isinstance(values, (GraphStore, EdgeSplit))
+
+
+def _is_edges(values: Sequence[Any]) -> bool:
+    """Tell whether these are sources, (relations) and targets."""
+    return len(values) in (2, 3) and not any(map(_is_whole, values)) and np.ndim(values[0]) == 1
+
+
+def _known(given: Any, relation: str | None, num_nodes: int) -> GraphStore | Queries:
+    """Return what to filter by: a store, whose edges stay where they are, or a list of edges."""
+    if not isinstance(given, GraphStore):
+        return _edges(given, relation, num_nodes, "filter")
+    if given.num_nodes != num_nodes:
+        raise UsageError(
+            f"filter: {given.path} has {given.num_nodes} nodes, and the table {num_nodes} rows; "
+            "give stores of the same nodes"
+        )
+    if relation is not None:
+        given.edge_attribute(relation)  # raises if it is not there
+    return given
+
+
+def _relations(split: EdgeSplit, relation: str, name: str) -> npt.NDArray[Any]:
+    if relation not in split.attributes:
+        raise NotFoundError(
+            f"relation={relation!r}: {name} is an edge split with the attributes "
+            f"{', '.join(split.attributes) or 'none'}; name the one that holds relations"
+        )
+    return split.attributes[relation].read()
+
+
+def _edges(given: Any, relation: str | None, num_nodes: int, name: str) -> Queries:
+    """Return the edges of a split, a pair or a triple of arrays, or an array [2, L].
+
+    Raises
+    ------
+    UsageError
+        If shapes do not fit.
+    InputError
+        If an id is no node.
+    """
+    if isinstance(given, EdgeSplit):
+        parts: list[Any] = list(given.ends(np.dtype(np.int64)))
+        if relation is not None:
+            parts.insert(1, _relations(given, relation, name))
+    else:
+        parts = list(given)
+        if len(parts) not in (2, 3):
+            raise UsageError(
+                f"{name} has {len(parts)} parts; expected an edge split, (sources, targets) or "
+                "(sources, relations, targets)"
+            )
+        if name == "filter" and relation is not None and len(parts) == 2:
+            raise UsageError(
+                f"filter has edges without relations, and relation={relation!r} asks for them; "
+                "give (sources, relations, targets)"
+            )
+    arrays = [np.asarray(part.cpu() if isinstance(part, Tensor) else part) for part in parts]
+    arrays = [part.reshape(len(part)) if part.shape[1:] == (1,) else part for part in arrays]
+    shapes = [list(part.shape) for part in arrays]
+    if any(shape != shapes[0] or len(shape) != 1 for shape in shapes):
+        raise UsageError(f"{name} has parts of the shapes {shapes}; expected vectors of one length")
+    for ends in (arrays[0], arrays[-1]):
+        if ends.size and ends.dtype.kind not in "iu":
+            raise InputError(f"{name} has ends of the element type {ends.dtype}; expected node ids")
+        wrong = np.flatnonzero((ends < 0) | (ends >= num_nodes))
+        if wrong.size:
+            raise InputError(
+                f"{name}: node {ends[wrong[0]]} at position {wrong[0]} is no row of the table, "
+                f"which has {num_nodes} (0 to {num_nodes - 1})"
+            )
+    source, target = (ends.astype(np.int64) for ends in (arrays[0], arrays[-1]))
+    return Queries(source, target, arrays[1] if len(arrays) == 3 else None)
