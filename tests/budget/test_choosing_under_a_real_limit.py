@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import tracemalloc
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -34,6 +32,7 @@ from gnnstore.graph.shared import shared_tables
 from gnnstore.planning.workload import SampledTrace, SpatialSampling, TableReads, Workload
 from gnnstore.strategies.sampled_epoch import sample_workload
 from gnnstore.testing.disks import keep_usual_profile
+from gnnstore.testing.forks import ForkServer
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES, Task
 
 # Of `load_task.ALLOWANCE_BYTES` a loader needs less; what is over budget must not hide in the rest.
@@ -91,7 +90,7 @@ def profile(store: Path) -> None:
     keep_usual_profile(store)
 
 
-def run(store: Path, strategy: str, room_bytes: int) -> dict[str, Any]:
+def run(forks: ForkServer, store: Path, strategy: str, room_bytes: int) -> dict[str, Any]:
     """Load batches where 2 % of the features, and the room, are left to a loader."""
     with memory_group() as group:
         if group is None:
@@ -111,13 +110,11 @@ def run(store: Path, strategy: str, room_bytes: int) -> dict[str, Any]:
             num_threads=2,
         )
         words = {"task": asdict(task), "spared": SPARED_BYTES}
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", RUN, json.dumps(words)],
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        done = forks.run(
+            RUN,
+            json.dumps(words),
+            environment=os.environ | {"OMP_NUM_THREADS": "1"},
+            own_memory=True,
         )
     assert done.returncode == 0, done.stderr or "killed by the kernel"
     found: dict[str, Any] = json.loads(done.stdout)
@@ -126,9 +123,11 @@ def run(store: Path, strategy: str, room_bytes: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("strategy", "room"), [("auto", 60), ("belady", 60), ("packed", 80)])
-def test_labels_that_are_in_memory_count(store: Path, strategy: str, room: int) -> None:
+def test_labels_that_are_in_memory_count(
+    forks: ForkServer, store: Path, strategy: str, room: int
+) -> None:
     """A loader would not keep so many beside its cache; the cgroup counts those that are there."""
-    found = run(store, strategy, room * 10**6)
+    found = run(forks, store, strategy, room * 10**6)
     assert found["batches"] == 20
     assert found["reads"] > 0
     assert found["cache_rows"] > 0
@@ -136,8 +135,8 @@ def test_labels_that_are_in_memory_count(store: Path, strategy: str, room: int) 
 
 
 @pytest.mark.timeout(600)
-def test_packing_says_what_it_needs(store: Path) -> None:
-    found = run(store, "packed", 25 * 10**6)
+def test_packing_says_what_it_needs(forks: ForkServer, store: Path) -> None:
+    found = run(forks, store, "packed", 25 * 10**6)
     assert found["batches"] == 0
     assert re.search(r"\d+ bytes? too few; raise memory= by at least", found["refused"])
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.testing.forks import ForkServer
 
 pytest.importorskip("torch_geometric")
 
@@ -71,19 +69,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("kind", "memory"), [("sage", 100 * 10**6), ("gcn", 100 * 10**6), ("gat", 150 * 10**6)]
 )
 def test_half_of_the_features(
-    store: Path, limited: tuple[Path, Path], tmp_path: Path, kind: str, memory: int
+    store: Path,
+    limited: tuple[Path, Path],
+    tmp_path: Path,
+    forks: ForkServer,
+    *,
+    kind: str,
+    memory: int,
 ) -> None:
     group, limit = limited
     limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT]
-        + [str(word) for word in (store, tmp_path / "out", group, memory, kind)],
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "2"},
-    )
+    finished = forks.run(SCRIPT, store, tmp_path / "out", group, memory, kind, own_memory=True)
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     found: dict[str, Any] = json.loads(finished.stdout)
     assert found["shape"] == [200_000, 32]

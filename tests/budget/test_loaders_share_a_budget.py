@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import from_numpy
+from gnnstore.testing.forks import ForkServer
 
 ALLOWANCE_BYTES = 48 * 10**6
 
@@ -76,14 +75,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return from_numpy(directory, directory / "a.gnn")
 
 
-def run(store: Path, group: object, words: dict[str, Any]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PAIR, str(store), str(group), json.dumps(words)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+def run(forks: ForkServer, store: Path, group: object, words: dict[str, Any]) -> dict[str, Any]:
+    done = forks.run(
+        PAIR,
+        store,
+        group,
+        json.dumps(words),
+        environment=os.environ | {"OMP_NUM_THREADS": "1"},
+        own_memory=True,
     )
     assert done.returncode == 0, done.stderr or "killed by the kernel"
     found: dict[str, Any] = json.loads(done.stdout)
@@ -91,13 +90,14 @@ def run(store: Path, group: object, words: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def mapped(store: Path) -> Callable[[bool], list[str]]:
+def mapped(forks: ForkServer, store: Path) -> Callable[[bool], list[str]]:
     """Return what says how batches are that nobody keeps in memory."""
 
     @cache
     def digests(late: bool) -> list[str]:
         words = {"strategy": "mmap"}
-        found: list[str] = run(store, "", {"train": words, "valid": words, "late": late})["digests"]
+        words_of_both = {"train": words, "valid": words, "late": late}
+        found: list[str] = run(forks, store, "", words_of_both)["digests"]
         return found
 
     return digests
@@ -117,9 +117,11 @@ def mapped(store: Path) -> Callable[[bool], list[str]]:
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
 def test_one_budget(
+    forks: ForkServer,
     store: Path,
     limited: tuple[Path, Path],
     mapped: Callable[[bool], list[str]],
+    *,
     kinds: tuple[str, str],
     late: bool,
 ) -> None:
@@ -133,7 +135,7 @@ def test_one_budget(
         "valid": {"strategy": valid, "memory": memory},
         "late": late,
     }
-    found = run(store, group, words)
+    found = run(forks, store, group, words)
     assert found["grown"] <= memory + ALLOWANCE_BYTES
     assert found["strategies"] == [train, valid]
     assert found["cached"][0] > 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import StoreReader
 from gnnstore.testing.disks import keep_usual_profile
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.twins.reads import why_unavailable
 
 ALLOWANCE_BYTES = 48 * 10**6
@@ -137,6 +139,9 @@ def lines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path, request.param
 
 
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ENTER + script, *map(str, arguments)],
@@ -144,8 +149,16 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=300,
         check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
     )
+
+
+def read(forks: ForkServer, *arguments: object) -> dict[str, Any]:
+    """Run a loader under the limit, and return what it says."""
+    finished = forks.run(ENTER + READ, *arguments, environment=ENVIRONMENT, own_memory=True)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    found: dict[str, Any] = json.loads(finished.stdout)
+    return found
 
 
 @pytest.mark.timeout(600)
@@ -163,15 +176,17 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     ids=["mmap", "auto", "memory"],
 )
 def test_loader(
-    store: Path, limited: tuple[Path, Path], options: dict[str, Any], expected: set[str]
+    forks: ForkServer,
+    store: Path,
+    limited: tuple[Path, Path],
+    options: dict[str, Any],
+    expected: set[str],
 ) -> None:
     group, limit = limited
     memory = options["memory"]
     limit.write_text(str(memory + ALLOWANCE_BYTES))
     keep_usual_profile(store)  # what "auto" takes depends on it
-    finished = run(READ, store, group, json.dumps({"topology": "auto"} | options))
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    found = json.loads(finished.stdout)
+    found = read(forks, store, group, json.dumps({"topology": "auto"} | options))
     assert found["strategy"] in expected
     # Several times the budget went through it, where that does not hold all.
     assert found["strategy"] == "memory" or found["bytes_gathered"] > 5 * memory
@@ -189,16 +204,16 @@ def test_loader(
     ],
     ids=lambda options: "-".join(str(value) for value in list(options.values())[:3]),
 )
-def test_reads_from_disk(store: Path, limited: tuple[Path, Path], options: dict[str, Any]) -> None:
+def test_reads_from_disk(
+    forks: ForkServer, store: Path, limited: tuple[Path, Path], options: dict[str, Any]
+) -> None:
     """Page cache or not: the engines' buffers, the batches and the cache are all counted."""
     if reason := why_unavailable(options.get("io_engine", "pread"), store.parent):
         pytest.skip(f"{options['io_engine']}: {reason}")
     group, limit = limited
     memory = options["memory"]
     limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(READ, store, group, json.dumps(options))
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    found = json.loads(finished.stdout)
+    found = read(forks, store, group, json.dumps(options))
     assert found["strategy"] == options["strategy"]
     assert found["bytes_gathered"] > 5 * memory
     assert found["reads"] > 0
@@ -223,9 +238,11 @@ def test_reads_from_disk(store: Path, limited: tuple[Path, Path], options: dict[
     ],
     ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
 )
-def test_planned_caches(store: Path, limited: tuple[Path, Path], options: dict[str, Any]) -> None:
+def test_planned_caches(
+    forks: ForkServer, store: Path, limited: tuple[Path, Path], options: dict[str, Any]
+) -> None:
     """Traces, plans, what makes them, sampled subgraphs, packing: all of it beside the rows."""
-    found = grown_within_budget(store, limited, options)
+    found = grown_within_budget(forks, store, limited, options)
     assert found["superbatch"] >= 2
     assert found["bytes_spilled"] > 0 or options["strategy"] != "packed"
     assert found["cache_rows"] > 0
@@ -242,25 +259,23 @@ def test_planned_caches(store: Path, limited: tuple[Path, Path], options: dict[s
     ids=lambda options: f"{options['strategy']}-{options['memory'] // 10**6}MB",
 )
 def test_topology_on_disk(
-    linked_store: Path, limited: tuple[Path, Path], options: dict[str, Any]
+    forks: ForkServer, linked_store: Path, limited: tuple[Path, Path], options: dict[str, Any]
 ) -> None:
     """The neighbour cache while it is chosen and after, and what batches are sampled in."""
-    found = grown_within_budget(linked_store, limited, options | {"topology": "disk"})
+    found = grown_within_budget(forks, linked_store, limited, options | {"topology": "disk"})
     assert found["topology"] == "disk"
     assert found["topology_bytes_read"] > 10**6
     assert found["cache_rows"] > 0
 
 
 def grown_within_budget(
-    store: Path, limited: tuple[Path, Path], options: dict[str, Any]
+    forks: ForkServer, store: Path, limited: tuple[Path, Path], options: dict[str, Any]
 ) -> dict[str, Any]:
     """Run a loader under a limit, check how far it has grown, and return what it says."""
     group, limit = limited
     memory = options["memory"]
     limit.write_text(str(memory + ALLOWANCE_BYTES))
-    finished = run(READ, store, group, json.dumps(options))
-    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
-    found: dict[str, Any] = json.loads(finished.stdout)
+    found = read(forks, store, group, json.dumps(options))
     assert found["strategy"] == options["strategy"]
     assert found["bytes_gathered"] > 2 * memory
     assert found["grown"] <= memory + ALLOWANCE_BYTES
@@ -348,9 +363,10 @@ def test_text(
 
 
 @pytest.mark.timeout(600)
-def test_the_limit_is_real(source: Path, limited: tuple[Path, Path]) -> None:
+def test_the_limit_is_real(forks: ForkServer, limited: tuple[Path, Path]) -> None:
     """The same cgroup kills a process that takes more: the tests above can fail."""
     group, limit = limited
     limit.write_text(str(100 * 10**6))
-    finished = run("enter(sys.argv[1]); print(len(bytearray(300_000_000)))", group)
-    assert finished.returncode != 0
+    takes = "enter(sys.argv[1]); print(len(bytearray(300_000_000)))"
+    assert run(takes, group).returncode != 0
+    assert forks.run(ENTER + takes, group, own_memory=True).returncode == -signal.SIGKILL

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 import pytest
 
 from gnnstore.budget import limits
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.cli import main
 
@@ -77,18 +75,11 @@ def test_in_a_container_that_is_asserted(
     check(refusals(str(store), str(store.parent / "edges.txt")), capsys.readouterr().err)
 
 
-def test_in_a_container(store: Path, limited: tuple[Path, Path]) -> None:
+def test_in_a_container(store: Path, limited: tuple[Path, Path], forks: ForkServer) -> None:
     group, limit = limited
     limit.write_text(str(LIMIT_BYTES))
     script = SCRIPT.replace("TESTS", repr(str(Path(__file__).parent)))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(group), str(store), f"{store}.txt"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = forks.run(script, group, store, f"{store}.txt")
     assert done.returncode == 0, done.stderr
     check(json.loads(done.stdout), done.stderr)
 

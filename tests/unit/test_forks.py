@@ -65,6 +65,32 @@ def test_a_talk(server: ForkServer) -> None:
     assert process.returncode == 0
 
 
+def test_memory_of_its_own(server: ForkServer) -> None:
+    """What it writes to is charged to it when it begins, and not when it writes."""
+    code = """
+import re
+from pathlib import Path
+text = Path("/proc/self/smaps_rollup").read_text()
+print(*(re.search(rf"{name}_Dirty: +([0-9]+)", text)[1] for name in ("Shared", "Private")))
+"""
+    shared, own = (
+        [int(size) for size in server.run(code, own_memory=is_own).stdout.split()]
+        for is_own in (False, True)
+    )
+    assert shared[0] > shared[1]
+    assert own[0] < own[1] / 5  # what can only be read is shared still
+    assert own[1] > 0.8 * sum(shared)
+
+
+def test_what_it_reads_and_where_it_is(
+    server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = server.run("import os, sys; print(sys.stdin.read(), os.getcwd())", text="read")
+    assert done.stdout == f"read {tmp_path}\n"
+    assert server.run("pass", text="not read" * 10**5).returncode == 0
+
+
 def test_one_that_never_ends_is_killed_with_the_test(server: ForkServer) -> None:
     process = server.start("import time; print('here', flush=True); time.sleep(1000)")
 
