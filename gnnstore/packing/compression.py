@@ -128,7 +128,7 @@ def try_out(
 
 
 def _sample_rows(packer: PlanPacker) -> list[npt.NDArray[Any]]:
-    """Return rows that the first batch misses, as they would lie in its run."""
+    """Return rows that the first batch misses, as they would lie in its chunk."""
     sample = packer.first_batches(packer.make_planner(), 1)
     with closing(sample):
         missed = np.unique(sample.trace.batch(0)[sample.plan.batch_slots(0) < 0])

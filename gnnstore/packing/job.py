@@ -17,15 +17,15 @@ import numpy.typing as npt
 from gnnstore._version import __version__
 from gnnstore.errors import NoSpaceError
 from gnnstore.features.packed.chunks import BLOCK_BYTES
-from gnnstore.features.packed.frames import Frames, compress_runs
+from gnnstore.features.packed.frames import Frames, compress_chunks
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import packed_bytes
 from gnnstore.features.packed.record import SavedRecord
 from gnnstore.features.packed.saved import name_of_batch
 from gnnstore.features.segments.packing import (
+    DividedChunks,
     DividedMisses,
-    DividedRuns,
     append_divided,
     divide_misses,
     segment_memory,
@@ -68,7 +68,7 @@ class PlanPacker:
     segment : int
         Batches that share rows on disk; 1: each has its own. May be set before `pack`.
     compression : str or None
-        How runs are kept: "lz4", "zstd", or None. May be set before `pack`.
+        How chunks are kept: "lz4", "zstd", or None. May be set before `pack`.
 
     Raises
     ------
@@ -257,7 +257,7 @@ class PlanPacker:
     def _pack_superbatch(
         self, writer: PackedWriter, of: PlannedSuperbatch, advance: Callable[[int], None]
     ) -> None:
-        misses, runs, offsets, frames = self._pack_rows(writer, of)
+        misses, chunks, offsets, frames = self._pack_rows(writer, of)
         crc_arrays = self._manifest(writer).crc_arrays
 
         def make(i: int) -> tuple[SavedRecord, int]:
@@ -265,7 +265,7 @@ class PlanPacker:
             labels = of.sampled.notes[i].labels
             of.sampled.kept.drop(i)
             record = self._records.make(
-                compact, labels, of.plan, misses, i, runs=runs, crc_arrays=crc_arrays
+                compact, labels, of.plan, misses, i, chunks=chunks, crc_arrays=crc_arrays
             )
             return record, self._records.batch_bytes(compact)
 
@@ -296,8 +296,8 @@ class PlanPacker:
                 of.first + place.first,
                 of.first + place.end,
                 place.num_rows,
-                place.chunk_rows,
-                *(int(offsets[path][of.plan.num_batches + place.first_chunk]) for path in offsets),
+                place.part_rows,
+                *(int(offsets[path][of.plan.num_batches + place.first_part]) for path in offsets),
             ]
             for place in (() if misses is None else misses.segments)
         ]
@@ -306,7 +306,7 @@ class PlanPacker:
     def _pack_rows(
         self, writer: PackedWriter, of: PlannedSuperbatch
     ) -> tuple[
-        DividedMisses | None, list[DividedRuns], dict[str, npt.NDArray[np.int64]], list[Frames]
+        DividedMisses | None, list[DividedChunks], dict[str, npt.NDArray[np.int64]], list[Frames]
     ]:
         """Append the rows that the batches miss; return where they go, and where they lie."""
         if not self.tables:
@@ -315,32 +315,32 @@ class PlanPacker:
         memory_bytes = self.packing_memory(of)
         misses = self.divided(of, memory_bytes)
         self._check_disk(writer, packed_bytes(self.tables, misses.missed.index.num_rows))
-        runs = append_divided(
+        chunks = append_divided(
             self.tables,
             misses,
             {path: (file.file_path, file.size_bytes) for path, file in files.items()},
             memory_bytes=memory_bytes,
             num_threads=self.settings.num_threads,
         )
-        offsets = {path: found.offsets for path, found in runs.items()}
+        offsets = {path: found.offsets for path, found in chunks.items()}
         frames: list[Frames] = []
         for path, file in files.items():
             if self.compression is not None:
                 rows = self.tables[path]
-                found = compress_runs(
+                found = compress_chunks(
                     file.file_path,
                     offsets[path],
                     [int(size) * rows.row_bytes for size in misses.own],
                     self.compression,
                     rows.array.dtype.itemsize,
-                    checksums=runs[path].checksums,
+                    checksums=chunks[path].checksums,
                     memory_bytes=memory_bytes - misses.num_bytes,
                     num_threads=self.settings.num_threads,
                 )
                 offsets[path] = found.offsets
                 frames.append(found)
             file.grown_to(int(offsets[path][-1]))
-        return misses, list(runs.values()), offsets, frames
+        return misses, list(chunks.values()), offsets, frames
 
     def packing_memory(self, of: PlannedSuperbatch) -> int:
         """Return the memory that there is for packing a superbatch."""

@@ -160,8 +160,8 @@ class Costs:
         """Return what some batches take, for an epoch of them."""
         return int(amount * self.batches_per_epoch / max(1, num_batches))
 
-    def runs(self, misses: npt.NDArray[np.int64]) -> int:
-        """Return the bytes of runs of so many rows each."""
+    def chunks(self, misses: npt.NDArray[np.int64]) -> int:
+        """Return the bytes of chunks of so many rows each."""
         return sum(int(chunk_bytes(misses, width).sum()) for width in self.row_bytes)
 
 
@@ -174,7 +174,7 @@ def packed_layout(costs: Costs, misses: npt.NDArray[np.int64], superbatch: int) 
         Distinct rows that some batches miss.
     """
     records = costs.records_bytes * costs.batches_per_epoch
-    num_bytes = records + costs.per_epoch(costs.runs(misses), len(misses))
+    num_bytes = records + costs.per_epoch(costs.chunks(misses), len(misses))
     return costs.layout(
         "packed",
         superbatch=superbatch,
@@ -210,7 +210,7 @@ def segmented_layout(
             ranks.sort()
             first = int(np.searchsorted(ranks, 0))
             num_shared += len(ranks) - first
-            own_bytes += costs.runs(np.array([first]))
+            own_bytes += costs.chunks(np.array([first]))
             for width in costs.row_bytes:
                 more = merged_reads(
                     ranks[first:],
@@ -257,17 +257,17 @@ def rolling_layout(
                 for first in range(0, len(some), size)
             ]
         )
-        run = max(1, costs.runs(misses) // max(1, len(misses)))
+        chunk = max(1, costs.chunks(misses) // max(1, len(misses)))
         at_once = 1 if size >= costs.batches_per_epoch else _ROLLING_AT_ONCE
         if costs.disk_bytes is not None:
-            size = max(1, min(size, costs.disk_bytes // (at_once * run)))
+            size = max(1, min(size, costs.disk_bytes // (at_once * chunk)))
     at_once = 1 if size >= costs.batches_per_epoch else _ROLLING_AT_ONCE
-    packed = costs.per_epoch(costs.runs(misses), len(misses))
+    packed = costs.per_epoch(costs.chunks(misses), len(misses))
     scans = -(-costs.batches_per_epoch // size)
     return costs.layout(
         "rolling",
         superbatch=size,
-        disk_bytes=at_once * size * run,
+        disk_bytes=at_once * size * chunk,
         records_bytes=0,
         read_bytes=scans * costs.table_bytes + packed,
         written_bytes=packed,

@@ -14,7 +14,7 @@ from gnnstore.features.segments.packing import BatchMisses
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
-    from gnnstore.features.segments.packing import DividedMisses, DividedRuns
+    from gnnstore.features.segments.packing import DividedChunks, DividedMisses
     from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.formats.store.schema import Schema
     from gnnstore.pipeline.seeds.base import SeedLabels
@@ -50,7 +50,7 @@ class RecordMaker:
         misses: DividedMisses | None,
         i: int,
         *,
-        runs: Sequence[DividedRuns] = (),
+        chunks: Sequence[DividedChunks] = (),
         crc_arrays: tuple[int, int] = (0, 0),
     ) -> SavedRecord:
         """Return the record of batch i of a superbatch.
@@ -59,10 +59,10 @@ class RecordMaker:
         ----------
         misses : DividedMisses or None
             None: no attribute is cached.
-        runs : sequence of DividedRuns
+        chunks : sequence of DividedChunks
             Of the cached attributes.
         crc_arrays : pair of int
-            Of how many of them the record gets the checksums of the run, and of shared rows.
+            Of how many of them the record gets the checksums of the chunk, and of shared rows.
         """
         places = _NONE_MISSED if misses is None else misses.batch(i)
         shared = None
@@ -70,7 +70,8 @@ class RecordMaker:
         if misses is not None and misses.segments:
             shared = (places.shared_positions, places.shared_ranks)
             shared_crcs = tuple(
-                misses.batch_crcs(found, i, places.shared_ranks) for found in runs[: crc_arrays[1]]
+                misses.batch_crcs(found, i, places.shared_ranks)
+                for found in chunks[: crc_arrays[1]]
             )
         changes = plan.batch_changes(i)
         tables = self.tables
@@ -91,7 +92,7 @@ class RecordMaker:
             edge_ids=edge_ids,
             subgraph=subgraph,
             shared=shared,
-            chunk_crcs=tuple(found.checksums.of_chunk(i) for found in runs[: crc_arrays[0]]),
+            chunk_crcs=tuple(found.checksums.of_chunk(i) for found in chunks[: crc_arrays[0]]),
             shared_crcs=shared_crcs,
         )
 

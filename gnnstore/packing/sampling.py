@@ -72,7 +72,7 @@ class PlanSettings:
         Batches that share rows on disk; 1: each has its own; None: as many as `disk_bytes` asks
         for (see `plan_estimate`).
     compress : str
-        How runs of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
+        How chunks of rows are kept: "none", "lz4", "zstd", or "auto", what pays by a sample and the
         measurements of the disk (see `plan_estimate`; "none" unless an estimate was made).
     tmpdir : Path or None
         For subgraphs that `memory` has no room for; None: beside the store.

@@ -100,8 +100,8 @@ def test_chunks_of_segments(
     expected: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(segment_packing, "_CHUNK_BYTES", 4000)
-    monkeypatch.setattr(segment_packing, "_MAX_CHUNKS_PER_BATCH", 100)
+    monkeypatch.setattr(segment_packing, "_PART_BYTES", 4000)
+    monkeypatch.setattr(segment_packing, "_MAX_PARTS_PER_BATCH", 100)
     plan = pack(path, [4, 4], output=tmp_path / "plan", segment=6, superbatch=12)
     reader = PackedReader.open(plan)
     assert reader.segments is not None

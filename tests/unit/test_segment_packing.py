@@ -26,16 +26,16 @@ SIZES = (200, 0, 300, 1, 250, 250, 100)
 
 @pytest.mark.parametrize("segment", [2, 3, 7])
 @pytest.mark.parametrize("row_bytes", [1, 100, 511, 4096, 4097])
-@pytest.mark.parametrize("chunk_rows", [7, 10_000])
+@pytest.mark.parametrize("part_rows", [7, 10_000])
 def test_what_is_written_and_where(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     segment: int,
     row_bytes: int,
-    chunk_rows: int,
+    part_rows: int,
 ) -> None:
-    monkeypatch.setattr(segment_packing, "_CHUNK_BYTES", chunk_rows * row_bytes)
-    monkeypatch.setattr(segment_packing, "_MAX_CHUNKS_PER_BATCH", 100)
+    monkeypatch.setattr(segment_packing, "_PART_BYTES", part_rows * row_bytes)
+    monkeypatch.setattr(segment_packing, "_MAX_PARTS_PER_BATCH", 100)
     rng = np.random.default_rng(row_bytes)
     rows = rng.integers(0, 256, (NUM_ROWS, row_bytes), dtype=np.uint8)
     array = write_array(tmp_path / "x", rows)
@@ -57,35 +57,35 @@ def test_what_is_written_and_where(
     file.write_bytes(b"before" * 1000 + bytes(-6000 % 4096))
     begin = file.stat().st_size
     files = {"x": (file, begin)}
-    runs = append_divided({"x": table}, divided, files, memory_bytes=MEMORY_BYTES)["x"]
-    offsets = runs.offsets
+    chunks = append_divided({"x": table}, divided, files, memory_bytes=MEMORY_BYTES)["x"]
+    offsets = chunks.offsets
     content = np.frombuffer(file.read_bytes(), np.uint8)
     assert offsets[0] == begin
     assert offsets[-1] == len(content)
     assert (offsets % 4096 == 0).all()
     opened = _core.FileSet([file], [len(content)], direct=table.files.is_direct)
-    stride_bytes = int(chunk_bytes(np.array([min(chunk_rows, 10_000)]), row_bytes)[0])
+    stride_bytes = int(chunk_bytes(np.array([min(part_rows, 10_000)]), row_bytes)[0])
     for place in divided.segments:
         shared = SharedRows.of(missed[place.first : place.end], NUM_ROWS, "minhash")
-        assert (place.num_rows, place.chunk_rows) == (shared.num_rows, chunk_rows)
-        first = int(offsets[len(SIZES) + place.first_chunk])
+        assert (place.num_rows, place.part_rows) == (shared.num_rows, part_rows)
+        first = int(offsets[len(SIZES) + place.first_part])
         in_order = rows[shared.in_order()]
         crcs = [_core.crc32c_portable(row) for row in in_order]
-        assert runs.shared_crcs[place.first_row :][: place.num_rows].tolist() == crcs
+        assert chunks.shared_crcs[place.first_row :][: place.num_rows].tolist() == crcs
         for i in range(place.first, place.end):
             own = divided.batch(i)
             groups = np.array(crcs, "<u4")[own.shared_ranks]
-            assert divided.batch_crcs(runs, i, own.shared_ranks).tolist() == [
+            assert divided.batch_crcs(chunks, i, own.shared_ranks).tolist() == [
                 _core.crc32c_portable(np.ascontiguousarray(groups[k : k + 64]).view(np.uint8))
                 for k in range(0, len(groups), 64)
             ]
-            run_bytes_of = [int(divided.own[i]) * row_bytes]
-            assert runs.checksums.of_chunk(i).tolist() == piece_crcs(
-                content.tobytes(), [int(offsets[i])], run_bytes_of, BLOCK_BYTES
+            sizes = [int(divided.own[i]) * row_bytes]
+            assert chunks.checksums.of_chunk(i).tolist() == piece_crcs(
+                content.tobytes(), [int(offsets[i])], sizes, BLOCK_BYTES
             )
             out = np.zeros((SIZES[i], row_bytes), np.uint8)
-            run = content[offsets[i] :][: int(divided.own[i]) * row_bytes]
-            out[own.positions] = run.reshape(-1, row_bytes)
+            chunk = content[offsets[i] :][: int(divided.own[i]) * row_bytes]
+            out[own.positions] = chunk.reshape(-1, row_bytes)
             assert (np.diff(own.shared_ranks) > 0).all()
             ids = np.zeros(SIZES[i], np.int32)
             is_left = np.zeros(SIZES[i], np.int32)
@@ -97,7 +97,7 @@ def test_what_is_written_and_where(
                     out.reshape(-1),
                     num_rows=place.num_rows,
                     row_bytes=row_bytes,
-                    rows_per_page=place.chunk_rows,
+                    rows_per_page=place.part_rows,
                     page_stride_bytes=stride_bytes,
                     begin_bytes=first,
                     gap_bytes=4096,

@@ -1,9 +1,9 @@
-"""Runs of packed rows that are kept compressed: one frame for each batch, read and decoded whole.
+"""Chunks of packed rows that are compressed: one frame for each batch, read and decoded whole.
 
-A run is always read from its beginning to its end, so it can be compressed where a disk is slower
+A chunk is always read from its beginning to its end, so it can be compressed where a disk is slower
 than decoding: bits of the same weight are put together, and the result goes through LZ4 or
 Zstandard (Blosc's frames, by numcodecs). Features that are measured values hardly become smaller;
-counts, categories and quantised ones do. A run that does not become smaller stays as it is.
+counts, categories and quantised ones do. A chunk that does not become smaller stays as it is.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 # decoded at the same speed.
 _LEVELS: dict[Compression, int] = {"lz4": 5, "zstd": 1}
 _ALIGNMENT_BYTES = 4096
-# Of a run that is compressed: as it was, where Blosc writes to, and what comes of it.
+# Of a chunk that is compressed: as it was, where Blosc writes to, and what comes of it.
 _COPIES = 3
 
 
 def compress(raw: npt.NDArray[np.uint8], name: Compression, item_bytes: int) -> bytes | None:
-    """Return the frame of a run; None if it would not be smaller.
+    """Return the frame of a chunk; None if it would not be smaller.
 
     Parameters
     ----------
@@ -79,14 +79,14 @@ def decompress(frame: npt.NDArray[np.uint8], out: npt.NDArray[np.uint8]) -> None
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Where runs and chunks lie after compressing.
+    """Where chunks and parts lie after compressing.
 
     Attributes
     ----------
-    offsets : ndarray of int64 [runs + chunks + 1]
+    offsets : ndarray of int64 [chunks + parts + 1]
         Where each begins; the end of the last.
-    num_bytes, crcs : ndarray of int64 [runs]
-        Of each run as it is kept.
+    num_bytes, crcs : ndarray of int64 [chunks]
+        Of each chunk as it is kept.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -94,10 +94,10 @@ class Frames:
     crcs: npt.NDArray[np.int64]
 
 
-def compress_runs(
+def compress_chunks(
     path: Path,
     offsets: npt.NDArray[np.int64],
-    run_bytes: Sequence[int],
+    chunk_bytes: Sequence[int],
     name: Compression,
     item_bytes: int,
     *,
@@ -105,51 +105,51 @@ def compress_runs(
     memory_bytes: int,
     num_threads: int = 1,
 ) -> Frames:
-    """Compress the runs at the beginning of a part of a file, where they are; move up the rest.
+    """Compress the chunks at the beginning of a part of a file, where they are; move up the rest.
 
     Parameters
     ----------
-    offsets : ndarray of int64 [runs + chunks + 1]
-        Where runs begin, and what follows them; the end of the last.
-    run_bytes : sequence of int
-        Of each run, without the padding behind.
+    offsets : ndarray of int64 [chunks + parts + 1]
+        Where chunks begin, and what follows them; the end of the last.
+    chunk_bytes : sequence of int
+        Of each chunk, without the padding behind.
     checksums : ChunkChecksums
-        The checksums of the runs.
+        The checksums of the chunks.
     memory_bytes : int
-        For runs and their frames: as many threads as it has room for, at least one.
+        For chunks and their frames: as many threads as it has room for, at least one.
 
     Raises
     ------
     StorageError
-        If the file cannot be read or written, or does not hold the runs that were written.
+        If the file cannot be read or written, or does not hold the chunks that were written.
     """
-    num_runs = len(run_bytes)
-    at_once = memory_bytes // max(1, _COPIES * max(run_bytes, default=0))
+    num_chunks = len(chunk_bytes)
+    at_once = memory_bytes // max(1, _COPIES * max(chunk_bytes, default=0))
     num_threads = max(1, min(num_threads, at_once))
-    found = Frames(offsets.copy(), np.zeros(num_runs, np.int64), np.zeros(num_runs, np.int64))
+    found = Frames(offsets.copy(), np.zeros(num_chunks, np.int64), np.zeros(num_chunks, np.int64))
     place = int(offsets[0])
     with storage_errors("compress packed rows", path):
         descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
 
             def frame_of(i: int) -> npt.NDArray[np.uint8]:
-                raw = read_part(descriptor, run_bytes[i], int(offsets[i]))
+                raw = read_part(descriptor, chunk_bytes[i], int(offsets[i]))
                 checksums.compare(i, raw, int(offsets[i]))
                 frame = compress(raw, name, item_bytes)
                 return raw if frame is None else np.frombuffer(frame, np.uint8)
 
             with ThreadPoolExecutor(num_threads, "gnnstore-compress") as pool:
-                for first in range(0, num_runs, num_threads):
-                    some = range(first, min(first + num_threads, num_runs))
-                    # No frame is longer than its run, so none reaches into one that is unread.
+                for first in range(0, num_chunks, num_threads):
+                    some = range(first, min(first + num_threads, num_chunks))
+                    # No frame is longer than its chunk, so none reaches into one that is unread.
                     for i, frame in zip(some, pool.map(frame_of, some), strict=True):
                         found.offsets[i] = place
                         found.num_bytes[i], found.crcs[i] = len(frame), _core.crc32c(frame)
                         place = _write(descriptor, frame, place)
-            for i in range(num_runs, len(offsets) - 1):
-                chunk = read_part(descriptor, int(offsets[i + 1] - offsets[i]), int(offsets[i]))
+            for i in range(num_chunks, len(offsets) - 1):
+                part = read_part(descriptor, int(offsets[i + 1] - offsets[i]), int(offsets[i]))
                 found.offsets[i] = place
-                place = _write(descriptor, chunk, place)
+                place = _write(descriptor, part, place)
             found.offsets[-1] = place
         finally:
             os.close(descriptor)
@@ -157,12 +157,12 @@ def compress_runs(
 
 
 class FrameReader:
-    """Reads compressed runs. Safe to use from many threads at once.
+    """Reads compressed chunks. Safe to use from many threads at once.
 
     Parameters
     ----------
     reader : _core.Reader
-        What reads runs.
+        What reads chunks.
     index : ndarray of int64 [num_batches, ...]
         Of the plan.
     begins, num_bytes, crcs : slice
@@ -183,7 +183,7 @@ class FrameReader:
         self._crcs, self._rows = index[:, crcs], index[:, 3]
 
     def staging_bytes(self, row_bytes: Sequence[int]) -> int:
-        """Return what a thread takes that reads a run: its frame, and what comes of it."""
+        """Return what a thread takes that reads a chunk: its frame, and what comes of it."""
         longest = int(self._rows.max(initial=0)) * max(row_bytes, default=0)
         return longest + int(self._sizes.max(initial=0))
 
@@ -195,7 +195,7 @@ class FrameReader:
         positions: npt.NDArray[np.int32],
         out: npt.NDArray[Any],
     ) -> ReadCounts:
-        """Write the rows of a batch's run to their places in `out`; the others stay.
+        """Write the rows of a batch's chunk to their places in `out`; the others stay.
 
         Raises
         ------

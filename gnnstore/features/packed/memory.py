@@ -148,8 +148,8 @@ class PackedBatch:
     def reserve_disk(self, row_bytes: int) -> Reservation:
         """Return the disk space of packed rows that have `row_bytes` in all tables."""
         unit = CHUNK_ALIGNMENT_BYTES
-        run = -(-self.mean_missed * row_bytes // unit) * unit
-        return Reservation("packed rows", 0, {PLANNED: run})
+        chunk = -(-self.mean_missed * row_bytes // unit) * unit
+        return Reservation("packed rows", 0, {PLANNED: chunk})
 
     def reserve_sorted(self) -> Reservation:
         """Return the disk space of missed rows that are sorted in files."""

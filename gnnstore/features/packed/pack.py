@@ -1,7 +1,7 @@
 """Batched packing: the rows that batches miss, written batch by batch in one pass over a table.
 
 Reading single rows is limited by a disk's reads per second. Reading a whole table in order,
-writing what each batch of a superbatch needs of it to a run of its own, and reading each run
+writing what each batch of a superbatch needs of it to a chunk of its own, and reading each chunk
 in order moves more bytes, all of them at the disk's bandwidth (DiskGNN, section 5.2). It pays
 from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a second.
 """
@@ -62,7 +62,7 @@ class TableJob:
     file_path : Path
         The file to make; or, if it `grows`, to make longer.
     begin : int
-        Where the first run is to begin in the file, a multiple of 4096.
+        Where the first chunk is to begin in the file, a multiple of 4096.
     grows : bool
         Only of rows in memory.
     """
@@ -81,7 +81,7 @@ class TableJob:
         stop: threading.Event | None,
         advance: Callable[[int], None] | None,
     ) -> tuple[PackedChunks, PackCounts]:
-        """Write the table's file; return where the runs of batches are in it."""
+        """Write the table's file; return where the chunks of batches are in it."""
         table, missed = self.table, self.missed
         index, left_bytes = missed.index, memory_bytes - missed.num_bytes
         num_batches = len(index.num_rows)
@@ -131,15 +131,15 @@ class TableJob:
             raise self._error(error, file_bytes - self.begin) from error
         return PackedChunks(offsets, checksums), PackCounts(**counts)
 
-    def opened(self, runs: PackedChunks) -> PackedTable:
+    def opened(self, chunks: PackedChunks) -> PackedTable:
         """Return the file to be read."""
-        file_bytes = int(runs.offsets[-1])
+        file_bytes = int(chunks.offsets[-1])
         try:
             files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
         except OSError as error:
             raise self._error(error, file_bytes) from error
         spec = RowSpec.of(self.table.array.spec)
-        return PackedTable(self.file_path, runs.offsets, runs.checksums, spec, files)
+        return PackedTable(self.file_path, chunks.offsets, chunks.checksums, spec, files)
 
     def _error(self, error: OSError, file_bytes: int) -> Exception:
         where = error.filename or self.table.array.file_paths[0]
@@ -164,8 +164,8 @@ def packed_bytes(
     """
     rows = np.asarray(misses, np.int64)
     sorted_bytes = (spilled_id_bytes + 4) * int(rows.sum()) if spilled_id_bytes else 0
-    runs = sum(int(chunk_bytes(rows, table.row_bytes).sum()) for table in tables.values())
-    return runs + sorted_bytes
+    chunks = sum(int(chunk_bytes(rows, table.row_bytes).sum()) for table in tables.values())
+    return chunks + sorted_bytes
 
 
 def pack(
@@ -251,8 +251,8 @@ def pack(
         counts = PackCounts()
         for number, (path, table) in enumerate(tables.items()):
             job = TableJob(path, table, missed, own / f"{number}.rows")
-            runs, more = job.run(memory_bytes, num_threads, stop, advance)
-            packed[path] = job.opened(runs)
+            chunks, more = job.run(memory_bytes, num_threads, stop, advance)
+            packed[path] = job.opened(chunks)
             counts = _sum(counts, more)
         missed.close_rows()
         counts = replace(counts, seconds=perf_counter() - start)
@@ -293,7 +293,7 @@ def append_missed(
     Parameters
     ----------
     missed : MissTable
-        In memory; a run is written for each of its batches. Counted with `memory_bytes`.
+        In memory; a chunk is written for each of its batches. Counted with `memory_bytes`.
     files : Mapping of str to (Path, int)
         For each table a file, which exists, and a multiple of 4096 to begin at.
     disk_bytes : int, optional
@@ -302,7 +302,7 @@ def append_missed(
     Returns
     -------
     dict of str to PackedChunks
-        For each table, where the run of each batch is in its file.
+        For each table, where the chunk of each batch is in its file.
     PackCounts
 
     Raises
@@ -313,13 +313,13 @@ def append_missed(
     start = perf_counter()
     directory = next(iter(files.values()))[0].parent
     _check_room(directory, packed_bytes(tables, missed.index.num_rows), disk_bytes)
-    runs: dict[str, PackedChunks] = {}
+    chunks: dict[str, PackedChunks] = {}
     counts = PackCounts()
     for path, table in tables.items():
         job = TableJob(path, table, missed, *files[path], grows=True)
-        runs[path], more = job.run(memory_bytes, num_threads, None, advance)
+        chunks[path], more = job.run(memory_bytes, num_threads, None, advance)
         counts = _sum(counts, more)
-    return runs, replace(counts, seconds=perf_counter() - start)
+    return chunks, replace(counts, seconds=perf_counter() - start)
 
 
 def _sum(a: PackCounts, b: PackCounts) -> PackCounts:

@@ -24,8 +24,8 @@ _ALIGNMENT_BYTES = 8
 _KINDS = "biuf"  # flags and numbers
 # Arrays of a record after those of its seeds: slots, changes (positions and slots), and where
 # missed rows go (positions; targets and sources of those that come again). In a plan with segments
-# there follow positions and ranks of rows that batches share; then checksums of runs and of shared
-# rows, one array for each cached attribute, as the manifest says.
+# there follow positions and ranks of rows that batches share; then checksums of chunks and of
+# shared rows, one array for each cached attribute, as the manifest says.
 _STEP_ARRAYS = 6
 _SHARED_ARRAYS = 2
 

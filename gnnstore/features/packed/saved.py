@@ -1,4 +1,4 @@
-"""The batches of a packed plan, read back: one record for each, and its runs of rows.
+"""The batches of a packed plan, read back: one record for each, and its chunks of rows.
 
 A record holds all of a batch but the rows of cached attributes: its subgraph, which rows come
 from which slot and which enter the cache, where missed rows go, and the rows of the other
@@ -264,7 +264,7 @@ class SavedPlan:
         try:
             if self._frames is not None:
                 return counts + self._read_frame(number, record, path, out)
-            run = _core.read_packed_rows(
+            read = _core.read_packed_rows(
                 self._runs,
                 table.files,
                 0,
@@ -281,7 +281,7 @@ class SavedPlan:
             where = error.filename or table.array.file_paths[0]
             what = f"{self.name_of(number)}, {path!r}"
             raise packed_read_error(error, where, begin, what, _HELP) from error
-        return counts + run
+        return counts + read
 
     def _read_frame(
         self, number: int, record: SavedRecord, path: str, out: npt.NDArray[Any]
@@ -323,7 +323,7 @@ def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> Fil
     spec : AttributeSpec
         As the store has it.
     packed : PagedArray
-        Bytes of the runs.
+        Bytes of the chunks.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """Packing with segments: rows that several batches of a segment miss are written once for them.
 
-In one pass over a table (see `packing`) each batch gets a run of the rows that it alone misses in
-its segment, and each segment its shared rows, cut into chunks. The pass writes a chunk in the order
-of the table; then each is read, put in the segment's own order (see `planning.segments`) and
-written back, some megabytes at a time.
+In one pass over a table (see `packing`) each batch gets a chunk of the rows that it alone misses in
+its segment, and each segment its shared rows, cut into parts. The pass writes a part in the order
+of the table; then each is read, put in the segment's own order (see `gnnstore.caching.segments`)
+and written back, some megabytes at a time.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 
 # Of the longest rows: what is reordered at a time, twice in memory.
-_CHUNK_BYTES = 4 << 20
-# Each chunk has a buffer while it is packed, as each batch has. With so many for a batch, chunks
+_PART_BYTES = 4 << 20
+# Each part has a buffer while it is packed, as each batch has. With so many for a batch, parts
 # grow instead.
-_MAX_CHUNKS_PER_BATCH = 4
-# As of packing; and of a range of the table, see `planning.segments`.
+_MAX_PARTS_PER_BATCH = 4
+# As of packing; and of a range of the table, see `gnnstore.caching.segments`.
 _LEAST_BUFFER_BYTES = 4 << 10
 _LOOKING_BYTES = 24 << 20
 
@@ -47,30 +47,30 @@ class SegmentPlace:
     ----------
     first, end : int
         Its batches: first to end - 1 of the superbatch.
-    num_rows, chunk_rows : int
-        Shared rows, and of a whole chunk. Each chunk begins on a page.
-    first_chunk, first_row : int
-        Among all chunks, and all shared rows, of the superbatch.
+    num_rows, part_rows : int
+        Shared rows, and of a whole part. Each part begins on a page.
+    first_part, first_row : int
+        Among all parts, and all shared rows, of the superbatch.
     """
 
     first: int
     end: int
     num_rows: int
-    chunk_rows: int
-    first_chunk: int
+    part_rows: int
+    first_part: int
     first_row: int
 
 
 @dataclass(frozen=True, eq=False)
-class DividedRuns:
-    """Where the runs and chunks of a table lie in its file, and the checksums of their rows.
+class DividedChunks:
+    """Where the chunks and parts of a table lie in its file, and the checksums of their rows.
 
     Attributes
     ----------
-    offsets : ndarray of int64 [S + chunks + 1]
-        Where the run of each batch and each chunk begins; the end of the last.
+    offsets : ndarray of int64 [S + parts + 1]
+        Where the chunk of each batch and each part begins; the end of the last.
     checksums : ChunkChecksums
-        Of the runs; what it has of chunks is of rows that are not in their order yet.
+        Of the chunks; what it has of parts is of rows that are not in their order yet.
     shared_crcs : ndarray of uint32
         crc32c of each shared row, segment by segment in its order.
     """
@@ -87,16 +87,16 @@ class DividedMisses:
     Attributes
     ----------
     missed : MissTable
-        What is packed: a run for each batch, and then one for each chunk.
+        What is packed: a chunk for each batch, and then one for each part.
     index : MissIndex
         Of all misses. The positions of a batch are those of its own rows, in the order of the
         table, and then those of shared rows, by rank.
     ranks : ndarray of int32 or int64
         Beside the positions of shared rows: the place of each in its segment's order.
     own : ndarray of int64 [S]
-        Rows in the run of each batch.
+        Rows in the chunk of each batch.
     ordered : ndarray of int32 or int64
-        The rows of all chunks, in their segment's order.
+        The rows of all parts, in their segment's order.
     """
 
     missed: MissTable
@@ -127,11 +127,11 @@ class DividedMisses:
         return BatchMisses(positions[:own], targets, sources, positions[own:], ranks)
 
     def batch_crcs(
-        self, runs: DividedRuns, i: int, ranks: npt.NDArray[np.int32]
+        self, chunks: DividedChunks, i: int, ranks: npt.NDArray[np.int32]
     ) -> npt.NDArray[np.uint32]:
         """Return the checksums of the shared rows of a batch, by their ranks."""
         place = self.segments[bisect_right(self.segments, i, key=lambda place: place.end)]
-        return shared_crcs(runs.shared_crcs[place.first_row + ranks])
+        return shared_crcs(chunks.shared_crcs[place.first_row + ranks])
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class BatchMisses:
     Attributes
     ----------
     positions : ndarray
-        Of each row of the batch's run.
+        Of each row of the batch's chunk.
     repeat_targets, repeat_sources : ndarray
         Positions that get the row of another one.
     shared_positions, shared_ranks : ndarray
@@ -179,26 +179,26 @@ def divide_misses(
     num_batches = len(own)
     found: list[tuple[range, int]] = []
     ordered: list[npt.NDArray[Any]] = []
-    for part in segments_of(num_batches, segment):
-        found_rows = [missed.batch(i) for i in part]
+    for batches in segments_of(num_batches, segment):
+        found_rows = [missed.batch(i) for i in batches]
         shared = SharedRows.of(found_rows, num_table_rows, order)
         ordered.append(shared.in_order())
-        found.append((part, shared.num_rows))
-        for i, of_batch in zip(part, found_rows, strict=True):
+        found.append((batches, shared.num_rows))
+        for i, of_batch in zip(batches, found_rows, strict=True):
             own[i] = _divide_batch(of_batch, index.batch(i)[0], shared)
     total = sum(size for _, size in found)
-    chunk_rows = max(1, _CHUNK_BYTES // row_bytes)
-    while total // chunk_rows > _MAX_CHUNKS_PER_BATCH * num_batches:
-        chunk_rows *= 2
-    segments, chunk, row = [], 0, 0
-    for part, size in found:
-        segments.append(SegmentPlace(part.start, part.stop, size, chunk_rows, chunk, row))
-        chunk += -(-size // chunk_rows)
+    part_rows = max(1, _PART_BYTES // row_bytes)
+    while total // part_rows > _MAX_PARTS_PER_BATCH * num_batches:
+        part_rows *= 2
+    segments, part, row = [], 0, 0
+    for batches, size in found:
+        segments.append(SegmentPlace(batches.start, batches.stop, size, part_rows, part, row))
+        part += -(-size // part_rows)
         row += size
     in_order = np.concatenate([rows[:0], *ordered])
     ordered.clear()
     return DividedMisses(
-        missed=_with_chunks(missed, own, in_order, segments),
+        missed=_with_parts(missed, own, in_order, segments),
         index=index,
         ranks=rows,
         own=own,
@@ -220,9 +220,9 @@ def segment_memory(misses: npt.NDArray[np.int64], id_bytes: int, num_tables: int
     total = int(misses.sum())
     # A copy for the kernel, and half as many shared rows in two orders, with their buffers, and
     # with a checksum of each.
-    chunks = _MAX_CHUNKS_PER_BATCH * len(misses) * _LEAST_BUFFER_BYTES
+    parts = _MAX_PARTS_PER_BATCH * len(misses) * _LEAST_BUFFER_BYTES
     crcs = 4 * (total // 2) * num_tables
-    return total * id_bytes + total * id_bytes + chunks + crcs + _LOOKING_BYTES
+    return total * id_bytes + total * id_bytes + parts + crcs + _LOOKING_BYTES
 
 
 def append_divided(
@@ -232,8 +232,8 @@ def append_divided(
     *,
     memory_bytes: int,
     num_threads: int = 1,
-) -> dict[str, DividedRuns]:
-    """Write the runs of batches, and behind them the chunks of segments.
+) -> dict[str, DividedChunks]:
+    """Write the chunks of batches, and behind them the parts of segments.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def append_divided(
 
     Returns
     -------
-    dict of str to DividedRuns
+    dict of str to DividedChunks
         For each table.
 
     Raises
@@ -252,7 +252,7 @@ def append_divided(
     BudgetError, NoSpaceError, StorageError
         As `append_missed`.
     """
-    runs, _ = append_missed(
+    chunks, _ = append_missed(
         tables,
         divided.missed,
         files,
@@ -260,10 +260,10 @@ def append_divided(
         num_threads=num_threads,
     )
     return {
-        path: DividedRuns(
-            runs[path].offsets,
-            runs[path].checksums,
-            _reorder(divided, files[path][0], runs[path], table.row_bytes),
+        path: DividedChunks(
+            chunks[path].offsets,
+            chunks[path].checksums,
+            _reorder(divided, files[path][0], chunks[path], table.row_bytes),
         )
         for path, table in tables.items()
     }
@@ -284,14 +284,14 @@ def _divide_batch(
     return own
 
 
-def _with_chunks(
+def _with_parts(
     missed: MissTable,
     own: npt.NDArray[np.int64],
     ordered: npt.NDArray[Any],
     segments: list[SegmentPlace],
 ) -> MissTable:
-    """Return what the kernel packs: chunks are further batches."""
-    sizes = np.array([size for place in segments for size in _chunk_sizes(place)], np.int64)
+    """Return what the kernel packs: parts are further batches."""
+    sizes = np.array([size for place in segments for size in _part_sizes(place)], np.int64)
     ends = np.cumsum(sizes)
     num_rows = len(missed.rows)
     packed = np.concatenate([missed.rows, ordered])
@@ -301,28 +301,28 @@ def _with_chunks(
     return MissTable(packed, begins, MissIndex(np.concatenate([own, sizes]), MemorySpool()))
 
 
-def _chunk_sizes(place: SegmentPlace) -> list[int]:
+def _part_sizes(place: SegmentPlace) -> list[int]:
     return [
-        min(place.chunk_rows, place.num_rows - first)
-        for first in range(0, place.num_rows, place.chunk_rows)
+        min(place.part_rows, place.num_rows - first)
+        for first in range(0, place.num_rows, place.part_rows)
     ]
 
 
 def _reorder(
-    divided: DividedMisses, path: Path, runs: PackedChunks, row_bytes: int
+    divided: DividedMisses, path: Path, chunks: PackedChunks, row_bytes: int
 ) -> npt.NDArray[np.uint32]:
-    """Put the rows of each chunk of a file in their segment's order; return their checksums."""
-    sizes = [size for place in divided.segments for size in _chunk_sizes(place)]
+    """Put the rows of each part of a file in their segment's order; return their checksums."""
+    sizes = [size for place in divided.segments for size in _part_sizes(place)]
     crcs = np.empty(sum(sizes), np.uint32)
     with storage_errors("order the rows of a segment", path):
         descriptor = open_regular(path, os.O_RDWR, error=CorruptStoreError, root=path.parent)
         try:
             begin = 0
-            for chunk, size in enumerate(sizes, divided.num_batches):
-                offset = int(runs.offsets[chunk])
+            for part, size in enumerate(sizes, divided.num_batches):
+                offset = int(chunks.offsets[part])
                 order = np.argsort(divided.ordered[begin : begin + size])
                 content = read_part(descriptor, size * row_bytes, offset)
-                runs.checksums.compare(chunk, content, offset)
+                chunks.checksums.compare(part, content, offset)
                 found = content.reshape(size, row_bytes)
                 written = np.empty_like(found)
                 written[order] = found

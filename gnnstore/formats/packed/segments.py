@@ -1,7 +1,7 @@
 """Where the rows lie that batches of a plan share: a table of segments, checked when it is opened.
 
-The shared rows of a segment are in the file of the runs, in chunks of `chunk_rows` rows. Each chunk
-begins at a multiple of 4096, one behind the other; the last one of a segment may be shorter.
+The shared rows of a segment are in the file of packed chunks, in parts of `part_rows` rows. Each
+part begins at a multiple of 4096, one behind the other; the last one of a segment may be shorter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.spec import AttributeSpec
 
 # A row for each segment: its first batch and the one behind its last, its shared rows, the rows
-# of a chunk, and where its first chunk begins in the file of each cached attribute.
+# of a part, and where its first part begins in the file of each cached attribute.
 SegmentTable = npt.NDArray[np.int64]
 
 _MAX_ROWS = 2**31
@@ -32,22 +32,22 @@ class SegmentLayout:
 
     Attributes
     ----------
-    chunk_rows, chunk_bytes : int
-        Of a whole chunk; bytes from the beginning of one to that of the next.
+    part_rows, part_bytes : int
+        Of a whole part; bytes from the beginning of one to that of the next.
     begin : int
-        Of the first chunk in the file.
+        Of the first part in the file.
     """
 
     num_rows: int
     row_bytes: int
-    chunk_rows: int
-    chunk_bytes: int
+    part_rows: int
+    part_bytes: int
     begin: int
 
     def offset(self, rank: int) -> int:
         """Return where the row of a rank begins."""
-        whole, rest = divmod(rank, self.chunk_rows)
-        return self.begin + whole * self.chunk_bytes + rest * self.row_bytes
+        whole, rest = divmod(rank, self.part_rows)
+        return self.begin + whole * self.part_bytes + rest * self.row_bytes
 
     @property
     def end(self) -> int:
@@ -59,11 +59,11 @@ def segment_layout(
     segments: SegmentTable, specs: Sequence[AttributeSpec], segment: int, column: int
 ) -> SegmentLayout:
     """Return where the shared rows of a segment are, of the cached attribute with a number."""
-    _, _, num_rows, chunk_rows, *begins = (int(value) for value in segments[segment])
+    _, _, num_rows, part_rows, *begins = (int(value) for value in segments[segment])
     row_bytes = specs[column].row_bytes
     unit = PLAN_ALIGNMENT_BYTES
-    chunk_bytes = -(-chunk_rows * row_bytes // unit) * unit
-    return SegmentLayout(num_rows, row_bytes, chunk_rows, chunk_bytes, begins[column])
+    part_bytes = -(-part_rows * row_bytes // unit) * unit
+    return SegmentLayout(num_rows, row_bytes, part_rows, part_bytes, begins[column])
 
 
 def batches_sharing(
