@@ -1513,7 +1513,7 @@ def plan_belady(
     enter after the batch that brings them, and only to stay until they are needed again, or
     to the end. `gnnstore.testing.twins.caches.belady_plan` defines the result. Work is linear in
     the accesses. What memory it takes beside the results, whatever the ids are, is told by
-    `gnnstore.caching.policies.belady.transient_bytes`.
+    `gnnstore.caching.policies.belady.Belady`.
 
     Parameters
     ----------
@@ -1632,7 +1632,7 @@ def plan_belady_spilled(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.int64], NDArray[np.uint32]]:
     """Make the plan of `plan_belady`, of a trace in a file, in files.
 
-    What memory it takes is told by `gnnstore.caching.policies.belady.spilled_transient_bytes`.
+    What memory it takes is told by `gnnstore.caching.policies.belady.Belady.reserve_spilled`.
 
     Parameters
     ----------

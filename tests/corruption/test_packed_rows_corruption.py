@@ -133,7 +133,7 @@ def test_what_packing_reads_back_is_compared(
         flip(files["nodes/node/x"][0], int(appended[0]["nodes/node/x"].offsets[number]))
 
     altering(monkeypatch, segment_packing, "append_missed", damage)
-    message = f"cannot {doing}: .*bytes .* are not what was just written: the crc32c is .*Test the"
+    message = f"cannot {doing}: .*bytes .* are not what was written: the crc32c is .*Test the"
     with pytest.raises(StorageError, match=message):
         pack(store, [4, 4], output=tmp_path / "plan", **options)
     assert not (tmp_path / "plan").exists()

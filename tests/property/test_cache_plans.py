@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gnnstore import _core
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import BeladyPlanner
-from gnnstore.caching.policies.online import LruPlanner, SievePlanner
+from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
 from gnnstore.testing.twins import caches as twin
@@ -256,11 +256,6 @@ def test_a_cache_for_everything() -> None:
 
 # --- caches that do not know the future ----------------------------------------------------------
 
-PLANNERS: dict[str, type[BeladyPlanner | LruPlanner | SievePlanner]] = {
-    "lru": LruPlanner,
-    "sieve": SievePlanner,
-    "belady": BeladyPlanner,
-}
 online_policies = pytest.mark.parametrize("policy", ["lru", "sieve"])
 ONLINE_DTYPES = (*PLAN_DTYPES[:5], np.int64, np.int32, np.uint8)
 
@@ -323,7 +318,7 @@ def test_online_hits_are_those_of_the_policies(
 ) -> None:
     """Cut into two superbatches or not: the cache goes on where it was."""
     dtype, stride = id_kind
-    planner = PLANNERS[policy](num_slots)
+    planner = POLICIES[policy].planner(num_slots)
     is_hit: list[int] = []
     misses: list[int] = []
     for part in (batches[:num_first], batches[num_first:]):
@@ -339,13 +334,13 @@ def test_online_hits_are_those_of_the_policies(
 # --- a cache of which only its rows are known ----------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", PLANNERS)
+@pytest.mark.parametrize("policy", POLICIES.names)
 @given(st.integers(0, 2**16), st.integers(0, 120), st.data())
 def test_a_plan_begins_with_any_rows(policy: str, seed: int, num_slots: int, data: Any) -> None:
     """Whatever an iteration that was left has put there: some slots empty, some rows twice."""
     rng = np.random.default_rng(seed)
     nodes = rng.integers(-1, 150, num_slots)
-    planner = PLANNERS[policy](num_slots)
+    planner = POLICIES[policy].planner(num_slots)
     if data.draw(st.booleans()):
         planner.plan(trace_of(random_batches(seed, 150, 5, 40)))
     planner.restart(nodes)
@@ -360,17 +355,17 @@ def test_a_plan_begins_with_any_rows(policy: str, seed: int, num_slots: int, dat
     assert plan.misses[0] == len(set(batches[0]) - set(held.tolist()))
 
 
-@pytest.mark.parametrize("policy", PLANNERS)
+@pytest.mark.parametrize("policy", POLICIES.names)
 def test_restarting_with_the_wrong_number_of_slots(policy: str) -> None:
-    planner = PLANNERS[policy](3)
+    planner = POLICIES[policy].planner(3)
     with pytest.raises(UsageError, match=r"the rows in 3 slots, got an array of shape \(2,\)"):
         planner.restart(np.array([1, 2]))
 
 
-@pytest.mark.parametrize("policy", PLANNERS)
+@pytest.mark.parametrize("policy", POLICIES.names)
 def test_plans_are_made_anew_after_clear(policy: str) -> None:
     trace = trace_of(random_batches(4, num_rows=100, num_batches=10, batch_rows=30))
-    planner = PLANNERS[policy](20)
+    planner = POLICIES[policy].planner(20)
     first = planner.plan(trace)
     planner.restart(np.full(planner.num_slots, -1))
     assert (planner.nodes == -1).all()
@@ -450,11 +445,11 @@ def test_bad_arguments_of_online_caches(
         _core.plan_online(**{**arguments, **changed})
 
 
-@pytest.mark.parametrize("policy", PLANNERS)
+@pytest.mark.parametrize("policy", POLICIES.names)
 def test_a_planner_says_what_is_wrong(policy: str) -> None:
     with pytest.raises(UsageError, match="0 to 2147483645 slots, got -1"):
-        PLANNERS[policy](-1)
-    planner = PLANNERS[policy](2)
+        POLICIES[policy].planner(-1)
+    planner = POLICIES[policy].planner(2)
     planner.plan(trace_of([[1, 2], [2]]))
     before = planner.nodes
     with pytest.raises(UsageError, match="cannot plan a superbatch: row id -1"):

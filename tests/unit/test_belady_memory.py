@@ -9,9 +9,31 @@ import numpy as np
 import pytest
 
 from gnnstore import _core
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.plan import PlanPlace
-from gnnstore.caching.policies.belady import BeladyPlanner, spilled_transient_bytes, transient_bytes
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.trace import Trace, TraceBuilder
+
+# Of a slot, between two plans: the row, and how often it was needed.
+STATE_BYTES = 12
+
+
+def transient_bytes(num_accesses: int, num_slots: int) -> int:
+    """Return what a loader reserves for planning, beside the state of the planner."""
+    memory = Ledger(0, tuple(BELADY.reserve(1)))
+    return memory.peak({PLANNED: num_accesses, SLOTS: num_slots}) - STATE_BYTES * num_slots
+
+
+def spilled_transient_bytes(
+    num_nodes: int, largest_batch: int, num_batches: int, num_slots: int, table_bytes: int
+) -> int:
+    """Return the same for planning in files."""
+    reserved = BELADY.reserve_spilled(
+        num_nodes=num_nodes, largest_batch=largest_batch, table_bytes=table_bytes
+    )
+    peak = Ledger(0, tuple(reserved)).peak({PLANNED: num_batches, SLOTS: num_slots})
+    return peak - STATE_BYTES * num_slots
 
 
 @pytest.fixture

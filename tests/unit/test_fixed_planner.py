@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.plan import PlanPlace
-from gnnstore.caching.policies.belady import spilled_transient_bytes
 from gnnstore.caching.policies.fixed import FixedPlanner
-from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.engines import open_engine
 from gnnstore.errors import CorruptStoreError, NoSpaceError, UsageError
@@ -146,13 +143,3 @@ def test_a_plan_that_was_damaged(tmp_path: Path) -> None:
             read(number)
     plan.close()
     trace.close()
-
-
-@pytest.mark.parametrize("num_slots", [0, 10**5, 10**7])
-@pytest.mark.parametrize("table_bytes", [4, 1 << 20, 1 << 26])
-def test_what_plans_in_files_take_has_parts(num_slots: int, table_bytes: int) -> None:
-    """What a loader reserves, by phase, is what planning says that it takes."""
-    of = (10**7, 10**5, 300)
-    whole = spilled_transient_bytes(*of, num_slots, table_bytes) + 12 * num_slots
-    parts = BELADY.reserve_spilled(num_nodes=of[0], largest_batch=of[1], table_bytes=table_bytes)
-    assert Ledger(0, tuple(parts)).peak({PLANNED: of[2], SLOTS: num_slots}) == whole

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
-from gnnstore.caching.policies.belady import spilled_transient_bytes, transient_bytes
+from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.trace import TraceBuilder, id_dtype
 from gnnstore.errors import BudgetError
@@ -32,8 +32,8 @@ MB = 10**6
 COSTS = SuperbatchCosts(
     num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000
 )
-FIXED = transient_bytes(0, 0)  # tables that any plan takes
-SLOT = 512 + 8 + 12 + transient_bytes(0, 1) - FIXED
+FIXED = BELADY.planning.fixed  # tables that any plan takes
+SLOT = 512 + 8 + BELADY.planning.per_slot
 
 
 def sizer(
@@ -223,10 +223,13 @@ def test_what_planning_on_disk_takes_is_counted(
         return
     if size.plans_in_memory:
         return
-    taken = spilled_transient_bytes(rows, nodes, batches, size.num_slots, size.table_bytes)
-    state = (512 + 8 + 12) * size.num_slots
+    parts = BELADY.reserve_spilled(
+        num_nodes=rows, largest_batch=nodes, table_bytes=size.table_bytes
+    )
+    taken = Ledger(0, tuple(parts)).peak({PLANNED: batches, SLOTS: size.num_slots})
+    cached = (512 + 8) * size.num_slots
     kept = costs.samples.bytes_of(size.sizes) if size.in_memory else 0
-    assert taken + state + kept == size.num_bytes <= left
+    assert taken + cached + kept == size.num_bytes <= left
 
 
 @given(

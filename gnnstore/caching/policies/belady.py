@@ -10,34 +10,42 @@ once it has been assembled, so that nothing is looked up by node id at run time.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
 from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace
+from gnnstore.caching.policies.base import PlanningBytes, SpillingPolicy
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
 
+if TYPE_CHECKING:
+    from gnnstore.caching.reuse import InitialCache, ReuseCurve
+
 # Positions in a trace and slots of a cache have 31 bits in the kernel.
 MAX_SLOTS = 2**31 - 3
 
+# What the planner knows of a slot: the row, and how often it was needed. It takes as much again for
+# what it knows after a plan.
+_STATE_BYTES = 8 + 4
 # What the kernel takes at most while it plans: for each access 2 bytes to count next uses by batch,
-# and of one batch, which may have half of the accesses, slots and which rows enter where.
+# and of one batch, which may have half of the accesses, slots and which rows enter where. A batch
+# with more than half of them takes 4 bytes more for each row beyond.
 _ACCESS_BYTES = 6
 # For each slot: where its row is used next, and the place and slot of a row that waits; what links
 # those that wait for the same batch; and the rows that enter, as far as accesses do not hold them.
 _SLOT_BYTES = 18
-# Tables of groups and of batches, lists that are partly filled, the end of a huge page.
+# Tables of groups and of batches, lists that are partly filled, the end of a huge page: for up to
+# ten thousand batches; beyond, 100 bytes a batch come on top.
 _TABLES_BYTES = 3 * 2**20
 
-# In files, for each slot a row that waits for its next batch: its place and slot, and what links
-# those that wait for the same one. The table of next uses has the same memory before.
-WAITING_BYTES = 10
-# And where its row is used first.
-FILE_SLOT_BYTES = WAITING_BYTES + 4
+# In files, for each slot where its row is used first; and a row that waits for its next batch: its
+# place and slot, and what links those that wait for the same one.
+_FIRST_USE_BYTES, _WAITING_BYTES = 4, 10
 # Of the largest batch: ids, next uses, slots, and which rows enter where.
 _BATCH_ROW_BYTES = 8 + 4 + 4 + 2 * 4
 # What is counted by batch; and how many rows may wait in lists that are partly filled.
@@ -47,26 +55,48 @@ _FILE_TABLES_BYTES = 4 * 2**20
 _NODE_BYTES = 4  # of the table of next uses
 
 
-def transient_bytes(num_accesses: int, num_slots: int) -> int:
-    """Return the memory that planning takes at most, beside the trace and the plan.
+class Belady(SpillingPolicy):
+    """Keeps the rows that are needed again soonest."""
 
-    It is given back when the plan is made. It does not depend on which rows are needed, or on how
-    many there are: neither on the graph's size, nor on how far ids lie apart.
+    name, title = "belady", "Belady"
+    looks_ahead = True
+    # It does not depend on which rows are needed, or on how many there are: neither on the graph's
+    # size, nor on how far ids lie apart. All but the state is given back when the plan is made.
+    planning: ClassVar[PlanningBytes] = PlanningBytes(
+        _TABLES_BYTES, _ACCESS_BYTES, _STATE_BYTES + _SLOT_BYTES
+    )
 
-    Parameters
-    ----------
-    num_accesses : int
-        n, rows of all batches. Where one batch has more than half of them, as with a superbatch
-        of one batch, its rows beyond half take 4 bytes more each.
-    num_slots : int
-        C. Beside the state of a planner, which takes 12 bytes a slot, and 12 again for that
-        after the plan.
+    def planner(self, num_slots: int) -> BeladyPlanner:
+        """Return a planner for a cache that is empty."""
+        return BeladyPlanner(num_slots)
 
-    Notes
-    -----
-    Holds for up to ten thousand batches; beyond, 100 bytes a batch come on top.
-    """
-    return _ACCESS_BYTES * num_accesses + _SLOT_BYTES * num_slots + _TABLES_BYTES
+    def misses(
+        self, reuse: ReuseCurve, num_slots: int, num_batches: int, *, initial: InitialCache
+    ) -> float:
+        """Return the rows that some batches miss, planned together."""
+        return reuse.belady_misses(num_slots, num_batches, initial=initial)
+
+    def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
+        """Return for how many batches rows are kept until they are needed again, at most."""
+        return reuse.max_kept_distance(num_slots, num_batches)
+
+    def reserve_spilled(
+        self, *, num_nodes: int, largest_batch: int, table_bytes: int
+    ) -> list[Reservation]:
+        """Return the memory for making a plan in files, beside the cached rows.
+
+        What the system keeps of the files in its page cache is not counted: it gives that up when
+        somebody needs the memory. Slots have the memory of the table of next uses afterwards, while
+        they wait.
+        """
+        fixed = _BATCH_ROW_BYTES * largest_batch + _FILE_TABLES_BYTES
+        per = {PLANNED: _BATCH_BYTES, SLOTS: _STATE_BYTES + _FIRST_USE_BYTES}
+        table = min(table_bytes, _NODE_BYTES * num_nodes)
+        return [
+            Reservation("planning", fixed, per),
+            Reservation("next uses", table, {}, "finding next uses"),
+            Reservation("rows that wait", 0, {SLOTS: _WAITING_BYTES}, "choosing rows"),
+        ]
 
 
 def planning_threads() -> int:
@@ -77,35 +107,6 @@ def planning_threads() -> int:
     it shorter.
     """
     return min(4, len(os.sched_getaffinity(0)))
-
-
-def spilled_transient_bytes(
-    num_nodes: int, largest_batch: int, num_batches: int, num_slots: int, table_bytes: int
-) -> int:
-    """Return the memory that planning in files takes at most, beside the plan.
-
-    It is given back when the plan is made. What the system keeps of the files in its page cache
-    is not counted: it gives that up when somebody needs the memory.
-
-    Parameters
-    ----------
-    num_nodes : int
-        N, of the graph.
-    largest_batch : int
-        Rows of the largest batch.
-    num_batches : int
-        S.
-    num_slots : int
-        C. Beside the state of a planner, which takes 12 bytes a slot.
-    table_bytes : int
-        Of the table of next uses. Where there are fewer than 4 for each node, planning goes
-        through the trace several times.
-    """
-    table = min(table_bytes, _NODE_BYTES * num_nodes)
-    fixed = _BATCH_ROW_BYTES * largest_batch + _BATCH_BYTES * num_batches + _FILE_TABLES_BYTES
-    first_uses = 4 * num_slots
-    # The table's memory is used again for what waits.
-    return fixed + first_uses + max(table, FILE_SLOT_BYTES * num_slots - first_uses)
 
 
 def check_num_slots(num_slots: int) -> None:
@@ -195,7 +196,7 @@ class BeladyPlanner:
     def plan(self, trace: Trace, place: PlanPlace | None = None) -> CachePlan:
         """Plan the next superbatch: in memory, or in files if the trace is in one.
 
-        In files it takes the memory of `spilled_transient_bytes`. If that fails because a file
+        In files it takes the memory of `Belady.reserve_spilled`. If that fails because a file
         cannot be read or written, the cache may count as empty afterwards.
 
         Parameters

@@ -7,24 +7,23 @@ as if the cache had met them one by one. Loaders do not follow them: Belady's mi
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.policies.base import CachePolicy
 from gnnstore.caching.policies.belady import check_num_slots, distinct_nodes
 from gnnstore.caching.trace import Trace
 from gnnstore.errors import UsageError
-
-__all__ = ["LruPlanner", "SievePlanner"]
 
 # The row of each slot; slots in the order of their rows; whether a row was visited; the hand.
 _State = tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.uint8], int]
 
 
-class _OnlinePlanner:
+class OnlinePlanner:
     """Plans superbatch after superbatch for one cache, empty at first.
 
     Plans must be followed in the order in which they were made. Not to be used by two threads
@@ -41,10 +40,9 @@ class _OnlinePlanner:
         If the number is out of range.
     """
 
-    _policy: ClassVar[Literal["lru", "sieve"]]
-
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, policy: Literal["lru", "sieve"], num_slots: int) -> None:
         check_num_slots(num_slots)
+        self._policy: Literal["lru", "sieve"] = policy
         order = np.full(num_slots, -1, np.int32)
         nodes = np.full(num_slots, -1, np.int64)
         self._state: _State = (nodes, order, np.zeros(num_slots, np.uint8), -1)
@@ -99,13 +97,17 @@ class _OnlinePlanner:
         self._state = (distinct, order, np.zeros(self.num_slots, np.uint8), -1)
 
 
-class LruPlanner(_OnlinePlanner):
+class Lru(CachePolicy):
     """Keeps the rows that were used last. After a batch its rows are used one by one, in order."""
 
-    _policy = "lru"
+    name, title = "lru", "LRU"
+
+    def planner(self, num_slots: int) -> OnlinePlanner:
+        """Return a planner for a cache that is empty."""
+        return OnlinePlanner("lru", num_slots)
 
 
-class SievePlanner(_OnlinePlanner):
+class Sieve(CachePolicy):
     """Keeps rows by SIEVE (Zhang et al., NSDI '24).
 
     A batch marks its hits as visited; then its other rows enter in order. To make room, a hand
@@ -113,4 +115,8 @@ class SievePlanner(_OnlinePlanner):
     visited, and on its way makes visited rows unvisited.
     """
 
-    _policy = "sieve"
+    name, title = "sieve", "SIEVE"
+
+    def planner(self, num_slots: int) -> OnlinePlanner:
+        """Return a planner for a cache that is empty."""
+        return OnlinePlanner("sieve", num_slots)

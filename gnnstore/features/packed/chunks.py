@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakValueDictionary
 
@@ -31,7 +30,7 @@ from gnnstore.errors import CorruptStoreError, UsageError, storage_error
 from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.formats.packed.manifest import CHECKED_ROWS, MAX_PIECE_BYTES
 
-# Runs begin at multiples of this: what direct reads of any common disk are aligned to.
+# Chunks begin at multiples of this: what direct reads of any common disk are aligned to.
 CHUNK_ALIGNMENT_BYTES = 4096
 # Small enough that a piece which was compared is still in the second-level cache when its rows
 # are copied, and that a message says where a damage is; 4 bytes for each are nothing beside it.
@@ -44,6 +43,7 @@ _QUEUE_DEPTH = 16
 _READING_THREADS = 8  # of an engine that has threads
 # For each thread that reads chunks.
 CHUNK_STAGING_BYTES = _READ_BYTES * _QUEUE_DEPTH
+PACK_ELSEWHERE = ". Test the disk, or pack to another one"
 _HELP = (
     "The disk or another program has changed them: start the run again, which packs rows anew, and "
     "with another directory for what it packs (tmpdir=) if this comes again"
@@ -85,30 +85,35 @@ class ChunkChecksums:
         """Return the checksums of a chunk: a view."""
         return self.crcs[self.begins[i] : self.begins[i + 1]]
 
-    def compare(self, i: int, chunk: npt.NDArray[np.uint8], offset: int) -> None:
-        """Compare a chunk that was read back while packing goes on.
+    def compare(
+        self, i: int, content: npt.NDArray[np.uint8], offset: int, begin: int = 0, advice: str = ""
+    ) -> None:
+        """Compare what was read of a chunk.
 
         Parameters
         ----------
-        chunk : ndarray of uint8
+        content : ndarray of uint8
+            Its bytes from `begin` on, a multiple of `BLOCK_BYTES`, to another or the end.
         offset : int
-            Where it lies in its file.
+            Where they lie in their file.
+        advice : str
+            Follows the message.
 
         Raises
         ------
         OSError
-            Naming the first piece that is not what was written.
+            Naming the first block that is not what was written.
         """
-        found, expected = _core.crc32c_blocks(chunk, BLOCK_BYTES), self.of_chunk(i)
+        found, first = _core.crc32c_blocks(content, BLOCK_BYTES), begin // BLOCK_BYTES
+        expected = self.of_chunk(i)[first : first + len(found)]
         bad = np.flatnonzero(found != expected)
         if len(bad):
-            first = offset + int(bad[0]) * BLOCK_BYTES
-            end = min(first + BLOCK_BYTES, offset + len(chunk))
+            at = offset + int(bad[0]) * BLOCK_BYTES
             raise OSError(
                 errno.EBADMSG,
-                f"bytes {first} to {end} are not what was just written: the crc32c is "
-                f"{int(found[bad[0]]):08x}, not {int(expected[bad[0]]):08x}. Test the disk, or "
-                "pack to another one",
+                f"bytes {at} to {min(at + BLOCK_BYTES, offset + len(content))} are not what was "
+                f"written: the crc32c is {int(found[bad[0]]):08x}, not "
+                f"{int(expected[bad[0]]):08x}{advice}",
             )
 
 
@@ -458,17 +463,7 @@ class PackedSuperbatch:
             counts = (reader or self._reader).read_ranges(
                 table.files, file, offsets, sizes, places, out
             )
-            first = begin // BLOCK_BYTES
-            found = _core.crc32c_blocks(out, BLOCK_BYTES)
-            bad = np.flatnonzero(found != table.checksums.of_chunk(i)[first : first + len(found)])
-            if len(bad):
-                at = offset + int(bad[0]) * BLOCK_BYTES
-                raise OSError(
-                    errno.EBADMSG,
-                    f"bytes {at} to {min(at + BLOCK_BYTES, offset + len(out))} are not what was "
-                    f"written: the crc32c is {int(found[bad[0]]):08x}, not "
-                    f"{int(table.checksums.of_chunk(i)[first + bad[0]]):08x}",
-                )
+            table.checksums.compare(i, out, offset, begin)
         except OSError as error:
             where = error.filename or table.file_path
             what = f"batch {i} of the array {path!r}"
@@ -482,12 +477,7 @@ class PackedSuperbatch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

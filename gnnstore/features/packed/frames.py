@@ -21,6 +21,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import CorruptStoreError, storage_errors
+from gnnstore.features.packed.chunks import PACK_ELSEWHERE
 from gnnstore.formats.container.files import read_part, write_part
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import Compression
@@ -134,7 +135,7 @@ def compress_chunks(
 
             def frame_of(i: int) -> npt.NDArray[np.uint8]:
                 raw = read_part(descriptor, chunk_bytes[i], int(offsets[i]))
-                checksums.compare(i, raw, int(offsets[i]))
+                checksums.compare(i, raw, int(offsets[i]), advice=PACK_ELSEWHERE)
                 frame = compress(raw, name, item_bytes)
                 return raw if frame is None else np.frombuffer(frame, np.uint8)
 

@@ -23,7 +23,13 @@ from gnnstore.caching.segments import Order, SharedRows, segments_of
 from gnnstore.disk.spool import MemorySpool
 from gnnstore.errors import CorruptStoreError, storage_errors
 from gnnstore.features.files import FileRows
-from gnnstore.features.packed.chunks import ChunkChecksums, MissIndex, PackedChunks, shared_crcs
+from gnnstore.features.packed.chunks import (
+    PACK_ELSEWHERE,
+    ChunkChecksums,
+    MissIndex,
+    PackedChunks,
+    shared_crcs,
+)
 from gnnstore.features.packed.misses import MissTable
 from gnnstore.features.packed.pack import append_missed
 from gnnstore.formats.container.files import read_part, write_part
@@ -322,7 +328,7 @@ def _reorder(
                 offset = int(chunks.offsets[part])
                 order = np.argsort(divided.ordered[begin : begin + size])
                 content = read_part(descriptor, size * row_bytes, offset)
-                chunks.checksums.compare(part, content, offset)
+                chunks.checksums.compare(part, content, offset, advice=PACK_ELSEWHERE)
                 found = content.reshape(size, row_bytes)
                 written = np.empty_like(found)
                 written[order] = found
