@@ -21,6 +21,10 @@ from gnnstore.tools.ui.session import Session, start_logging
 _COMMANDS = {
     "demo": ("gnnstore.tools.commands.demo", "Convert, inspect and train on a built-in graph."),
     "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
+    "split-edges": (
+        "gnnstore.tools.commands.split_edges",
+        "Split a store's edges for link prediction.",
+    ),
     "gc": ("gnnstore.tools.commands.gc", "List and remove the leftovers of interrupted runs."),
     "inspect": (
         "gnnstore.tools.commands.inspect",

@@ -42,12 +42,19 @@ _DEGREE_ROWS = {
 
 
 def convert(
-    session: Session, kind: str, *, style: Style, plot_file: Path | None = None, **arguments: Any
+    session: Session,
+    converter: str,
+    *,
+    style: Style,
+    plot_file: Path | None = None,
+    **arguments: Any,
 ) -> None:
-    """Run the converter `from_KIND` and print what it wrote.
+    """Run a converter of the library and print what it wrote.
 
     Parameters
     ----------
+    converter : str
+        Its name in `gnnstore.converters`.
     style : str
         How to show progress; "auto" with `--json` is JSON too, except on a terminal.
     plot_file : Path, optional
@@ -55,7 +62,7 @@ def convert(
     **arguments
         The options of the command: those of `ConvertOptions`, and those of the converter.
     """
-    options = ConvertOptions(**{name: arguments.pop(name) for name in COMMON})
+    options = ConvertOptions(**{n: arguments.pop(n) for n in COMMON if n in arguments})
     if options.memory_bytes is not None:
         _return_large_blocks()
     if style == "auto" and session.as_json and not sys.stderr.isatty():
@@ -64,14 +71,14 @@ def convert(
         importlib.import_module("zarr.codecs")  # else in the middle of the work
     started = time.perf_counter()
     with session.progress(show_usage=True, style=style) as progress:
-        run = getattr(converters, f"from_{kind}")
+        run = getattr(converters, converter)
         path = run(options=options, progress=progress, **arguments)
     seconds = time.perf_counter() - started
     document: dict[str, Any] = {
         "store": describe_store(StoreReader.open(path)),
         "seconds": seconds,
     }
-    if kind == "kronecker":
+    if converter == "from_kronecker":
         document |= _compare_degrees(arguments["seed_store"], path, plot_file)
     session.emit(document, lambda console: _render(console, document))
 

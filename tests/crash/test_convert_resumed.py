@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,24 +104,31 @@ def server(folder: Path, source: Path, output: Path) -> Iterator[Attempt]:
         process.stdin.close()
 
 
-def convert_whole(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def convert_whole(
+    source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> Path:
     """Convert as the server does, in one go."""
     monkeypatch.setattr(pages, "MIN_DEFAULT_SHARD_BYTES", SHARD_BYTES)
-    return from_numpy(source, output, options=ConvertOptions(undirected=True))
+    return from_numpy(source, output, options=ConvertOptions(undirected=True, **options))
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("edge_split", [None, (0.8, 0.1, 0.1)])
 def test_killed_at_random_points(
-    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    source: Path,
+    edge_split: tuple[float, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
+    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch, edge_split=edge_split)
     folder, spill = tmp_path / "out", tmp_path / "spill"
     folder.mkdir()
     spill.mkdir()
     output = folder / "g.gnn"
     draw = random.Random(1)
     kills = resumed = 0
-    with server(tmp_path, source, output) as attempt:
+    with server(tmp_path, source, output) as convert:
+        attempt = partial(convert, edge_split=edge_split)
         began = time.monotonic()
         assert attempt(resume=False) == 0
         seconds = time.monotonic() - began

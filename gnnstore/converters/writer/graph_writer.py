@@ -6,7 +6,7 @@ the input is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -21,10 +21,10 @@ from gnnstore import _core
 from gnnstore.converters.arrays.derived import RowTaker
 from gnnstore.converters.arrays.source import ArraySource, check_count, check_rows
 from gnnstore.converters.edges.builder import EdgeBuilder
-from gnnstore.converters.edges.columns import BuiltEdges
+from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.split import SplitEdges, sorted_edges
+from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
@@ -287,11 +287,41 @@ class GraphWriter:
             self._write_edges(built, on_degrees)
         else:
             pieces = partial(sorted_edges, built, keep_ids=self._keep_ids)
-            with self.progress.phase("split edges", unit="edges"):
-                ids = (built.edge_id_dtype or id_dtype(built.num_edges)) if self._keep_ids else None
-                split = SplitEdges(rule, pieces, built.num_nodes, ids)
-            self._write_edges(split, on_degrees, split.sizes)
+            ids = built.edge_id_dtype or id_dtype(built.num_edges)
+            self._nodes.num_nodes = built.num_nodes
+            self.split_edges(pieces, rule, ids, on_degrees)
         built.close()
+
+    def split_edges(
+        self,
+        edges: Callable[[], Iterator[SortedEdges]],
+        rule: SplitRule,
+        id_dtype: np.dtype[Any],
+        on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
+    ) -> None:
+        """Write edges that are sorted already, split by a rule; nothing is read if `has_edges`.
+
+        Parameters
+        ----------
+        edges : callable
+            Returns an iterator over all edges in order, each time it is called.
+        id_dtype : np.dtype
+            Type of their ids.
+        on_degrees : callable, optional
+            See `finish_edges`.
+
+        Raises
+        ------
+        InputError
+            If a split would be empty.
+        """
+        if self.has_edges:
+            return self.finish_edges(on_degrees)
+        num_nodes = self.num_nodes or 0
+        with self.progress.phase("split edges", unit="edges"):
+            split = SplitEdges(rule, edges, num_nodes, id_dtype if self._keep_ids else None)
+        self._write_edges(split, on_degrees, split.sizes)
+        return None
 
     def _write_edges(
         self,

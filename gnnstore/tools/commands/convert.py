@@ -45,7 +45,39 @@ def command() -> None:
     """Hold the kinds; users see `_HELP`."""
 
 
-# The fields of `ConvertOptions`, and how progress is shown.
+# Those of the fields of `ConvertOptions` that are about the output, and how progress is shown.
+output_options = together(
+    click.option(
+        "--page-bytes",
+        type=SIZE,
+        default=DEFAULT_PAGE_BYTES,
+        help="Page size of features; a power of two.",
+    ),
+    click.option(
+        "--memory",
+        "memory_bytes",
+        type=MEMORY,
+        metavar="SIZE",
+        help="Memory budget for building the adjacency, such as 8GB.",
+    ),
+    click.option(
+        "--overwrite", is_flag=True, help="Replace an existing store once the new one is complete."
+    ),
+    click.option(
+        "--resume",
+        is_flag=True,
+        help="Continue an interrupted conversion of the same data, if there is one.",
+    ),
+    click.option(
+        "--progress",
+        "style",
+        type=click.Choice(get_args(Style)),
+        default="auto",
+        help="How to show progress on stderr; json: one object per line.",
+    ),
+)
+
+# The other fields of `ConvertOptions`.
 _common_options = together(
     click.option(
         "--undirected", is_flag=True, help="Add the reverse of every edge; drop duplicates."
@@ -55,12 +87,6 @@ _common_options = together(
         type=click.Choice(("keep", "drop", "add")),
         default="keep",
         help="Edges from a node to itself.",
-    ),
-    click.option(
-        "--page-bytes",
-        type=SIZE,
-        default=DEFAULT_PAGE_BYTES,
-        help="Page size of features; a power of two.",
     ),
     click.option(
         "--feature-dtype",
@@ -94,34 +120,13 @@ _common_options = together(
         "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
     ),
     click.option(
-        "--memory",
-        "memory_bytes",
-        type=MEMORY,
-        metavar="SIZE",
-        help="Memory budget for building the adjacency, such as 8GB.",
-    ),
-    click.option(
-        "--overwrite", is_flag=True, help="Replace an existing store once the new one is complete."
-    ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Continue an interrupted conversion of the same data, if there is one.",
-    ),
-    click.option(
         "--spill-dir",
         "spill_directory",
         type=click.Path(),
         metavar="DIR",
         help="Directory for edges that are sorted on disk. Default: that of OUTPUT.",
     ),
-    click.option(
-        "--progress",
-        "style",
-        type=click.Choice(get_args(Style)),
-        default="auto",
-        help="How to show progress on stderr; json: one object per line.",
-    ),
+    output_options,
 )
 
 
@@ -179,7 +184,7 @@ def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None
     @_common_options
     @session_options
     def run(session: Session, **arguments: Any) -> None:
-        convert(session, kind, **arguments)
+        convert(session, f"from_{kind}", **arguments)
 
 
 _add_kind(

@@ -26,7 +26,12 @@ from gnnstore.converters.edges.node_ids import MAX_NODES, id_dtype
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
-from gnnstore.converters.synthetic.kronecker.nodes import check_noise, write_nodes
+from gnnstore.converters.synthetic.kronecker.nodes import (
+    SCALES,
+    check_noise,
+    write_graph_attributes,
+    write_nodes,
+)
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
 from gnnstore.converters.synthetic.seed_graph import EdgePiece, SeedGraph
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -37,7 +42,6 @@ from gnnstore.progress import Progress
 
 # Edges that are made at once; with 2^16 or 2^20 it is a fifth slower.
 _CHUNK_EDGES = 2**18
-_SCALES = "x_scale"  # the graph array that goes with features stored as multiples of it
 
 
 @limits_named("convert")
@@ -103,7 +107,7 @@ def from_kronecker(
     num_nodes = _check(graph, output, factor, wanted, seed)
     check_noise(feature_noise)
     options = options or ConvertOptions()
-    if options.feature_scale and _SCALES in graph.reader.schema.graph_arrays:
+    if options.feature_scale and SCALES in graph.reader.schema.graph_arrays:
         raise UsageError(
             f"the features of {graph.reader.path} have a scale per column already; leave out "
             "feature_scale: they are carried as they are, scales included"
@@ -132,7 +136,7 @@ def from_kronecker(
             block = derive_factor(graph, factor, wanted, seed, writer.progress)
             _write_edges(writer, graph, EdgeExpander(graph.num_nodes, block, seed))
         write_nodes(writer, graph, factor, feature_noise if features else None, seed)
-        _write_graph_attributes(writer, graph, features)
+        write_graph_attributes(writer, graph, features=features)
         return writer.commit()
 
 
@@ -185,17 +189,6 @@ def _write_edges(writer: GraphWriter, graph: SeedGraph, expander: EdgeExpander) 
             writer.add_edges(copies.sources, copies.targets, attributes)
             phase.advance(len(copies.sources))
     writer.finish_edges()
-
-
-def _write_graph_attributes(writer: GraphWriter, graph: SeedGraph, features: bool) -> None:
-    schema = graph.reader.schema
-    writer.explicit_num_nodes = schema.explicit_num_nodes
-    for name, value in schema.graph_attributes.items():
-        writer.set_graph_attribute(name, value)
-    for name, spec in schema.graph_arrays.items():
-        if name == _SCALES and not features:
-            continue
-        writer.set_graph_array(name, graph.reader.read(spec), dtype=spec.dtype)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, from_bfloat16_bits, to_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
 
+SCALES = "x_scale"  # the graph array that goes with features stored as multiples of it
 _NOISE = 0x6B726F6E6F697365  # "kronoise": not that of other generators
 _CHUNK_VALUES = 2**17  # intermediate results stay in a core's cache: twice as fast
 # Deviations are taken from so many rows at most, in blocks spread over all of them.
@@ -56,6 +57,18 @@ def write_nodes(
     first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
     for name, spec in graph.nodes.splits.items():
         writer.set_split(name, (first_ids + graph.reader.read(spec)).reshape(-1))
+
+
+def write_graph_attributes(writer: GraphWriter, graph: SeedGraph, *, features: bool) -> None:
+    """Write what belongs to the graph as a whole; without `features`, not their scales."""
+    schema = graph.reader.schema
+    writer.explicit_num_nodes = schema.explicit_num_nodes
+    for name, value in schema.graph_attributes.items():
+        writer.set_graph_attribute(name, value)
+    for name, spec in schema.graph_arrays.items():
+        if name == SCALES and not features:
+            continue
+        writer.set_graph_array(name, graph.reader.read(spec), dtype=spec.dtype)
 
 
 class CopiedRows(SequentialArray):

@@ -1,0 +1,178 @@
+"""A store whose edges are split for link prediction, made from one whose edges are not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from gnnstore.converters.edges.columns import SortedEdges
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.edges.split import PIECE_EDGES, SplitRule
+from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.synthetic.kronecker.nodes import write_graph_attributes, write_nodes
+from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.workload import Workload
+from gnnstore.errors import UsageError, limits_named
+from gnnstore.formats.store.schema import TextSpec
+from gnnstore.progress import Progress
+
+_NAMES_AT_ONCE = 2**14
+_PIECE_BYTES = 2**23  # of attributes; some copies of them exist at a time
+
+
+@limits_named("split the edges")
+def split_edges(
+    store: PathLike,
+    output: PathLike,
+    fractions: Sequence[float] = (0.8, 0.1, 0.1),
+    *,
+    seed: int = 0,
+    test_messages: PathLike | None = None,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Split the edges of a store into those of a new store's graph and those to predict.
+
+    The result is that of converting with `edge_split`; nodes, their attributes, splits and original
+    ids are those of the store, and edges keep their ids.
+
+    Parameters
+    ----------
+    store : path-like
+        The store.
+    fractions : (float, float, float)
+        Shares of train, valid and test; see `ConvertOptions.edge_split`.
+    seed : int
+        Which edges fall into which split.
+    test_messages : path-like, optional
+        A second store to write, for the evaluation on "test": messages pass by the edges of train
+        and of valid.
+    output, options, progress
+        See `gnnstore.converters`. The rules for edges and features are not for stores.
+
+    Raises
+    ------
+    UsageError
+        If shares or options are out of range, the store has edge splits already, or it is
+        heterogeneous.
+    InputError
+        If a split would be empty.
+    NotFoundError, CorruptStoreError, StorageError
+        If the store cannot be read.
+    """
+    rule = SplitRule(tuple(fractions), seed)
+    options = replace(options or ConvertOptions(), edge_split=rule.fractions, edge_split_seed=seed)
+    defaults = ConvertOptions()
+    for name in ("undirected", "self_loops", "feature_dtype"):
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(f"{name} is not for splitting the edges of a store; convert with it")
+    graph = SeedGraph(store)
+    rules = [(output, rule)]
+    if test_messages is not None:
+        if not all(fractions[1:]):
+            raise UsageError("test_messages: needs edges in valid and in test; give them shares")
+        rules.append((test_messages, replace(rule, messages=("train", "valid"))))
+    _check(graph, [path for path, _ in rules])
+    with ExitStack() as stack:
+        writers = []
+        for path, own in rules:
+            writer = stack.enter_context(_writer(graph, path, own, options, progress))
+            _write(writer, graph, own)
+            writers.append(writer)
+        # Reversed, so that a store that has the name asked for says that all is done.
+        return [writer.commit() for writer in reversed(writers)][-1]
+
+
+def _check(graph: SeedGraph, outputs: Iterable[PathLike]) -> None:
+    path = graph.reader.path
+    if graph.edges.splits:
+        raise UsageError(
+            f"{path} has edge splits already: {', '.join(graph.edges.splits)}; split the store "
+            "that it was made from"
+        )
+    places = [Path(output).resolve() for output in outputs]
+    if path.resolve() in places:
+        raise UsageError(f"{path} is the store to be split; choose another place for the result")
+    if len(set(places)) < len(places):
+        raise UsageError(f"{places[0]} cannot hold both results; choose two places")
+
+
+def _writer(
+    graph: SeedGraph,
+    output: PathLike,
+    rule: SplitRule,
+    options: ConvertOptions,
+    progress: Progress | None,
+) -> GraphWriter:
+    reader = graph.reader
+    x = graph.nodes.attributes.get("x")
+    return GraphWriter(
+        output,
+        kind="split-edges",
+        source={
+            "inputs": [{"path": str(reader.path), "size_bytes": reader.total_bytes}],
+            "store_uuid": reader.uuid,
+            "parameters": {"messages": list(rule.messages)},
+        },
+        options=options,
+        num_nodes=graph.num_nodes,
+        index_dtype=reader.schema.index_dtype,
+        progress=progress,
+        workload=Workload(
+            num_nodes=graph.num_nodes,
+            num_edges=round(graph.num_edges * sum(rule.fractions) / 2),  # at least, if undirected
+            node_bytes=0 if x is None else x.num_bytes,
+            node_items=0 if x is None else math.prod(x.shape),
+            is_exact=False,
+        ),
+    )
+
+
+def _write(writer: GraphWriter, graph: SeedGraph, rule: SplitRule) -> None:
+    reader, edges, nodes = graph.reader, graph.edges, graph.nodes
+    for name, spec in edges.attributes.items():
+        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+    ids = id_dtype(graph.num_edges) if edges.edge_id is None else np.dtype(edges.edge_id.dtype)
+    writer.split_edges(partial(_sorted_edges, graph), rule, ids)
+    write_nodes(writer, graph, 1, 0.0, 0)
+    write_graph_attributes(writer, graph, features=True)
+    if nodes.original_id is not None:
+        writer.set_original_ids(reader.read(nodes.original_id))
+    if nodes.original_name is not None:
+        text = nodes.original_name
+        writer.set_original_names(_texts(graph, text), graph.num_nodes, text.bytes.num_rows)
+
+
+def _sorted_edges(graph: SeedGraph) -> Iterator[SortedEdges]:
+    spec = graph.edges
+    row_bytes = sum(own.num_bytes for own in spec.attributes.values()) // max(1, graph.num_edges)
+    for piece in graph.edge_pieces(max(1, min(PIECE_EDGES, _PIECE_BYTES // max(1, row_bytes)))):
+        first, last = piece.first, piece.first + len(piece.sources)
+        yield SortedEdges(
+            piece.sources,
+            piece.targets,
+            # Without ids of their own, edges have their positions.
+            np.arange(first, last)
+            if spec.edge_id is None
+            else graph.rows(spec.edge_id, first, last),
+            {name: graph.rows(own, first, last) for name, own in spec.attributes.items()},
+        )
+
+
+def _texts(graph: SeedGraph, text: TextSpec) -> Iterator[list[bytes]]:
+    for first in range(0, graph.num_nodes, _NAMES_AT_ONCE):
+        last = min(first + _NAMES_AT_ONCE, graph.num_nodes)
+        offsets = graph.rows(text.offsets, first, last + 1)
+        begin = int(offsets[0])
+        letters = graph.rows(text.bytes, begin, int(offsets[-1])).tobytes()
+        bounds = (offsets - begin).tolist()
+        yield [letters[i:j] for i, j in pairwise(bounds)]

@@ -1,0 +1,54 @@
+"""`gnnstore split-edges STORE OUT`: edges to train on and edges to predict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gnnstore.tools.commands.convert import output_options
+from gnnstore.tools.convert import convert
+from gnnstore.tools.ui.options import SHARES, seed_option, session_options
+from gnnstore.tools.ui.session import Session
+
+_HELP = """Split the edges of a store for link prediction.
+
+OUT has the nodes of STORE, with all that belongs to them. Its graph is the training edges, by which
+messages pass; those of valid and test lie beside it as edge splits, which
+gnnstore.LinkNeighborLoader(OUT, ..., edge_label_index="valid") takes by name.
+
+The split of an edge is a hash of its two ends: all copies of an edge, and its reverse, fall into
+the same one. A graph is undirected if each edge has its reverse, as often as itself. Then valid and
+test hold one direction of each edge, that with source <= target, and the graph both directions of
+the training edges; of other graphs, splits hold the edges as they are.
+
+\b
+Examples:
+  gnnstore split-edges graph.gnn links.gnn
+  gnnstore split-edges graph.gnn links.gnn --fractions 0.9,0.05,0.05 --seed 1
+  gnnstore split-edges graph.gnn links.gnn --test-messages test.gnn
+"""
+
+
+@click.command(name="split-edges", help=_HELP)
+@click.argument("store", type=click.Path())
+@click.argument("output", metavar="OUT", type=click.Path())
+@click.option(
+    "--fractions",
+    type=SHARES,
+    metavar="F,F,F",
+    default="0.8,0.1,0.1",
+    help="Shares of train, valid and test; what is left of 1 is in none, and not in OUT.",
+)
+@seed_option("Which edges fall into which split.")
+@click.option(
+    "--test-messages",
+    type=click.Path(),
+    metavar="OUT2",
+    help="Write a second store for the evaluation on test: its graph is train and valid.",
+)
+@output_options
+@session_options
+def command(session: Session, **arguments: Any) -> None:
+    """Split the edges of a store; users see `_HELP`."""
+    convert(session, "split_edges", **arguments)

@@ -1,0 +1,54 @@
+"""`gnnstore split-edges`, and `gnnstore convert --edge-split`, from the shell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.stores import assert_same_files
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return random_graph(300, 3000, feature_dim=4).write(tmp_path / "a.gnn")
+
+
+def test_it_writes_splits_and_says_so(run: Any, store: Path, tmp_path: Path) -> None:
+    done = run("split-edges", store, tmp_path / "b.gnn", "--fractions", "0.5,0.3,0.2", "-q")
+    assert (done.status, done.stderr) == (0, "")
+    assert "edge splits" in done.stdout
+    done = run(
+        *("split-edges", store, tmp_path / "c.gnn", "--fractions", "0.5,0.3,0.2"),
+        *("--test-messages", tmp_path / "d.gnn", "--memory", "64MB", "--json"),
+    )
+    assert done.status == 0
+    (edges,) = done.document["store"]["graph"]["edge_types"]
+    sizes = {name: own["num_edges"] for name, own in edges["splits"].items()}
+    assert list(sizes) == ["valid", "test"]
+    assert edges["num_edges"] + sum(sizes.values()) == 3000
+    assert_same_files(tmp_path / "b.gnn", tmp_path / "c.gnn")
+    assert run("verify", tmp_path / "d.gnn", "--level", "full").status == 0
+    assert run("split-edges", store, tmp_path / "c.gnn").status == 2
+    assert run("split-edges", store, tmp_path / "c.gnn", "--overwrite", "-q").status == 0
+
+
+def test_converters_split(run: Any, tmp_path: Path) -> None:
+    words = ("convert", "rmat", tmp_path / "a.gnn", "--scale", 8, "--json", "-q")
+    done = run(*words, "--edge-split", "0.8,0.1,0.1", "--edge-split-seed", 3)
+    assert done.status == 0
+    (edges,) = done.document["store"]["graph"]["edge_types"]
+    assert edges["splits"].keys() == {"valid", "test"}
+    assert done.document["store"]["provenance"]["options"]["edge_split_seed"] == 3
+
+
+@pytest.mark.parametrize("shares", ["0.8,0.1,0.2", "a,b,c", "0.8", "1,0,0", "0.8,-0.1,0.1"])
+def test_bad_shares(run: Any, store: Path, tmp_path: Path, shares: str) -> None:
+    done = run("split-edges", store, tmp_path / "b.gnn", "--fractions", shares)
+    assert done.status == 2
+    assert "share" in done.stderr
+    done = run("convert", "rmat", tmp_path / "b.gnn", "--scale", 4, "--edge-split", shares)
+    assert done.status == 2
+    assert not (tmp_path / "b.gnn").exists()
