@@ -90,7 +90,7 @@ def compare(arguments: argparse.Namespace, directory: Path, cgroup_version: int)
         opened,
         contenders,
         devices,
-        input_nodes="drawn at random",
+        names={"input_nodes": "drawn at random"},
         num_seeds=epoch * BATCH_SIZE,
         epoch_batches=epoch,
         cgroup_version=cgroup_version,

@@ -179,6 +179,11 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
                 self._csc[mode] = load_csc(self.reader, self.schema.edge, mode, num_threads)
             return self._csc[mode]
 
+    def topology_at_hand(self) -> Csc:
+        """Return the adjacency in RAM if it has been read, else mapped."""
+        csc = self._csc.get("memory")
+        return self.topology("mmap") if csc is None else csc
+
     def in_neighbors(self, node: int) -> npt.NDArray[Any]:
         """Return the in-neighbours of a node, ascending: [degree], a view.
 

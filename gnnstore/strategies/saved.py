@@ -20,6 +20,7 @@ from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
+    from gnnstore.pipeline.seeds.base import SeedSource
     from gnnstore.pipeline.stats import LoaderStats
 
 # Rows that were packed, by whatever planned cache.
@@ -122,9 +123,9 @@ class PackedSources:
     def __reduce__(self) -> tuple[Any, ...]:
         return (self._again, ())
 
-    def batches(self, *_: Any) -> SavedBatches:
+    def batches(self, seeds: SeedSource | None = None, *_: Any) -> SavedBatches:
         """Return the batches of the plan, whatever a loader would sample."""
-        return SavedBatches(self.plan)
+        return SavedBatches(self.plan, None if seeds is None else seeds.name)
 
     def account(self, stats: LoaderStats) -> LoaderStats:
         """Return the statistics of a loader with what was read and done here."""

@@ -19,6 +19,7 @@ from gnnstore.errors import UsageError
 from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Sampled, Task
 from gnnstore.pipeline.lookahead.superbatch import reselected
@@ -35,10 +36,18 @@ if TYPE_CHECKING:
 
 
 class SavedBatches:
-    """Hands out the batches of a plan, iteration after iteration; a `BatchSource`."""
+    """Hands out the batches of a plan, iteration after iteration; a `BatchSource`.
 
-    def __init__(self, plan: SavedPlan) -> None:
+    Parameters
+    ----------
+    plan : SavedPlan
+    seeds : str or None
+        Name of what the batches of the loader start from, if it has one.
+    """
+
+    def __init__(self, plan: SavedPlan, seeds: str | None = None) -> None:
         self.plan = plan
+        self._seeds = seeds
         manifest = plan.reader.manifest
         self.labels = labels_of(manifest.fingerprint)
         self.index_dtype = manifest.schema.index_dtype
@@ -53,7 +62,7 @@ class SavedBatches:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (SavedBatches, (self.plan,))
+        return (SavedBatches, (self.plan, self._seeds))
 
     @property
     def sampler(self) -> NeighborSampler:
@@ -94,10 +103,17 @@ class SavedBatches:
         state = LoaderState(Position(0), manifest.seed, dict(manifest.fingerprint))
         different = state.differences(fingerprint, seed)
         if different:
+            command = pack_command(
+                self.plan.reader.path,
+                fingerprint,
+                epochs=manifest.epochs,
+                seed=manifest.seed if seed is None else seed,
+                seeds=self._seeds,
+            )
             raise UsageError(
                 f"{self.plan.reader.path}: the plan (found) was not packed for a loader like this "
                 f"one (expected): {'; '.join(different)}. Make the loader as the plan was packed, "
-                "or pack a plan for this one with 'gnnstore pack'"
+                f"or pack a plan for this one: {command}"
             )
         return manifest.seed
 

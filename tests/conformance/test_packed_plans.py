@@ -324,7 +324,7 @@ def test_a_plan_of_another_loader(path: Path, options: dict[str, Any], message: 
 
 
 def test_every_difference_is_named(path: Path) -> None:
-    with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*'gnnstore pack'"):
+    with pytest.raises(UsageError, match=r"num_neighbors: .*batch_size: .*seed: .*gnnstore pack "):
         loader_of(path, num_neighbors=[1], batch_size=7, seed=8)
 
 

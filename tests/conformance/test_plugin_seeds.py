@@ -83,6 +83,7 @@ def negatives(key: BatchKey, count: int) -> npt.NDArray[np.int64]:
 
 class Pairs:
     labels = PairLabels
+    name = None
 
     def __init__(self, pairs: npt.NDArray[np.int64]) -> None:
         self.pairs = pairs

@@ -53,6 +53,8 @@ SEED_ARRAYS = "seed arrays"
 _MAX_SEED_ARRAYS = 64
 # In a fingerprint, the number of seeds of an epoch: input nodes, or edges.
 NUM_POSITIONS = "number of input_nodes"
+# In a fingerprint, what stands for the checksum of all edges of the graph.
+ALL_EDGES = "all edges"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,26 +226,60 @@ class PackedManifest(Manifest):
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:
         """Return the command that packs anew what an older version has packed."""
-        place = ["STORE", "--output", str(path)]
-        if path.parent.name == PLANS_DIRECTORY:
-            place = [str(path.parent.parent), "--name", path.name]
         asked = own.document.get("fingerprint")
-        asked = asked if isinstance(asked, dict) else {}
-        fanouts = asked.get("num_neighbors")
-        values: dict[str, Any] = {
-            "--num-neighbors": ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None,
-            "--batch-size": asked.get("batch_size"),
-            "--epochs": own.document.get("epochs"),
-            "--seed": own.document.get("seed"),
-            "--subgraph-type": asked.get("subgraph_type"),
-        }
-        command = ["gnnstore", "pack", *place, "--overwrite"]
-        for option, value in values.items():
-            command += [option, str(value)] if isinstance(value, int | str) else []
-        for option in ("replace", "disjoint", "drop_last"):
-            command += [f"--{option.replace('_', '-')}"] if asked.get(option) is True else []
-        command += ["--no-shuffle"] if asked.get("shuffle") is False else []
-        return f"Pack it anew, with the input nodes and the memory of before: {shlex.join(command)}"
+        command = pack_command(
+            path,
+            asked if isinstance(asked, dict) else {},
+            epochs=own.document.get("epochs"),
+            seed=own.document.get("seed"),
+        )
+        return f"Pack it anew, with the seeds and the memory of before: {command}"
+
+
+def pack_command(
+    path: Path, asked: Mapping[str, Any], *, epochs: Any, seed: Any, seeds: str | None = None
+) -> str:
+    """Return the command that packs a plan anew, for the loader that has a fingerprint.
+
+    Parameters
+    ----------
+    path : Path
+        The plan, in a store or elsewhere.
+    seeds : str or None
+        Name of the nodes or edges that batches start from, if they have one.
+    """
+    place = ["STORE", "--output", str(path)]
+    if path.parent.name == PLANS_DIRECTORY:
+        place = [str(path.parent.parent), "--name", path.name]
+    fanouts, attributes = asked.get("num_neighbors"), asked.get("edge_label_attrs")
+    mode, amount = asked.get("neg_sampling"), asked.get("amount")
+    is_of_links = "crc32c of edge_label_index" in asked
+    is_all = asked.get("crc32c of edge_label_index") == ALL_EDGES
+    values: dict[str, Any] = {
+        "--num-neighbors": ",".join(map(str, fanouts)) if isinstance(fanouts, list) else None,
+        "--batch-size": asked.get("batch_size"),
+        "--input-nodes": None if is_of_links else seeds,
+        "--links": (seeds or ("all" if is_all else "EDGES.npy")) if is_of_links else None,
+        "--negatives": f"{mode}:{amount:g}" if mode and isinstance(amount, int | float) else None,
+        "--neg-side": None if asked.get("neg_side") == "dst" else asked.get("neg_side"),
+        "--shared-negatives": asked.get("shared_negatives"),
+        "--degree-fraction": asked.get("degree_fraction") or None,
+        "--exclude-edges": asked.get("exclude_edges"),
+        "--src-weight": "WEIGHTS.npy" if asked.get("crc32c of src_weight") else None,
+        "--dst-weight": "WEIGHTS.npy" if asked.get("crc32c of dst_weight") else None,
+        "--edge-label": "LABELS.npy" if asked.get("crc32c of edge_label") else None,
+        "--edge-label-attrs": ",".join(map(str, attributes)) if attributes else None,
+        "--epochs": epochs,
+        "--seed": seed,
+        "--subgraph-type": asked.get("subgraph_type"),
+    }
+    command = ["gnnstore", "pack", *place, "--overwrite"]
+    for option, value in values.items():
+        command += [option, str(value)] if isinstance(value, int | float | str) else []
+    for flag in ("replace", "disjoint", "drop_last", "strict_negatives"):
+        command += [f"--{flag.replace('_', '-')}"] if asked.get(flag) is True else []
+    command += ["--no-shuffle"] if asked.get("shuffle") is False else []
+    return shlex.join(command)
 
 
 def parse_compression(fields: Fields) -> Compression | None:

@@ -113,6 +113,10 @@ class SeedSource(Protocol):
         """Kind of the labels of its seeds."""
 
     @property
+    def name(self) -> str | None:
+        """What `gnnstore pack` calls all of them, such as a split; None: they have no name."""
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of memory that ids, labels and what else is kept of all positions take."""
 

@@ -20,7 +20,7 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError, UsageError
-from gnnstore.formats.packed.manifest import NUM_POSITIONS
+from gnnstore.formats.packed.manifest import ALL_EDGES, NUM_POSITIONS
 from gnnstore.pipeline.seeds.base import (
     FIRST_EPOCH_OF_NO_RUN,
     BatchKey,
@@ -219,6 +219,11 @@ class Links:
         return self.store.num_edges if self.edges is None else self.edges.shape[1]
 
     @property
+    def name(self) -> str | None:
+        """The edge split, or "all" edges."""
+        return "all" if self.edges is None else self.split
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of memory that all of it takes."""
         arrays = (self.edges, self.ids, self.edge_label)
@@ -250,14 +255,14 @@ class Links:
     @cached_property
     def _checksums(self) -> dict[str, str | None]:
         return {
-            "crc32c of edge_label_index": "all edges" if self.edges is None else _crc(self.edges),
+            "crc32c of edge_label_index": ALL_EDGES if self.edges is None else _crc(self.edges),
             "crc32c of edge_label": None if self.edge_label is None else _crc(self.edge_label),
             "crc32c of input_id": None if self.ids is None else _crc(self.ids),
         }
 
-    @cached_property
+    @property
     def _finder(self) -> EdgeFinder:
-        return EdgeFinder(self.store.topology("mmap"))
+        return EdgeFinder(self.store.topology_at_hand())
 
     def select(self, index: Any, key: BatchKey) -> LinkSeeds:
         """Return the seed edges at some positions [P], and the negatives of the batch.
@@ -292,7 +297,7 @@ class Links:
         if self.edges is not None:
             sources, targets = self.edges[:, positions].astype(np.int64)
             return sources, targets
-        csc = self.store.topology("mmap")
+        csc = self.store.topology_at_hand()
         csc.check_mapped_files()
         sources = csc.indices[positions].astype(np.int64)
         if sources.size and (sources.min() < 0 or sources.max() >= self.store.num_nodes):
@@ -307,7 +312,7 @@ class Links:
 
     def edge_ids(self, positions: Int64Array) -> Int64Array:
         """Return the ids of the graph's edges at some positions."""
-        ids = self.store.topology("mmap").edge_id
+        ids = self.store.topology_at_hand().edge_id
         return positions if ids is None else ids[positions].astype(np.int64)
 
     def _pairs(

@@ -106,11 +106,14 @@ class InputNodes:
         Node ids; None: every node, position and id being the same.
     ids : ndarray of int64 [num_seeds] or None
         What `input_id` of a batch shows; None: the positions.
+    name : str or None
+        The split, or "all" nodes.
     """
 
     num_seeds: int
     nodes: Int64Array | None
     ids: Int64Array | None
+    name: str | None = None
 
     @cached_property
     def nodes_crc(self) -> int:
@@ -197,7 +200,8 @@ def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = Non
                 f"input_id has {len(ids)} entries for {num_seeds} input nodes; "
                 "give one for each, or leave it out"
             )
-    return InputNodes(num_seeds, nodes, ids)
+    name = input_nodes if isinstance(input_nodes, str) else None
+    return InputNodes(num_seeds, nodes, ids, "all" if input_nodes is None else name)
 
 
 def _nodes_and_ids(

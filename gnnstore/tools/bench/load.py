@@ -13,15 +13,18 @@ import numpy as np
 from gnnstore.errors import StorageError
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.order.epoch import epoch_order
+from gnnstore.pipeline.seeds.links import Links
 from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.rounds import Contender, describe, play, require_group
 from gnnstore.tools.bench.setup import split_tables
 from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.plan.trace import choose_input_nodes
+from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.plots.load import draw_load
 from gnnstore.tools.ui import exits
+from gnnstore.tools.ui.options import SeedOptions
 from gnnstore.tools.ui.session import Session
 
 _SAMPLE_BATCHES, _WARM_UP = 24, 6
@@ -33,7 +36,7 @@ def bench_load(
     *,
     fanouts: tuple[int, ...],
     batch_size: int,
-    input_nodes: str | None,
+    seeds_asked: SeedOptions,
     strategies: Sequence[str],
     memory: float | int,
     slack_bytes: int,
@@ -50,6 +53,8 @@ def bench_load(
 
     Parameters
     ----------
+    seeds_asked : SeedOptions
+        What batches start from.
     memory : float or int
         Share of the features, or bytes.
 
@@ -62,17 +67,20 @@ def bench_load(
     """
     started = perf_counter()
     store = open_store(path)
-    name, seeds = choose_input_nodes(store, input_nodes)
+    config = SamplingConfig(fanouts, seed=seed)
+    names, seeds = choose_seeds(store, config, seeds_asked)
     feature_bytes = sum(spec.num_bytes for spec in split_tables(store.schema)[0])
     share = memory if isinstance(memory, float) else memory / feature_bytes
     version = 0 if no_limit else require_group()
     with tempfile.TemporaryDirectory(prefix="gnnstore-bench-") as temporary:
         scratch = Path(temporary)
-        epoch_batches = _write_seeds(scratch, seeds, batch_size, num_batches, seed)
+        file = scratch / "seeds.npy"
+        epoch_batches = _write_seeds(file, seeds, batch_size, num_batches, seed)
         task = Task(
             strategy="",
             store=str(store.path),
-            seeds=str(scratch / "seeds.npy"),
+            seeds=str(file) if file.exists() else "",
+            links=None if seeds_asked.links is None else seeds_asked.of_links,
             share=share,
             slack_bytes=slack_bytes,
             batches=epoch_batches,
@@ -94,8 +102,8 @@ def bench_load(
         store,
         contenders,
         devices,
-        input_nodes=name,
-        num_seeds=seeds.num_seeds,
+        names=names,
+        num_seeds=len(seeds),
         epoch_batches=epoch_batches,
         cgroup_version=version,
     )
@@ -115,14 +123,22 @@ def bench_load(
 
 
 def _write_seeds(
-    scratch: Path, seeds: InputNodes, batch_size: int, num_batches: int | None, seed: int
+    file: Path, seeds: InputNodes | Links, batch_size: int, num_batches: int | None, seed: int
 ) -> int:
-    """Write the seeds of an epoch in a loader's shuffled order; return the number of batches."""
+    """Write the seeds of an epoch in a loader's shuffled order; return the number of batches.
+
+    All edges of the graph are not written: a loader knows them without a copy.
+    """
     # Full batches, unless there is not even one, so that all of them weigh the same.
-    count = max(1, seeds.num_seeds // batch_size)
-    count = count if num_batches is None else min(count, num_batches)
-    positions = epoch_order(seeds.num_seeds, seed, 0)[: count * batch_size]
-    np.save(scratch / "seeds.npy", seeds.select(positions).nodes)
+    whole = len(seeds) // batch_size
+    count = max(1, whole if num_batches is None else min(whole, num_batches))
+    if isinstance(seeds, Links) and seeds.edges is None and count == whole:
+        return count
+    positions = epoch_order(len(seeds), seed, 0)[: count * batch_size]
+    if isinstance(seeds, Links):
+        np.save(file, np.stack(seeds.ends(positions)))
+    else:
+        np.save(file, seeds.select(positions).nodes)
     return count
 
 

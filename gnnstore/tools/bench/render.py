@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from gnnstore.tools.bench.stages import STAGES
+from gnnstore.tools.ui.options import describe_seeds
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
 from gnnstore.units import format_duration, format_size
 
@@ -47,7 +48,7 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
     rates = [rate / 1e9 for rate in device["bytes_per_second"]]
     return {
         "epoch": f"{document['epoch_batches']:,} batches of {document['batch_size']:,} seeds "
-        f"({document['input_nodes']}); fan-out {fanouts}",
+        f"({describe_seeds(document)}); fan-out {fanouts}",
         "memory": text + (f", kept by a cgroup (version {kept})" if kept else ", not kept"),
         "disk": f"{_spread(reads, '.1f')} k random reads of 4 KiB a second, "
         f"{_spread(rates, '.2f')} GB/s in order ({device['engine']})",

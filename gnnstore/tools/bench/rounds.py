@@ -6,7 +6,7 @@ graph and which ways they compare, and in what they print.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -153,7 +153,7 @@ def describe(
     contenders: Sequence[Contender],
     devices: Sequence[DeviceLimits],
     *,
-    input_nodes: str,
+    names: Mapping[str, str | None],
     num_seeds: int,
     epoch_batches: int,
     cgroup_version: int,
@@ -162,6 +162,8 @@ def describe(
 
     Parameters
     ----------
+    names : Mapping of str to str
+        What batches start from, as "input_nodes" or as "links".
     cgroup_version : int
         Version of the cgroup that kept the limit; 0 if there was none.
     """
@@ -174,7 +176,7 @@ def describe(
         "num_neighbors": list(task.fanouts),
         "batch_size": task.batch_size,
         "seed": task.seed,
-        "input_nodes": input_nodes,
+        **names,
         "num_input_nodes": num_seeds,
         "epoch_batches": epoch_batches,
         "features": [spec.path for spec in features],

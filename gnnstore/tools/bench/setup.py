@@ -26,7 +26,13 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.csc import Csc
 from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.shared import shared_tables
-from gnnstore.pipeline.order.epoch import epoch_order
+from gnnstore.loaders.link import resolve_links
+from gnnstore.pipeline.lookahead.driver import request_of
+from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order
+from gnnstore.pipeline.seeds.base import BatchKey
+from gnnstore.pipeline.seeds.links import Links
+from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
+from gnnstore.sampling.disk import BatchRequest
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.timeline import OFF, Timeline, recorded
@@ -65,7 +71,10 @@ class Run:
     held : dict of str to RowSource
         Narrow attributes, in memory, by path.
     csc : Csc
-    seeds : ndarray of int64
+    seeds : ndarray of int64 or None
+        Nodes, or edges [2, L]; None: all edges.
+    source : InputNodes or Links
+        These, with what is drawn beside them.
     timeline : Timeline
         Where stages are recorded that no loader records.
     memory_bytes : int
@@ -82,7 +91,13 @@ class Run:
         # Shared with the loaders, which would load both after the limit is set.
         shared = shared_tables(self.store)
         self.csc: Csc = shared.csc(self.store, "memory", self.num_threads)
-        self.seeds: npt.NDArray[np.int64] = np.load(task.seeds)
+        self.config = SamplingConfig(tuple(task.fanouts), seed=task.seed)
+        self.seeds = np.load(task.seeds) if task.seeds else None
+        self.source: InputNodes | Links = (
+            resolve_input_nodes(self.store, self.seeds)
+            if task.links is None
+            else resolve_links(self.store, self.config, self.seeds, **task.links)
+        )
         wide, narrow = split_tables(self.store.schema)
         self.features = [self.store.reader.paged(spec) for spec in wide]
         self._of_nodes = {spec.path for spec in self.store.schema.node.attributes.values()}
@@ -93,7 +108,7 @@ class Run:
         self.room_bytes += task.slack_bytes
         # By a loader's own account of what it holds; the group's limit goes by the system's.
         held_bytes = sum(rows.resident_bytes for rows in self.held.values())
-        held_bytes += self.csc.num_bytes + self.seeds.nbytes
+        held_bytes += self.csc.num_bytes + self.source.num_bytes
         self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES
         self.limit_bytes = 0
 
@@ -104,18 +119,21 @@ class Run:
             self.limit_bytes = group.held_bytes() + self.room_bytes
             group.limit(self.limit_bytes)
 
-    def loader(self, **options: Any) -> gnnstore.NeighborLoader:
+    def loader(self, **options: Any) -> gnnstore.NeighborLoader | gnnstore.LinkNeighborLoader:
         """Return gnnstore's loader; its epoch is the round."""
         task = self.task
-        loader = gnnstore.NeighborLoader(
+        is_of_nodes = task.links is None
+        loader = (gnnstore.NeighborLoader if is_of_nodes else gnnstore.LinkNeighborLoader)(
             self.store,
             list(task.fanouts),
             self.seeds,
             batch_size=task.batch_size,
             shuffle=True,
+            # The last batch of all edges, for which no file was written, may be a short one.
+            drop_last=not task.seeds,
             seed=task.seed,
             num_threads=task.num_threads or None,
-            **{"topology": "memory"} | options,
+            **{"topology": "memory"} | (task.links or {}) | options,
         )
         loader.set_epoch(task.round)
         return loader
@@ -127,11 +145,15 @@ class Run:
             self.timeline = timeline
             yield
 
-    def batches_of_seeds(self, epoch: int) -> list[npt.NDArray[np.int64]]:
-        """Return the seed nodes of each batch, in the order in which the loader takes them."""
-        size = self.task.batch_size
-        seeds = self.seeds[epoch_order(len(self.seeds), self.task.seed, epoch)[:]]
-        return [seeds[first : first + size] for first in range(0, len(seeds), size)]
+    def requests(self) -> Iterator[BatchRequest]:
+        """Yield what to sample for each batch, epoch after epoch, as the loader takes them."""
+        task = self.task
+        for epoch in itertools.count(task.round):
+            order = epoch_order(len(self.source), task.seed, epoch)
+            batches = batches_in_order(order, task.batch_size, drop_last=not task.seeds)
+            for batch, positions in enumerate(batches):
+                key = BatchKey(task.seed, epoch, batch)
+                yield request_of(self.source.select(positions, key), key)
 
     def map_batches(self) -> Iterator[int]:
         """Sample with gnnstore, gather with NumPy from a mapping, many threads at a time.
@@ -139,19 +161,14 @@ class Run:
         What many write today. With 2 threads it is several times slower, and without
         MADV_RANDOM, which `random` stands for, no batch comes to an end in minutes.
         """
-        config = SamplingConfig(tuple(self.task.fanouts), seed=self.task.seed)
-        sampler = NeighborSampler(self.csc, config, self.store.schema.index_dtype)
+        sampler = NeighborSampler(self.csc, self.config, self.store.schema.index_dtype)
         tables = [(_Mapped(array), array.spec.path in self._of_nodes) for array in self.features]
-        epochs = itertools.count(self.task.round)
-        numbered = (
-            (seeds, epoch, batch)
-            for epoch in epochs
-            for batch, seeds in enumerate(self.batches_of_seeds(epoch))
-        )
+        requests = self.requests()
         with ThreadPoolExecutor(MAP_THREADS) as pool:
-            for seeds, epoch, batch in numbered:
+            while True:
                 with self.timeline.span("sampling"):
-                    subgraph = sampler.sample(seeds, epoch=epoch, batch=batch)
+                    seeds, epoch, batch, excluded = next(requests)
+                    subgraph = sampler.sample(seeds, epoch=epoch, batch=batch, excluded=excluded)
                 with self.timeline.span("gathering"):
                     nodes, edges = subgraph.n_id, subgraph.edge_pos
                     rows = [

@@ -31,7 +31,10 @@ class Task:
     store : str
         Path of the store.
     seeds : str
-        File of the seed nodes, which every epoch shuffles.
+        File of the seed nodes, or of the seed edges [2, L], which every epoch shuffles; "" for all
+        edges.
+    links : dict or None
+        Options of `LinkNeighborLoader`, of seed edges; None: the seeds are nodes.
     share, slack_bytes : float, int
         The limit, beside what the process held before: share of the features, and more.
     warm_up, batches : int
@@ -69,6 +72,7 @@ class Task:
     disk_bytes: int = 0
     trace: str = ""
     plan: str = ""
+    links: dict[str, Any] | None = None
 
     @classmethod
     def of_json(cls, text: str) -> Task:

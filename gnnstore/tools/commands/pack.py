@@ -10,6 +10,7 @@ from gnnstore.strategies.builtin import PACKED, STATIC
 from gnnstore.tools.ui.options import (
     MEMORY,
     SIZE,
+    Parsed,
     batch_options,
     seed_option,
     session_options,
@@ -20,6 +21,7 @@ from gnnstore.tools.ui.session import Session
 _CACHED_BY = (PACKED.policy, *STATIC.scores)
 # As of a loader; not imported, since that costs more than --help may.
 _COMPRESS = ("none", "lz4", "zstd", "auto")
+_OF_LINKS = ("src_weight", "dst_weight", "edge_label", "edge_label_attrs")
 _TOPOLOGIES = ("auto", "memory", "mmap", "disk")
 
 _HELP = """Sample and pack epochs of STORE, so that training reads only large chunks.
@@ -39,6 +41,7 @@ Examples:
   gnnstore pack papers100M.gnn --name base --epochs 10 --memory 8GB --resume
   gnnstore pack papers100M.gnn --output /fast/base --num-neighbors 15,10 --disk 2TB
   gnnstore pack papers100M.gnn --name base --dry-run
+  gnnstore pack citation2.gnn --name links --links train --negatives binary:1
 """
 
 
@@ -84,7 +87,7 @@ Examples:
     help="Compress packed rows; auto: if a sample shows that it pays.",
 )
 @seed_option("Seed of sampling and shuffling.")
-@click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the input nodes in each epoch.")
+@click.option("--shuffle/--no-shuffle", default=True, help="Shuffle the seeds in each epoch.")
 @click.option("--drop-last", is_flag=True, help="Leave out a last batch that is not full.")
 @click.option("--replace", is_flag=True, help="Sample neighbours with replacement.")
 @click.option(
@@ -94,6 +97,24 @@ Examples:
     help="Edges of a subgraph, as in PyG.",
 )
 @click.option("--disjoint", is_flag=True, help="One subgraph per seed.")
+@click.option(
+    "--src-weight", type=click.Path(), metavar="FILE.npy", help="Weights of drawn sources, [N]."
+)
+@click.option(
+    "--dst-weight", type=click.Path(), metavar="FILE.npy", help="Weights of drawn targets, [N]."
+)
+@click.option(
+    "--edge-label",
+    type=click.Path(),
+    metavar="FILE.npy",
+    help="Labels of the links, [L, ...]; of all edges, by edge id.",
+)
+@click.option(
+    "--edge-label-attrs",
+    type=Parsed("names", lambda text, _: tuple(name.strip() for name in text.split(","))),
+    metavar="NAME,NAME,...",
+    help="Attributes of the links that batches show.",
+)
 @click.option(
     "--superbatch",
     type=click.IntRange(min=1),
@@ -120,4 +141,4 @@ def command(session: Session, store: str, **options: Any) -> None:
     # On demand: torch and the kernels take longer to load than --help may.
     from gnnstore.tools.plan.pack import pack_plan  # noqa: PLC0415
 
-    pack_plan(session, store, **options)
+    pack_plan(session, store, of_links={name: options.pop(name) for name in _OF_LINKS}, **options)

@@ -19,8 +19,9 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.tools.plan.render import render_plan
+from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
-from gnnstore.tools.plan.trace import SampledEpoch, choose_input_nodes, sample_epoch
+from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch
 from gnnstore.tools.plots.plan import draw_plan
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gnnstore.formats.arrays.paged_array import PagedArray
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
+    from gnnstore.tools.ui.options import SeedOptions
 
 _SHARES = (0.05, 0.1, 0.2)
 # A curve needs more points, most of them where it falls.
@@ -78,7 +80,7 @@ def plan_caches(
     plot_file: Path | None,
     fanouts: tuple[int, ...],
     batch_size: int,
-    input_nodes: str | None,
+    seeds_asked: SeedOptions,
     num_batches: int,
     caches: tuple[float | int, ...] | None,
     seed: int,
@@ -91,6 +93,8 @@ def plan_caches(
 
     Parameters
     ----------
+    seeds_asked : SeedOptions
+        What batches start from.
     caches : tuple of float or int, optional
         Sizes of caches: shares of the rows (float) or bytes (int).
     memory_bytes, disk_bytes : int, optional
@@ -107,7 +111,7 @@ def plan_caches(
     _Disk.of(store)  # before the disk is measured, if there is nothing to read from it
     sizes = caches or (_SHARES if plot_file is None else _DRAWN_SHARES)
     config, num_cores = SamplingConfig(fanouts, seed=seed), len(os.sched_getaffinity(0))
-    name, seeds = choose_input_nodes(store, input_nodes)
+    names, seeds = choose_seeds(store, config, seeds_asked)
     with session.progress() as progress:
         asked = Asked(
             store,
@@ -125,7 +129,6 @@ def plan_caches(
         epoch = sample_epoch(
             store,
             config,
-            name,
             seeds,
             batch_size=batch_size,
             num_batches=num_batches,
@@ -138,6 +141,8 @@ def plan_caches(
         "num_neighbors": list(fanouts),
         "batch_size": batch_size,
         "seed": seed,
+        **names,
+        "num_input_nodes": len(seeds),
         **_describe_epoch(epoch),
         **_describe_disk(disk),
         "caches": compared,
@@ -156,8 +161,6 @@ def plan_caches(
 
 def _describe_epoch(epoch: SampledEpoch) -> dict[str, Any]:
     return {
-        "input_nodes": epoch.input_nodes,
-        "num_input_nodes": epoch.num_seeds,
         "num_batches": epoch.trace.num_batches,
         "epoch_batches": epoch.epoch_batches,
         "rows_needed": distinct_rows(epoch.trace),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.tools.inspect.packed import describe_plan, render_plan
+from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_at_least, format_duration, format_size
 
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gnnstore.graph.store import GraphStore
-
-_ALL_NODES = "all"
+    from gnnstore.tools.ui.options import SeedOptions
 
 
 def pack_plan(
@@ -42,11 +42,12 @@ def pack_plan(
     name: str | None,
     output: str | None,
     fanouts: tuple[int, ...],
-    input_nodes: str | None,
+    seeds_asked: SeedOptions,
     seed: int,
     replace: bool,
     subgraph_type: Any,
     disjoint: bool,
+    of_links: Mapping[str, Any],
     threads: int | None,
     tmpdir: str | None,
     dry_run: bool,
@@ -58,6 +59,10 @@ def pack_plan(
 
     Parameters
     ----------
+    seeds_asked : SeedOptions
+        What batches start from.
+    of_links : Mapping
+        Options of links that batches show: files of weights and labels, and names of attributes.
     **settings
         Of `PlanSettings`, as they are.
 
@@ -80,12 +85,14 @@ def pack_plan(
             "--overwrite to replace it once the new one is complete",
             path=final,
         )
-    nodes = input_nodes or ("train" if "train" in store.splits else _ALL_NODES)
+    config = SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed)
+    _, seeds = choose_seeds(store, config, seeds_asked, **of_links)
     packer = PlanPacker(
         store,
         PlanSettings(
-            config=SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed),
-            input_nodes=None if nodes == _ALL_NODES else nodes,
+            config=config,
+            input_nodes=None,
+            seeds=seeds,
             tmpdir=None if tmpdir is None else Path(tmpdir),
             num_threads=threads or len(os.sched_getaffinity(0)),
             **settings,

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gnnstore.tools.ui.options import describe_seeds
 from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title
 from gnnstore.units import format_duration, format_size
 
@@ -70,7 +71,7 @@ def _facts(document: Mapping[str, Any]) -> dict[str, object]:
     return {
         "batches": f"{batches:,} of the {document['epoch_batches']:,} of an epoch, {rows}",
         "seeds": f"{document['batch_size']:,} a batch, of {document['num_input_nodes']:,} "
-        f"({document['input_nodes']}); fan-out {fanouts}",
+        f"({describe_seeds(document)}); fan-out {fanouts}",
         "took": f"{document['sampling_seconds']:.2f} s to sample, {_planning(document):.2f} s to "
         "plan one of Belady's caches",
         "rows of": ", ".join(document["arrays"]),

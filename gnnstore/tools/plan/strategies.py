@@ -11,7 +11,7 @@ from gnnstore.errors import BudgetError
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import order_bytes
-from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.planning.cost_model import Prediction
 from gnnstore.progress import Progress
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -35,7 +35,7 @@ class Asked:
     ----------
     store : GraphStore
     config : SamplingConfig
-    seeds : InputNodes
+    seeds : SeedSource
     batch_size : int
     num_threads : int
         Threads that would prepare batches.
@@ -49,7 +49,7 @@ class Asked:
 
     store: GraphStore
     config: SamplingConfig
-    seeds: InputNodes
+    seeds: SeedSource
     batch_size: int
     num_threads: int
     memory_bytes: int | None

@@ -14,14 +14,12 @@ import numpy.typing as npt
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import Score, count_out_degrees
 from gnnstore.caching.trace import Trace, TraceBuilder
-from gnnstore.errors import UsageError
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
-from gnnstore.pipeline.lookahead.driver import sample_in_order
+from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order
-from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
-from gnnstore.sampling.disk import BatchRequest
+from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.strategies.builtin import MMAP
 from gnnstore.strategies.sizes.placement import place
@@ -29,8 +27,7 @@ from gnnstore.strategies.sizes.placement import place
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
     from gnnstore.progress import Progress
-
-_ALL_NODES = "all"
+    from gnnstore.sampling.disk import BatchRequest
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +36,6 @@ class SampledEpoch:
 
     Attributes
     ----------
-    input_nodes : str
-        Name of the split, or "all".
-    num_seeds : int
-        Size of the split.
     epoch_batches : int
         Batches of the whole epoch.
     trace : Trace
@@ -53,53 +46,24 @@ class SampledEpoch:
         Duration of sampling.
     """
 
-    input_nodes: str
-    num_seeds: int
     epoch_batches: int
     trace: Trace
     scores: dict[Score, npt.NDArray[Any]]
     seconds: float
 
 
-def choose_input_nodes(store: GraphStore, input_nodes: str | None) -> tuple[str, InputNodes]:
-    """Return the name of the input nodes, by default "train" or else "all", and the nodes.
-
-    Raises
-    ------
-    NotFoundError
-        If the split does not exist.
-    UsageError
-        If the split is empty.
-    """
-    name = input_nodes or ("train" if "train" in store.splits else _ALL_NODES)
-    seeds = resolve_input_nodes(store, None if name == _ALL_NODES else name)
-    if seeds.num_seeds == 0:
-        raise UsageError(
-            f"{store.path}: the input nodes {name!r} are empty, so there are no batches; choose "
-            "others with --input-nodes"
-        )
-    return name, seeds
-
-
 def sample_epoch(
     store: GraphStore,
     config: SamplingConfig,
-    name: str,
-    seeds: InputNodes,
+    seeds: SeedSource,
     *,
     batch_size: int,
     num_batches: int,
     num_threads: int,
     progress: Progress,
 ) -> SampledEpoch:
-    """Sample the first batches of the first epoch of a loader with `shuffle=True`.
-
-    Parameters
-    ----------
-    name, seeds : str, InputNodes
-        From `choose_input_nodes`.
-    """
-    epoch_batches = -(-seeds.num_seeds // batch_size)
+    """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
+    epoch_batches = -(-len(seeds) // batch_size)
     num_batches = min(num_batches, epoch_batches)
     with progress.phase("read the topology"):
         csc = store.topology(
@@ -107,14 +71,19 @@ def sample_epoch(
         )
     began = time.perf_counter()
     trace = TraceBuilder(num_batches, store.num_nodes)
+
+    def request(batch: int, index: Any) -> BatchRequest:
+        key = BatchKey(config.seed, 0, batch)
+        return request_of(seeds.select(index, key), key)
+
     with progress.phase("sample", num_batches, "batches") as phase:
         sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
-        order = epoch_order(seeds.num_seeds, config.seed, 0)
+        order = epoch_order(len(seeds), config.seed, 0)
         positions = islice(batches_in_order(order, batch_size, drop_last=False), num_batches)
         sampled = sample_in_order(
             sampler,
             positions,
-            lambda batch, index: BatchRequest(seeds.select(index).nodes, 0, batch),
+            request,
             lambda batch, subgraph, _: trace.put(batch, subgraph.n_id),
             num_threads=num_threads,
             lookahead=lambda: 2 * num_threads,
@@ -132,4 +101,4 @@ def sample_epoch(
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
         presampler.run(Topology(csc), num_threads, scores["frequency"])
-    return SampledEpoch(name, seeds.num_seeds, epoch_batches, trace.build(), scores, seconds)
+    return SampledEpoch(epoch_batches, trace.build(), scores, seconds)

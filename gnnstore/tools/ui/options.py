@@ -6,7 +6,9 @@ commands differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +134,121 @@ def plot_option(help_text: str) -> Decorator:
     )
 
 
-# Options of the commands that sample batches as a loader does.
+@dataclass(frozen=True)
+class SeedOptions:
+    """What batches start from, as the command line tells it.
+
+    Attributes
+    ----------
+    input_nodes : str or None
+        A split of nodes, or "all"; None: the default.
+    links : str or None
+        "all" edges, an edge split, or a file; None: batches start from nodes.
+    neg_sampling : dict or None
+        Mode and amount; like the rest, as of `LinkNeighborLoader`.
+    """
+
+    input_nodes: str | None = None
+    links: str | None = None
+    neg_sampling: dict[str, Any] | None = None
+    neg_side: str | None = None
+    shared_negatives: int | None = None
+    degree_fraction: float | None = None
+    strict_negatives: bool = False
+    exclude_edges: str | None = None
+
+    @property
+    def of_links(self) -> dict[str, Any]:
+        """Options of `LinkNeighborLoader` that were given, but for the edges themselves."""
+        names = [field.name for field in fields(self)][2:]
+        return {name: value for name in names if (value := getattr(self, name))}
+
+    @property
+    def names(self) -> dict[str, str | None]:
+        """What was given as nodes or as edges, for documents in JSON."""
+        return {"input_nodes": self.input_nodes, "links": self.links}
+
+
+def describe_seeds(document: Mapping[str, Any]) -> str:
+    """Return in words what a document says that batches start from."""
+    links = document.get("links")
+    return f"input nodes {document['input_nodes']}" if links is None else f"links {links}"
+
+
+def _parse_negatives(text: str, _: str) -> dict[str, Any]:
+    mode, _, amount = text.partition(":")
+    try:
+        number = float(amount or 1)
+    except ValueError:
+        number = 0.0
+    is_whole = number == int(number) if 0 < number < float("inf") else False
+    if mode not in {"binary", "triplet"} or not (is_whole or (mode == "binary" and number > 0)):
+        raise UsageError(
+            f"{text!r} is no kind of negatives; write binary or triplet and how many for each "
+            "edge, as in binary:1 or triplet:5"
+        )
+    return {"mode": mode, "amount": int(number) if is_whole else number}
+
+
+def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Pass what batches start from as one argument."""
+
+    @wraps(command)
+    def with_seeds(*arguments: Any, **options: Any) -> Any:
+        given = {field.name: options.pop(field.name) for field in fields(SeedOptions)}
+        seeds = SeedOptions(**given)
+        if seeds.links is not None and seeds.input_nodes is not None:
+            raise UsageError("--links and --input-nodes: batches start from edges, or from nodes")
+        if seeds.links is None and seeds.of_links:
+            raise UsageError(
+                "negatives and excluded edges are those of edges that batches start from; give "
+                "these with --links (--links all: every edge), or leave the other options out"
+            )
+        return command(*arguments, seeds_asked=seeds, **options)
+
+    return with_seeds
+
+
+# What a link loader starts from; each option is a parameter of `LinkNeighborLoader`.
+_link_options = together(
+    click.option(
+        "--links",
+        metavar="all|SPLIT|FILE.npy",
+        help="Start from edges, not nodes: all, an edge split, or sources and targets [2, L].",
+    ),
+    click.option(
+        "--negatives",
+        "neg_sampling",
+        type=Parsed("negatives", _parse_negatives),
+        metavar="MODE:AMOUNT",
+        help="Negatives of each edge: binary:1 (pairs) or triplet:5 (targets), as neg_sampling=.",
+    ),
+    click.option(
+        "--neg-side",
+        type=click.Choice(("dst", "src", "both")),
+        help="Ends that negatives of triplets replace. Default: dst.",
+    ),
+    click.option(
+        "--shared-negatives",
+        type=click.IntRange(min=1),
+        metavar="CHUNKS",
+        help="Parts of a batch whose triplets share their negatives.",
+    ),
+    click.option(
+        "--degree-fraction",
+        type=click.FloatRange(0, 1),
+        help="Share of the negatives that are ends of other edges of the batch.",
+    ),
+    click.option("--strict-negatives", is_flag=True, help="Draw negatives that are edges again."),
+    click.option(
+        "--exclude-edges",
+        type=click.Choice(("self", "reverse")),
+        help="Do not sample the edges that a batch starts from, or their reverses as well.",
+    ),
+)
+
+# Options of the commands that sample batches as a loader does. What batches start from is passed as
+# `seeds_asked`.
 batch_options = together(
     click.option(
         "--num-neighbors",
@@ -142,14 +258,14 @@ batch_options = together(
         default="10,10,10",
         help="Fan-out of each hop; -1 takes all neighbours.",
     ),
-    click.option(
-        "--batch-size", type=click.IntRange(min=1), default=1024, help="Seed nodes per batch."
-    ),
+    click.option("--batch-size", type=click.IntRange(min=1), default=1024, help="Seeds per batch."),
     click.option(
         "--input-nodes",
         metavar="SPLIT",
         help='Seed nodes; "all" for every node. Default: the split "train" if there is one.',
     ),
+    _link_options,
+    _seeds_together,
 )
 
 # (flags, field of Session, help)

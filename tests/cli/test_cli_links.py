@@ -1,0 +1,162 @@
+"""Batches that start from edges, on the command line: `pack`, `plan` and `bench load`."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore.testing.batches import assert_same_batches, batches_of
+from gnnstore.testing.graphs import random_graph
+
+N, BATCH = 600, ("--num-neighbors", "4,3", "--batch-size", "90")
+LOADER: dict[str, Any] = {"batch_size": 90, "shuffle": True, "seed": 7}
+EXTENSIONS: dict[str, Any] = {
+    "neg_sampling": {"mode": "triplet", "amount": 4},
+    "neg_side": "both",
+    "shared_negatives": 3,
+    "degree_fraction": 0.5,
+    "strict_negatives": True,
+    "exclude_edges": "reverse",
+}
+ASKED = (
+    *("--negatives", "triplet:4", "--neg-side", "both", "--shared-negatives", "3"),
+    *("--degree-fraction", "0.5", "--strict-negatives", "--exclude-edges", "reverse"),
+)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, 5000, seed=5, feature_dim=100, num_classes=7, edge_feature_dim=3)
+    return graph.write(tmp_path_factory.mktemp("links") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def edges(store: Path) -> torch.Tensor:
+    """Return edges that need not be edges of the graph, which also lie beside the store."""
+    drawn = np.random.default_rng(0).integers(0, N, (2, 300))
+    np.save(store.with_name("edges.npy"), drawn)
+    return torch.from_numpy(drawn)
+
+
+def pack(run: Any, store: Path, name: str, *options: object) -> Any:
+    where = ("--name", name, "--seed", "7", "--superbatch", "3", "--cache", "50kB", "--overwrite")
+    return run("pack", store, *where, *BATCH, *options, "--json")
+
+
+def test_a_plan_of_all_edges_with_every_extension(run: Any, store: Path) -> None:
+    packed = pack(run, store, "all", "--links", "all", *ASKED, "--edge-label-attrs", "edge_attr")
+    assert packed.status == 0
+    assert packed.document["batches_per_epoch"] == 56
+    options = {**LOADER, **EXTENSIONS, "edge_label_attrs": ["edge_attr"]}
+    expected = batches_of(gnnstore.LinkNeighborLoader(store, [4, 3], **options))
+    assert {"src_neg_index", "dst_neg_index", "label_edge_attr"} <= expected[0].keys()
+    planned = gnnstore.LinkNeighborLoader(store, [4, 3], plan="all", **options)
+    assert_same_batches(batches_of(planned), expected)
+    alone = gnnstore.open_plan(packed.document["path"]).loader()
+    assert_same_batches(batches_of(alone), expected)
+
+
+def test_a_plan_of_given_edges(run: Any, store: Path, edges: torch.Tensor) -> None:
+    """With labels and weights, each a file."""
+    label, weight = torch.arange(300) % 4, torch.arange(float(N))
+    files = {"label": label, "weight": weight}
+    for name, values in files.items():
+        np.save(store.with_name(f"{name}.npy"), values.numpy())
+    asked: tuple[object, ...] = ("--links", store.with_name("edges.npy"))
+    asked += ("--negatives", "binary:0.5")
+    asked += ("--edge-label", store.with_name("label.npy"))
+    asked += ("--dst-weight", store.with_name("weight.npy"))
+    assert pack(run, store, "given", *asked).status == 0
+    options = {**LOADER, "neg_sampling": ("binary", 0.5, None, weight)}
+    loader = gnnstore.LinkNeighborLoader(store, [4, 3], edges, label, plan="given", **options)
+    expected = gnnstore.LinkNeighborLoader(store, [4, 3], edges, label, **options)
+    assert_same_batches(batches_of(loader), batches_of(expected))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"neg_sampling": ("triplet", 2)}, "amount: expected 2, found 4"),
+        ({"exclude_edges": None}, "exclude_edges: expected None, found 'reverse'"),
+        ({"edge_label_index": [[0, 1], [2, 3]]}, "crc32c of edge_label_index"),
+        ({"seed": 8}, "seed: expected 8, found 7"),
+    ],
+)
+def test_a_plan_of_another_loader_is_refused_with_the_command_that_packs_its_own(
+    run: Any, store: Path, options: dict[str, Any], named: str
+) -> None:
+    assert pack(run, store, "other", "--links", "all", *ASKED).status == 0
+    given = {**LOADER, **EXTENSIONS, **options}
+    with pytest.raises(gnnstore.UsageError, match=re.escape(named)) as caught:
+        gnnstore.LinkNeighborLoader(store, [4, 3], plan="other", **given)
+    command = shlex.split(str(caught.value).rpartition("pack a plan for this one: ")[2])
+    if "edge_label_index" in options:
+        np.save(store.with_name("pair.npy"), options["edge_label_index"])
+        command[command.index("EDGES.npy")] = str(store.with_name("pair.npy"))
+    assert run(*command[1:]).status == 0
+    loader = gnnstore.LinkNeighborLoader(store, [4, 3], plan="other", **given)
+    expected = gnnstore.LinkNeighborLoader(store, [4, 3], **given)
+    assert_same_batches(batches_of(loader), batches_of(expected))
+
+
+def test_the_command_names_the_split_of_nodes(run: Any, store: Path) -> None:
+    assert pack(run, store, "nodes", "--input-nodes", "valid").status == 0
+    options = {**LOADER, "plan": "nodes"}
+    with pytest.raises(gnnstore.UsageError, match="--input-nodes train") as caught:
+        gnnstore.NeighborLoader(store, [4, 3], "train", **options)
+    command = shlex.split(str(caught.value).rpartition("pack a plan for this one: ")[2])
+    assert run(*command[1:]).status == 0
+    assert len(batches_of(gnnstore.NeighborLoader(store, [4, 3], "train", **options)))
+
+
+def test_plan_samples_what_a_link_loader_does(run: Any, store: Path) -> None:
+    done = run("plan", store, *BATCH, "--links", "all", *ASKED, "--batches", "5", "--json")
+    assert done.status == 0
+    document = done.document
+    assert (document["links"], document["input_nodes"]) == ("all", None)
+    assert (document["num_input_nodes"], document["epoch_batches"]) == (5000, 56)
+    options = {"batch_size": 90, "shuffle": True, "seed": 0, **EXTENSIONS}
+    batches = iter(gnnstore.LinkNeighborLoader(store, [4, 3], **options))
+    assert document["rows_needed"] == sum(next(batches).num_nodes for _ in range(5))
+
+
+@pytest.mark.parametrize("num_batches", [None, 4])
+def test_bench_times_link_loaders(run: Any, store: Path, num_batches: int | None) -> None:
+    shorter = () if num_batches is None else ("--batches", num_batches)
+    asked = ("--links", "all", *ASKED, "--strategies", "map,memory", "--no-limit", *shorter)
+    done = run("bench", "load", store, *BATCH, *asked, "--epoch", "--json")
+    assert done.status == 0
+    document = done.document
+    assert (document["links"], document["input_nodes"]) == ("all", None)
+    assert document["epoch_batches"] == (num_batches or 55)
+    mapped, memory = document["strategies"]
+    assert mapped["problem"] is memory["problem"] is None
+    # Sampled by hand for the mapping, and by the loader: the same nodes.
+    assert mapped["rounds"][0]["nodes"] == memory["rounds"][0]["nodes"]
+
+
+def test_what_is_refused(run: Any, store: Path) -> None:
+    for options, status, message in (
+        (["--negatives", "binary"], 2, "give these with --links"),
+        (
+            ["--links", "all", "--input-nodes", "train"],
+            2,
+            "batches start from edges, or",
+        ),
+        (["--links", "all", "--negatives", "triplet:0.5"], 2, "no kind of negatives"),
+        (["--links", "all", "--negatives", "other:1"], 2, "no kind of negatives"),
+        (["--links", "all", "--neg-side", "src"], 2, "no negatives are drawn"),
+        (["--links", "nowhere.npy"], 3, "nowhere.npy"),
+        (["--links", "nothing"], 3, "no edge split 'nothing'"),
+        (["--edge-label-attrs", "edge_attr"], 2, "edge_label_attrs: only of use to links"),
+        (["--links", "all", "--src-weight", "w.npy"], 3, "w.npy"),
+    ):
+        done = run("pack", store, "--name", "refused", *BATCH, *options)
+        assert (done.status, message in done.stderr) == (status, True), (options, done.stderr)
