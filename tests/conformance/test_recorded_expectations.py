@@ -1,4 +1,4 @@
-"""Batches equal those that torch_geometric's own loader yielded where it could sample."""
+"""Batches equal those that torch_geometric's own loaders yielded where they could sample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from gnnstore.converters import from_pyg
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "torch_geometric_batches.json").read_text())
+DATA = Path(__file__).parent / "data"
+RECORDED = json.loads((DATA / "torch_geometric_batches.json").read_text())
+LINKS = json.loads((DATA / "torch_geometric_link_batches.json").read_text())
 # torch-sparse does not count hops, and pyg-lib does not induce subgraphs.
 MAY_BE_UNRECORDED = {"num_sampled_nodes", "num_sampled_edges"}
 
@@ -36,18 +38,35 @@ def name_of(case: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in case["arguments"].items())
 
 
+def test_both_loaders_were_recorded_on_one_graph() -> None:
+    assert RECORDED["graph"] == LINKS["graph"]
+
+
 @pytest.mark.parametrize("case", RECORDED["cases"], ids=name_of)
 def test_batches_are_those_recorded(store: gnnstore.GraphStore, case: dict[str, Any]) -> None:
+    compare(gnnstore.NeighborLoader, store, case)
+
+
+@pytest.mark.parametrize("case", LINKS["cases"], ids=name_of)
+def test_batches_of_links_are_those_recorded(
+    store: gnnstore.GraphStore, case: dict[str, Any]
+) -> None:
+    compare(gnnstore.LinkNeighborLoader, store, case)
+
+
+def compare(loader_class: Any, store: gnnstore.GraphStore, case: dict[str, Any]) -> None:
+    """Compare the batches of a loader with those recorded."""
     arguments = dict(case["arguments"])
-    if arguments["input_nodes"] is not None:
-        arguments["input_nodes"] = torch.tensor(arguments["input_nodes"])
+    for name in ("input_nodes", "edge_label_index", "edge_label"):
+        if arguments.get(name) is not None:
+            arguments[name] = torch.tensor(arguments[name])
     if "order" in arguments:
         arguments["sampler"] = arguments.pop("order")
     unspecified: set[str] = set()
     if arguments.get("subgraph_type") == "bidirectional":
         # Which of two ids an edge gets that was chosen in both directions is left open by PyG.
         unspecified = {"e_id", "edge_attr"}
-    loader = gnnstore.NeighborLoader(store, **arguments)
+    loader = loader_class(store, **arguments)
     assert len(case["batches"]) == len(loader) > 0
     for batch, recorded in zip(loader, case["batches"], strict=True):
         found = {
