@@ -4,8 +4,8 @@
     python examples/train_links.py pages.npz --epochs 10
 
 Takes arrays in a .npz file, `edge_index` [2, E] (each undirected edge once) and `x`, which it
-converts; by default a small graph with planted communities is made. Every tenth edge is held out
-for validation and another tenth for the test. Prints the loss of every epoch and the mean
+converts; by default a small graph with planted communities is made. A tenth of the edges is held
+out for validation and another tenth for the test. Prints the loss of every epoch and the mean
 reciprocal rank (MRR) among fixed negatives.
 """
 
@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -27,26 +26,13 @@ from gnnstore.converters import ConvertOptions, from_numpy, from_rmat
 from gnnstore.evaluation import hits_at, mrr, ranks_among
 
 
-def arrays(path: Path | None, directory: Path, seed: int) -> tuple[Tensor, Tensor]:
-    """Return undirected edges [2, E], each once, and features: of a file, or of a demo graph."""
-    if path is not None:
-        with np.load(path) as found:
-            edge_index, x = torch.from_numpy(found["edge_index"]), torch.from_numpy(found["x"])
+def convert(graph: Path | None, path: Path, seed: int) -> gnnstore.GraphStore:
+    """Return a store of a tenth of the edges to validate with, and a tenth to test."""
+    options = ConvertOptions(undirected=True, edge_split=(0.8, 0.1, 0.1), edge_split_seed=seed)
+    if graph is None:
+        from_rmat(path, scale=10, feature_dim=16, num_communities=8, seed=seed, options=options)
     else:
-        made = from_rmat(
-            directory / "demo.gnn", scale=10, feature_dim=16, num_communities=8, seed=seed
-        )
-        demo = gnnstore.open(made)
-        edge_index, x = demo.edge_index.tensor().long(), demo.features.tensor()
-    low, high = edge_index.min(dim=0).values, edge_index.max(dim=0).values
-    return torch.stack([low, high])[:, low < high].unique(dim=1), x
-
-
-def message_store(directory: Path, edge_index: Tensor, x: Tensor) -> gnnstore.GraphStore:
-    """Return a store of the edges to learn from, in both directions."""
-    np.savez(directory / "messages.npz", edge_index=edge_index.numpy(), x=x.float().numpy())
-    options = ConvertOptions(undirected=True)
-    path = from_numpy(directory / "messages.npz", directory / "messages.gnn", options=options)
+        from_numpy(graph, path, options=options)
     return gnnstore.open(path)
 
 
@@ -69,31 +55,28 @@ def train(
 
 
 def evaluate(
-    model: GraphSAGE, store: gnnstore.GraphStore, edges: Tensor, negatives: Tensor
+    model: GraphSAGE, store: gnnstore.GraphStore, split: str, arguments: argparse.Namespace
 ) -> Tensor:
-    """Return the rank of the target of each edge among nodes that are given for it."""
+    """Return the rank of the target of each edge of a split among fixed negatives."""
     h = gnnstore.inference(model, store)
     assert isinstance(h, Tensor)
-    source, target = h[edges[0]], h[edges[1]]
-    positive = (source * target).sum(dim=-1)
-    negative = torch.stack([(source * h[column]).sum(dim=-1) for column in negatives.T], dim=1)
+    source, target = store.edge_splits[split].edge_index
+    generator = torch.Generator().manual_seed(arguments.seed)  # the same each time
+    nodes = torch.randint(store.num_nodes, (arguments.negatives, len(source)), generator=generator)
+    positive = (h[source] * h[target]).sum(dim=-1)
+    negative = torch.stack([(h[source] * h[others]).sum(dim=-1) for others in nodes], dim=1)
     return ranks_among(positive, negative)
 
 
 def run(arguments: argparse.Namespace) -> float:
     """Train and evaluate as the command line says; return the MRR of the test edges."""
     torch.manual_seed(arguments.seed)
-    with tempfile.TemporaryDirectory() as temporary:
-        directory = Path(temporary)
-        edges, x = arrays(arguments.graph, directory, arguments.seed)
-        edges = edges[:, torch.randperm(edges.shape[1])]
-        tenth = edges.shape[1] // 10
-        valid, test, learned = edges[:, :tenth], edges[:, tenth : 2 * tenth], edges[:, 2 * tenth :]
-        negatives = torch.randint(len(x), (tenth, arguments.negatives))
-        store = message_store(directory, learned, x)
+    with tempfile.TemporaryDirectory() as directory:
+        store = convert(arguments.graph, Path(directory) / "links.gnn", arguments.seed)
         loader = gnnstore.LinkNeighborLoader(
             store,
             arguments.fanouts,
+            "train",
             neg_sampling="binary",
             exclude_edges="reverse",  # what is to be predicted must not be seen
             batch_size=arguments.batch_size,
@@ -101,14 +84,14 @@ def run(arguments: argparse.Namespace) -> float:
             memory=arguments.memory,
             seed=arguments.seed,
         )
-        model = GraphSAGE(x.shape[1], arguments.hidden, len(arguments.fanouts))
+        model = GraphSAGE(store.num_features, arguments.hidden, len(arguments.fanouts))
         optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
         print(f"{store}\n{loader.stats().reason}", flush=True)
         for epoch in range(1, arguments.epochs + 1):
             loss = train(model, loader, optimizer)
-            ranks = evaluate(model, store, valid, negatives)
-            print(f"epoch {epoch:3d}  loss {loss:.4f}  valid MRR {mrr(ranks):.4f}", flush=True)
-        ranks = evaluate(model, store, test, negatives)
+            valid = mrr(evaluate(model, store, "valid", arguments))
+            print(f"epoch {epoch:3d}  loss {loss:.4f}  valid MRR {valid:.4f}", flush=True)
+        ranks = evaluate(model, store, "test", arguments)
         constant = 1 / (1 + arguments.negatives / 2)
         print(f"test MRR {mrr(ranks):.4f}, Hits@10 {hits_at(ranks, 10):.2%} among", end=" ")
         print(f"{arguments.negatives} negatives; a model that learns nothing: {constant:.4f}")

@@ -21,20 +21,41 @@ import torch
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_rmat
-from gnnstore.testing.effort import choose
+from gnnstore.testing.effort import choose, is_long
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train_sage.py"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLE = EXAMPLES / "train_sage.py"
+
+
+def module_of(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train_sage", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["train_sage"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return module_of("train_sage")
+
+
+def test_links() -> None:
+    """The example that predicts edges, on the graph that it makes."""
+    example = module_of("train_links")
+    mrr = example.run(example.parse(["--epochs", "2", "--negatives", "50"]))
+    assert mrr > 3 / (1 + 50 / 2), "three times a model that learns nothing"
+
+
+@pytest.mark.timeout(600)
+def test_links_of_facebook(facebook_npz: Path) -> None:
+    if not is_long():
+        pytest.skip("takes minutes; part of the long form")
+    example = module_of("train_links")
+    options = "--fanouts 10 --batch-size 4096 --epochs 2 --lr 0.01"
+    assert example.run(example.parse([str(facebook_npz), *options.split()])) > 0.3
 
 
 def accuracies(example: ModuleType, store: Path, options: str) -> list[float]:
