@@ -13,7 +13,6 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import ContextDecorator, contextmanager
-from types import TracebackType
 from typing import Any
 
 
@@ -209,12 +208,7 @@ class limits_named(ContextDecorator):  # noqa: N801 - used like a function
     def __enter__(self) -> limits_named:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         found = None if error is None else resource_error(error, self._doing)
         if found is not None:
             raise found from error

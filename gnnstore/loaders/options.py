@@ -162,7 +162,7 @@ def read_options(
     if io_engine is not None and io_engine not in ENGINES:
         raise UsageError(f"io_engine={io_engine!r} is unknown; choose one of {', '.join(ENGINES)}")
     chosen = find_strategy(strategy)
-    if io_engine is not None and not (isinstance(chosen, Auto) or chosen.reads_disk):
+    if io_engine is not None and not chosen.reads_disk:
         raise UsageError(
             f"strategy={strategy!r} has no use for io_engine={io_engine!r}: no engine reads its "
             "rows; choose strategy='direct' or 'static', or leave the option out"

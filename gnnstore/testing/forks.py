@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 # A child leaves the loop and runs the code as the last line of the script, so that it ends as
@@ -125,12 +124,7 @@ class Forked:
     def __enter__(self) -> Forked:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self.stdin.close()
         self.stdout.close()
         if error is not None:  # it may wait for ever

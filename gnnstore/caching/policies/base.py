@@ -29,10 +29,30 @@ class Planner(Protocol):
         """The row in each slot after the last plan, int64 [C]; -1: none that matters. A copy."""
 
     def plan(self, trace: Trace) -> CachePlan:
-        """Plan the next superbatch."""
+        """Plan the next superbatch.
+
+        Plans are followed in the order in which they are made. The trace must not be changed while
+        its plan is used.
+
+        Raises
+        ------
+        UsageError
+            If the trace is not well-formed, or has 2^31 rows or more.
+        """
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
-        """Go on from a cache that holds these rows (int64 [C], -1: none), nothing else known."""
+        """Go on from a cache that holds these rows, nothing else known.
+
+        Parameters
+        ----------
+        nodes : ndarray of int64 [C]
+            The row in each slot; -1: none. Of slots with the same row, the first counts.
+
+        Raises
+        ------
+        UsageError
+            If there is not one entry per slot.
+        """
 
 
 class SpillingPlanner(Planner, Protocol):

@@ -266,17 +266,6 @@ class BeladyPlanner:
         return CachePlan.in_files(trace.offsets, misses, files)
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
-        """Go on from a cache that holds these rows, each needed once so far.
-
-        Parameters
-        ----------
-        nodes : ndarray of int64 [C]
-            The row in each slot; -1: none. Of slots with the same row, the first counts.
-
-        Raises
-        ------
-        UsageError
-            If there is not one entry per slot.
-        """
+        """Go on from a cache that holds these rows, each needed once so far; see `Planner`."""
         distinct_nodes(nodes, self.num_slots, out=self._nodes)
         np.greater_equal(self._nodes, 0, out=self._frequencies, casting="unsafe")

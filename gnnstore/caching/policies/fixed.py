@@ -101,15 +101,7 @@ class FixedPlanner:
     def restart(self, nodes: npt.NDArray[Any]) -> None:
         """Go on from a cache that holds these rows; those in other slots than theirs do not count.
 
-        Parameters
-        ----------
-        nodes : ndarray of int64 [C]
-            The row in each slot; -1: none.
-
-        Raises
-        ------
-        UsageError
-            If there is not one entry per slot.
+        See `Planner.restart`.
         """
         if nodes.shape != self._fixed.shape:
             raise UsageError(

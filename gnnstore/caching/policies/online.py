@@ -58,18 +58,7 @@ class OnlinePlanner:
         return self._state[0].copy()
 
     def plan(self, trace: Trace) -> CachePlan:
-        """Plan the next superbatch.
-
-        Parameters
-        ----------
-        trace : Trace
-            Must not be changed while the plan is used.
-
-        Raises
-        ------
-        UsageError
-            If the trace is not well-formed, or has 2^31 rows or more.
-        """
+        """Plan the next superbatch; see `Planner.plan`."""
         try:
             planned = _core.plan_online(self._policy, trace.ids, trace.offsets, *self._state)
         except (ValueError, IndexError) as error:
@@ -78,18 +67,7 @@ class OnlinePlanner:
         return CachePlan(trace.offsets, *planned[:5])
 
     def restart(self, nodes: npt.NDArray[Any]) -> None:
-        """Go on from a cache that holds these rows, in any order: their past is not known.
-
-        Parameters
-        ----------
-        nodes : ndarray of int64 [C]
-            The row in each slot; -1: none. Of slots with the same row, the first counts.
-
-        Raises
-        ------
-        UsageError
-            If there is not one entry per slot.
-        """
+        """Go on from a cache that holds these rows, in any order; see `Planner.restart`."""
         distinct = distinct_nodes(nodes, self.num_slots)
         held = np.flatnonzero(distinct >= 0)
         order = np.full(self.num_slots, -1, np.int32)

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -593,12 +592,7 @@ class GraphWriter:
     def __enter__(self) -> GraphWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._store.__exit__(kind, error, traceback)
         # The columns came from the kernels' pool, which would keep up to a gigabyte of them.
         _core.pool_trim()

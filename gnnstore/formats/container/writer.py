@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -434,12 +433,7 @@ class SealedWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         keeps = self._open and error is not None and _is_resumable_error(error)
         missing = _describe_missing(self.path.parent, self.remaining_bytes) if keeps else ""
         self.abort(keep=keeps)

@@ -135,7 +135,7 @@ def _headline(store: Mapping[str, Any]) -> dict[str, object]:
     unfinished = state["unfinished_beside_it"]
     return {
         "nodes": f"{graph['num_nodes']:,}",
-        "edges": f"{graph['num_edges']:,} ({graph['mean_in_degree']:.2f} a node)",
+        "edges": f"{graph['num_edges']:,} ({graph['mean_in_degree']:.4g} per node)",
         "splits": ", ".join(f"{name} {count:,}" for name, count in splits.items()) or None,
         "edge splits": ", ".join(f"{name} {n:,}" for name, n in edge_splits.items()) or None,
         "attributes": ", ".join(f"{k}={v}" for k, v in graph["attributes"].items()) or None,
