@@ -106,6 +106,21 @@ def test_a_plan_of_another_loader_is_refused_with_the_command_that_packs_its_own
     assert_same_batches(batches_of(loader), batches_of(expected))
 
 
+def test_a_plan_of_an_edge_split(run: Any, store: Path, tmp_path: Path) -> None:
+    """The command of a refusal names the split, or all edges where these are those to train on."""
+    links = tmp_path / "links.gnn"
+    assert run("split-edges", store, links).status == 0
+    packed = pack(run, links, "base", "--links", "valid", "--negatives", "binary:1")
+    assert packed.status == 0
+    options = {**LOADER, "neg_sampling": "binary"}
+    expected = batches_of(gnnstore.LinkNeighborLoader(links, [4, 3], "valid", **options))
+    loader = gnnstore.LinkNeighborLoader(links, [4, 3], "valid", plan="base", **options)
+    assert_same_batches(batches_of(loader), expected)
+    for split, name in (("test", "test"), ("train", "all")):
+        with pytest.raises(gnnstore.UsageError, match=f"--links {name} --negatives binary:1 "):
+            gnnstore.LinkNeighborLoader(links, [4, 3], split, plan="base", **options)
+
+
 def test_the_command_names_the_split_of_nodes(run: Any, store: Path) -> None:
     assert pack(run, store, "nodes", "--input-nodes", "valid").status == 0
     options = {**LOADER, "plan": "nodes"}

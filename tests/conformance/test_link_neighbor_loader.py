@@ -46,6 +46,18 @@ KINDS: dict[str, dict[str, Any]] = {
         "edge_label_attrs": ("edge_attr",),
         "exclude_edges": "self",
     },
+    "disjoint, of both sides, shared, without reverses": {
+        "neg_sampling": NegativeSampling("triplet", 3),
+        "disjoint": True,
+        "neg_side": "both",
+        "shared_negatives": 5,
+        "exclude_edges": "reverse",
+    },
+    "strict, of sources": {
+        "neg_sampling": NegativeSampling("triplet", 2),
+        "neg_side": "src",
+        "strict_negatives": True,
+    },
 }
 
 
@@ -329,7 +341,7 @@ def expected(path: Path, seeds: dict[str, Any]) -> list[dict[str, Any]]:
     return batches_of(batch for _ in range(2) for batch in loader)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.names)
+@pytest.mark.parametrize("strategy", [*STRATEGIES.names, "auto"])
 def test_every_strategy_gives_the_same(
     path: Path, seeds: dict[str, Any], expected: list[dict[str, Any]], strategy: str
 ) -> None:
@@ -366,6 +378,25 @@ def test_ranks_share_the_batches(
         loader = loader_of(path, strategy="memory", rank=rank, world_size=2, **seeds)
         numbers = range(rank, 2 * len(loader), 2)
         assert_same_batches(batches_of(loader), [expected[k % num_batches] for k in numbers])
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_length_is_the_number_of_batches(
+    path: Path, edge_index: torch.Tensor, *, drop_last: bool
+) -> None:
+    for rank, world_size in ((None, None), (0, 2), (1, 2)):
+        loader = loader_of(
+            path,
+            edge_label_index=given_edges(edge_index),
+            neg_sampling="binary",
+            drop_last=drop_last,
+            rank=rank,
+            world_size=world_size,
+        )
+        for _ in range(2):
+            assert len(list(loader)) == len(loader)
+        whole = 5 if drop_last else 6
+        assert len(loader) == (whole if world_size is None else (whole + (not drop_last)) // 2)
 
 
 def test_packed_plans_hold_links(
@@ -471,6 +502,112 @@ def test_strict_negatives_are_no_edges(
         assert kept == 0
 
 
+def pairs_of(batch: Any, side: str) -> torch.Tensor:
+    """Return the sources and targets of the negatives of a side, [2, P, A], by node id."""
+    negative = batch.n_id[batch[f"{side}_neg_index"]].reshape(len(batch.src_index), -1)
+    other = batch.n_id[batch.src_index if side == "dst" else batch.dst_pos_index]
+    other = other[:, None].expand_as(negative)
+    return torch.stack([negative, other] if side == "src" else [other, negative])
+
+
+@pytest.mark.parametrize("disjoint", [False, True])
+@pytest.mark.parametrize("side", ["src", "dst", "both"])
+def test_strict_negatives_of_pairs_that_are_no_edges(
+    path: Path, csc: set[tuple[int, int]], side: str, *, disjoint: bool
+) -> None:
+    """Of whichever side, none is an edge, a loop, or the pair itself."""
+    edges = torch.randint(N, (2, 400), generator=torch.Generator().manual_seed(3))
+    assert not csc.issuperset(zip(*edges.tolist(), strict=True))
+    options: dict[str, Any] = {
+        "edge_label_index": edges,
+        "neg_sampling": NegativeSampling("triplet", 5),
+        "neg_side": side,
+        "disjoint": disjoint,
+        "num_threads": 0,
+    }
+    avoided = 0
+    for is_strict in (False, True):
+        loader = loader_of(path, strict_negatives=is_strict, **options)
+        found = 0
+        for batch in loader:
+            positive = edges[:, batch.input_id][:, :, None]
+            for end in ("src", "dst") if side == "both" else (side,):
+                pairs = pairs_of(batch, end)
+                kept = int(end == "src")
+                assert torch.equal(pairs[kept], positive[kept].expand(-1, 5))
+                found += int((pairs == positive).all(dim=0).sum())
+                found += sum((u, v) in csc or u == v for u, v in pairs.flatten(1).T.tolist())
+        assert loader.stats().negatives_kept == 0
+        avoided = avoided or found
+    assert (avoided > 0, found) == (True, 0)
+
+
+def test_a_chunk_by_itself_has_no_ends_of_others_to_draw_from(tmp_path: Path) -> None:
+    """Its negatives are drawn uniformly, and strict ones are not its own positive."""
+    store = GraphArrays(4, np.array([[0, 1], [1, 0]])).write(tmp_path / "s.gnn")
+    options: dict[str, Any] = {
+        "neg_sampling": NegativeSampling("triplet", 4),
+        "shared_negatives": 2,
+        "degree_fraction": 0.5,
+        "batch_size": 1,
+        "seed": 0,
+    }
+    seen = set()
+    for is_strict in (False, True):
+        loader = LinkNeighborLoader(
+            store, [2], torch.tensor([[2], [3]]), strict_negatives=is_strict, **options
+        )
+        for epoch in range(40):
+            loader.set_epoch(epoch)
+            (batch,) = loader
+            assert batch.dst_neg_index.shape == (1, 4)
+            drawn_nodes = set(batch.n_id[batch.dst_neg_index].flatten().tolist())
+            seen |= set() if is_strict else drawn_nodes
+            assert not is_strict or drawn_nodes <= {0, 1}  # 2 -> 2 is a loop, 2 -> 3 its own
+        assert loader.stats().negatives_kept == 0
+    assert seen == {0, 1, 2, 3}
+
+
+def test_one_positive_in_a_batch(path: Path, kind: dict[str, Any]) -> None:
+    loader = loader_of(path, **kind, batch_size=1, num_threads=0, shuffle=False)
+    amount = NegativeSampling.cast(kind.get("neg_sampling"))
+    edges = torch.from_numpy(np.stack(loader._seeds.ends(np.arange(3))))
+    batches = iter(loader)
+    for edge in edges.T:
+        batch = next(batches)
+        if amount is not None and amount.is_triplet():
+            shape = (1,) if amount.amount == 1 else (1, amount.amount)
+            sides = {"both": ("src", "dst")}.get(kind.get("neg_side", ""), (kind.get("neg_side"),))
+            for side in sides:
+                assert batch[f"{side or 'dst'}_neg_index"].shape == shape
+            ends = torch.stack([batch.src_index, batch.dst_pos_index])
+        else:
+            count = 0 if amount is None else math.ceil(amount.amount)
+            assert batch.edge_label_index.shape == (2, 1 + count)
+            ends = batch.edge_label_index[:, :1]
+        assert torch.equal(batch.n_id[ends].flatten(), edge)
+        if kind.get("disjoint"):
+            assert not batch.batch.any()  # all of it belongs to the only positive
+
+
+def test_negatives_do_not_depend_on_what_is_sampled(path: Path) -> None:
+    """Neither on fan-outs, nor on whether edges are excluded."""
+    options: dict[str, Any] = {"neg_sampling": {"mode": "triplet", "amount": 2}, "batch_size": 100}
+    options |= {"shuffle": True, "seed": SEED}
+    alone = drawn(LinkNeighborLoader(path, [], **options))
+    for fanouts, exclude in (([4, 3], None), ([5], "reverse")):
+        loader = LinkNeighborLoader(path, fanouts, exclude_edges=exclude, **options)
+        assert np.array_equal(drawn(loader), alone)
+
+
+def test_a_single_node_of_weight_is_all_that_is_drawn(path: Path) -> None:
+    weight = torch.zeros(N)
+    weight[N - 1] = 1e-20
+    sampling = NegativeSampling("binary", 1, src_weight=weight, dst_weight=weight)
+    loader = loader_of(path, neg_sampling=sampling)
+    assert set(drawn(loader).ravel().tolist()) == {N - 1}
+
+
 def test_what_cannot_be_avoided_is_counted(tmp_path: Path) -> None:
     """Three nodes, all of them connected: every negative is an edge or a loop."""
     ends = np.array([[u, v] for u in range(3) for v in range(3)]).T
@@ -548,6 +685,32 @@ def test_seed_edges_are_not_sampled_and_fan_outs_stay_full(
             if not replace:
                 assert len(batch.e_id.unique()) == len(batch.e_id)
     assert leaks  # without the option they are there
+
+
+@pytest.mark.parametrize("exclude", ["self", "reverse"])
+def test_a_hub_with_many_seed_edges(tmp_path: Path, exclude: str) -> None:
+    """A target of 30 neighbours, each connected twice; 20 of these edges are seeds of a batch."""
+    spokes = np.repeat(np.arange(1, 31), 2)
+    hub = np.zeros_like(spokes)
+    edges = np.concatenate([np.stack([spokes, hub]), np.stack([hub, spokes])], axis=1)
+    store = GraphArrays(31, edges).write(tmp_path / "s.gnn")
+    seeds = torch.stack([torch.arange(1, 31), torch.zeros(30, dtype=torch.long)])
+    loader = LinkNeighborLoader(
+        store, [25], seeds, batch_size=20, shuffle=True, seed=0, exclude_edges=exclude
+    )
+    for batch in loader:
+        own = batch.n_id[batch.edge_label_index[0]]
+        sources, targets = batch.n_id[batch.edge_index]
+        into_hub = sources[targets == 0]
+        # Both copies are left out, of this batch's edges alone; others fill the fan-out.
+        assert not torch.isin(into_hub, own).any()
+        assert len(into_hub) == min(25, 2 * (30 - len(own)))
+        assert len(batch.e_id.unique()) == len(batch.e_id)
+        from_hub = targets[sources == 0]
+        if exclude == "reverse":  # the spokes have no other neighbour: none is left to them
+            assert from_hub.numel() == 0
+        else:
+            assert torch.equal(from_hub.sort().values, own.repeat_interleave(2).sort().values)
 
 
 def test_what_is_excluded_leaves_other_draws_uniform(tmp_path: Path) -> None:

@@ -73,8 +73,42 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def run(path: str, directory: str, loop: str) -> None:
+class LinkModel(Model):
+    """Remembers the seed edges of its batches, by id or position."""
+
+    def loader(self, split: str, **options: Any) -> Any:
+        """Return a loader of all edges to train on, and of some pairs for the rest."""
+        nodes = torch.arange(100)
+        pairs = {"valid": nodes.expand(2, -1), "test": torch.stack([nodes, nodes + 7])}
+        return gnnstore.LinkNeighborLoader(
+            self.path,
+            [3],
+            pairs.get(split),
+            neg_sampling="binary",
+            exclude_edges="self",
+            batch_size=300 if split == "train" else 32,
+            num_threads=1,
+            seed=7,
+            **options,
+        )
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        """Remember the seeds, and score pairs."""
+        self.seeds.append(batch.input_id.tolist())
+        source, target = self.layer(batch.x)[batch.edge_label_index]
+        score = (source * target).sum(dim=-1)
+        return torch.nn.functional.binary_cross_entropy_with_logits(score, batch.edge_label)
+
+    predict_step = training_step
+
+
+# What is before the loop's name, if the loader is one of edges.
+LINKS = "links-"
+
+
+def run(path: str, directory: str, named: str) -> None:
     """Run a loop, and write its seeds."""
+    loop = named.removeprefix(LINKS)
     assert "gnnstore.loaders.base" not in sys.modules
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -85,9 +119,9 @@ def run(path: str, directory: str, loop: str) -> None:
         num_sanity_val_steps=0,
         **{"devices": 1, **OPTIONS.get(loop, {})},
     )
-    model = Model(path)
+    model = Model(path) if loop == named else LinkModel(path)
     getattr(trainer, loop if loop in {"validate", "test", "predict"} else "fit")(model)
-    file = Path(directory, f"{loop}-{trainer.global_rank}.json")
+    file = Path(directory, f"{named}-{trainer.global_rank}.json")
     file.write_text(json.dumps(model.seeds))
 
 

@@ -128,7 +128,9 @@ def seeds_of(store: Path, directory: Path, *loops: str) -> dict[str, list[list[l
         timeout=240,
     )
     found = {
-        loop: [json.loads(file.read_text()) for file in sorted(directory.glob(f"{loop}-*.json"))]
+        loop: [
+            json.loads(file.read_text()) for file in sorted(directory.glob(f"{loop}-[0-9]*.json"))
+        ]
         for loop in loops
     }
     assert all(found.values()), done.stderr
@@ -141,7 +143,8 @@ def joined(batches: list[list[int]]) -> list[int]:
 
 def test_every_loop_gets_its_batches(store: Path, tmp_path: Path) -> None:
     splits = gnnstore.open(store).splits
-    found = seeds_of(store, tmp_path, "fit", "validate", "test", "predict", "overfit")
+    of_links = ("links-fit", "links-validate", "links-predict")
+    found = seeds_of(store, tmp_path, "fit", "validate", "test", "predict", "overfit", *of_links)
     (fit,) = found["fit"]
     assert sorted(joined(fit)) == sorted(splits["train"].tolist())
     assert joined(fit) != splits["train"].tolist()
@@ -150,6 +153,12 @@ def test_every_loop_gets_its_batches(store: Path, tmp_path: Path) -> None:
         assert joined(seeds) == splits[split].tolist(), loop
     (overfit,) = found["overfit"]  # the same two batches in both epochs, in order
     assert joined(overfit) == splits["train"][:64].tolist() * 2
+    (fit,) = found["links-fit"]
+    assert sorted(joined(fit)) == list(range(gnnstore.open(store).num_edges))
+    assert joined(fit) != sorted(joined(fit))
+    for loop in of_links[1:]:
+        (positions,) = found[loop]
+        assert joined(positions) == list(range(100)), loop
 
 
 def test_two_processes_share_an_epoch(store: Path, tmp_path: Path) -> None:
