@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.formats.store.csc import Csc
+from gnnstore.formats.store.csc import Csc, bisect_columns
 from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
@@ -84,15 +82,7 @@ class EdgeFinder:
 
     def _bound(self, sources: Int64Array, targets: Int64Array, side: str) -> Int64Array:
         """Return where each source belongs in the column of its target, as np.searchsorted."""
-        indptr, indices = self._csc.indptr, self._csc.indices
-        low, high = indptr[targets], indptr[targets + 1]
-        active = np.flatnonzero(low < high)
-        while active.size:
-            middle = (low[active] + high[active]) // 2
-            there: npt.NDArray[Any] = indices[middle]
-            wanted = sources[active]
-            is_before = there < wanted if side == "left" else there <= wanted
-            low[active[is_before]] = middle[is_before] + 1
-            high[active[~is_before]] = middle[~is_before]
-            active = active[low[active] < high[active]]
-        return low
+        indptr = self._csc.indptr
+        return bisect_columns(
+            self._csc.indices, indptr[targets], indptr[targets + 1], sources, side
+        )

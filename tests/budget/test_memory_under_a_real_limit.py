@@ -80,6 +80,22 @@ print("converted")
 """
 
 
+SPLIT = """
+import json
+import numpy as np
+from gnnstore.converters import ConvertOptions, from_numpy, split_edges
+source, output, group, memory = sys.argv[1:]
+np.linalg.norm(np.zeros(3))
+enter(group)
+shares = (0.8, 0.1, 0.1)
+if source.endswith(".gnn"):
+    split_edges(source, output, shares, num_negatives=2, strict=True)
+else:
+    options = ConvertOptions(undirected=True, memory_bytes=int(memory), edge_split=shares)
+    from_numpy(source, output, options=options)
+print("split")
+"""
+
 CONVERT_TEXT = """
 import pyarrow.csv
 import numpy as np
@@ -310,6 +326,22 @@ def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: 
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     # The uuid is derived from the checksums of all bytes.
     assert StoreReader.open(tmp_path / "b.gnn").uuid == StoreReader.open(whole).uuid
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("memory", [32 * 10**6, 100 * 10**6])
+def test_splitting_edges(
+    store: Path, source: Path, limited: tuple[Path, Path], tmp_path: Path, memory: int
+) -> None:
+    """A store with 410 MB of features, read in order; or the edges of a conversion, sorted."""
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    given = store if memory < 10**8 else source
+    finished = run(SPLIT, given, tmp_path / "b.gnn", group, memory)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    edges = StoreReader.open(tmp_path / "b.gnn").schema.edge
+    num_held = sum(split.num_edges for split in edges.splits.values())
+    assert 0.15 * 3_000_000 < num_held < 0.25 * 3_000_000
 
 
 @pytest.mark.timeout(600)

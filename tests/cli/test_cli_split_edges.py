@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import gnnstore
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import assert_same_files
 
@@ -33,6 +35,20 @@ def test_it_writes_splits_and_says_so(run: Any, store: Path, tmp_path: Path) -> 
     assert run("verify", tmp_path / "d.gnn", "--level", "full").status == 0
     assert run("split-edges", store, tmp_path / "c.gnn").status == 2
     assert run("split-edges", store, tmp_path / "c.gnn", "--overwrite", "-q").status == 0
+
+
+def test_negatives_are_the_same_in_both_stores(run: Any, store: Path, tmp_path: Path) -> None:
+    paths = tmp_path / "b.gnn", tmp_path / "c.gnn"
+    words = ("--edge-negatives", 3, "--strict-negatives", "-q")
+    done = run("split-edges", store, paths[0], "--test-messages", paths[1], *words)
+    assert done.status == 0
+    first, second = (gnnstore.open(path).edge_splits for path in paths)
+    for name in ("valid", "test"):
+        found = [splits[name].target_negatives for splits in (first, second)]
+        assert found[0] is not None
+        assert found[1] is not None
+        np.testing.assert_array_equal(found[0], found[1])
+        assert found[0].shape == (len(first[name]), 3)
 
 
 def test_converters_split(run: Any, tmp_path: Path) -> None:

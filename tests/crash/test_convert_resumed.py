@@ -32,6 +32,7 @@ NUM_KILLS = choose(8, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
 NUM_NODES, NUM_EDGES = 6000, 40_000
 SHARD_BYTES = 2**16
+SPLIT = {"edge_split": (0.8, 0.1, 0.1), "edge_negatives": 3, "strict_negatives": True}
 
 # Converts in a forked child for each line that is read: kills it at its k-th touch of the
 # file system, or after so many seconds; prints how it ended.
@@ -113,14 +114,14 @@ def convert_whole(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("edge_split", [None, (0.8, 0.1, 0.1)])
+@pytest.mark.parametrize("rules", [{}, SPLIT], ids=["whole", "split"])
 def test_killed_at_random_points(
     tmp_path: Path,
     source: Path,
-    edge_split: tuple[float, ...] | None,
+    rules: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch, edge_split=edge_split)
+    whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch, **rules)
     folder, spill = tmp_path / "out", tmp_path / "spill"
     folder.mkdir()
     spill.mkdir()
@@ -128,7 +129,7 @@ def test_killed_at_random_points(
     draw = random.Random(1)
     kills = resumed = 0
     with server(tmp_path, source, output) as convert:
-        attempt = partial(convert, edge_split=edge_split)
+        attempt = partial(convert, **rules)
         began = time.monotonic()
         assert attempt(resume=False) == 0
         seconds = time.monotonic() - began

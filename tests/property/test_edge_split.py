@@ -16,6 +16,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions
 from gnnstore.converters.edges import builder as spill
 from gnnstore.converters.edges import split
+from gnnstore.converters.writer import negatives
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, UsageError
 from gnnstore.features.check import verify
@@ -258,3 +259,96 @@ def test_splitting_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
     assert not (tmp_path / "a.gnn").exists()
     convert(tmp_path / "a.gnn", fail=None, resume=True)
     assert_same_files(tmp_path / "a.gnn", tmp_path / "whole.gnn")
+
+
+@given(graph=graphs(), undirected=st.booleans(), seed=st.integers(0, 2**64 - 1))
+@settings(max_examples=examples(15), deadline=None)
+def test_strict_negatives_are_no_edges(
+    tmp_path_factory: pytest.TempPathFactory,
+    graph: tuple[int, Edges],
+    undirected: bool,
+    seed: int,
+) -> None:
+    tmp_path = tmp_path_factory.mktemp("split")
+    num_nodes, edges = graph
+    rules: dict[str, Any] = {
+        "undirected": undirected,
+        "edge_split": (0.5, 0.3, 0.2),
+        "edge_split_seed": seed,
+        "edge_negatives": 5,
+    }
+    whole = set(
+        read_store(write(tmp_path / "w.gnn", edges, num_nodes, undirected=undirected).path).pairs()
+    )
+    store = write(tmp_path / "a.gnn", edges, num_nodes, **rules, strict_negatives=True)
+    plain = write(tmp_path / "b.gnn", edges, num_nodes, **rules)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(negatives, "_PIECE_VALUES", 23)
+        again = write(tmp_path / "c.gnn", edges, num_nodes, **rules, strict_negatives=True)
+    assert_same_files(again.path, store.path)
+    assert verify(store.path, "full").ok
+    num_hits = 0
+    for name, own in store.edge_splits.items():
+        free = plain.edge_splits[name].target_negatives
+        drawn = own.target_negatives
+        assert drawn is not None
+        assert free is not None
+        assert drawn.shape == free.shape == (len(own), 5)
+        sources = np.repeat(own.source.read(), 5).tolist()
+        targets = np.repeat(own.target.read(), 5).tolist()
+        for source, target, strict, first in zip(
+            sources,
+            targets,
+            drawn.read().ravel().tolist(),
+            free.read().ravel().tolist(),
+            strict=True,
+        ):
+            is_bad = (source, first) in whole or first in (source, target)
+            num_hits += is_bad
+            assert is_bad or strict == first
+            assert (source, strict) not in whole
+            assert strict not in (source, target)
+    assert num_hits
+
+
+def test_negatives_are_uniform_and_of_their_seed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 50, (2, 4000))
+    stores = [
+        write(
+            tmp_path / f"{s}.gnn",
+            edges,
+            50,
+            edge_split=(0.5, 0.5, 0),
+            edge_split_seed=s,
+            edge_negatives=20,
+        )
+        for s in (0, 1)
+    ]
+    drawn = [store.edge_splits["valid"].target_negatives for store in stores]
+    for values in drawn:
+        assert values is not None
+        counts = np.bincount(values.read().ravel(), minlength=50)
+        expected = counts.sum() / 50
+        assert ((counts - expected) ** 2 / expected).sum() < 49 + 5 * (2 * 49) ** 0.5
+    rows = min(map(len, drawn))  # type: ignore[arg-type]
+    assert (drawn[0][:rows] != drawn[1][:rows]).mean() > 0.9  # type: ignore[index]
+
+
+def test_negatives_of_a_complete_graph_are_kept_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edges = np.stack(np.divmod(np.arange(900), 30))
+    options = {"edge_split": (0.5, 0.5, 0), "edge_negatives": 2, "strict_negatives": True}
+    store = write(tmp_path / "a.gnn", edges, 30, **options)
+    count = 2 * len(store.edge_splits["valid"])
+    assert f"{count} of {count} negatives are edges" in caplog.text
+
+
+def test_negatives_need_a_split() -> None:
+    for options in ({"edge_negatives": 1}, {"strict_negatives": True}):
+        with pytest.raises(UsageError, match="go with edge_split"):
+            ConvertOptions(**options)
+    for bad in ({"edge_negatives": -1}, {"strict_negatives": True}):
+        with pytest.raises(UsageError, match="negatives"):
+            ConvertOptions(edge_split=(0.8, 0.1, 0.1), **bad)

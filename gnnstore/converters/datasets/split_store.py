@@ -36,6 +36,8 @@ def split_edges(
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
     *,
     seed: int = 0,
+    num_negatives: int = 0,
+    strict: bool = False,
     test_messages: PathLike | None = None,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
@@ -53,6 +55,8 @@ def split_edges(
         Shares of train, valid and test; see `ConvertOptions.edge_split`.
     seed : int
         Which edges fall into which split.
+    num_negatives, strict
+        See `edge_negatives` and `strict_negatives` of `ConvertOptions`.
     test_messages : path-like, optional
         A second store to write, for the evaluation on "test": messages pass by the edges of train
         and of valid.
@@ -69,8 +73,16 @@ def split_edges(
     NotFoundError, CorruptStoreError, StorageError
         If the store cannot be read.
     """
-    rule = SplitRule(tuple(fractions), seed)
-    options = replace(options or ConvertOptions(), edge_split=rule.fractions, edge_split_seed=seed)
+    options = replace(
+        options or ConvertOptions(),
+        edge_split=tuple(fractions),
+        edge_split_seed=seed,
+        edge_negatives=num_negatives,
+        strict_negatives=strict,
+    )
+    rule = options.split_rule
+    if rule is None:
+        raise AssertionError("there are fractions")
     defaults = ConvertOptions()
     for name in ("undirected", "self_loops", "feature_dtype"):
         if getattr(options, name) != getattr(defaults, name):

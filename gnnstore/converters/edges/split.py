@@ -37,11 +37,17 @@ class SplitRule:
         In [0, 2**64).
     messages : tuple of str
         Splits whose edges messages pass by.
+    num_negatives : int
+        Fixed negatives of each edge to predict: nodes drawn to replace its target.
+    strict_negatives : bool
+        Draw those again, up to 16 times, that are edges of the graph, loops or the edge itself.
     """
 
     fractions: tuple[float, ...]
     seed: int = 0
     messages: tuple[str, ...] = ("train",)
+    num_negatives: int = 0
+    strict_negatives: bool = False
 
     def __post_init__(self) -> None:
         given = ",".join(f"{share:g}" for share in self.fractions)
@@ -60,6 +66,10 @@ class SplitRule:
             )
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"edge_split_seed={self.seed} is not in [0, 2**64)")
+        if self.num_negatives < 0:
+            raise UsageError(f"edge_negatives={self.num_negatives}: expected a number from 0 on")
+        if self.strict_negatives and not self.num_negatives:
+            raise UsageError("strict_negatives goes with edge_negatives, of which there are none")
 
     def hashes(self, edges: SortedEdges) -> npt.NDArray[np.uint64]:
         """Return the hash of the two ends of each edge [k]."""

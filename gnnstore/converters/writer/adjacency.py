@@ -19,6 +19,7 @@ import numpy.typing as npt
 from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk, SortedEdges
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, dtype_name, to_bfloat16_bits
+from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -248,6 +249,14 @@ def take_up_edges(store: StoreWriter) -> FinishedEdges | None:
     _remove_runs(store)
     directory = store.temporary_path / spec.indptr.path
     return FinishedEdges(spec, num_nodes, directory, _layout(store, spec.indptr))
+
+
+def finished_array(store: StoreWriter, spec: AttributeSpec) -> PagedArray:
+    """Return a paged array that is complete, while the store is written."""
+    layout = _layout(store, spec)
+    names_of_shards = (shard_name(n, len(spec.shape) - 1) for n in range(layout.num_shards))
+    directory = store.temporary_path / spec.path
+    return PagedArray(spec, layout, tuple(directory / name for name in names_of_shards))
 
 
 def _layout(store: StoreWriter, spec: AttributeSpec) -> ShardLayout:

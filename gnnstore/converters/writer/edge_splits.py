@@ -74,12 +74,12 @@ def write_edge_split(
         dtype = id_dtype(num_nodes)
         if limit is None:
             dtype = source.dtype if source.dtype == np.int32 else np.dtype(np.int64)
-        written[part] = _copy(store, directory, source, part, dtype, limit=limit)
+        written[part] = copy_array(store, directory, source, part, dtype, limit=limit)
     written_attributes = {}
     for attribute, rows in attributes.items():
         source = _source(f"{where}: {attribute}", rows)
         check_count(source.label, source.shape[0] if source.shape else 0, num_edges, "edges")
-        written_attributes[attribute] = _copy(store, f"{directory}/attrs", source, attribute)
+        written_attributes[attribute] = copy_array(store, f"{directory}/attrs", source, attribute)
     return EdgeSplitSpec(**written, attributes=written_attributes)
 
 
@@ -87,7 +87,7 @@ def _source(label: str, rows: Rows) -> ArraySource:
     return MemoryArray(label, rows) if isinstance(rows, np.ndarray) else rows
 
 
-def _copy(
+def copy_array(
     store: StoreWriter,
     directory: str,
     source: ArraySource,
@@ -96,7 +96,7 @@ def _copy(
     *,
     limit: int | None = None,
 ) -> AttributeSpec:
-    """Copy an array into pages; if a type of ids is given, they are checked."""
+    """Copy an array into pages, complete; if a type of ids is given, they are checked."""
     dtype = id_dtype or source.dtype
     array = store.paged(
         f"{directory}/{names.encode(name)}",

@@ -27,6 +27,7 @@ from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
 from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
+from gnnstore.converters.writer.negatives import write_negatives
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.opening import (
     announce,
@@ -319,24 +320,35 @@ class GraphWriter:
         num_nodes = self.num_nodes or 0
         with self.progress.phase("split edges", unit="edges"):
             split = SplitEdges(rule, edges, num_nodes, id_dtype if self._keep_ids else None)
-        self._write_edges(split, on_degrees, split.sizes)
+        self._write_edges(split, on_degrees, split, rule)
         return None
 
     def _write_edges(
         self,
         built: BuiltEdges,
         on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
-        split_sizes: Mapping[str, int] | None = None,
+        split: SplitEdges | None = None,
+        rule: SplitRule | None = None,
     ) -> None:
         self._nodes.num_nodes = built.num_nodes
-        self._edges = write_adjacency(
+        edges = write_adjacency(
             self._store,
             built,
             self._edge_types,
             self.progress,
             on_degrees=on_degrees,
-            split_sizes=split_sizes,
+            split_sizes=None if split is None else split.sizes,
         )
+        if split is not None and rule is not None and rule.num_negatives:
+            edges = write_negatives(
+                self._store,
+                edges,
+                rule,
+                num_nodes=built.num_nodes,
+                is_undirected=split.is_undirected,
+                progress=self.progress,
+            )
+        self._edges = edges
         record_edges(self._store, self._edges, built.num_nodes)
 
     # ---- nodes

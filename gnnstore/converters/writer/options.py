@@ -62,6 +62,10 @@ class ConvertOptions:
         its reverse, as often as itself), "valid" and "test" hold the edges with source <= target.
     edge_split_seed : int
         Which edges fall into which split; in [0, 2**64).
+    edge_negatives : int
+        Fixed negatives of each edge to predict: nodes drawn to replace its target.
+    strict_negatives : bool
+        Draw those again, up to 16 times, that are edges of the graph, loops or the edge itself.
     spill_directory : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         beside the output.
@@ -80,6 +84,8 @@ class ConvertOptions:
     feature_scale: FeatureScale | None = None
     edge_split: tuple[float, ...] | None = None
     edge_split_seed: int = 0
+    edge_negatives: int = 0
+    strict_negatives: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("self_loops", self.self_loops, get_args(SelfLoops))
@@ -107,7 +113,16 @@ class ConvertOptions:
     @property
     def split_rule(self) -> SplitRule | None:
         """The rule that edges are split by; None if they are not."""
-        return None if self.edge_split is None else SplitRule(self.edge_split, self.edge_split_seed)
+        if self.edge_split is None:
+            if self.edge_negatives or self.strict_negatives:
+                raise UsageError("edge_negatives and strict_negatives go with edge_split")
+            return None
+        return SplitRule(
+            self.edge_split,
+            self.edge_split_seed,
+            num_negatives=self.edge_negatives,
+            strict_negatives=self.strict_negatives,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that shape the store's contents, for its provenance."""
@@ -116,7 +131,8 @@ class ConvertOptions:
         for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
             del document[name]
         if self.edge_split is None:
-            del document["edge_split"], document["edge_split_seed"]
+            for name in ("edge_split", "edge_split_seed", "edge_negatives", "strict_negatives"):
+                del document[name]
         return document
 
 

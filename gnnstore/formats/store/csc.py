@@ -20,6 +20,29 @@ _PIECE_IDS = 1 << 20
 TopologyMode = Literal["memory", "mmap", "disk"]
 
 
+def bisect_columns(
+    indices: npt.NDArray[Any],
+    low: npt.NDArray[np.int64],
+    high: npt.NDArray[np.int64],
+    wanted: npt.NDArray[np.int64],
+    side: str,
+) -> npt.NDArray[np.int64]:
+    """Return where each number [k] belongs in indices[low:high], as np.searchsorted.
+
+    Only what is compared is read, so that `indices` may be mapped.
+    """
+    low, high = low.copy(), high.copy()
+    active = np.flatnonzero(low < high)
+    while active.size:
+        middle = (low[active] + high[active]) // 2
+        there: npt.NDArray[Any] = indices[middle]
+        is_before = there < wanted[active] if side == "left" else there <= wanted[active]
+        low[active[is_before]] = middle[is_before] + 1
+        high[active[~is_before]] = middle[~is_before]
+        active = active[low[active] < high[active]]
+    return low
+
+
 @dataclass(frozen=True)
 class Csc:
     """In-neighbours by column: those of node v are `indices[indptr[v]:indptr[v + 1]]`.

@@ -45,6 +45,22 @@ def command() -> None:
     """Hold the kinds; users see `_HELP`."""
 
 
+# Negatives of the edges that a split holds.
+negative_options = together(
+    click.option(
+        "--edge-negatives",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="K",
+        help="Fixed negatives of each edge to predict: nodes that replace its target.",
+    ),
+    click.option(
+        "--strict-negatives",
+        is_flag=True,
+        help="Draw negatives again that are edges of the graph.",
+    ),
+)
+
 # Those of the fields of `ConvertOptions` that are about the output, and how progress is shown.
 output_options = together(
     click.option(
@@ -119,6 +135,7 @@ _common_options = together(
     click.option(
         "--edge-split-seed", type=click.IntRange(min=0), default=0, help="Seed of --edge-split."
     ),
+    negative_options,
     click.option(
         "--spill-dir",
         "spill_directory",

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from gnnstore.tools.commands.convert import output_options
+from gnnstore.tools.commands.convert import negative_options, output_options
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import SHARES, seed_option, session_options
 from gnnstore.tools.ui.session import Session
@@ -47,8 +47,11 @@ Examples:
     metavar="OUT2",
     help="Write a second store for the evaluation on test: its graph is train and valid.",
 )
+@negative_options
 @output_options
 @session_options
 def command(session: Session, **arguments: Any) -> None:
     """Split the edges of a store; users see `_HELP`."""
+    arguments["num_negatives"] = arguments.pop("edge_negatives")
+    arguments["strict"] = arguments.pop("strict_negatives")
     convert(session, "split_edges", **arguments)

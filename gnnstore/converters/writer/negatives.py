@@ -1,0 +1,174 @@
+"""Draws fixed negatives for the edges of a split: nodes that replace the target of each.
+
+A negative is a hash of the seed and of its place, so that it depends on nothing else. On request
+those that are edges of the graph are drawn again. An edge is looked up where it lies: in the
+adjacency, or in a split, both sorted by target and source.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.source import SequentialArray
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.edges.split import NAMES, SplitRule
+from gnnstore.converters.keyed_random import hash_pairs
+from gnnstore.converters.writer.adjacency import finished_array
+from gnnstore.converters.writer.edge_splits import copy_array
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.container import names
+from gnnstore.formats.store.csc import bisect_columns
+from gnnstore.formats.store.edge_splits import EdgeSplitSpec
+from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
+from gnnstore.formats.store.writer import StoreWriter
+from gnnstore.progress import Progress
+
+_LOG = logging.getLogger(__name__)
+
+_SALT = 0x6E656761_74697665  # "negative"
+_MAX_DRAWS = 17  # the first, and 16 more for what is an edge
+_PIECE_VALUES = 2**17
+
+
+def write_negatives(
+    store: StoreWriter,
+    edges: EdgeTypeSpec,
+    rule: SplitRule,
+    *,
+    num_nodes: int,
+    is_undirected: bool,
+    progress: Progress,
+) -> EdgeTypeSpec:
+    """Write the negatives of each split; returns the schema with them.
+
+    Parameters
+    ----------
+    edges : EdgeTypeSpec
+        The adjacency and the splits, which are complete.
+    num_nodes : int
+        N.
+    is_undirected : bool
+        Whether splits hold one direction of each edge.
+    """
+    finder = _Finder(store, edges, is_undirected) if rule.strict_negatives else None
+    splits = {}
+    for name, split in edges.splits.items():
+        source = _Negatives(store, name, split, rule=rule, num_nodes=num_nodes, finder=finder)
+        directory = names.edge_split_directory(EDGE_TYPE, name)
+        with progress.phase(f"draw negatives of {name}"):
+            written = copy_array(
+                store, directory, source, "target_negatives", source.dtype, limit=num_nodes
+            )
+        splits[name] = replace(split, target_negatives=written)
+        if source.num_kept:
+            _LOG.warning(
+                "the edge split %r: %d of %d negatives are edges, loops or the edge itself: "
+                "%d draws found no other",
+                name,
+                source.num_kept,
+                split.num_edges * rule.num_negatives,
+                _MAX_DRAWS,
+            )
+    return replace(edges, splits=splits)
+
+
+class _Negatives(SequentialArray):
+    """The negatives [L, K] of a split, drawn as they are asked for."""
+
+    def __init__(
+        self,
+        store: StoreWriter,
+        name: str,
+        split: EdgeSplitSpec,
+        *,
+        rule: SplitRule,
+        num_nodes: int,
+        finder: _Finder | None,
+    ) -> None:
+        self.label = f"negatives of {name}"
+        self.shape = (split.num_edges, rule.num_negatives)
+        self.dtype = id_dtype(num_nodes)
+        self.num_kept = 0
+        self._ends = finished_array(store, split.source), finished_array(store, split.target)
+        self._seed = (rule.seed ^ _SALT) + NAMES.index(name) & 2**64 - 1
+        self._num_nodes = np.uint64(num_nodes)
+        self._finder = finder
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the negatives of the edges from `start` on."""
+        num_edges, width = self.shape
+        step = max(1, min(step, _PIECE_VALUES // width))
+        for first in range(start, num_edges, step):
+            last = min(first + step, num_edges)
+            sources, targets = (
+                np.repeat(ends.read_slice(first, last).astype(np.int64), width)
+                for ends in self._ends
+            )
+            drawn = self._draw(np.arange(first * width, last * width), sources, targets)
+            yield drawn.reshape(-1, width).astype(self.dtype)
+
+    def _draw(
+        self,
+        places: npt.NDArray[np.int64],
+        sources: npt.NDArray[np.int64],
+        targets: npt.NDArray[np.int64],
+    ) -> npt.NDArray[np.int64]:
+        found = np.empty(len(places), np.int64)
+        left = np.arange(len(places))
+        for attempt in range(_MAX_DRAWS if self._finder else 1):
+            words = hash_pairs(self._seed, places[left], np.full(len(left), attempt), None)
+            found[left] = (words % self._num_nodes).astype(np.int64)
+            if self._finder is not None:
+                there, wrong = found[left], sources[left]
+                is_bad = (there == wrong) | (there == targets[left])
+                left = left[is_bad | self._finder.are_edges(wrong, there)]
+        self.num_kept += len(left) if self._finder else 0
+        return found
+
+
+class _Finder:
+    """Finds edges of the adjacency and of the splits while the store is written."""
+
+    def __init__(self, store: StoreWriter, edges: EdgeTypeSpec, is_undirected: bool) -> None:
+        self._indptr = finished_array(store, edges.indptr)
+        self._indices = finished_array(store, edges.indices)
+        self._splits: list[tuple[PagedArray, PagedArray]] = [
+            (finished_array(store, split.target), finished_array(store, split.source))
+            for split in edges.splits.values()
+        ]
+        self._is_undirected = is_undirected
+
+    def are_edges(
+        self, sources: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Tell for each pair [k] whether an edge leads from one to the other."""
+        indptr = self._indptr.view()
+        found = _contain(self._indices.view(), indptr[targets], indptr[targets + 1], sources)
+        if self._is_undirected:  # of both directions, splits hold that which ascends
+            sources, targets = np.minimum(sources, targets), np.maximum(sources, targets)
+        for own_targets, own_sources in self._splits:
+            columns = own_targets.view()
+            # In their own type: else NumPy would copy all of them.
+            wanted = targets.astype(columns.dtype)
+            low, high = (np.searchsorted(columns, wanted, side) for side in ("left", "right"))
+            found |= _contain(own_sources.view(), low, high, sources)
+        return found
+
+
+def _contain(
+    values: npt.NDArray[Any],
+    low: npt.NDArray[np.int64],
+    high: npt.NDArray[np.int64],
+    wanted: npt.NDArray[np.int64],
+) -> npt.NDArray[np.bool_]:
+    """Tell whether values[low:high] have each number, all of them ascending."""
+    firsts = bisect_columns(values, low, high, wanted, side="left")
+    found: npt.NDArray[np.bool_] = firsts < high
+    found[found] = values[firsts[found]] == wanted[found]
+    return found
