@@ -127,6 +127,12 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         spec = self.schema.node.original_name
         return None if spec is None else Texts(self.reader, spec)
 
+    @property
+    def relation_names(self) -> Texts | None:
+        """Names of the values of the edge attribute `edge_type`; None where they have none."""
+        spec = self.schema.edge.value_names.get("edge_type")
+        return None if spec is None else Texts(self.reader, spec)
+
     def node_attribute(self, name: str) -> Attribute:
         """Return a node attribute.
 

@@ -30,7 +30,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
     not SHARED.is_dir(), reason="the real graphs are not beside this checkout"
 )
-KINDS = ("ogb", "snap", "numpy", "graphbolt", "igb", "rmat", "pyg")
+KINDS = ("ogb", "snap", "triples", "numpy", "graphbolt", "igb", "rmat", "pyg")
 
 EDGES = np.array([[0, 1, 2, 2, 4], [1, 2, 0, 3, 4]])
 
@@ -75,7 +75,7 @@ def test_help_of_a_kind_has_examples(run: Any, kind: str) -> None:
 
 def test_common_options_are_those_of_the_library() -> None:
     assert set(COMMON) == set(ConvertOptions.__dataclass_fields__)
-    for kind in ("ogb", "snap", "numpy", "graphbolt", "igb", "rmat"):
+    for kind in ("ogb", "snap", "triples", "numpy", "graphbolt", "igb", "rmat"):
         words = ["out.gnn"] if kind == "rmat" else ["in", "out.gnn"]
         given = cmd_convert.command.commands[kind].make_context(kind, words).params
         assert ConvertOptions(**{name: given[name] for name in COMMON}) == ConvertOptions()
@@ -352,6 +352,13 @@ def _halved(path: Path) -> Path:
         ("numpy", lambda d: _outside(d / "in"), 1, "source node id 99 at position 1 is outside"),
         ("numpy", lambda d: _damaged(d / "d.npz"), 1, "d.npz: edge_index: the archive is damaged"),
         ("numpy", lambda d: _halved(d / "h.npz"), 1, "h.npz: not a complete .npz archive"),
+        ("triples", lambda d: d, 3, "none of train.txt, train.tsv, train.txt.gz"),
+        (
+            "triples",
+            lambda d: _text(d / "train.txt", "a r b\na b\n").parent,
+            1,
+            "line 2: found 2 fie",
+        ),
         ("graphbolt", lambda d: d, 3, "metadata.yaml"),
         ("graphbolt", lambda d: _text(d / "metadata.yaml", "[").parent, 1, "is not valid YAML"),
         ("igb", lambda d: d, 3, "paper__cites__paper/edge_index.npy is not there"),

@@ -43,6 +43,11 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _published(root: Path) -> None:
+    (root / "FB15k-237").mkdir()
+    for split in ("train", "valid", "test"):
+        text = f"/m/01\t/film/actor\t/m/02\n/m/02\t/film/genre\t/m/{split}\n"
+        (root / "FB15k-237" / f"{split}.txt").write_text(text)
+        (root / f"{split}.txt").write_text(text)
     """Write the data sets that are not OGB's or SNAP's, and features in several files."""
     graph = random_graph(200, 900, feature_dim=16, num_classes=4, edge_feature_dim=2)
     published.write_graphbolt(root / "datasets" / "small", graph)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +49,9 @@ class TableFormat:
     weight_column : int, optional
         Position of a field that is a float32, in a table whose first two fields are the ends of
         an edge; fields between these are skipped. Blocks are structured: see `row_dtype`.
+    label_column : int, optional
+        Position of a field that is a name of another kind than the ends, in a table of text of
+        three columns: the relation of a triple.
     delimiter : str, optional
         The separator of fields; None: a comma, a tab or spaces, whichever the first
         line has.
@@ -72,6 +75,7 @@ class TableFormat:
     dtype: str
     num_columns: int | None = None
     weight_column: int | None = None
+    label_column: int | None = None
     delimiter: str | None = ","
     comments: bytes = b""
     minimum: int | None = None
@@ -89,6 +93,11 @@ class TableFormat:
         return self.dtype == "int64"
 
     @property
+    def end_columns(self) -> list[int]:
+        """The positions of the two ends of an edge."""
+        return [column for column in range(3) if column != self.label_column][:2]
+
+    @property
     def row_dtype(self) -> np.dtype[Any]:
         """The element type of blocks: `dtype`, or `ends` (two of them) and `weight`."""
         if self.weight_column is None:
@@ -98,7 +107,7 @@ class TableFormat:
 
 @dataclass(frozen=True)
 class NameBlock:
-    """Rows whose first two fields are names.
+    """Rows two fields of which are names of nodes.
 
     Attributes
     ----------
@@ -110,12 +119,15 @@ class NameBlock:
         Where each name appears first: 2 i + c in column c of row i.
     weight : ndarray of float32, shape [k], or None
         The weight column.
+    labels : NameBlock or None
+        The label column, as a block of its own of one column.
     """
 
     names: list[bytes]
     codes: npt.NDArray[np.int64]
     first: npt.NDArray[np.int64]
-    weight: npt.NDArray[np.float32] | None
+    weight: npt.NDArray[np.float32] | None = None
+    labels: NameBlock | None = None
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -373,7 +385,7 @@ class TextTable:
         except pa.ArrowInvalid:
             return None
         if self.format.dtype == "text":
-            return _encode_names(table)
+            return self._encode_table(table)
         columns = [column.to_numpy() for column in table.columns]
         return np.stack(columns, axis=1) if weight is None else self._weighted(columns)
 
@@ -384,7 +396,9 @@ class TextTable:
 
     def _allowed(self, rows: npt.NDArray[Any] | NameBlock) -> bool:
         if isinstance(rows, NameBlock):
-            return b"" not in rows.names and (rows.weight is None or self._finite(rows.weight))
+            labels = rows.labels.names if rows.labels else []
+            is_finite = rows.weight is None or self._finite(rows.weight)
+            return b"" not in rows.names and b"" not in labels and is_finite
         if self.format.weight_column is not None:
             if not self._finite(rows["weight"]):
                 return False
@@ -397,6 +411,26 @@ class TextTable:
             return True
         low, limit = self.format.minimum, self.format.limit
         return (low is None or rows.min() >= low) and (limit is None or rows.max() < limit)
+
+    def _encode_table(self, table: Any) -> NameBlock:
+        """Return the rows of a pyarrow table as a block."""
+        ends = self.format.end_columns
+        block = _encode_arrow([table.column(column) for column in ends])
+        if self.format.label_column is not None:
+            return replace(block, labels=_encode_arrow([table.column(self.format.label_column)]))
+        return replace(block, weight=table.column(2).to_numpy()) if table.num_columns > 2 else block
+
+    def _encode_lines(self, rows: list[list[Any]]) -> NameBlock:
+        """Return rows that were parsed line by line as a block."""
+        weight, label = self.format.weight_column, self.format.label_column
+        block = _encode_fields(
+            [[row[column] for column in self.format.end_columns] for row in rows]
+        )
+        if label is not None:
+            return replace(block, labels=_encode_fields([[row[label]] for row in rows]))
+        if weight is not None:
+            return replace(block, weight=np.array([row[weight] for row in rows], np.float32))
+        return block
 
     def _finite(self, weight: npt.NDArray[Any]) -> bool:
         return bool(np.isfinite(weight).all())
@@ -421,7 +455,7 @@ class TextTable:
             parsed.append([self._value(number, c, f) for c, f in enumerate(fields, 1)])
         weight = self.format.weight_column
         if self.format.dtype == "text":
-            return _encode_fields(parsed, weight)
+            return self._encode_lines(parsed)
         if weight is not None:
             columns = [np.array([row[c] for row in parsed]) for c in (0, 1, weight)]
             return self._weighted(columns)
@@ -500,36 +534,30 @@ def _show(field: bytes) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
-def _encode_names(table: Any) -> NameBlock:
-    """Return the rows of a pyarrow table of two columns of text, and perhaps a weight."""
+def _encode_arrow(columns: list[Any]) -> NameBlock:
+    """Return columns of text of a pyarrow table as a block."""
     import pyarrow as pa  # noqa: PLC0415
     from pyarrow import compute  # noqa: PLC0415
 
-    columns = [chunk for column in table.columns[:2] for chunk in column.chunks]
-    trimmed = compute.ascii_trim_whitespace(pa.concat_arrays(columns))
-    encoded = trimmed.dictionary_encode()
-    codes = encoded.indices.to_numpy().reshape(2, -1).T
+    chunks = [chunk for column in columns for chunk in column.chunks]
+    encoded = compute.ascii_trim_whitespace(pa.concat_arrays(chunks)).dictionary_encode()
+    codes = encoded.indices.to_numpy().reshape(len(columns), -1).T
     # The dictionary has the sources before the targets; names are to come as lines have them.
     _, first = np.unique(codes, return_index=True)
     order = np.argsort(first)
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
     names = encoded.dictionary.cast(pa.binary()).take(pa.array(order)).to_pylist()
-    weight = table.column(2).to_numpy() if table.num_columns > 2 else None
-    return NameBlock(names, rank[codes], first[order].astype(np.int64), weight)
+    return NameBlock(names, rank[codes], first[order].astype(np.int64))
 
 
-def _encode_fields(rows: list[list[Any]], weight_column: int | None) -> NameBlock:
+def _encode_fields(rows: list[list[bytes]]) -> NameBlock:
     """Return rows of fields as a block."""
     numbers: dict[bytes, int] = {}
     first: list[int] = []
-    codes = np.empty((len(rows), 2), np.int64)
-    for i, row in enumerate(rows):
-        for c in range(2):
-            codes[i, c] = numbers.setdefault(row[c], len(numbers))
-            if len(first) < len(numbers):
-                first.append(2 * i + c)
-    weight = None
-    if weight_column is not None:
-        weight = np.array([row[weight_column] for row in rows], np.float32)
-    return NameBlock(list(numbers), codes, np.array(first, np.int64), weight)
+    codes = np.empty((len(rows), len(rows[0]) if rows else 0), np.int64)
+    for place, field in enumerate(field for row in rows for field in row):
+        codes.flat[place] = numbers.setdefault(field, len(numbers))
+        if len(first) < len(numbers):
+            first.append(place)
+    return NameBlock(list(numbers), codes, np.array(first, np.int64))

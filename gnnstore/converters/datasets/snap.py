@@ -15,7 +15,8 @@ from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.source import ArraySource, SequentialArray, check_rows
 from gnnstore.converters.arrays.text_tables import NameBlock, TableFormat, TextTable
 from gnnstore.converters.datasets.external import Paths, open_external, open_labels
-from gnnstore.converters.edges.id_remap import IdCollector, IdMap
+from gnnstore.converters.datasets.numbering import number_ids, number_names
+from gnnstore.converters.edges.id_remap import IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
 from gnnstore.converters.writer.graph_writer import GraphWriter
@@ -140,8 +141,10 @@ def from_snap(
     ) as writer:
         table = TextTable(path, table_format, memory_bytes=writer.options.memory_bytes)
         writer.reserve_memory(table.memory_bytes)
-        names = _collect_names(writer, table) if string_ids else None
-        ids = _collect_ids(writer, table) if num_nodes is None and names is None else None
+        names = number_names(writer, lambda: _read_names(writer, table)) if string_ids else None
+        ids = None
+        if num_nodes is None and names is None:
+            ids = number_ids(writer, _read_ids(writer, table))
         max_id = None if ids is None else ids.max_id
         if x is not None:
             _check_rows(x.source, writer.num_nodes or 0, None if x.row_ids is not None else max_id)
@@ -201,36 +204,22 @@ class _NumberedIds(SequentialArray):
             yield numbers
 
 
-def _collect_ids(writer: GraphWriter, table: TextTable) -> IdMap:
-    collector = IdCollector(memory_bytes=writer.options.memory_bytes)
+def _read_ids(writer: GraphWriter, table: TextTable) -> Iterator[npt.NDArray[Any]]:
+    num_edges = 0
     with writer.progress.phase("read ids", table.path.stat().st_size, "bytes") as phase:
         for rows in table.blocks(phase):
-            collector.add((rows["ends"] if rows.dtype.names else rows).reshape(-1))
-            writer.expect_edges(collector.num_added // 2)
-    ids = collector.finish()
-    writer.reserve_memory(ids.num_bytes)
-    writer.set_num_nodes(ids.num_nodes)
-    if not ids.is_identity:
-        writer.set_original_ids(ids.original_ids())
-    return ids
+            yield (rows["ends"] if rows.dtype.names else rows).reshape(-1)
+            num_edges += len(rows)
+            writer.expect_edges(num_edges)
 
 
-def _collect_names(writer: GraphWriter, table: TextTable) -> NameNumbering:
-    names = NameNumbering(writer.spill_directory / "names", writer.options.memory_bytes)
-
-    def read() -> Iterator[NameBlock]:
-        num_edges = 0
-        with writer.progress.phase("read names", table.path.stat().st_size, "bytes") as phase:
-            for block in table.blocks(phase):
-                yield block
-                num_edges += len(block)
-                writer.expect_edges(num_edges)
-
-    names.collect(read)
-    writer.reserve_memory(names.memory_bytes)
-    writer.set_num_nodes(names.num_nodes)
-    writer.set_original_names(names.names(), names.num_nodes, names.name_bytes)
-    return names
+def _read_names(writer: GraphWriter, table: TextTable) -> Iterator[NameBlock]:
+    num_edges = 0
+    with writer.progress.phase("read names", table.path.stat().st_size, "bytes") as phase:
+        for block in table.blocks(phase):
+            yield block
+            num_edges += len(block)
+            writer.expect_edges(num_edges)
 
 
 def _read_edges(

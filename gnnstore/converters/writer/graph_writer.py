@@ -6,7 +6,7 @@ the input is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -43,7 +43,14 @@ from gnnstore.errors import InputError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
-from gnnstore.formats.store.schema import NODE_TYPE, EdgeTypeSpec, NodeTypeSpec, Schema, TextSpec
+from gnnstore.formats.store.schema import (
+    EDGE_TYPE,
+    NODE_TYPE,
+    EdgeTypeSpec,
+    NodeTypeSpec,
+    Schema,
+    TextSpec,
+)
 from gnnstore.progress import NullProgress, Progress
 
 
@@ -131,6 +138,7 @@ class GraphWriter:
         self._nodes.num_nodes = num_nodes
         self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
         self._edge_splits: dict[str, EdgeSplitSpec] = {}
+        self._value_names: dict[str, TextSpec] = {}
         self._original_ids: AttributeSpec | None = None
         self._original_name: TextSpec | None = None
         self._graph_values: dict[str, Any] = {}
@@ -519,25 +527,37 @@ class GraphWriter:
         """
         check_count("the original names", num_names, self.num_nodes)
         directory = store_names.original_name_directory(NODE_TYPE)
+        self._original_name = self._write_texts(directory, names, num_names, num_bytes)
+
+    def set_value_names(self, attribute: str, names: Sequence[bytes]) -> None:
+        """Record what the values 0, 1, ... of an integer edge attribute are called, in UTF-8."""
+        directory = store_names.value_names_directory(EDGE_TYPE, attribute)
+        num_bytes = sum(map(len, names))
+        written = self._write_texts(directory, [list(names)], len(names), num_bytes)
+        self._value_names[attribute] = written
+
+    def _write_texts(
+        self, directory: str, texts: Iterable[list[bytes]], num_texts: int, num_bytes: int
+    ) -> TextSpec:
         letters, offsets = (
             self._store.paged(
                 f"{directory}/{part}", name=part, row_shape=(), dtype=dtype, num_rows=num_rows
             )
             for part, dtype, num_rows in (
                 ("bytes", "uint8", num_bytes),
-                ("offsets", "int64", num_names + 1),
+                ("offsets", "int64", num_texts + 1),
             )
         )
         position = 0
         offsets.append(np.zeros(1, np.int64))
-        for some in names:
+        for some in texts:
             ends = position + np.cumsum(np.fromiter(map(len, some), np.int64, len(some)))
             position = int(ends[-1])
             letters.append(np.frombuffer(b"".join(some), np.uint8))
             offsets.append(ends)
         letters.close()
         offsets.close()
-        self._original_name = TextSpec(letters.spec, offsets.spec)
+        return TextSpec(letters.spec, offsets.spec)
 
     # ---- the graph as a whole
 
@@ -592,7 +612,13 @@ class GraphWriter:
                     self._original_name,
                 ),
             ),
-            edge_types=(replace(edges, splits={**edges.splits, **self._edge_splits}),),
+            edge_types=(
+                replace(
+                    edges,
+                    splits={**edges.splits, **self._edge_splits},
+                    value_names=self._value_names,
+                ),
+            ),
             graph_attributes=self._graph_values,
             graph_arrays=self._graph_arrays,
             index_dtype=self._index_dtype,

@@ -75,6 +75,11 @@ def edge_directory(source: str, relation: str, target: str) -> str:
     return f"edges/{_edge_component(source, relation, target)}"
 
 
+def value_names_directory(edge_type: tuple[str, str, str], attribute: str) -> str:
+    """Path of the group of the names that an edge attribute's values have: bytes and offsets."""
+    return f"{edge_directory(*edge_type)}/value_names/{encode(attribute)}"
+
+
 def edge_split_directory(edge_type: tuple[str, str, str], name: str) -> str:
     """Path of an edge split's group: holds source, target, what else it has, and attrs/."""
     return f"edge_splits/{_edge_component(*edge_type)}/{encode(name)}"

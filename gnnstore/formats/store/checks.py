@@ -42,6 +42,11 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
                     yield from _check_range(reader, spec, num_nodes, f"{part} of {name!r}")
             if split.edge_id is not None:
                 yield from _check_edge_ids(reader, split.edge_id, is_whole=False)
+        for name, text in edge.value_names.items():
+            yield from _check_text(reader, text)
+            for spec in edge.named_values(name):
+                num_names = text.offsets.num_rows - 1
+                yield from _check_range(reader, spec, num_names, name, kind="value")
 
 
 def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
@@ -56,7 +61,7 @@ def _check_node_ids(reader: Reader, node: NodeTypeSpec) -> Iterator[Problem]:
 
 
 def _check_range(
-    reader: Reader, spec: AttributeSpec, num_nodes: int, what: str
+    reader: Reader, spec: AttributeSpec, limit: int, what: str, *, kind: str = "node"
 ) -> Iterator[Problem]:
     """Yield the first entry of a list of nodes [k], or of lists [k, A], that is none."""
     pieces: Iterable[tuple[int, npt.NDArray[Any]]]
@@ -65,13 +70,13 @@ def _check_range(
     else:
         pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
     for first, ids in pieces:
-        outside = np.argwhere((ids < 0) | (ids >= num_nodes))
+        outside = np.argwhere((ids < 0) | (ids >= limit))
         if len(outside):
             place = tuple(int(i) for i in outside[0])
             yield Problem(
                 str(reader.path / spec.path),
-                f"{what}: entry {first + place[0]} is node {int(ids[place])}, outside "
-                f"[0, {num_nodes})",
+                f"{what}: entry {first + place[0]} is {kind} {int(ids[place])}, outside "
+                f"[0, {limit})",
             )
             return
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import Manifest
 from gnnstore.formats.container.strict_json import Fields
@@ -83,7 +84,8 @@ class EdgeTypeSpec:
     """The edges of one type in CSC form: columns are targets, `indices` their in-neighbours.
 
     Splits are of edges to predict. Where there are some and none is called "train", the edges of
-    the graph are the training split.
+    the graph are the training split. The values of an integer attribute may have names: value i
+    that of number i.
     """
 
     source: str
@@ -95,6 +97,7 @@ class EdgeTypeSpec:
     edge_id: AttributeSpec | None = None
     attributes: Mapping[str, AttributeSpec] = field(default_factory=dict)
     splits: Mapping[str, EdgeSplitSpec] = field(default_factory=dict)
+    value_names: Mapping[str, TextSpec] = field(default_factory=dict)
 
     @property
     def type(self) -> tuple[str, str, str]:
@@ -102,10 +105,35 @@ class EdgeTypeSpec:
         return (self.source, self.relation, self.target)
 
     def arrays(self) -> tuple[AttributeSpec, ...]:
-        """Return the arrays of the adjacency and of the splits, in a fixed order."""
+        """Return the arrays of the adjacency, of the splits and of names, in a fixed order."""
         ids = (self.edge_id,) if self.edge_id else ()
         splits = (spec for split in self.splits.values() for spec in split.arrays())
-        return (self.indptr, self.indices, *ids, *self.attributes.values(), *splits)
+        texts = (part for text in self.value_names.values() for part in (text.bytes, text.offsets))
+        return (self.indptr, self.indices, *ids, *self.attributes.values(), *splits, *texts)
+
+    def check_splits(self, file: str) -> None:
+        """Raise if splits, or the names of an attribute's values, contradict the rest.
+
+        Raises
+        ------
+        CorruptStoreError
+        """
+        for split in self.splits.values():
+            split.check(file)
+        for name, text in self.value_names.items():
+            if not self.named_values(name):
+                raise CorruptStoreError(
+                    f"{file}: there are names of the values of {name!r}, but no such edge "
+                    "attribute of integers",
+                    path=file,
+                )
+            _check_text(text, max(0, text.offsets.num_rows - 1), file)
+
+    def named_values(self, name: str) -> list[AttributeSpec]:
+        """Return the arrays of an integer attribute: of the edges, and of each split."""
+        owners = (self.attributes, *(split.attributes for split in self.splits.values()))
+        found = [own[name] for own in owners if name in own]
+        return [spec for spec in found if STORAGE_DTYPES[spec.dtype].kind in "iu"]
 
     @classmethod
     def from_json(cls, fields: Fields) -> EdgeTypeSpec:
@@ -116,7 +144,9 @@ class EdgeTypeSpec:
         CorruptStoreError
             Naming the field that is malformed.
         """
-        splits = fields.fields("splits") if fields.has("splits") else Fields({}, fields.path)
+        none = Fields({}, fields.path)
+        splits = fields.fields("splits") if fields.has("splits") else none
+        texts = fields.fields("value_names") if fields.has("value_names") else none
         return cls(
             source=fields.text("source"),
             relation=fields.text("relation"),
@@ -127,6 +157,7 @@ class EdgeTypeSpec:
             edge_id=_optional(fields, "edge_id"),
             attributes=_attributes(fields, "attributes"),
             splits={n: EdgeSplitSpec.from_json(splits.fields(n)) for n in splits.document},
+            value_names={n: TextSpec.from_json(texts.fields(n)) for n in texts.document},
         )
 
 
@@ -197,8 +228,9 @@ class Schema:
         document["edge_types"] = list(document["edge_types"])
         for edge in document["edge_types"]:
             edge["splits"] = edge_splits_json(edge["splits"])
-            if not edge["splits"]:
-                del edge["splits"]
+            for name in ("splits", "value_names"):
+                if not edge[name]:
+                    del edge[name]
         return document
 
     @classmethod
@@ -267,8 +299,7 @@ class Schema:
                         f"{list(spec.shape)}; expected one-dimensional paged {' or '.join(dtypes)}",
                         path=file,
                     )
-            for split in edge.splits.values():
-                split.check(file)
+            edge.check_splits(file)
         return self
 
 

@@ -35,7 +35,7 @@ class StoreWriter(SealedWriter):
             return names.decode(parts[0])
         if group == "edge_splits":  # negatives that edges share are in rows of their own
             return "edge" if parts[2] not in ("negative_source", "negative_target") else None
-        is_of_edges = group == "edges" and parts[1:] != ["indptr"]
+        is_of_edges = group == "edges" and parts[1] not in ("indptr", "value_names")
         return "edge" if is_of_edges else None
 
     def check_spec(self, spec: AttributeSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any, get_args
 
 import click
@@ -34,6 +35,7 @@ command with --resume to continue it, or without to start again.
 Examples:
   gnnstore convert ogb dataset/ogbn_arxiv arxiv.gnn --undirected
   gnnstore convert snap com-friendster.ungraph.txt.gz friendster.gnn --undirected
+  gnnstore convert triples FB15k-237/ fb15k-237.gnn
   gnnstore convert numpy graph.npz graph.gnn --feature-dtype float16
   gnnstore convert rmat random.gnn --scale 20
   gnnstore convert rmat random.gnn --scale 20 --resume
@@ -270,6 +272,32 @@ Examples:
         is_flag=True,
         help="Ids are names: number nodes in order of appearance and store the names.",
     ),
+)
+
+_add_kind(
+    "triples",
+    """Convert a knowledge graph: text with head, relation and tail in a line.
+
+INPUT is the file of the triples to train on, which become the edges; or a directory with train,
+valid and test, ending in .txt or .tsv, plain or .gz. Fields are separated by tabs, spaces or
+commas. Entities and relations are numbered in order of appearance; the store keeps their names.
+The relation of an edge is its attribute edge_type; other splits are kept as edge splits.
+
+\b
+Examples:
+  gnnstore convert triples FB15k-237/ fb15k-237.gnn
+  gnnstore convert triples train.txt kg.gnn --valid valid.txt --test test.txt
+  gnnstore convert triples kg.tsv.gz kg.gnn --columns htr --integer-ids
+""",
+    click.option("--valid", type=click.Path(), metavar="FILE", help="Triples of the split valid."),
+    click.option("--test", type=click.Path(), metavar="FILE", help="Triples of the split test."),
+    click.option(
+        "--columns",
+        type=click.Choice(tuple(map("".join, permutations("hrt")))),
+        default="hrt",
+        help="Order of head, relation and tail in a line.",
+    ),
+    click.option("--integer-ids", is_flag=True, help="Entities and relations are numbers already."),
 )
 
 _add_kind(

@@ -66,6 +66,9 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
                         }
                         for name, split in edge.splits.items()
                     },
+                    "value_names": {
+                        name: text.offsets.num_rows - 1 for name, text in edge.value_names.items()
+                    },
                 }
                 for edge in schema.edge_types
             ],

@@ -1,0 +1,36 @@
+"""Numbers the nodes of a text, and records in the store what they are called there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.text_tables import NameBlock
+from gnnstore.converters.edges.id_remap import IdCollector, IdMap
+from gnnstore.converters.edges.name_ids import NameNumbering
+from gnnstore.converters.writer.graph_writer import GraphWriter
+
+
+def number_ids(writer: GraphWriter, ids: Iterable[npt.NDArray[Any]]) -> IdMap:
+    """Give numbers to the nodes of a text in ascending order of their ids, which come in pieces."""
+    collector = IdCollector(memory_bytes=writer.options.memory_bytes)
+    for some in ids:
+        collector.add(some)
+    found = collector.finish()
+    writer.reserve_memory(found.num_bytes)
+    writer.set_num_nodes(found.num_nodes)
+    if not found.is_identity:
+        writer.set_original_ids(found.original_ids())
+    return found
+
+
+def number_names(writer: GraphWriter, read: Callable[[], Iterable[NameBlock]]) -> NameNumbering:
+    """Give numbers to the nodes of a text in order of appearance; `read` starts anew each time."""
+    names = NameNumbering(writer.spill_directory / "names", writer.options.memory_bytes)
+    names.collect(read)
+    writer.reserve_memory(names.memory_bytes)
+    writer.set_num_nodes(names.num_nodes)
+    writer.set_original_names(names.names(), names.num_nodes, names.name_bytes)
+    return names

@@ -1,0 +1,286 @@
+"""Knowledge graphs as text: head, relation and tail in a line, in a file for each split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.arrays.files import FileArray
+from gnnstore.converters.arrays.text_tables import NameBlock, TableFormat, TextTable
+from gnnstore.converters.datasets.numbering import number_ids, number_names
+from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.workload import Workload, inspect_inputs
+from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.progress import Progress
+
+EDGE_ATTRIBUTE = "edge_type"
+_ENDINGS = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
+# Names of a split's file in a directory.
+_STEMS = {"train": ("train",), "valid": ("valid", "val"), "test": ("test",)}
+_ENTRY_BYTES = 160  # of a relation in a dictionary, besides its text
+_FIELD_HINT = (
+    "; a line is head, relation and tail, separated by tabs or, if no name has one, by spaces"
+)
+_TYPE_HINT = ". If entities and relations go by names, leave out integer_ids (--integer-ids)"
+
+Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
+
+
+@limits_named("convert")
+def from_triples(
+    input: PathLike,  # noqa: A002 - the word the command line uses
+    output: PathLike,
+    *,
+    valid: PathLike | None = None,
+    test: PathLike | None = None,
+    columns: str = "hrt",
+    integer_ids: bool = False,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Convert a knowledge graph: lines of head, relation and tail.
+
+    The triples to train on become the edges, from head to tail, with the number of the relation
+    as the edge attribute `edge_type` (int64); the others become the edge splits "valid" and
+    "test" with the attribute of the same name. Fields are separated by a tab, by spaces or by a
+    comma, whichever the first line has; files may be gzipped. No line is a comment.
+
+    Entities and relations are numbered in order of appearance, in the training triples first, and
+    the store keeps their names (`original_names`, `relation_names`). Names of entities that do
+    not fit in half of the memory allowed are numbered on disk.
+
+    Parameters
+    ----------
+    input : path-like
+        The triples to train on; or a directory with `train`, and perhaps `valid` (or `val`) and
+        `test`, ending in .txt or .tsv, plain or .gz.
+    valid, test : path-like, optional
+        The triples of the other splits.
+    columns : str
+        The order of head, relation and tail in a line, as letters: "hrt", "htr", ...
+    integer_ids : bool
+        Entities and relations are numbers already. Relations keep theirs; entities are numbered
+        in ascending order, and the store keeps their ids (`original_ids`), unless these are
+        0, ..., N - 1 already.
+    output, options, progress
+        See `gnnstore.converters`.
+
+    Raises
+    ------
+    NotFoundError
+        If an input is not there.
+    InputError
+        If a line is no triple (the message has its number), the gzip stream is damaged, or a file
+        has no triples.
+    """
+    if sorted(columns) != sorted("hrt"):
+        raise UsageError(
+            f"columns={columns!r} is no order of head, relation and tail; write 'hrt', 'htr', ..."
+        )
+    files = _find(input, valid, test)
+    source: dict[str, Any] = {
+        "inputs": describe_files(files.values()),
+        "splits": list(files),
+        "columns": columns,
+        "integer_ids": integer_ids,
+    }
+    table_format = TableFormat(
+        "int64" if integer_ids else "text",
+        num_columns=3,
+        label_column=None if integer_ids else columns.index("r"),
+        delimiter=None,
+        minimum=0,
+        what="id" if integer_ids else "name",
+        extra_hint=_FIELD_HINT,
+        type_hint=_TYPE_HINT,
+    )
+    with GraphWriter(
+        output,
+        kind="triples",
+        source=source,
+        options=options,
+        progress=progress,
+        workload=_workload(files),
+    ) as writer:
+        memory_bytes = writer.options.memory_bytes
+        tables = {
+            name: TextTable(path, table_format, memory_bytes=memory_bytes)
+            for name, path in files.items()
+        }
+        writer.reserve_memory(max(table.memory_bytes for table in tables.values()))
+        reader = (_Numbers if integer_ids else _Names)(writer, tables, columns)
+        _write(writer, reader, tables)
+        reader.close()
+        return writer.commit()
+
+
+def _find(train: PathLike, valid: PathLike | None, test: PathLike | None) -> dict[str, Path]:
+    """Return the file of each split, the training triples first."""
+    found = existing_path(train, "the file of triples")
+    given = {"valid": valid, "test": test}
+    if not found.is_dir():
+        files = {"train": found, **{n: Path(path) for n, path in given.items() if path is not None}}
+        return {
+            name: existing_file(path, f"the file of {name} triples") for name, path in files.items()
+        }
+    if valid is not None or test is not None:
+        raise UsageError(
+            f"{found} is a directory, whose files are told by their names; to name the files of "
+            "splits yourself (valid=, test=, --valid, --test), give the file of the training "
+            "triples, too"
+        )
+    files = {}
+    for name, stems in _STEMS.items():
+        paths = [found / f"{stem}{ending}" for stem in stems for ending in _ENDINGS]
+        there = [path for path in paths if path.exists()]
+        if len(there) > 1:
+            raise InputError(
+                f"{found}: both {there[0].name} and {there[1].name} are there; which are the "
+                f"{name} triples? Give files instead of the directory",
+                path=found,
+            )
+        if there:
+            files[name] = existing_file(there[0], f"the file of {name} triples")
+    if "train" not in files:
+        listed = ", ".join(sorted(path.name for path in found.iterdir())[:10]) or "nothing"
+        raise NotFoundError(
+            f"{found}: none of {', '.join(f'train{ending}' for ending in _ENDINGS)} is there; "
+            f"there is {listed}. Give the file of the training triples",
+            path=found,
+        )
+    return files
+
+
+def _workload(files: Mapping[str, Path]) -> Workload:
+    """Return the work that the files are: lines of the first become edges."""
+    train = inspect_inputs([files["train"]])
+    others = inspect_inputs(path for name, path in files.items() if name != "train")
+    return replace(
+        train,
+        num_nodes=0,
+        num_edges=train.num_nodes,
+        node_bytes=0,
+        node_items=0,
+        edge_row_bytes=8,
+        text_bytes=train.text_bytes + others.text_bytes,
+    )
+
+
+def _read(
+    writer: GraphWriter, tables: Mapping[str, TextTable], what: str
+) -> Iterator[tuple[str, Any]]:
+    """Yield the blocks of all files, each with the name of its split."""
+    num_edges = 0
+    for name, table in tables.items():
+        is_empty = True
+        size = table.path.stat().st_size
+        with writer.progress.phase(f"read {what} of {name}", size, "bytes") as phase:
+            for block in table.blocks(phase):
+                is_empty = False
+                yield name, block
+                num_edges += len(block) if name == "train" else 0
+                writer.expect_edges(num_edges)
+        if is_empty:
+            advice = "" if name == "train" else "; leave the file out"
+            raise InputError(f"{table.path}: has no triples{advice}", path=table.path)
+
+
+class _Names:
+    """Reads triples of names as numbers, which are given in a pass over all files."""
+
+    def __init__(self, writer: GraphWriter, tables: Mapping[str, TextTable], columns: str) -> None:
+        self._is_reversed = columns.index("t") < columns.index("h")
+        self._relations: dict[bytes, int] = {}
+        self._name_bytes = 0
+        self._memory = memory_ledger(
+            "numbering the names of relations", writer.options.memory_bytes
+        )
+        self._entities = number_names(
+            writer, lambda: (self._seen(block) for _, block in _read(writer, tables, "names"))
+        )
+        writer.set_value_names(EDGE_ATTRIBUTE, list(self._relations))
+
+    def _seen(self, block: NameBlock) -> NameBlock:
+        """Give numbers to the relations of a block that are new."""
+        for name in _relations(block).names:
+            if name not in self._relations:
+                self._relations[name] = len(self._relations)
+                self._name_bytes += len(name) + _ENTRY_BYTES
+        names = Reservation(f"{len(self._relations)} names or more", self._name_bytes)
+        self._memory.add(names).check(
+            None, "check the order of head, relation and tail (columns=, --columns)"
+        )
+        return block
+
+    def triples(self, block: NameBlock) -> Triples:
+        """Return heads, tails and relations of the next rows; blocks come in order."""
+        heads, tails = self._entities.numbers(block).T[:: -1 if self._is_reversed else 1]
+        relations = _relations(block)
+        numbers = np.array([self._relations[name] for name in relations.names], np.int64)
+        return heads, tails, numbers[relations.codes[:, 0]]
+
+    def close(self) -> None:
+        """Remove temporary files."""
+        self._entities.close()
+
+
+def _relations(block: NameBlock) -> NameBlock:
+    if block.labels is None:
+        raise AssertionError("a table of triples has a label column")
+    return block.labels
+
+
+class _Numbers:
+    """Reads triples of numbers, those of entities as nodes."""
+
+    def __init__(self, writer: GraphWriter, tables: Mapping[str, TextTable], columns: str) -> None:
+        self._head, self._relation, self._tail = (columns.index(letter) for letter in "hrt")
+        blocks = _read(writer, tables, "ids")
+        self._ids = number_ids(writer, (self._ends(block).reshape(-1) for _, block in blocks))
+
+    def _ends(self, block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return block[:, [self._head, self._tail]]
+
+    def triples(self, block: npt.NDArray[np.int64]) -> Triples:
+        """Return heads, tails and relations of some rows."""
+        heads, tails = self._ids.to_nodes(self._ends(block)).T
+        return heads, tails, block[:, self._relation]
+
+    def close(self) -> None:
+        """Do nothing: there are no files."""
+
+
+def _write(writer: GraphWriter, reader: _Names | _Numbers, tables: Mapping[str, TextTable]) -> None:
+    """Write the edges, and the splits, which are kept in files until their lengths are known."""
+    spilled = SpillDirectory(writer.spill_directory / "triples", "triples")
+    counts = dict.fromkeys(tables, 0)
+    for name, block in _read(writer, tables, "triples"):
+        parts = reader.triples(block)
+        counts[name] += len(block)
+        if name == "train":
+            heads, tails, relations = parts
+            where = str(tables[name].path)
+            writer.add_edges(heads, tails, {EDGE_ATTRIBUTE: relations}, where=where)
+            continue
+        for part, values in zip("htr", parts, strict=True):
+            spilled.append(f"{name}.{part}", values.astype(np.int64, copy=False))
+    for name, count in counts.items():
+        if name != "train":
+            source, target, relation = (
+                FileArray(spilled.path / f"{name}.{part}", (count,), np.dtype(np.int64))
+                for part in "htr"
+            )
+            attributes = {EDGE_ATTRIBUTE: relation}
+            where = str(tables[name].path)
+            writer.set_edge_split(name, source, target, attributes=attributes, where=where)
+    spilled.close()
