@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from gnnstore.testing import published
 from gnnstore.testing.graphs import random_graph
+
+_NUM_NODES = 300
 
 
 @pytest.fixture
@@ -18,6 +21,7 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     rng = np.random.default_rng(0)
     for name, num_classes in (("ogbn_arxiv", 40), ("ogbn_products", 47)):
         _ogb(tmp_path / "dataset" / name, rng, num_classes)
+    _ogb_links(tmp_path / "dataset", np.random.default_rng(1))
     edges = rng.integers(0, 500, (2000, 2))
     edges[:500, 0] = np.arange(500)  # every node occurs, so that there are 500 of them
     text = "# FromNodeId\tToNodeId\n" + "".join(f"{a}\t{b}\n" for a, b in edges)
@@ -43,11 +47,6 @@ def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _published(root: Path) -> None:
-    (root / "FB15k-237").mkdir()
-    for split in ("train", "valid", "test"):
-        text = f"/m/01\t/film/actor\t/m/02\n/m/02\t/film/genre\t/m/{split}\n"
-        (root / "FB15k-237" / f"{split}.txt").write_text(text)
-        (root / f"{split}.txt").write_text(text)
     """Write the data sets that are not OGB's or SNAP's, and features in several files."""
     graph = random_graph(200, 900, feature_dim=16, num_classes=4, edge_feature_dim=2)
     published.write_graphbolt(root / "datasets" / "small", graph)
@@ -58,23 +57,51 @@ def _published(root: Path) -> None:
     (root / "parts").mkdir()
     for number, rows in enumerate(np.array_split(np.load(root / "x.npy"), 3)):
         rows.tofile(root / "parts" / f"x-{number}.bin")
+    (root / "FB15k-237").mkdir()
+    for split in ("train", "valid", "test"):
+        text = f"/m/01\t/film/actor\t/m/02\n/m/02\t/film/genre\t/m/{split}\n"
+        (root / "FB15k-237" / f"{split}.txt").write_text(text)
+        (root / f"{split}.txt").write_text(text)
 
 
 def _ogb(root: Path, rng: np.random.Generator, num_classes: int) -> None:
-    num_nodes, num_edges = 300, 1200
-
-    def write(name: str, rows: np.ndarray) -> None:
-        file = root / f"{name}.csv.gz"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(",".join(map(str, np.atleast_1d(row).tolist())) + "\n" for row in rows)
-        file.write_bytes(gzip.compress(text.encode()))
-
-    write("raw/edge", rng.integers(0, num_nodes, (num_edges, 2)))
-    write("raw/num-node-list", np.array([num_nodes]))
-    write("raw/num-edge-list", np.array([num_edges]))
-    write("raw/node-feat", rng.standard_normal((num_nodes, 8)).round(3))
-    write("raw/node-label", rng.integers(0, num_classes, num_nodes))
+    _ogb_graph(root / "raw", rng)
+    labels = rng.integers(0, num_classes, _NUM_NODES)
+    published.write_csv_gz(root / "raw" / "node-label.csv.gz", labels)
     for name, ids in zip(
-        ("train", "valid", "test"), np.split(np.arange(num_nodes), [200, 250]), strict=True
+        ("train", "valid", "test"), np.split(np.arange(_NUM_NODES), [200, 250]), strict=True
     ):
-        write(f"split/time/{name}", ids)
+        published.write_csv_gz(root / "split" / "time" / f"{name}.csv.gz", ids)
+
+
+def _ogb_graph(raw: Path, rng: np.random.Generator) -> np.ndarray:
+    """Write nodes with features and edges; return the edges, [E, 2]."""
+    edges = rng.integers(0, _NUM_NODES, (1200, 2))
+    published.write_csv_gz(raw / "edge.csv.gz", edges)
+    published.write_csv_gz(raw / "num-node-list.csv.gz", np.array([_NUM_NODES]))
+    published.write_csv_gz(raw / "num-edge-list.csv.gz", np.array([len(edges)]))
+    features = rng.standard_normal((_NUM_NODES, 8)).round(3)
+    published.write_csv_gz(raw / "node-feat.csv.gz", features)
+    return edges
+
+
+def _ogb_links(root: Path, rng: np.random.Generator) -> None:
+    """Write `ogbl_collab` and `ogbl_wikikg2`."""
+    for name in ("ogbl_collab", "ogbl_wikikg2"):
+        edges = _ogb_graph(root / name / "raw", rng)
+        relations = rng.integers(0, 9, len(edges))
+        is_kg = name == "ogbl_wikikg2"
+        attribute = "edge_reltype" if is_kg else "edge_weight"
+        published.write_csv_gz(root / name / "raw" / f"{attribute}.csv.gz", relations)
+        folder = root / name / "split" / "time"
+        folder.mkdir(parents=True)
+        for split, part in (("train", slice(None)), ("valid", slice(50)), ("test", slice(50, 90))):
+            head, tail = edges[part].T.copy()
+            arrays = {"edge": edges[part], "weight": relations[part]}
+            if is_kg:
+                arrays = {"head": head, "relation": relations[part], "tail": tail}
+            if split != "train":
+                negatives = rng.integers(0, _NUM_NODES, (2, len(head), 500))
+                keys = ("head_neg", "tail_neg") if is_kg else ("edge_neg",)
+                arrays |= dict(zip(keys, negatives if is_kg else edges[None, ::-1], strict=True))
+            torch.save(arrays, folder / f"{split}.pt")

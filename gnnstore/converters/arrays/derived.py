@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,36 @@ def _describe(part: ArraySource) -> str:
     if not part.shape:
         return f"a single {part.dtype}"
     return f"an array of {part.dtype} with rows of shape {list(part.shape[1:])}"
+
+
+class MappedRows(SequentialArray):
+    """Something of each row of another array: one of its columns, or the row in another shape.
+
+    Parameters
+    ----------
+    source : ArraySource
+        The array.
+    row_shape : tuple of int
+        Shape of a row afterwards.
+    function : callable
+        Takes some rows, and returns what becomes of them.
+    """
+
+    def __init__(
+        self,
+        source: ArraySource,
+        row_shape: tuple[int, ...],
+        function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]],
+    ) -> None:
+        self.label = source.label
+        self.shape = (source.shape[0], *row_shape)
+        self.dtype = source.dtype
+        self._source = source
+        self._function = function
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from `start` on, at most `step` at a time."""
+        yield from map(self._function, self._source.rows(step, start))
 
 
 class FloatLabels(SequentialArray):

@@ -208,11 +208,12 @@ def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None
 
 _add_kind(
     "ogb",
-    """Convert an OGB node-property data set, as its downloader leaves it on disk.
+    """Convert an OGB node- or link-property data set, as its downloader leaves it on disk.
 
 INPUT is the directory of the data set, with raw/ and split/ in it: gzipped CSV files, or the
 .npz files of ogbn-papers100M; or that of MAG240M, whose papers and citations are converted. The
-ogb package is not needed.
+ogb package is not needed, and nothing is unpickled. Splits of edges become edge splits, with their
+fixed negatives.
 
 \b
 Examples:
@@ -220,6 +221,7 @@ Examples:
   gnnstore convert ogb dataset/ogbn_products products.gnn --add-inverse-edge
   gnnstore convert ogb dataset/ogbn_papers100M papers100M.gnn --feature-dtype float16
   gnnstore convert ogb dataset/mag240m_kddcup2021 mag240m.gnn --undirected
+  gnnstore convert ogb dataset/ogbl_collab collab.gnn --add-inverse-edge
 """,
     click.option(
         "--add-inverse-edge",

@@ -9,6 +9,7 @@ from pathlib import Path
 from gnnstore.converters.arrays.derived import FloatLabels
 from gnnstore.converters.arrays.npz import open_npz
 from gnnstore.converters.arrays.source import ArraySource, check_rows, read_one_number
+from gnnstore.converters.datasets.ogb.links import RawEdges
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
@@ -16,8 +17,8 @@ from gnnstore.errors import InputError
 _LISTS = ("num_nodes_list", "num_edges_list")
 
 
-def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> None:
-    """Read `raw/` of the binary layout into a writer.
+def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> RawEdges:
+    """Read `raw/` of the binary layout into a writer, and return its edges.
 
     Raises
     ------
@@ -60,6 +61,7 @@ def convert_binary(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) ->
         where=edge_index.label,
         add_inverse_edge=add_inverse_edge,
     )
+    return RawEdges(num_edges, lambda: edge_pairs(edge_index), attributes)
 
 
 def _member(members: Mapping[str, ArraySource], path: Path, name: str) -> ArraySource:
@@ -75,8 +77,8 @@ def _read_count(members: Mapping[str, ArraySource], path: Path, name: str) -> in
     source = _member(members, path, name)
     if math.prod(source.shape) > 1:
         raise InputError(
-            f"{source.label}: lists {math.prod(source.shape)} graphs; a node-property data set "
-            "has exactly one",
+            f"{source.label}: lists {math.prod(source.shape)} graphs; a node-property or "
+            "link-property data set has exactly one",
             path=path,
         )
     return read_one_number(source, "one count")

@@ -1,4 +1,4 @@
-"""Node-property data sets of the Open Graph Benchmark, as they lie on disk once downloaded.
+"""Node- and link-property data sets of the Open Graph Benchmark, as they lie on disk.
 
 OGB's own package unpickles files, prompts, and builds the whole graph in memory, so its
 layouts are read here directly: gzipped CSV files (most sets), `.npz` archives
@@ -13,8 +13,9 @@ from pathlib import Path
 
 from gnnstore.converters.datasets.ogb.binary import convert_binary
 from gnnstore.converters.datasets.ogb.csv import convert_csv, read_ids
+from gnnstore.converters.datasets.ogb.links import open_link_splits, set_link_splits
 from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
-from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
+from gnnstore.converters.datasets.ogb.splits import SPLITS, set_splits, split_file
 from gnnstore.converters.inputs import PathLike, choose_name, describe_files, existing_directory
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -23,7 +24,6 @@ from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
 
-_SPLITS = ("train", "valid", "test")
 # Files that only data sets of several node or edge types have, in either layout.
 _HETEROGENEOUS = (
     "triplet-type-list.csv.gz",
@@ -54,13 +54,18 @@ def from_ogb(
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Convert an OGB node-property data set with one node type and one edge type.
+    """Convert an OGB node- or link-property data set with one node type and one edge type.
 
     `node-feat` (`node_feat`) becomes `x`, `node-label` becomes `y`, `edge-feat` (`edge_feat`)
     becomes `edge_attr`; other `node_NAME` and `edge_NAME` files (members) keep
     their names. Labels are int64 with OGB's shape [N, columns]; float32, if some are
     fractions, or, in the binary layouts, NaN. Features in CSV become float32. Of MAG240M the
     papers and their citations are taken; its directory, or the one above, is told by its files.
+
+    Splits of edges (`train.pt`, `valid.pt` and `test.pt`, which are not unpickled) become edge
+    splits with their fixed negatives and with the attributes `edge_weight`, `edge_year` and
+    `edge_reltype`, as the edges of the graph have them. Where the edges to train on are those of
+    the graph, and no reverse ones are added, they are not stored twice.
 
     Parameters
     ----------
@@ -104,6 +109,7 @@ def from_ogb(
             _warn_of_splits(writer, papers)
             return writer.commit()
     files = _find(directory, split)
+    links = None if files.split is None else open_link_splits(files.split)
     split_files = [] if files.split is None else files.split.iterdir()
     source = {
         "inputs": describe_files(
@@ -114,11 +120,15 @@ def from_ogb(
     }
     writer = GraphWriter(output, kind="ogb", source=source, options=options, progress=progress)
     with writer:
-        if files.split is not None:
+        if files.split is not None and links is None:
             _read_splits(writer, files.split)
         convert = convert_binary if files.binary else convert_csv
-        convert(writer, files.raw, add_inverse_edge=add_inverse_edge)
-        _warn_of_splits(writer, directory)
+        edges = convert(writer, files.raw, add_inverse_edge=add_inverse_edge)
+        if links is None:
+            _warn_of_splits(writer, directory)
+        else:
+            as_given = options.self_loops == "keep" and not (options.undirected or add_inverse_edge)
+            set_link_splits(writer, links, edges, edges_are_as_given=as_given)
         return writer.commit()
 
 
@@ -139,7 +149,7 @@ def _find(directory: Path, split: str | None) -> OgbFiles:
     if not binary and not (raw / "edge.csv.gz").exists():
         raise NotFoundError(
             f"{directory}: neither raw/edge.csv.gz nor raw/data.npz is there; give the directory "
-            "of a downloaded OGB node-property data set, or of MAG240M",
+            "of a downloaded OGB node- or link-property data set, or of MAG240M",
             path=directory,
         )
     return OgbFiles(raw, binary, _find_split(root / "split", split))
@@ -154,7 +164,7 @@ def _find_split(directory: Path, split: str | None) -> Path | None:
 
 def _warn_of_splits(writer: GraphWriter, directory: Path) -> None:
     sizes = writer.split_sizes
-    missing = [name for name in _SPLITS if name not in sizes]
+    missing = [name for name in SPLITS if name not in sizes]
     if missing:
         found = ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "there is none"
         _LOG.warning(
@@ -168,7 +178,7 @@ def _warn_of_splits(writer: GraphWriter, directory: Path) -> None:
 
 
 def _read_splits(writer: GraphWriter, directory: Path) -> None:
-    files = {name: directory / f"{name}.csv.gz" for name in _SPLITS}
+    files = {name: directory / f"{name}.csv.gz" for name in SPLITS}
     if not any(file.exists() for file in files.values()):
         path = split_file(directory)
         if path is None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gnnstore.converters.arrays.source import MemoryArray, check_count
 from gnnstore.converters.arrays.text_arrays import TextArray, TextEdges, read_numbers
 from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
+from gnnstore.converters.datasets.ogb.links import RawEdges
 from gnnstore.converters.inputs import existing_file
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError
@@ -18,8 +19,8 @@ from gnnstore.errors import InputError
 _ENDING = ".csv.gz"
 
 
-def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> None:
-    """Read `raw/` of the text layout into a writer.
+def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> RawEdges:
+    """Read `raw/` of the text layout into a writer, and return its edges.
 
     Raises
     ------
@@ -32,8 +33,7 @@ def convert_csv(writer: GraphWriter, raw: Path, *, add_inverse_edge: bool) -> No
     writer.expect_edges(num_edges * (2 if add_inverse_edge else 1))
     for path in sorted(raw.glob(f"node[-_]*{_ENDING}")):
         _read_node_attribute(writer, path, num_nodes)
-    if not writer.has_edges:
-        _read_edges(writer, raw, num_nodes, num_edges, add_inverse_edge)
+    return _read_edges(writer, raw, num_nodes, num_edges, add_inverse_edge)
 
 
 def read_ids(path: Path) -> npt.NDArray[np.int64]:
@@ -50,7 +50,8 @@ def _read_count(path: Path, what: str) -> int:
     counts = table.read()[:, 0]
     if len(counts) != 1:
         raise InputError(
-            f"{path}: lists {len(counts)} graphs; a node-property data set has exactly one",
+            f"{path}: lists {len(counts)} graphs; a node-property or link-property data set has "
+            "exactly one",
             path=path,
         )
     return int(counts[0])
@@ -82,13 +83,18 @@ def _copy_features(writer: GraphWriter, path: Path, num_nodes: int) -> None:
 
 def _read_edges(
     writer: GraphWriter, raw: Path, num_nodes: int, num_edges: int, add_inverse_edge: bool
-) -> None:
+) -> RawEdges:
     path = raw / "edge.csv.gz"
     budget = writer.options.memory_bytes
     edges = TextEdges(path, num_nodes, num_edges=num_edges, memory_bytes=budget)
     attributes = {
         name: TextArray(
-            file, what="edge feature", num_rows=num_edges, unit="edges", memory_bytes=budget
+            file,
+            "float32" if name == "edge_attr" else _number_type(file),
+            what="edge feature",
+            num_rows=num_edges,
+            unit="edges",
+            memory_bytes=budget,
         )
         for name, file in _edge_attribute_files(raw)
     }
@@ -102,6 +108,17 @@ def _read_edges(
         where=str(path),
         add_inverse_edge=add_inverse_edge,
     )
+    return RawEdges(num_edges, edges.pairs, attributes)
+
+
+def _number_type(path: Path) -> str:
+    """Return "int64" if a table has integers only (relations, years), else "float32"."""
+    try:
+        for _ in TextTable(path, TableFormat("int64", delimiter=None)).blocks():
+            pass
+    except InputError:
+        return "float32"
+    return "int64"
 
 
 def _edge_attribute_files(raw: Path) -> Iterator[tuple[str, Path]]:

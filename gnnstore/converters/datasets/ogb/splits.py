@@ -11,6 +11,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.splits import SPLIT_KEYS
 from gnnstore.errors import InputError
 
+SPLITS = ("train", "valid", "test")
 _NAMES = ("split_dict.pt", "split_dict.npz")
 # The test papers of MAG240M: all of them, and the two parts that contests use.
 _PARTS = {"test-whole": "test", "test-dev": "test_dev", "test-challenge": "test_challenge"}

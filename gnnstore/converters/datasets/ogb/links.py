@@ -1,0 +1,206 @@
+"""OGB's link-property data sets: the edges to predict, and the negatives to rank them against.
+
+A directory of `split/` holds `train.pt`, `valid.pt` and `test.pt`, each a dict of arrays that
+`torch.save` wrote, in one of three forms: `edge` [L, 2] and shared negatives `edge_neg` [K, 2]
+(ogbl-collab, ppa, ddi), `source_node` and `target_node` with `target_node_neg` [L, 1000]
+(ogbl-citation2), or `head`, `relation` and `tail` with `head_neg` and `tail_neg` [L, 500]
+(ogbl-wikikg2). The same arrays may lie in `.npz` files, or all dicts in one `split_dict.pt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.derived import MappedRows
+from gnnstore.converters.arrays.source import ArraySource
+from gnnstore.converters.datasets.ogb.splits import SPLITS, open_split_file, split_file
+from gnnstore.converters.keyed_random import hash_pairs
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.errors import InputError, NotFoundError
+
+_ENDINGS = (".pt", ".npz")
+_ENDS = (("source_node", "target_node"), ("head", "tail"))
+_SOURCE_NEGATIVES = ("source_node_neg", "head_neg")
+_TARGET_NEGATIVES = ("target_node_neg", "tail_neg")
+# Where a split has another word for an attribute than the graph, without "edge_".
+_WORDS = {"relation": "reltype"}
+
+Pair = tuple[npt.NDArray[Any], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class RawEdges:
+    """The edges of `raw/`.
+
+    Attributes
+    ----------
+    num_edges : int
+        E.
+    pairs : callable
+        Reads sources and targets from the first edge on, some at a time.
+    attributes : Mapping of str to ArraySource [E, ...]
+        Their attributes, by their names in the store.
+    """
+
+    num_edges: int
+    pairs: Callable[[], Iterable[Pair]]
+    attributes: Mapping[str, ArraySource]
+
+
+@dataclass(frozen=True)
+class LinkSplit:
+    """A split of edges, as a file has it."""
+
+    path: Path
+    source: ArraySource
+    target: ArraySource
+    source_negatives: ArraySource | None
+    target_negatives: ArraySource | None
+    negative_edges: tuple[ArraySource, ArraySource] | None
+    attributes: Mapping[str, ArraySource]
+
+
+def open_link_splits(directory: Path) -> dict[str, LinkSplit] | None:
+    """Open the edges to predict of a directory of `split/`; None if it has splits of nodes.
+
+    Raises
+    ------
+    NotFoundError
+        If the file of a split is not there.
+    InputError
+        If a file holds anything but arrays, or other ones than a split has.
+    """
+    paths = {name: [directory / f"{name}{ending}" for ending in _ENDINGS] for name in SPLITS}
+    there = {name: [path for path in found if path.exists()] for name, found in paths.items()}
+    files = {name: found[0] for name, found in there.items() if found}
+    if not files:
+        path = split_file(directory)
+        dicts = {} if path is None else open_split_file(path)
+        nested = {name: value for name, value in dicts.items() if isinstance(value, Mapping)}
+        if path is None or not nested or len(nested) < len(dicts):
+            return None
+        return {name: _link_split(path, name, arrays) for name, arrays in nested.items()}
+    missing = [name for name in SPLITS if name not in files]
+    if missing:
+        raise NotFoundError(
+            f"{directory}: {missing[0]}.pt is not there, only "
+            f"{', '.join(path.name for path in files.values())}; copy split/ of the data set whole",
+            path=directory,
+        )
+    return {name: _link_split(path, name, open_split_file(path)) for name, path in files.items()}
+
+
+def set_link_splits(
+    writer: GraphWriter,
+    splits: Mapping[str, LinkSplit],
+    edges: RawEdges,
+    *,
+    edges_are_as_given: bool,
+) -> None:
+    """Write the edges to predict into a writer.
+
+    Parameters
+    ----------
+    edges : RawEdges
+        The edges of the graph. Where those to train on are the same, they are not stored twice.
+    edges_are_as_given : bool
+        Whether the store's edges are exactly these: none is added or dropped.
+
+    Raises
+    ------
+    InputError
+        If arrays are no lists of nodes, or not of one length.
+    """
+    for name, split in splits.items():
+        if name == "train" and edges_are_as_given and _is_graph(split, edges):
+            continue
+        attributes = {}
+        for key, values in split.attributes.items():
+            attribute = f"edge_{_WORDS.get(key, key)}"
+            own = edges.attributes.get(attribute)
+            attributes[key if own is None else attribute] = (
+                values if own is None else _like(values, own)
+            )
+        writer.set_edge_split(
+            name,
+            split.source,
+            split.target,
+            source_negatives=split.source_negatives,
+            target_negatives=split.target_negatives,
+            negative_edges=split.negative_edges,
+            attributes=attributes,
+            where=str(split.path),
+        )
+
+
+def _link_split(path: Path, name: str, arrays: Mapping[str, Any]) -> LinkSplit:
+    rest = dict(arrays)
+    for key, value in arrays.items():
+        if isinstance(value, Mapping) or not value.shape:
+            raise InputError(
+                f"{path}: {key} of {name} is no array with a row for each edge", path=path
+            )
+    ends = next((pair for pair in _ENDS if rest.keys() >= set(pair)), None)
+    if ends is not None:
+        source, target = (rest.pop(end) for end in ends)
+    elif "edge" in rest:
+        source, target = _columns(rest.pop("edge"), path)
+    else:
+        raise InputError(
+            f"{path}: expected arrays called edge, source_node and target_node, or head and tail, "
+            f"found {', '.join(arrays) or 'none'}",
+            path=path,
+        )
+    return LinkSplit(
+        path,
+        source,
+        target,
+        next((rest.pop(key) for key in _SOURCE_NEGATIVES if key in rest), None),
+        next((rest.pop(key) for key in _TARGET_NEGATIVES if key in rest), None),
+        _columns(rest.pop("edge_neg"), path) if "edge_neg" in rest else None,
+        rest,
+    )
+
+
+def _columns(pairs: ArraySource, path: Path) -> tuple[ArraySource, ArraySource]:
+    """Return the columns of pairs of nodes."""
+    if len(pairs.shape) != 2 or pairs.shape[1] != 2:
+        raise InputError(
+            f"{pairs.label}: has shape {list(pairs.shape)}, expected [L, 2]: a source and a target "
+            "in a row",
+            path=path,
+        )
+    return MappedRows(pairs, (), lambda rows: rows[:, 0]), MappedRows(
+        pairs, (), lambda rows: rows[:, 1]
+    )
+
+
+def _like(values: ArraySource, own: ArraySource) -> ArraySource:
+    """Return an attribute [L] of a split in the row shape of the graph's [E, 1]."""
+    row_shape = own.shape[1:]
+    if values.shape[1:] == row_shape or row_shape != (1,):
+        return values
+    return MappedRows(values, row_shape, lambda rows: rows.reshape(-1, 1))
+
+
+def _is_graph(split: LinkSplit, edges: RawEdges) -> bool:
+    """Whether a split is the edges of the graph, in whatever order, and nothing more."""
+    has_negatives = split.source_negatives or split.target_negatives or split.negative_edges
+    lengths = (split.source.shape, split.target.shape)
+    if lengths != ((edges.num_edges,), (edges.num_edges,)) or has_negatives:
+        return False
+    return _sum_of_hashes(_pairs(split)) == _sum_of_hashes(edges.pairs())
+
+
+def _pairs(split: LinkSplit) -> Iterator[Pair]:
+    step = 2**16
+    yield from zip(split.source.rows(step), split.target.rows(step), strict=True)
+
+
+def _sum_of_hashes(pairs: Iterable[Pair]) -> int:
+    return sum(int(hash_pairs(0, *pair, None).sum()) for pair in pairs) % 2**64
