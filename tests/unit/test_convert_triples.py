@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_triples
+from gnnstore.converters import ConvertOptions, from_triples, split_edges
 from gnnstore.converters.arrays.text_tables import TextTable
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NotFoundError, UsageError
 from gnnstore.features.check import verify
@@ -142,6 +142,14 @@ def test_a_loader_shows_relations(tmp_path: Path, directory: Path) -> None:
         ]
         assert set(found) <= set(SPLITS[split])
         assert split == "train" or found == SPLITS[split][:16]
+
+
+def test_names_stay_where_edges_are_split(tmp_path: Path, directory: Path) -> None:
+    whole = gnnstore.open(from_triples(directory / "train.txt", tmp_path / "a.gnn"))
+    store = gnnstore.open(split_edges(whole.path, tmp_path / "b.gnn"))
+    assert list(store.relation_names or ()) == list(whole.relation_names or ())
+    found = triples_of(store) + triples_of(store, "valid") + triples_of(store, "test")
+    assert sorted(found) == sorted(SPLITS["train"])
 
 
 @pytest.mark.parametrize("offset", [0, 7])

@@ -162,6 +162,8 @@ def _write(writer: GraphWriter, graph: SeedGraph, rule: SplitRule) -> None:
     if nodes.original_name is not None:
         text = nodes.original_name
         writer.set_original_names(_texts(graph, text), graph.num_nodes, text.bytes.num_rows)
+    for name, text in edges.value_names.items():
+        writer.set_value_names(name, [one for some in _texts(graph, text) for one in some])
 
 
 def _sorted_edges(graph: SeedGraph) -> Iterator[SortedEdges]:
@@ -181,8 +183,9 @@ def _sorted_edges(graph: SeedGraph) -> Iterator[SortedEdges]:
 
 
 def _texts(graph: SeedGraph, text: TextSpec) -> Iterator[list[bytes]]:
-    for first in range(0, graph.num_nodes, _NAMES_AT_ONCE):
-        last = min(first + _NAMES_AT_ONCE, graph.num_nodes)
+    num_texts = text.offsets.num_rows - 1
+    for first in range(0, num_texts, _NAMES_AT_ONCE):
+        last = min(first + _NAMES_AT_ONCE, num_texts)
         offsets = graph.rows(text.offsets, first, last + 1)
         begin = int(offsets[0])
         letters = graph.rows(text.bytes, begin, int(offsets[-1])).tobytes()
