@@ -2,24 +2,27 @@
 
 Draws are keyed and not streamed, so batches are those of `NeighborSampler`, bit for bit, whether
 they fetch their in-neighbours alone or together. Alone is for batches that are asked for one by
-one; together, each hop of many batches is close to one pass over the file (bulk sampling), which is
-faster where batches are known ahead.
+one. Batches that are known ahead advance hop by hop side by side (bulk sampling): their positions,
+sorted, lie so close to one another that reading them is nearly a pass over the file, at the speed
+of sequential reads; and a hub that many batches need is read once.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import UsageError
 from gnnstore.formats.store.csc import Csc
-from gnnstore.sampling.bulk import BYTES_PER_COLUMN_POSITION, advance_together
+from gnnstore.parallel import Workers
 from gnnstore.sampling.neighbor import (
     Excluded,
     IndexDtype,
@@ -34,6 +37,11 @@ from gnnstore.sampling.staged import (
     NeighborCounts,
     StagedBatch,
 )
+
+# Positions, drawn and joined, the keys that they are sorted by, twice, and the ids.
+_BYTES_PER_COLUMN_POSITION = 48
+
+_Run = Callable[[Iterable[Callable[[], Any]]], list[Any]]
 
 
 class BatchRequest(NamedTuple):
@@ -148,10 +156,14 @@ class DiskNeighborSampler(NeighborSampler):
         waiting = iter(requests)
         while group := list(islice(waiting, size)):
             self.csc.check_mapped_files()
-            pieces = memory_bytes // (len(group) * BYTES_PER_COLUMN_POSITION)
+            pieces = memory_bytes // (len(group) * _BYTES_PER_COLUMN_POSITION)
             pieces = max(1, min(pieces, MAX_COLUMN_POSITIONS))
             batches = [self._begin(request, pieces) for request in group]
-            advance_together(batches, self._fetched, num_threads)
+            if num_threads <= 1 or len(batches) == 1:
+                _advance(batches, self._fetched, _run_here)
+            else:
+                with Workers(num_threads) as workers:
+                    _advance(batches, self._fetched, workers.run)
             subgraphs = deque[Sample]()
             while batches:  # from the end: the buffers for sampling are freed batch by batch
                 staged = batches.pop()
@@ -186,3 +198,37 @@ class DiskNeighborSampler(NeighborSampler):
     def _count(self, counts: NeighborCounts) -> None:
         with self._lock:
             self._counts += counts
+
+
+def _run_here(tasks: Iterable[Callable[[], Any]]) -> list[Any]:
+    return [task() for task in tasks]
+
+
+def _advance(batches: Sequence[StagedBatch], fetch: Fetch, run: _Run) -> None:
+    """Sample batches to their ends, each hop of all of them with one fetch in this thread."""
+    active = list(batches)
+    while active:
+        drawn = run([staged.draw for staged in active])
+        asking = [
+            (staged, wanted)
+            for staged, wanted in zip(active, drawn, strict=True)
+            if wanted is not None
+        ]
+        del drawn
+        active = [staged for staged, _ in asking]
+        if not active:
+            return
+        ends = np.cumsum([len(wanted) for _, wanted in asking], dtype=np.int64)
+        positions = _joined([wanted for _, wanted in asking])
+        asking.clear()
+        parts = np.split(fetch(positions), ends[:-1])
+        run([partial(staged.take, part) for staged, part in zip(active, parts, strict=True)])
+
+
+def _joined(arrays: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+    """Concatenate into recycled memory, which needs no page faults."""
+    if len(arrays) == 1:
+        return arrays[0]
+    size = sum(map(len, arrays))
+    joined: npt.NDArray[np.int64] = _core.pool_empty(8 * size).view(np.int64)
+    return np.concatenate(arrays, out=joined)

@@ -40,7 +40,6 @@ class SavedBatches:
 
     Parameters
     ----------
-    plan : SavedPlan
     seeds : str or None
         Name of what the batches of the loader start from, if it has one.
     """

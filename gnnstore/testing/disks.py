@@ -14,7 +14,6 @@ def usual_profile(place: str | os.PathLike[str], **changes: Any) -> DeviceProfil
 
     Parameters
     ----------
-    place : path-like
     **changes
         Fields of the profile that differ.
     """

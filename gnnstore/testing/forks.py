@@ -97,7 +97,6 @@ class Forked:
 
     Attributes
     ----------
-    pid : int
     stdin, stdout : IO[str]
         Pipes to it and from it.
     returncode : int or None
@@ -158,7 +157,6 @@ class ForkServer:
 
         Parameters
         ----------
-        code : str
         *arguments : object
             The elements of `sys.argv` after the first.
         environment : mapping of str to str, optional
@@ -210,8 +208,6 @@ class ForkServer:
 
         Parameters
         ----------
-        code : str
-        *arguments : object
         text : str
             What it reads from its input.
         **options

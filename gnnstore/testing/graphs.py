@@ -130,8 +130,6 @@ def write_store(
 
     Parameters
     ----------
-    path : path-like
-        The new store.
     edge_index : array-like of integers, shape [2, E]
         Sources above targets.
     num_nodes : int, optional
@@ -140,8 +138,6 @@ def write_store(
         Node ids or masks.
     original_ids : ndarray of int64, shape [N], optional
         The ids that nodes had before.
-    options : ConvertOptions, optional
-        The common options.
     **attributes
         Node attributes [N, ...]; names that begin with "edge_": edge attributes [E, ...].
 

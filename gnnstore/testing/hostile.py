@@ -96,7 +96,6 @@ class JsonEdit:
     action : str
         "set", "remove", "repeat" (in its list), "rename" (its key), "add" to a number, or "copy"
         the value at the path `value`.
-    value : object
     """
 
     path: tuple[int, ...]

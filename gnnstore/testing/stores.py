@@ -38,8 +38,6 @@ class ExampleStore:
 
     Attributes
     ----------
-    path : Path
-        The store.
     arrays : dict of str to ndarray
         Expected values by the array's path in the store.
     """

@@ -207,8 +207,6 @@ class PickledArray(SequentialArray):
 
     Parameters
     ----------
-    path : Path
-        The file.
     member : str, optional
         Of the archive; None: the file is none.
     place : Place

@@ -53,7 +53,6 @@ def belady_plan(
 
     Parameters
     ----------
-    batches : sequence of sequences of int
     nodes, frequencies : sequence of int [C]
         The cache before the first batch; -1: an empty slot.
     """
@@ -147,7 +146,6 @@ def minimum_misses(
     ----------
     batches : sequence of sequences of int
         Some ten different rows at most.
-    num_slots : int
     cached : iterable of int
         Rows in the cache at the start.
     """

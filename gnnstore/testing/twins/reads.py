@@ -36,8 +36,6 @@ def plan_reads(
     ----------
     ids : ndarray of integers [n]
         Rows in any order, repetitions included.
-    layout : ShardLayout
-        Where rows lie.
     alignment_bytes : int
         Offsets and lengths of reads are multiples of this.
     gap_bytes, max_read_bytes : int

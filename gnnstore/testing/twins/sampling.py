@@ -94,8 +94,6 @@ def sample_neighbors(
         The in-neighbours of node v are `indices[indptr[v]:indptr[v + 1]]`.
     seeds : sequence of int, length B
     fanouts : sequence of int, length L
-    seed, epoch, batch : int
-        Key of the draws.
     replace, disjoint, induced : bool
         The options of `gnnstore.sampling.SamplingConfig`.
     """

@@ -70,7 +70,6 @@ class Run:
         What is read from disk.
     held : dict of str to RowSource
         Narrow attributes, in memory, by path.
-    csc : Csc
     seeds : ndarray of int64 or None
         Nodes, or edges [2, L]; None: all edges.
     source : InputNodes or Links
