@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -28,7 +29,7 @@ from typing import IO, Any
 # any interpreter does: a traceback on stderr and its status, `atexit`, and what torch and the
 # core do when they are unloaded.
 _SERVER = """
-import ctypes, gc, importlib, json, os, socket, sys, threading
+import ctypes, gc, importlib, json, os, pickle, socket, sys, threading
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,17 @@ if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:  # which it has r
     sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 if task["own_memory"]:
     own_memory()
-exec(compile(task["code"], "<string>", "exec"), {"__name__": "__main__"})
+exec(
+    compile(task["code"], "<string>", "exec"),
+    {"__name__": "__main__", "given": pickle.loads(bytes.fromhex(task["given"]))},
+)
+"""
+
+# Runs the script that is the first argument, as `python` does.
+RUN_SCRIPT = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -149,6 +160,7 @@ class ForkServer:
         code: str,
         *arguments: object,
         environment: Mapping[str, str] | None = None,
+        given: object = None,
         own_memory: bool = False,
         stdout: int | None = None,
         stderr: int | None = None,
@@ -161,6 +173,8 @@ class ForkServer:
             The elements of `sys.argv` after the first.
         environment : mapping of str to str, optional
             Instead of this process's. Modules that were imported have read the old one.
+        given : object
+            Pickled here; the code finds it under this name.
         own_memory : bool
             Whether it holds all of its memory by itself when the code begins, as a process that
             has imported the modules does: what it takes from then on can be measured.
@@ -179,6 +193,7 @@ class ForkServer:
             "arguments": [str(argument) for argument in arguments],
             "environment": dict(os.environ if environment is None else environment),
             "directory": str(Path.cwd()),
+            "given": pickle.dumps(given).hex(),
             "own_memory": own_memory,
         }
         input_end, our_input = os.pipe()

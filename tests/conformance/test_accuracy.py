@@ -8,9 +8,7 @@ short form of the tests stops at the first hundredths below.
 from __future__ import annotations
 
 import importlib.util
-import os
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from statistics import mean
@@ -22,6 +20,7 @@ import torch
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_rmat
 from gnnstore.testing.effort import choose, is_long
+from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 EXAMPLE = EXAMPLES / "train_sage.py"
@@ -115,16 +114,14 @@ def test_training_is_reproducible_and_beats_chance(example: ModuleType, planted:
     assert first.best.test > 0.6, "a quarter by chance"
 
 
-def test_training_writes_nothing_into_a_store(planted: Path) -> None:
+def test_training_writes_nothing_into_a_store(planted: Path, forks: ForkServer) -> None:
     """Run as somebody who may write; that nothing changed must be seen, not enforced."""
     files = {path: path.stat() for path in sorted(planted.rglob("*"))}
     for path, found in files.items():
         if stat.S_ISREG(found.st_mode):
             path.chmod(0o444)
-    command = [sys.executable, str(EXAMPLE), str(planted), *OPTIONS.split()]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False, env=environment()
-    )
+    warnings_are_errors = "import warnings; warnings.simplefilter('error')"
+    ended = forks.run(warnings_are_errors + RUN_SCRIPT, EXAMPLE, planted, *OPTIONS.split())
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.count("epoch ") == 4
     assert "best by validation" in ended.stdout
@@ -133,9 +130,3 @@ def test_training_writes_nothing_into_a_store(planted: Path) -> None:
     for path, found in files.items():
         assert after[path].st_mtime_ns == found.st_mtime_ns
     gnnstore.verify(planted)
-
-
-def environment() -> dict[str, str]:
-    """Warnings are errors in the example too, but for what torch_geometric does on import."""
-    ignored = "ignore:`torch.jit.script` is:DeprecationWarning"
-    return {**os.environ, "PYTHONWARNINGS": f"error,{ignored}"}

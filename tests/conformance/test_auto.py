@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import multiprocessing
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from gnnstore.strategies.base import Auto
 from gnnstore.strategies.builtin import STATIC, auto
 from gnnstore.strategies.sizes.placing import place_for
 from gnnstore.testing.disks import usual_profile
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import write_example_store
 
 pytest.importorskip("torch_geometric")
@@ -207,23 +207,12 @@ def test_decisions_are_pickled(path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert np.array_equal(ours[2], theirs[2])
 
 
-def _first_node(loader: Any, answers: Any) -> None:
-    answers.put(int(next(iter(loader)).n_id[0]))
-
-
-def test_loaders_go_to_other_processes(path: Path) -> None:
+def test_loaders_go_to_other_processes(path: Path, forks: ForkServer) -> None:
     save_profile(profile_of(path))
     loader = loader_of(path, memory=MEMORY, disk="4GB")
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    process = context.Process(target=_first_node, args=(loader, answers))
-    process.start()
-    try:
-        assert answers.get(timeout=60) == int(next(iter(loader)).n_id[0])
-    finally:
-        process.join(60)
-        answers.close()
-        answers.join_thread()
+    done = forks.run("print(int(next(iter(given)).n_id[0]))", given=loader)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == int(next(iter(loader)).n_id[0])
 
 
 # --- the disk's measurements --------------------------------------------------------------------

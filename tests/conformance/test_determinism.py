@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from torch import Tensor
 import gnnstore
 from gnnstore import NeighborLoader
 from gnnstore.converters import from_rmat
+from gnnstore.testing.forks import ForkServer
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 
@@ -159,18 +158,8 @@ def test_a_forked_process(
     check_in_a_child(path, expected, "fork", handed_over, way_of_reading.strategy)
 
 
-@pytest.mark.parametrize("handed_over", ["path", "store", "loader"])
-@pytest.mark.ways("memory")  # each case costs the import of torch
-def test_a_spawned_process(
-    path: Path, expected: list[str], handed_over: str, way_of_reading: Any
-) -> None:
-    check_in_a_child(path, expected, "spawn", handed_over, way_of_reading.strategy)
-
-
-@pytest.mark.ways("static", "direct-pread")
-def test_a_loader_in_a_spawned_process(
-    path: Path, expected: list[str], way_of_reading: Any
-) -> None:
+@pytest.mark.ways("memory")  # it costs the import of torch
+def test_a_spawned_process(path: Path, expected: list[str], way_of_reading: Any) -> None:
     check_in_a_child(path, expected, "spawn", "loader", way_of_reading.strategy)
 
 
@@ -196,18 +185,32 @@ def check_in_a_child(
     assert child.exitcode == 0
 
 
-@pytest.mark.ways("direct-io_uring")
-def test_an_unrelated_process(path: Path, expected: list[str], way_of_reading: Any) -> None:
-    code = f"""
+UNRELATED = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("determinism", {__file__!r})
+spec = importlib.util.spec_from_file_location("determinism", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
-print("\\n".join(module.digests(module.MakeLoader({str(path)!r}, {way_of_reading.strategy!r})())))
+made = isinstance(given, module.NeighborLoader)
+loader = given if made else module.MakeLoader(given, sys.argv[2])()
+print("\\n".join(module.digests(loader)))
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True
-    )
+
+
+@pytest.mark.parametrize("handed_over", ["path", "store", "loader"])
+@pytest.mark.ways("memory", "static", "direct-io_uring")
+def test_an_unrelated_process(
+    path: Path, forks: ForkServer, expected: list[str], handed_over: str, way_of_reading: Any
+) -> None:
+    """It gets what is pickled, as a spawned one does."""
+    given: object = path
+    if handed_over == "store":
+        given = gnnstore.open(path)
+    if handed_over == "loader":
+        given = MakeLoader(path, way_of_reading.strategy)()
+        next(iter(given))
+        given.set_epoch(0)
+    ended = forks.run(UNRELATED, __file__, way_of_reading.strategy, given=given)
+    assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == expected
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -33,6 +31,7 @@ from gnnstore.pipeline.lookahead.next_epoch import NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
 
 pytestmark = pytest.mark.timeout(120)
@@ -368,15 +367,9 @@ print("done", flush=True)
 """
 
 
-def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path) -> None:
+def test_the_interpreter_ends_meanwhile(path: Path, tmp_path: Path, forks: ForkServer) -> None:
     start = time.monotonic()
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LEFT, path, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    run = forks.run(LEFT, path, tmp_path)
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
     assert not run.stderr
     assert not list(tmp_path.iterdir())

@@ -10,8 +10,6 @@ import errno
 import gc
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing
@@ -32,6 +30,7 @@ from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
 
 pytestmark = pytest.mark.timeout(120)
@@ -273,22 +272,17 @@ for batch in loader:
 """
 
 
-def test_what_a_killed_run_leaves_is_swept_by_the_next(path: Path, tmp_path: Path) -> None:
-    run = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", KILLED, path, tmp_path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with run:
-        assert run.stdout is not None
+def test_what_a_killed_run_leaves_is_swept_by_the_next(
+    path: Path, tmp_path: Path, forks: ForkServer
+) -> None:
+    with forks.start(KILLED, path, tmp_path) as run:
         assert run.stdout.readline() == "one\n"
         (left,) = tmp_path.iterdir()
         assert any(left.iterdir())
         # The run is alive: its directory is not swept.
         list(loader_of(path, strategy="packed", tmpdir=tmp_path))
         assert left.exists()
-        run.kill()
+        run.send_signal(signal.SIGKILL)
     assert left.exists()
     list(loader_of(path, strategy="packed", tmpdir=tmp_path))
     assert not list(tmp_path.iterdir())

@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -29,6 +27,7 @@ from torch.utils.data.distributed import DistributedSampler
 import gnnstore
 from gnnstore import GraphStore, NeighborLoader, UsageError
 from gnnstore.converters import from_rmat
+from gnnstore.testing.forks import ForkServer
 
 NUM_SEEDS = 150
 BATCH_SIZE = 32
@@ -179,7 +178,7 @@ def test_in_another_way(path: Path, way: dict[str, Any]) -> None:
         assert digests(after, 2) == whole[batches:]
 
 
-def test_in_another_process(path: Path) -> None:
+def test_in_another_process(path: Path, forks: ForkServer) -> None:
     whole = digests(make(path, shuffle=True), 2)
     loader = make(path, shuffle=True)
     assert [digest_of(batch) for batch in islice(loader, 3)] == whole[:3]
@@ -192,14 +191,8 @@ loader = module.make(sys.argv[2], shuffle=True, strategy="direct", num_threads=2
 loader.load_state_dict(json.load(sys.stdin))
 print("\\n".join(module.digests(loader, 2)))
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", code, __file__, str(path)],
-        input=json.dumps(loader.state_dict()),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
+    ended = forks.run(code, __file__, path, text=json.dumps(loader.state_dict()))
+    assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == whole[3:]
 
 

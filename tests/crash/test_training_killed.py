@@ -10,19 +10,13 @@ import pytest
 import torch
 
 from gnnstore.converters import from_rmat
-from gnnstore.testing.forks import ForkServer
+from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
 
 pytest.importorskip("torch_geometric")
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_with_checkpoints.py"
 NUM_EPOCHS = 2
 EVERY = 3
-# As `python` runs a script.
-RUN = """
-import runpy, sys
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 # Lines of output after which a run is killed: between two checkpoints, at one, soon after
 # resuming, and in the second epoch.
 KILLS = (5, 4, 2, 9)
@@ -47,7 +41,7 @@ def results_of(lines: list[str]) -> dict[str, str]:
 
 @pytest.mark.timeout(400)
 def test_killed_and_resumed(store: Path, tmp_path: Path, forks: ForkServer) -> None:
-    uninterrupted = forks.run(RUN, *command(store, tmp_path / "whole.pt"))
+    uninterrupted = forks.run(RUN_SCRIPT, *command(store, tmp_path / "whole.pt"))
     assert uninterrupted.returncode == 0, uninterrupted.stderr
     whole = results_of(uninterrupted.stdout.splitlines(keepends=True))
     batches = [name for name in whole if "batch" in name]
@@ -61,7 +55,7 @@ def test_killed_and_resumed(store: Path, tmp_path: Path, forks: ForkServer) -> N
     for num_lines, strategy in zip((*KILLS, None), (*strategies, "memory"), strict=True):
         threads = "0" if strategy == "mmap" else "2"
         options = ("--strategy", strategy, "--threads", threads)
-        with forks.start(RUN, *command(store, checkpoint, *options)) as process:
+        with forks.start(RUN_SCRIPT, *command(store, checkpoint, *options)) as process:
             lines: list[str] = []
             for line in process.stdout:
                 if line.startswith("epoch"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import pytest
 
 import gnnstore
 from gnnstore.strategies.builtin import STRATEGIES, auto
+from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
 from gnnstore.tools import cli
+from gnnstore.tools.bench import task
 
 pytest.importorskip("torch_geometric")
 
@@ -87,12 +89,15 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_blocks_run(
+    page: Path, work_dir: Path, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Run a page's blocks in order, in one directory; Python blocks share their names."""
     if "graph.npz" not in page.read_text():
         # Pages that do not make a store themselves look at one that is there.
         _make_graph_store()
     _put_gnnstore_on_the_path(work_dir, monkeypatch)
+    _fork_what_is_timed(forks, monkeypatch)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if block.reason is not None or block.language in _NOT_CODE:
@@ -121,6 +126,22 @@ def _put_gnnstore_on_the_path(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gnnstore.tools "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(scripts), prepend=":")
+
+
+def _fork_what_is_timed(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each process of `gnnstore bench load` have imported torch when it begins."""
+
+    def ask(words: list[str], _: object, *, on_line: Callable[[str], None]) -> dict[str, Any]:
+        code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+        done = forks.run(code, *words[1:])
+        assert (words[0], done.returncode) == ("-m", 0), done.stderr
+        lines = [line for line in done.stdout.splitlines() if line]
+        for line in lines:
+            on_line(line)
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+
+    monkeypatch.setattr(task, "ask_process", ask)
 
 
 def test_blocks_that_are_not_run_are_listed() -> None:
@@ -232,17 +253,12 @@ def test_every_example_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["memory", "belady"])
-def test_the_example_script_trains(work_dir: Path, strategy: str) -> None:
+def test_the_example_script_trains(work_dir: Path, forks: ForkServer, strategy: str) -> None:
     """Training and evaluation, in memory and under one budget for both."""
     _make_graph_store()
     script = ROOT / "examples" / "train_sage.py"
     options = ["--epochs", "1", "--fanouts", "5", "5", "--hidden", "16", "--batch-size", "100"]
     options += ["--strategy", strategy, "--memory", "100MB"]
-    done = subprocess.run(
-        [sys.executable, str(script), str(work_dir / "graph.gnn"), *options],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = forks.run(RUN_SCRIPT, script, work_dir / "graph.gnn", *options)
+    assert done.returncode == 0, done.stderr
     assert "test" in done.stdout

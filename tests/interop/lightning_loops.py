@@ -2,7 +2,7 @@
 
 `python lightning_loops.py STORE DIRECTORY LOOP...` writes a file LOOP-RANK.json for each loop and
 rank, with the seeds of each batch. Each loop but "ddp" runs in a forked process of its own, where
-the class has not been used before; "ddp" starts this file anew, as Lightning does.
+the class has not been used before; "ddp", the last one, starts this file anew, as Lightning does.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ def main(path: str, directory: str, *loops: str) -> None:
     warnings.simplefilter("ignore")
     for loop in loops:
         if loop == "ddp":
+            sys.argv[1:] = [path, directory, loop]  # of the other process
             run(path, directory, loop)
         elif (child := os.fork()) == 0:
             run(path, directory, loop)

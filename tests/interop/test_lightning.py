@@ -116,10 +116,14 @@ def test_steps_since_the_last_checkpoint_are_done_again(
 # --- loops, with a loader that is first used within a hook --------------------------------------
 
 LOOPS = Path(__file__).with_name("lightning_loops.py")
+OF_LINKS = ("links-fit", "links-validate", "links-predict")
 
 
-def seeds_of(store: Path, directory: Path, *loops: str) -> dict[str, list[list[list[int]]]]:
+@pytest.fixture(scope="module")
+def found(store: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Return the seeds of each batch, by loop and rank."""
+    directory = tmp_path_factory.mktemp("loops")
+    loops = ("fit", "validate", "test", "predict", "overfit", *OF_LINKS, "ddp")
     done = subprocess.run(
         [sys.executable, str(LOOPS), str(store), str(directory), *loops],
         capture_output=True,
@@ -141,10 +145,8 @@ def joined(batches: list[list[int]]) -> list[int]:
     return [seed for batch in batches for seed in batch]
 
 
-def test_every_loop_gets_its_batches(store: Path, tmp_path: Path) -> None:
+def test_every_loop_gets_its_batches(store: Path, found: dict[str, list[Any]]) -> None:
     splits = gnnstore.open(store).splits
-    of_links = ("links-fit", "links-validate", "links-predict")
-    found = seeds_of(store, tmp_path, "fit", "validate", "test", "predict", "overfit", *of_links)
     (fit,) = found["fit"]
     assert sorted(joined(fit)) == sorted(splits["train"].tolist())
     assert joined(fit) != splits["train"].tolist()
@@ -156,15 +158,15 @@ def test_every_loop_gets_its_batches(store: Path, tmp_path: Path) -> None:
     (fit,) = found["links-fit"]
     assert sorted(joined(fit)) == list(range(gnnstore.open(store).num_edges))
     assert joined(fit) != sorted(joined(fit))
-    for loop in of_links[1:]:
+    for loop in OF_LINKS[1:]:
         (positions,) = found[loop]
         assert joined(positions) == list(range(100)), loop
 
 
-def test_two_processes_share_an_epoch(store: Path, tmp_path: Path) -> None:
+def test_two_processes_share_an_epoch(store: Path, found: dict[str, list[Any]]) -> None:
     """By Lightning's own sampler, as of any loader that is not told of ranks."""
     train = gnnstore.open(store).splits["train"].tolist()
-    (ranks,) = seeds_of(store, tmp_path, "ddp").values()
+    ranks = found["ddp"]
     assert len(ranks) == 2
     for rank in ranks:
         assert len(rank) == len(ranks[0])

@@ -16,6 +16,7 @@ import torch.distributed
 
 import gnnstore
 from gnnstore.converters import from_rmat
+from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -108,7 +109,27 @@ def torchrun(script: Path, *arguments: object, num_processes: int = 2) -> str:
     return done.stdout
 
 
-def test_two_ranks(store: Path, tmp_path: Path) -> None:
+# With the variables that torchrun sets, but without the processors' time to import torch.
+RANKS = """
+import os, socket
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+child = os.fork()
+rank = "1" if child == 0 else "0"
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+"""
+BOTH = "if child: sys.exit(os.waitpid(child, 0)[1])"
+
+
+def two_forks(forks: ForkServer, script: Path, *arguments: object) -> str:
+    """Run a script as two processes of torchrun's do, and return what they print."""
+    done = forks.run(RANKS + RUN_SCRIPT + BOTH, script, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_two_ranks(store: Path, tmp_path: Path, forks: ForkServer) -> None:
     """Every batch is one of the single process's, and both go on in the middle of an epoch."""
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "noting.py").write_text(NOTING)
@@ -125,7 +146,7 @@ def test_two_ranks(store: Path, tmp_path: Path) -> None:
         {"strategy": "belady", "memory": "64MB", "superbatch": 2},
     ]
     ways = [way | {"batch_size": BATCH_SIZE} for way in ways]
-    torchrun(tmp_path / "worker.py", store, tmp_path, json.dumps(ways))
+    two_forks(forks, tmp_path / "worker.py", store, tmp_path, json.dumps(ways))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for strategy in ("memory", "belady"):
         first, second = (said[strategy] for said in ranks)
@@ -145,14 +166,14 @@ def losses(output: str, rank: int) -> list[tuple[str, str]]:
     return re.findall(rf"rank {rank} epoch (\d+) loss (\d+\.\d+)", output)
 
 
-def test_the_example(store: Path, tmp_path: Path) -> None:
-    """It goes on after its last checkpoint, dropout included."""
+def test_the_example(store: Path, tmp_path: Path, forks: ForkServer) -> None:
+    """Under torchrun; and it goes on after its last checkpoint, dropout included."""
     options: Sequence[object] = (store, "--fanouts", 5, 5, "--hidden", 16, "--batch-size", 32)
     options = (*options, "--epochs", 2)
     script = EXAMPLES / "train_distributed.py"
     whole = torchrun(script, *options, "--checkpoint", tmp_path / "run.pt", "--every", 3)
     assert whole.count("valid") == 2
-    resumed = torchrun(script, *options, "--checkpoint", tmp_path / "run.pt")
+    resumed = two_forks(forks, script, *options, "--checkpoint", tmp_path / "run.pt")
     for rank in range(2):
         assert len(losses(whole, rank)) == 8  # four of each epoch
         assert losses(resumed, rank) == losses(whole, rank)[7:]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -161,7 +159,7 @@ def test_the_interpreter_ends(
 
 
 @pytest.mark.ways("mmap", "direct-io_uring", "direct-pread")
-def test_ctrl_c(path: Path, way_of_reading: Any) -> None:
+def test_ctrl_c(path: Path, forks: ForkServer, way_of_reading: Any) -> None:
     code = """
 try:
     while True:
@@ -171,18 +169,9 @@ except KeyboardInterrupt:
     print("threads", [t.name for t in threading.enumerate() if "gnnstore" in t.name])
     print("again", sum(1 for _ in loader))
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", PRELUDE + code, str(path), way_of_reading.strategy],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
+    with forks.start(PRELUDE + code, path, way_of_reading.strategy) as process:
         assert process.stdout.readline() == "batch\n"
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+        out = process.stdout.read()
     assert out.splitlines()[-2:] == ["threads []", "again 200"]
     assert process.returncode == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from gnnstore.errors import (
     resource_error,
     storage_error,
 )
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import read_store
 from gnnstore.testing.plans import pack
 from gnnstore.tools.ui import exits
@@ -115,19 +114,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_limit_of_the_process_is_named(
-    source: Path, kind: str, amounts: tuple[int, ...], met: str
+    source: Path, forks: ForkServer, kind: str, amounts: tuple[int, ...], met: str
 ) -> None:
     output = source.with_name(f"{kind}.gnn")
     plan = pack(
         from_numpy(source, output), [3, 3], output=source.with_name(f"{kind}.plan"), epochs=1
     )
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, source, output, plan, kind, *map(str, amounts)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    done = forks.run(SCRIPT, source, output, plan, kind, *amounts, own_memory=True)
+    assert done.returncode == 0, done.stderr
     found: list[list[Any]] = json.loads(done.stdout)
     unforeseen = [case for case in found if case[3] not in ("", "ResourceError", "StorageError")]
     assert not unforeseen

@@ -18,6 +18,7 @@ import gnnstore
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.formats import PagedArray
 from gnnstore.graph import arrays as store_arrays
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import ExampleStore, write_example_store
 
 
@@ -263,18 +264,21 @@ def _sum_of_row(store: gnnstore.GraphStore, row: int, out: multiprocessing.Queue
     out.put(float(store.features[row].sum()))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_works_in_processes(store: gnnstore.GraphStore, method: str) -> None:
-    context = multiprocessing.get_context(method)
+def test_works_in_a_forked_process(store: gnnstore.GraphStore) -> None:
+    context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    process = context.Process(  # type: ignore[attr-defined]
-        target=_sum_of_row, args=(store, 12, queue)
-    )
+    process = context.Process(target=_sum_of_row, args=(store, 12, queue))
     process.start()
     assert queue.get(timeout=60) == pytest.approx(float(store.features[12].sum()))
     process.join(60)
     assert process.exitcode == 0
+
+
+def test_works_in_an_unrelated_process(store: gnnstore.GraphStore, forks: ForkServer) -> None:
+    done = forks.run("print(float(given.features[12].sum()))", given=store)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(float(store.features[12].sum()))
 
 
 def test_read_only_files(example: ExampleStore) -> None:
