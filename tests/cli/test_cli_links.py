@@ -54,6 +54,8 @@ def test_a_plan_of_all_edges_with_every_extension(run: Any, store: Path) -> None
     packed = pack(run, store, "all", "--links", "all", *ASKED, "--edge-label-attrs", "edge_attr")
     assert packed.status == 0
     assert packed.document["batches_per_epoch"] == 56
+    assert (packed.document["seeds"], packed.document["num_seeds"]) == ("links", 5000)
+    assert "5,000 links, triplet negatives" in run("inspect", packed.document["path"]).stdout
     options = {**LOADER, **EXTENSIONS, "edge_label_attrs": ["edge_attr"]}
     expected = batches_of(gnnstore.LinkNeighborLoader(store, [4, 3], **options))
     assert {"src_neg_index", "dst_neg_index", "label_edge_attr"} <= expected[0].keys()

@@ -47,6 +47,8 @@ PLAN_ALIGNMENT_BYTES = ALIGNMENT_BYTES
 
 _MAX_EPOCHS = 2**31
 
+# In a fingerprint, the kind of the seeds if they are no nodes.
+KIND = "seeds"
 # In a fingerprint, the number of arrays by which a record says what its batch starts from; by
 # default one, `input_id`.
 SEED_ARRAYS = "seed arrays"

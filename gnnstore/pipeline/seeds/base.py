@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.formats.packed.manifest import SEED_ARRAYS
+from gnnstore.formats.packed.manifest import KIND, SEED_ARRAYS
 from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
@@ -22,9 +22,6 @@ Int64Array = npt.NDArray[np.int64]
 # those on demand.
 FIRST_EPOCH_OF_NO_RUN = 2**63 - 2
 ON_DEMAND_EPOCH = 2**63 - 1
-
-# Where it names the kind of the labels, if these are not nodes.
-KIND = "seeds"
 
 
 class BatchKey(NamedTuple):

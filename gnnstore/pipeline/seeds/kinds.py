@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gnnstore.errors import UnsupportedVersionError
-from gnnstore.pipeline.seeds.base import KIND, SeedLabels
+from gnnstore.formats.packed.manifest import KIND
+from gnnstore.pipeline.seeds.base import SeedLabels
 from gnnstore.pipeline.seeds.links import LinkLabels
 from gnnstore.pipeline.seeds.nodes import NodeLabels
 from gnnstore.registry import Registry

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import GnnstoreError
-from gnnstore.formats.packed.manifest import find_plans
+from gnnstore.formats.packed.manifest import KIND, NUM_POSITIONS, find_plans
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
@@ -29,6 +29,9 @@ def describe_plan(reader: PackedReader) -> dict[str, Any]:
         "path": str(reader.path),
         "problem": None,
         "store_uuid": found.get("store"),
+        "seeds": found.get(KIND, "nodes"),
+        "num_seeds": found.get(NUM_POSITIONS),
+        "neg_sampling": found.get("neg_sampling"),
         "num_neighbors": found.get("num_neighbors"),
         "batch_size": found.get("batch_size"),
         "shuffle": found.get("shuffle"),
@@ -60,6 +63,8 @@ def render_plan(console: Console, plan: Mapping[str, Any]) -> None:
         console,
         {
             "batches": f"{plan['epochs']:,} epochs of {plan['batches_per_epoch']:,}, {order}",
+            "seeds": f"{plan['num_seeds']:,} {plan['seeds']}"
+            + (f", {plan['neg_sampling']} negatives" if plan["neg_sampling"] else ""),
             "fan-outs": ", ".join(map(str, plan["num_neighbors"] or [])) or "none",
             "batch size": f"{plan['batch_size']:,}",
             "seed": f"{plan['seed']}",

@@ -213,8 +213,8 @@ def _seeds_together(command: Callable[..., Any]) -> Callable[..., Any]:
 _link_options = together(
     click.option(
         "--links",
-        metavar="all|SPLIT|FILE.npy",
-        help="Start from edges, not nodes: all, an edge split, or sources and targets [2, L].",
+        metavar="EDGES",
+        help='Start from edges: "all", an edge split, or FILE.npy of sources and targets [2, L].',
     ),
     click.option(
         "--negatives",
@@ -226,24 +226,27 @@ _link_options = together(
     click.option(
         "--neg-side",
         type=click.Choice(("dst", "src", "both")),
-        help="Ends that negatives of triplets replace. Default: dst.",
+        metavar="SIDE",
+        help="Ends that negatives of triplets replace: dst (default), src or both.",
     ),
     click.option(
         "--shared-negatives",
         type=click.IntRange(min=1),
-        metavar="CHUNKS",
+        metavar="N",
         help="Parts of a batch whose triplets share their negatives.",
     ),
     click.option(
         "--degree-fraction",
         type=click.FloatRange(0, 1),
+        metavar="SHARE",
         help="Share of the negatives that are ends of other edges of the batch.",
     ),
     click.option("--strict-negatives", is_flag=True, help="Draw negatives that are edges again."),
     click.option(
         "--exclude-edges",
         type=click.Choice(("self", "reverse")),
-        help="Do not sample the edges that a batch starts from, or their reverses as well.",
+        metavar="WHICH",
+        help="Do not sample a batch's own edges (self), or their reverses either (reverse).",
     ),
 )
 
