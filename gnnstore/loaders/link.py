@@ -22,7 +22,13 @@ from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.pipeline.seeds.links import Links, named_split, resolve_edges, resolve_labels
+from gnnstore.pipeline.seeds.links import (
+    Links,
+    check_ids_are_dense,
+    named_split,
+    resolve_edges,
+    resolve_labels,
+)
 from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
 from gnnstore.pipeline.seeds.nodes import to_numpy
 
@@ -291,6 +297,8 @@ def resolve_links(
     num_edges = store.num_edges if edges is None else edges.shape[1]
     split = named_split(store, edge_label_index)
     _check_attributes(store, edge_label_attrs, split)
+    if edges is None and not (edge_label is None and input_id is None):
+        check_ids_are_dense(store)
     return Links(
         store,
         edges,

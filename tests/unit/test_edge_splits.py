@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gnnstore
+from gnnstore.converters import ConvertOptions
 from gnnstore.converters.arrays.source import MemoryArray
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import CorruptStoreError, InputError, NoSplitError, NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
+from gnnstore.testing.graphs import write_store
 from gnnstore.testing.hostile import reseal
 from gnnstore.tools.cli import main
 
@@ -194,6 +197,19 @@ class TestLoading:
         store = gnnstore.open(write(tmp_path / "b.gnn", train=VALID))
         loader = gnnstore.LinkNeighborLoader(store, [], "train", edge_label_attrs=["edge_attr"])
         assert len(loader) == 3
+
+    def test_labels_need_the_ids_of_all_edges(self, tmp_path: Path) -> None:
+        edges = np.random.default_rng(0).integers(0, 50, (2, 1000))
+        options = ConvertOptions(edge_split=(0.5, 0.5, 0))
+        store = gnnstore.open(write_store(tmp_path / "a.gnn", edges, options=options))
+        for name in ("edge_label", "input_id"):
+            given: Any = {name: torch.zeros(store.num_edges, dtype=torch.int64)}
+            with pytest.raises(InputError, match="others were left out of it"):
+                gnnstore.LinkNeighborLoader(store, [], "train", **given)
+        shown = [batch.input_id for batch in gnnstore.LinkNeighborLoader(store, [], "train")]
+        ids = torch.cat(shown).numpy()
+        found = store.topology("mmap")
+        np.testing.assert_array_equal(edges[0, ids], found.indices)
 
     def test_errors_list_what_there_is(self, tmp_path: Path) -> None:
         store = gnnstore.open(write(tmp_path / "a.gnn", valid=VALID))

@@ -505,6 +505,23 @@ def named_split(store: GraphStore, edge_label_index: Any) -> str | None:
     return name
 
 
+def check_ids_are_dense(store: GraphStore) -> None:
+    """Raise unless a label for each edge of the graph can be found by the edge's id.
+
+    Raises
+    ------
+    InputError
+        If edges have ids above those of so many, as where some were left out.
+    """
+    ids = store.topology("mmap").edge_id
+    if ids is not None and len(ids) and ids.max() >= store.num_edges:
+        raise InputError(
+            f"edge_label and input_id are by edge id, but ids of {store.path} run to {ids.max()} "
+            f"and it has {store.num_edges} edges: others were left out of it, such as those of "
+            "edge splits. Give the edges by their ends [2, L], and labels in their order"
+        )
+
+
 def _without_type(store: GraphStore, edge_label_index: Any) -> Any:
     """Check the edge type that edges may be given with, and return them without it."""
     if _is_edge_type(edge_label_index):
