@@ -312,7 +312,7 @@ class PreparedBatch:
         self.output = output
         self.num_nodes = sum(map(len, sample.nodes.values()))
         self.num_edges = sum(map(len, sample.edges.values()))
-        self.num_bytes = sample.num_bytes + labels.num_bytes
+        self.num_bytes = sample.num_bytes + sum(array.nbytes for array in labels.arrays())
         self.seconds_sampling = 0.0
         self.seconds_gathering = 0.0
         self.bytes_gathered = 0

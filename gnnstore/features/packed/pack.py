@@ -26,7 +26,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import translated
-from gnnstore.errors import NoSpaceError, UsageError, storage_error, storage_errors
+from gnnstore.errors import NoSpaceError, UsageError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.chunks import (
@@ -237,8 +237,10 @@ def pack(
     is_exact = isinstance(slots, CachePlan)
     if is_exact:  # else it is not known yet which of the rows are the same
         _check_room(directory, packed_bytes(tables, collector.most, spilled_id_bytes), disk_bytes)
-    with storage_errors("make a directory for packed rows", directory):
+    try:
         own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
+    except OSError as error:
+        raise storage_error(error, "make a directory for packed rows", directory) from error
     missed: MissTable | None = None
     try:
         missed = collector.collect(
@@ -330,8 +332,10 @@ def _check_room(directory: Path, num_bytes: int, disk_bytes: int | None) -> None
     if disk_bytes is not None and num_bytes > disk_bytes:
         disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
         disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
-    with storage_errors("pack rows", directory):
+    try:
         free = shutil.disk_usage(directory).free
+    except OSError as error:
+        raise storage_error(error, "pack rows", directory) from error
     if num_bytes > free:
         raise NoSpaceError(
             f"{directory}: the packed rows of this superbatch take {format_at_least(num_bytes)}, "

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
-from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
+from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
 from gnnstore.features.packed.frames import FrameReader
@@ -31,7 +31,6 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.packed.manifest import CHECKED_ROWS
 from gnnstore.formats.packed.reader import PackedReader
@@ -175,11 +174,16 @@ class SavedPlan:
         """
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
-        doing = f"read the record of {self.name_of(number)}"
-        with storage_errors(doing, self.reader.batches.file_paths[0]):
-            done = fill_at(self._descriptor, record.data, begin)
-        if done < num_bytes:
-            raise self._damaged(number, f"the file ends at byte {begin + done}")
+        done = 0
+        try:
+            while done < num_bytes:
+                count = os.preadv(self._descriptor, [record[done:].data], begin + done)
+                if count == 0:
+                    raise self._damaged(number, f"the file ends at byte {begin + done}")
+                done += count
+        except OSError as error:
+            doing = f"read the record of {self.name_of(number)}"
+            raise storage_error(error, doing, self.reader.batches.file_paths[0]) from error
         found = _core.crc32c(record, crc_seed(number))
         if found != crc:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")

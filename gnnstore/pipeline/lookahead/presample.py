@@ -187,7 +187,9 @@ class Presampler:
             seeds = self.seeds.select(positions, key)
             asked = request_of(seeds, key)
             start_bytes = 8 * len(seeds.start_nodes()[None])
-            labels_bytes[batch] = max(0, seeds.labels.num_bytes - start_bytes)
+            labels_bytes[batch] = max(
+                0, sum(array.nbytes for array in seeds.labels.arrays()) - start_bytes
+            )
             return asked
 
         subgraphs = sample_in_order(

@@ -65,11 +65,6 @@ class SeedLabels(ABC):
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Return all of it as arrays, for what waits on disk."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory that it takes."""
-        return sum(array.nbytes for array in self.arrays())
-
     @abstractmethod
     def metadata(self) -> tuple[Any, ...]:
         """Return it as PyG's `SamplerOutput.metadata`."""
