@@ -10,6 +10,9 @@ from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
 
+# Copies of an edge are passed one by one while they are no more than these, then by a search.
+_FEW_COPIES = 8
+
 
 class EdgeFinder:
     """Finds the edges between pairs of nodes. Safe to use from many threads at once.
@@ -48,8 +51,18 @@ class EdgeFinder:
             If a file of a mapped graph has been truncated.
         """
         self._csc.check_mapped_files()
-        firsts = self._bound(sources, targets, side="left")
-        return firsts, self._bound(sources, targets, side="right")
+        indices = self._csc.indices
+        firsts, last = self._bound(sources, targets, side="left"), self._csc.indptr[targets + 1]
+        ends = firsts.copy()
+        more = np.arange(len(ends))
+        for _ in range(_FEW_COPIES):
+            more = more[ends[more] < last[more]]
+            more = more[indices[ends[more]] == sources[more]]
+            if not more.size:
+                return firsts, ends
+            ends[more] += 1
+        ends[more] = self._bound(sources[more], targets[more], side="right")
+        return firsts, ends
 
     def excluding(self, sources: Int64Array, targets: Int64Array) -> Excluded:
         """Return the edges between some pairs [B] in the form that samplers leave them out.

@@ -31,15 +31,17 @@ def bisect_columns(
 
     Only what is compared is read, so that `indices` may be mapped.
     """
-    low, high = low.copy(), high.copy()
-    active = np.flatnonzero(low < high)
-    while active.size:
-        middle = (low[active] + high[active]) // 2
-        there: npt.NDArray[Any] = indices[middle]
-        is_before = there < wanted[active] if side == "left" else there <= wanted[active]
-        low[active[is_before]] = middle[is_before] + 1
-        high[active[~is_before]] = middle[~is_before]
-        active = active[low[active] < high[active]]
+    count = high - low
+    # All go on until the longest column is searched: arrays are small, and choosing those that are
+    # left takes more operations on them than it saves.
+    while count.max(initial=0) > 0:
+        half = count >> 1
+        middle = low + half
+        there: npt.NDArray[Any] = indices.take(middle, mode="clip")
+        is_before = there < wanted if side == "left" else there <= wanted
+        is_before &= count > 0
+        low = np.where(is_before, middle + 1, low)
+        count = np.where(is_before, count - half - 1, half)
     return low
 
 
