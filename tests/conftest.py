@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import json
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,6 +188,27 @@ def forks() -> Iterator[ForkServer]:
     )
     with fork_server(modules) as server:
         yield server
+
+
+@pytest.fixture
+def timed_in_forks(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each process of `gnnstore bench load` have imported torch when it begins.
+
+    Not for tests of those processes, of their memory and of how they end.
+    """
+    from gnnstore.tools.bench import task  # noqa: PLC0415
+
+    def ask(words: Sequence[str], _: object, *, on_line: Callable[[str], None]) -> dict[str, Any]:
+        code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+        done = forks.run(code, *words[1:])
+        assert (words[0], done.returncode) == ("-m", 0), done.stderr
+        lines = [line for line in done.stdout.splitlines() if line]
+        for line in lines:
+            on_line(line)
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+
+    monkeypatch.setattr(task, "ask_process", ask)
 
 
 def _real(name: str) -> Path:

@@ -144,6 +144,7 @@ def test_plan_samples_what_a_link_loader_does(run: Any, store: Path) -> None:
     assert document["rows_needed"] == sum(next(batches).num_nodes for _ in range(5))
 
 
+@pytest.mark.usefixtures("timed_in_forks")
 @pytest.mark.parametrize("num_batches", [None, 4])
 def test_bench_times_link_loaders(run: Any, store: Path, num_batches: int | None) -> None:
     shorter = () if num_batches is None else ("--batches", num_batches)

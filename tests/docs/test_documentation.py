@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import gnnstore
 from gnnstore.strategies.builtin import STRATEGIES, auto
 from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
 from gnnstore.tools import cli
-from gnnstore.tools.bench import task
 
 pytest.importorskip("torch_geometric")
 
@@ -89,15 +87,13 @@ def run_python(block: Block, namespace: dict[str, Any]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_code_blocks_run(
-    page: Path, work_dir: Path, forks: ForkServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("timed_in_forks")
+def test_code_blocks_run(page: Path, work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a page's blocks in order, in one directory; Python blocks share their names."""
     if "graph.npz" not in page.read_text():
         # Pages that do not make a store themselves look at one that is there.
         _make_graph_store()
     _put_gnnstore_on_the_path(work_dir, monkeypatch)
-    _fork_what_is_timed(forks, monkeypatch)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks_of(page):
         if block.reason is not None or block.language in _NOT_CODE:
@@ -126,22 +122,6 @@ def _put_gnnstore_on_the_path(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gnnstore.tools "$@"\n')
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(scripts), prepend=":")
-
-
-def _fork_what_is_timed(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each process of `gnnstore bench load` have imported torch when it begins."""
-
-    def ask(words: list[str], _: object, *, on_line: Callable[[str], None]) -> dict[str, Any]:
-        code = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
-        done = forks.run(code, *words[1:])
-        assert (words[0], done.returncode) == ("-m", 0), done.stderr
-        lines = [line for line in done.stdout.splitlines() if line]
-        for line in lines:
-            on_line(line)
-        answer: dict[str, Any] = json.loads(lines[-1])
-        return answer
-
-    monkeypatch.setattr(task, "ask_process", ask)
 
 
 def test_blocks_that_are_not_run_are_listed() -> None:
