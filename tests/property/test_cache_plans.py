@@ -214,6 +214,20 @@ def test_many_batches_with_few_rows() -> None:
     assert plan.num_misses < sum(twin.run_lru(batches, 100)[1])
 
 
+@pytest.mark.parametrize("num_batches", [4 * 100 + 63, 4 * 100 + 64, 4 * 100 + 65, 1000])
+def test_an_empty_cache_before_many_batches(num_batches: int) -> None:
+    """Beyond four batches a slot, next uses are looked up instead of gone through."""
+    rows = np.random.default_rng(0).integers(0, 500, num_batches)
+    offsets = np.arange(num_batches + 1)
+    misses = []
+    for nodes in (np.full(100, -1), np.arange(500, 600)):  # no rows, and none that are used
+        frequencies = (nodes >= 0).astype(np.int32)
+        plan = _core.plan_belady(rows, offsets, nodes, frequencies, 1)
+        misses.append(plan[1].tolist())
+    assert misses[0] == misses[1]
+    assert set(misses[0]) <= {0, 1}
+
+
 @pytest.mark.parametrize("stride", [1, 1_000_003])
 def test_threads_and_windows_do_not_change_a_plan(stride: int) -> None:
     """Of a trace that is long enough for several; its second part begins with a full cache."""

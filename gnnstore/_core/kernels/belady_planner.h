@@ -148,10 +148,11 @@ private:
     }
 
     std::vector<int64_t> next_batches(int64_t batch, const int32_t *next, int64_t size) const {
-        const int32_t begin = positions_.begin(batch + 1);
+        // Behind the trace: slots that hold no row.
+        const int32_t begin = positions_.begin(batch + 1), end = positions_.end();
         std::vector<int64_t> batches;
         for (int64_t k = 0; k < size; ++k)
-            if (next[k] >= begin) batches.push_back(positions_.batch(next[k]));
+            if (next[k] >= begin && next[k] < end) batches.push_back(positions_.batch(next[k]));
         std::sort(batches.begin(), batches.end());
         batches.erase(std::unique(batches.begin(), batches.end()), batches.end());
         return batches;
