@@ -271,6 +271,7 @@ def test_strict_negatives_are_no_edges(
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("split")
     num_nodes, edges = graph
+    num_nodes += 200  # so that 17 draws always find one that is no neighbour
     rules: dict[str, Any] = {
         "undirected": undirected,
         "edge_split": (0.5, 0.3, 0.2),
