@@ -1480,6 +1480,35 @@ def add_reverse_edges(
         A local id is outside [0, num_nodes).
     """
 
+def equal_ranges(
+    values: _Ids,
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Find numbers in ascending ranges of an array, as the edges between pairs of nodes.
+
+    Parameters
+    ----------
+    values : ndarray of int32 or int64 [E]
+        May be mapped: only what is compared is read.
+    begins, ends : ndarray of int64 [k]
+        Ranges `values[begins[i]:ends[i]]`, each ascending.
+    wanted : ndarray of int64 [k]
+        A number for each range.
+
+    Returns
+    -------
+    tuple of ndarray of int64 [k]
+        First position of what equals the number, and the one after the last. Where nothing does,
+        both are the position where it belongs.
+
+    Raises
+    ------
+    IndexError
+        A range does not lie in the array.
+    """
+
 def random_reads(table: NDArray[np.int32], positions: NDArray[np.int64]) -> int:
     """Return the sum of `table[positions]`, read one by one in a plain loop.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.formats.store.csc import Csc, bisect_columns
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling.neighbor import Excluded
 
 Int64Array = npt.NDArray[np.int64]
-
-# Copies of an edge are passed one by one while they are no more than these, then by a search.
-_FEW_COPIES = 8
 
 
 class EdgeFinder:
@@ -34,11 +33,8 @@ class EdgeFinder:
         StorageError
             If a file of a mapped graph has been truncated.
         """
-        self._csc.check_mapped_files()
-        firsts, ends = self._bound(sources, targets, side="left"), self._csc.indptr[targets + 1]
-        found = firsts < ends
-        found[found] = self._csc.indices[firsts[found]] == sources[found]
-        return found
+        firsts, ends = self.ranges(sources, targets)
+        return firsts < ends
 
     def ranges(self, sources: Int64Array, targets: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the first position of the edges between each pair [B], and the one after the last.
@@ -49,20 +45,21 @@ class EdgeFinder:
         ------
         StorageError
             If a file of a mapped graph has been truncated.
+        CorruptStoreError
+            If a column does not lie among the edges.
         """
         self._csc.check_mapped_files()
-        indices = self._csc.indices
-        firsts, last = self._bound(sources, targets, side="left"), self._csc.indptr[targets + 1]
-        ends = firsts.copy()
-        more = np.arange(len(ends))
-        for _ in range(_FEW_COPIES):
-            more = more[ends[more] < last[more]]
-            more = more[indices[ends[more]] == sources[more]]
-            if not more.size:
-                return firsts, ends
-            ends[more] += 1
-        ends[more] = self._bound(sources[more], targets[more], side="right")
-        return firsts, ends
+        indptr, indices = self._csc.indptr, self._csc.indices
+        try:
+            return _core.equal_ranges(
+                indices, indptr[targets], indptr[targets + 1], np.ascontiguousarray(sources)
+            )
+        except IndexError as error:
+            raise CorruptStoreError(
+                f"cannot look edges up in {self._csc.source}: {error}. Its topology is damaged; "
+                "run 'gnnstore verify' on it, or convert the graph again",
+                path=self._csc.source,
+            ) from error
 
     def excluding(self, sources: Int64Array, targets: Int64Array) -> Excluded:
         """Return the edges between some pairs [B] in the form that samplers leave them out.
@@ -86,16 +83,8 @@ class EdgeFinder:
         StorageError
             If a file of a mapped graph has been truncated.
         """
-        self._csc.check_mapped_files()
-        return self._bound(sources, targets, side="left")
+        return self.ranges(sources, targets)[0]
 
     def targets_of(self, positions: Int64Array) -> Int64Array:
         """Return the nodes that the edges at some positions [B] lead to."""
         return np.searchsorted(self._csc.indptr, positions, side="right") - 1
-
-    def _bound(self, sources: Int64Array, targets: Int64Array, side: str) -> Int64Array:
-        """Return where each source belongs in the column of its target, as np.searchsorted."""
-        indptr = self._csc.indptr
-        return bisect_columns(
-            self._csc.indices, indptr[targets], indptr[targets + 1], sources, side
-        )

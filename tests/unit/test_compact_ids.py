@@ -93,7 +93,7 @@ def test_the_bitmap_is_taken_from_the_budget(
             reserved.append(ids.num_bytes)
             return ids
 
-    monkeypatch.setattr("gnnstore.converters.datasets.snap.IdCollector", Watched)
+    monkeypatch.setattr("gnnstore.converters.datasets.numbering.IdCollector", Watched)
     text = tmp_path / "edges.txt"
     text.write_text("7 99999999\n99999999 12\n")
     options = ConvertOptions(memory_bytes=2 * 10**8)

@@ -11,6 +11,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/sampled_batch.h"
+#include "kernels/equal_ranges.h"
 #include "kernels/sampling.h"
 
 using namespace gnnstore;
@@ -88,6 +89,22 @@ nb::tuple add_reverse_edges_of(const InputArray &edge_index, const InputArray &e
     refuse_dtype("edge_index", "int32 or int64", edge_index.dtype());
 }
 
+nb::tuple find_equal_ranges(const InputArray &values, const InputArray &begins,
+                            const InputArray &ends, const InputArray &wanted) {
+    const int64_t *low = input_data<int64_t>(begins, "begins", "int64");
+    const int64_t *high = input_data<int64_t>(ends, "ends", "int64");
+    const int64_t *numbers = input_data<int64_t>(wanted, "wanted", "int64");
+    const int64_t count = length(wanted);
+    if (length(begins) != count || length(ends) != count)
+        throw std::invalid_argument("begins, ends and wanted must have the same length");
+    auto firsts = pooled_vector<int64_t>(count), lasts = pooled_vector<int64_t>(count);
+    with_integers(values, "values", [&](const auto *data) {
+        const GilRelease release;
+        equal_ranges(data, length(values), low, high, numbers, count, firsts.data(), lasts.data());
+    });
+    return nb::make_tuple(firsts, lasts);
+}
+
 int64_t read_randomly(const InputArray &table, const InputArray &positions) {
     const int32_t *values = input_data<int32_t>(table, "table", "int32");
     const int64_t *where = input_data<int64_t>(positions, "positions", "int64");
@@ -106,6 +123,8 @@ void bind_sampling(nb::module_ &m) {
           "batch"_a, "hop"_a, "node"_a, "tree"_a = 0);
     m.def("add_reverse_edges", add_reverse_edges_of, "edge_index"_a.noconvert(),
           "edge_pos"_a.noconvert(), "num_nodes"_a);
+    m.def("equal_ranges", find_equal_ranges, "values"_a.noconvert(), "begins"_a.noconvert(),
+          "ends"_a.noconvert(), "wanted"_a.noconvert());
     m.def("random_reads", read_randomly, "table"_a.noconvert(), "positions"_a.noconvert());
     bind_staged_sampling(m);
 }

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.converters.arrays.source import SequentialArray
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.split import NAMES, SplitRule
@@ -23,7 +24,6 @@ from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.edge_splits import copy_array
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.container import names
-from gnnstore.formats.store.csc import bisect_columns
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec
 from gnnstore.formats.store.schema import EDGE_TYPE, EdgeTypeSpec
 from gnnstore.formats.store.writer import StoreWriter
@@ -168,7 +168,6 @@ def _contain(
     wanted: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.bool_]:
     """Tell whether values[low:high] have each number, all of them ascending."""
-    firsts = bisect_columns(values, low, high, wanted, side="left")
-    found: npt.NDArray[np.bool_] = firsts < high
-    found[found] = values[firsts[found]] == wanted[found]
+    firsts, ends = _core.equal_ranges(values, low, high, wanted)
+    found: npt.NDArray[np.bool_] = firsts < ends
     return found

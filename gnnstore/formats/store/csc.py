@@ -20,31 +20,6 @@ _PIECE_IDS = 1 << 20
 TopologyMode = Literal["memory", "mmap", "disk"]
 
 
-def bisect_columns(
-    indices: npt.NDArray[Any],
-    low: npt.NDArray[np.int64],
-    high: npt.NDArray[np.int64],
-    wanted: npt.NDArray[np.int64],
-    side: str,
-) -> npt.NDArray[np.int64]:
-    """Return where each number [k] belongs in indices[low:high], as np.searchsorted.
-
-    Only what is compared is read, so that `indices` may be mapped.
-    """
-    count = high - low
-    # All go on until the longest column is searched: arrays are small, and choosing those that are
-    # left takes more operations on them than it saves.
-    while count.max(initial=0) > 0:
-        half = count >> 1
-        middle = low + half
-        there: npt.NDArray[Any] = indices.take(middle, mode="clip")
-        is_before = there < wanted if side == "left" else there <= wanted
-        is_before &= count > 0
-        low = np.where(is_before, middle + 1, low)
-        count = np.where(is_before, count - half - 1, half)
-    return low
-
-
 @dataclass(frozen=True)
 class Csc:
     """In-neighbours by column: those of node v are `indices[indptr[v]:indptr[v + 1]]`.
