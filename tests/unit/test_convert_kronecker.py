@@ -482,7 +482,7 @@ def test_a_small_budget_gives_the_same_store(seed: Path, tmp_path: Path) -> None
     assert files_of(plain) == files_of(spilled)
 
 
-@pytest.mark.parametrize("step", ["_write_edges", "write_nodes", "_write_graph_attributes"])
+@pytest.mark.parametrize("step", ["_write_edges", "write_nodes", "write_graph_attributes"])
 def test_an_interrupted_expansion_is_resumed(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -490,7 +490,7 @@ def test_an_interrupted_expansion_is_resumed(
     output = tmp_path / "out" / "b.gnn"
     output.parent.mkdir()
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
