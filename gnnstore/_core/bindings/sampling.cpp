@@ -97,12 +97,13 @@ nb::tuple find_equal_ranges(const InputArray &values, const InputArray &begins,
     const int64_t count = length(wanted);
     if (length(begins) != count || length(ends) != count)
         throw std::invalid_argument("begins, ends and wanted must have the same length");
-    auto firsts = pooled_vector<int64_t>(count), lasts = pooled_vector<int64_t>(count);
+    // Not of the pool, whose buffers are a huge page at least: these are small, and many at a time.
+    std::vector<int64_t> firsts(static_cast<size_t>(count)), lasts(static_cast<size_t>(count));
     with_integers(values, "values", [&](const auto *data) {
         const GilRelease release;
         equal_ranges(data, length(values), low, high, numbers, count, firsts.data(), lasts.data());
     });
-    return nb::make_tuple(firsts, lasts);
+    return nb::make_tuple(take_vector(std::move(firsts)), take_vector(std::move(lasts)));
 }
 
 int64_t read_randomly(const InputArray &table, const InputArray &positions) {
