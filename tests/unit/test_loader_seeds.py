@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 import gnnstore
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import InputError, NotFoundError, UnsupportedVersionError, UsageError
+from gnnstore.formats.packed.manifest import KIND
 from gnnstore.pipeline.order.epoch import (
     MAX_SORTED,
     KeyedBijection,
@@ -24,7 +25,9 @@ from gnnstore.pipeline.order.epoch import (
 )
 from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
 from gnnstore.pipeline.order.state import Position
-from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
+from gnnstore.pipeline.seeds.kinds import labels_of
+from gnnstore.pipeline.seeds.links import LinkLabels
+from gnnstore.pipeline.seeds.nodes import NodeLabels, resolve_input_nodes
 from gnnstore.testing.stores import write_example_store
 
 
@@ -230,3 +233,15 @@ def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:
     assert positions == epoch_permutation(70_000, 1, 2).tolist()
     assert next(iter(BatchSampler(shuffle, 4, False))) == positions[:4]
     assert list(SeededShuffle(0)) == []
+
+
+def test_kinds_of_seeds_are_told_by_the_fingerprint() -> None:
+    assert labels_of({}) is NodeLabels
+    assert labels_of(LinkLabels.fingerprint()) is LinkLabels
+
+
+@pytest.mark.parametrize("name", ["times", "", None, 3, ["links"], {"links": 1}])
+def test_an_unknown_kind_of_seeds_is_refused(name: Any) -> None:
+    """What a manifest says may be any JSON value, also one that no table can be asked for."""
+    with pytest.raises(UnsupportedVersionError, match="knows"):
+        labels_of({KIND: name})
