@@ -89,8 +89,9 @@ wheel: $(INSTALLED)
 	@ls dist
 
 # A core that is built otherwise stands in a copy of the package that comes first on PYTHONPATH. The
-# interpreter must be the one outside .venv: there the editable install would win. Without precompiled
-# headers, so that a file that does not include what it needs is found.
+# interpreter must be the one outside .venv: there the editable install would win. The checkout comes
+# last, for processes that tests start and that import them. Without precompiled headers, so that a
+# file that does not include what it needs is found.
 define other_core
 rm -rf $(1)/site
 PATH="$(CURDIR)/$(BIN):$$PATH" cmake -G Ninja -S gnnstore/_core -B $(1)/core \
@@ -104,7 +105,7 @@ cp $(1)/core/_kernels*.so $(1)/site/gnnstore/_core/
 endef
 with_core = site=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
   base=$$($(BIN)/python -c 'import sys; print(sys._base_executable)'); \
-  env PYTHONPATH="$(CURDIR)/$(1)/site:$$site" PYTHONSAFEPATH=1
+  env PYTHONPATH="$(CURDIR)/$(1)/site:$$site:$(CURDIR)" PYTHONSAFEPATH=1
 
 SANITIZE := build/sanitize
 SANITIZED_TESTS ?= $(wildcard tests/unit/test_core_*.py tests/unit/test_sampling*.py) \
