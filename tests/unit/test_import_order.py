@@ -29,6 +29,7 @@ LAYERS = (
     ("caching",),
     ("features",),
     ("graph",),
+    ("embeddings",),  # a loader tells the tables that follow it which partitions it enters
     ("pipeline",),
     ("planning",),
     ("strategies",),
