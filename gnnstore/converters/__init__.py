@@ -21,8 +21,8 @@ from gnnstore.converters.datasets.numpy import from_numpy
 from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
-from gnnstore.converters.datasets.split_store import split_edges
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.writer.graph_writer import GraphWriter

@@ -14,11 +14,11 @@ import pytest
 from gnnstore.converters import ConvertOptions, GraphWriter, from_kronecker
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.synthetic import seed_graph
+from gnnstore.converters.stores import graph as store_input
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.synthetic.kronecker import expand as kronecker
 from gnnstore.converters.synthetic.kronecker import nodes as kronecker_nodes
 from gnnstore.converters.synthetic.kronecker.factor import derive_factor
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.converters.writer import node_arrays
 from gnnstore.errors import (
     CorruptStoreError,
@@ -89,8 +89,8 @@ def test_the_store_is_a_function_of_its_parameters(
     first = expand(seed, tmp_path, factor=3, edge_factor=4.7)
     for module, name, value in (
         (kronecker, "_CHUNK_EDGES", 7),  # pieces of one edge: parallel ones are parted
-        (seed_graph, "_BLOCK_COLUMNS", 11),
-        (seed_graph, "_READ_EDGES", 13),
+        (store_input, "_BLOCK_COLUMNS", 11),
+        (store_input, "_READ_EDGES", 13),
         (kronecker_nodes, "_CHUNK_VALUES", 17),
         (node_arrays, "_COPY_BYTES", 100),
     ):
@@ -128,7 +128,7 @@ def test_as_many_edges_as_asked_for(seed: Path, tmp_path: Path) -> None:
     others = original.edge_index.shape[1] - loops
     for edge_factor in (0.5, 4.0, 6.3, 8.8, 15.9):
         expanded = expand(seed, tmp_path, factor=4, edge_factor=edge_factor, features=False)
-        graph = SeedGraph(seed)
+        graph = StoreInput(seed)
         factor = derive_factor(graph, 4, edge_factor, 0, NullProgress())
         assert factor.edge_factor == pytest.approx(edge_factor, rel=2e-4)
         spread = float(np.diff(factor.offsets).std()) * math.sqrt(others)
@@ -138,7 +138,7 @@ def test_as_many_edges_as_asked_for(seed: Path, tmp_path: Path) -> None:
 
 def test_each_block_has_its_probability(seed: Path, tmp_path: Path) -> None:
     original = read_store(seed)
-    factor = derive_factor(SeedGraph(seed), 4, 6.3, 7, NullProgress())
+    factor = derive_factor(StoreInput(seed), 4, 6.3, 7, NullProgress())
     probabilities = factor.probabilities()
     expanded = expand(seed, tmp_path, factor=4, edge_factor=6.3, seed=7, features=False)
     found = np.zeros((4, 4))
@@ -419,7 +419,7 @@ def test_a_damaged_seed_is_refused(tmp_path: Path, name: str, value: int) -> Non
 
 def test_a_seed_that_is_truncated_meanwhile_is_refused(tmp_path: Path) -> None:
     seed = random_graph(NUM_NODES, 4000).write(tmp_path / "seed.gnn")
-    graph = SeedGraph(seed)
+    graph = StoreInput(seed)
     shard = shard_of(graph.reader, graph.edges.indices)
     with shard.open("r+b") as file:
         file.truncate(400)
@@ -434,17 +434,17 @@ def test_a_seed_that_is_truncated_meanwhile_is_refused(tmp_path: Path) -> None:
 def test_rows_are_read_as_they_lie_in_pages(tmp_path: Path, width: int) -> None:
     """Rows that fill their pages, that do not, and that are longer than one."""
     x = np.arange(70 * width, dtype=np.float32).reshape(70, width)
-    graph = SeedGraph(noisy_store(tmp_path, x))
+    graph = StoreInput(noisy_store(tmp_path, x))
     spec = graph.nodes.attributes["x"]
     for first, last in ((0, 70), (0, 1), (69, 70), (5, 5), (7, 44), (41, 42)):
         assert np.array_equal(graph.rows(spec, first, last), x[first:last])
 
 
 def test_columns_are_sampled_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seed_graph, "_BLOCK_COLUMNS", 64)
-    monkeypatch.setattr(seed_graph, "_READ_EDGES", 100)
+    monkeypatch.setattr(store_input, "_BLOCK_COLUMNS", 64)
+    monkeypatch.setattr(store_input, "_READ_EDGES", 100)
     seed = random_graph(200, 5000, skew=3.0).write(tmp_path / "seed.gnn")
-    graph, stored = SeedGraph(seed), read_store(seed)
+    graph, stored = StoreInput(seed), read_store(seed)
     degrees = np.bincount(stored.edge_index[1], minlength=200)
     assert degrees.max() > 100
     blocks = list(graph.column_blocks(10, 8))
@@ -482,7 +482,7 @@ def test_a_small_budget_gives_the_same_store(seed: Path, tmp_path: Path) -> None
     assert files_of(plain) == files_of(spilled)
 
 
-@pytest.mark.parametrize("step", ["_write_edges", "write_nodes", "write_graph_attributes"])
+@pytest.mark.parametrize("step", ["_write_edges", "write_nodes", "copy_graph_attributes"])
 def test_an_interrupted_expansion_is_resumed(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

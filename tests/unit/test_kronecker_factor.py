@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gnnstore.converters import ConvertOptions
 from gnnstore.converters.keyed_random import hash_pairs
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.synthetic.kronecker.factor import (
     balance,
     check_factor,
@@ -26,7 +27,6 @@ from gnnstore.converters.synthetic.kronecker.patterns import (
     draw_patterns,
     round_ratio,
 )
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.errors import UsageError
 from gnnstore.progress import NullProgress
 from gnnstore.testing.effort import examples
@@ -135,7 +135,7 @@ def test_halves_are_halves(matrix: tuple[int, list[int]], seed: int) -> None:
     assert np.abs(difference.sum(axis=1)).max() <= 1
 
 
-def cliques(folder: Path, num_cliques: int, size: int) -> SeedGraph:
+def cliques(folder: Path, num_cliques: int, size: int) -> StoreInput:
     """Return complete graphs with a few edges between them, their nodes shuffled."""
     rng = np.random.default_rng(1)
     nodes = rng.permutation(num_cliques * size)
@@ -148,7 +148,7 @@ def cliques(folder: Path, num_cliques: int, size: int) -> SeedGraph:
         axis=1,
     )
     options = ConvertOptions(undirected=True, edge_ids=False)
-    return SeedGraph(
+    return StoreInput(
         write_store(
             folder / "cliques.gnn", nodes[edges], num_nodes=num_cliques * size, options=options
         )

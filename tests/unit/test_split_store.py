@@ -10,10 +10,10 @@ import pytest
 
 import gnnstore
 from gnnstore.converters import ConvertOptions, from_snap, split_edges
-from gnnstore.converters.datasets import split_store
 from gnnstore.converters.edges import split
-from gnnstore.converters.synthetic.kronecker.nodes import write_nodes
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.stores import copy as store_copy
+from gnnstore.converters.stores import split as split_store
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import InputError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
@@ -90,7 +90,7 @@ def test_names_and_scaled_features_follow(tmp_path: Path, monkeypatch: pytest.Mo
     lines = [f"n{a} ü{b}" for a, b in rng.integers(0, 40, (500, 2))]
     (tmp_path / "edges.txt").write_text("\n".join(lines) + "\n")
     whole = from_snap(tmp_path / "edges.txt", tmp_path / "whole.gnn", string_ids=True)
-    monkeypatch.setattr(split_store, "_NAMES_AT_ONCE", 7)
+    monkeypatch.setattr(store_copy, "_TEXTS_AT_ONCE", 7)
     split_edges(whole, tmp_path / "a.gnn")
     names = gnnstore.open(whole).original_names
     found = gnnstore.open(tmp_path / "a.gnn").original_names
@@ -122,9 +122,9 @@ def test_it_goes_on_where_it_was_interrupted(
             raise KeyboardInterrupt
         original(*arguments, **options)
 
-    original = write_nodes
+    original = store_copy.copy_nodes
     with monkeypatch.context() as patch:
-        patch.setattr(split_store, "write_nodes", interrupted)
+        patch.setattr(split_store, "copy_nodes", interrupted)
         with pytest.raises(KeyboardInterrupt):
             split_edges(whole, fractions=FRACTIONS, **outputs)
     assert not (tmp_path / "a.gnn").exists()
@@ -133,7 +133,7 @@ def test_it_goes_on_where_it_was_interrupted(
     def never(*_: object) -> None:
         raise AssertionError("the edges are read again")
 
-    monkeypatch.setattr(SeedGraph, "edge_pieces", never)
+    monkeypatch.setattr(StoreInput, "edge_pieces", never)
     split_edges(whole, fractions=FRACTIONS, **outputs, options=ConvertOptions(resume=True))
     assert_same_files(tmp_path / "a.gnn", expected)
     assert_same_files(tmp_path / "a2.gnn", tmp_path / "e2.gnn")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.inputs import PathLike
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.stores.graph import StoreInput
 
 # The tail of a distribution: the nodes with the highest degrees.
 TAIL_SHARE = 0.1
@@ -164,5 +164,5 @@ def compare_degrees(before: PathLike, after: PathLike) -> DegreeComparison:
     NotFoundError, CorruptStoreError, StorageError
         If one of them cannot be read.
     """
-    found = (DegreeDistribution.of_blocks(SeedGraph(p).degree_blocks()) for p in (before, after))
+    found = (DegreeDistribution.of_blocks(StoreInput(p).degree_blocks()) for p in (before, after))
     return DegreeComparison(*found)

@@ -25,15 +25,15 @@ import numpy.typing as npt
 from gnnstore.converters.edges.node_ids import MAX_NODES, id_dtype
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
+from gnnstore.converters.stores.copy import copy_graph_attributes
+from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
 from gnnstore.converters.synthetic.kronecker.nodes import (
     SCALES,
     check_noise,
-    write_graph_attributes,
     write_nodes,
 )
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
-from gnnstore.converters.synthetic.seed_graph import EdgePiece, SeedGraph
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.workload import Workload
@@ -102,7 +102,7 @@ def from_kronecker(
     Belletti et al.: "Scalable realistic recommendation datasets through fractal expansions",
     arXiv:1901.08910, 2019.
     """
-    graph = SeedGraph(seed_store)
+    graph = StoreInput(seed_store)
     wanted = float(factor) if edge_factor is None else float(edge_factor)
     num_nodes = _check(graph, output, factor, wanted, seed)
     check_noise(feature_noise)
@@ -136,11 +136,12 @@ def from_kronecker(
             block = derive_factor(graph, factor, wanted, seed, writer.progress)
             _write_edges(writer, graph, EdgeExpander(graph.num_nodes, block, seed))
         write_nodes(writer, graph, factor, feature_noise if features else None, seed)
-        write_graph_attributes(writer, graph, features=features)
+        left_out = frozenset() if features else frozenset({SCALES})
+        copy_graph_attributes(writer, graph, without=left_out)
         return writer.commit()
 
 
-def _workload(graph: SeedGraph, factor: int, edge_factor: float, features: bool) -> Workload:
+def _workload(graph: StoreInput, factor: int, edge_factor: float, features: bool) -> Workload:
     """Return the expected work; the exact number of edges is drawn."""
     x = graph.reader.schema.node.attributes.get("x") if features else None
     return Workload(
@@ -152,7 +153,7 @@ def _workload(graph: SeedGraph, factor: int, edge_factor: float, features: bool)
     )
 
 
-def _check(graph: SeedGraph, output: PathLike, factor: int, edge_factor: float, seed: int) -> int:
+def _check(graph: StoreInput, output: PathLike, factor: int, edge_factor: float, seed: int) -> int:
     """Check the sizes and return the number of nodes."""
     num_nodes = graph.num_nodes * factor
     if num_nodes > MAX_NODES:
@@ -170,12 +171,12 @@ def _check(graph: SeedGraph, output: PathLike, factor: int, edge_factor: float, 
     return num_nodes
 
 
-def _index_dtype(graph: SeedGraph, num_nodes: int) -> IndexDtype:
+def _index_dtype(graph: StoreInput, num_nodes: int) -> IndexDtype:
     small = num_nodes <= np.iinfo(np.int32).max
     return graph.reader.schema.index_dtype if small else "int64"
 
 
-def _write_edges(writer: GraphWriter, graph: SeedGraph, expander: EdgeExpander) -> None:
+def _write_edges(writer: GraphWriter, graph: StoreInput, expander: EdgeExpander) -> None:
     expected = round(graph.num_edges * expander.factor.edge_factor)
     writer.expect_edges(expected)
     for name, spec in graph.edges.attributes.items():
@@ -243,7 +244,7 @@ class EdgeExpander:
         self._rows = rows.astype(dtype) * dtype.type(num_nodes)
         self._columns = columns.astype(dtype) * dtype.type(num_nodes)
 
-    def expand(self, graph: SeedGraph) -> Iterator[EdgeCopies]:
+    def expand(self, graph: StoreInput) -> Iterator[EdgeCopies]:
         """Yield the copies of all edges, in the order of the seed's."""
         step = max(1, int(_CHUNK_EDGES / max(1.0, self.factor.edge_factor)))
         ranks = _RankCounter()

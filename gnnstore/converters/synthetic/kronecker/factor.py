@@ -17,8 +17,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph, draw_patterns, round_ratio
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
 from gnnstore.errors import UsageError
 from gnnstore.progress import Phase, Progress
 
@@ -35,7 +35,7 @@ _MAX_SCALINGS = 200
 
 
 def derive_factor(
-    graph: SeedGraph, num_copies: int, edge_factor: float, seed: int, progress: Progress
+    graph: StoreInput, num_copies: int, edge_factor: float, seed: int, progress: Progress
 ) -> FactorGraph:
     """Derive the factor graph from a seed graph.
 
@@ -84,7 +84,7 @@ def check_factor(num_copies: int, edge_factor: float) -> None:
 
 
 def group_densities(
-    graph: SeedGraph, num_groups: int, progress: Progress
+    graph: StoreInput, num_groups: int, progress: Progress
 ) -> npt.NDArray[np.float64]:
     """Return how many edges join groups of nodes, float64 [K, K], symmetric.
 
@@ -109,7 +109,7 @@ def group_densities(
 
 
 def _regroup(
-    graph: SeedGraph,
+    graph: StoreInput,
     groups: npt.NDArray[np.int16],
     num_groups: int,
     step: int,

@@ -7,15 +7,14 @@ features would compress, and cache, as those of no real graph do.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.arrays.source import SequentialArray
 from gnnstore.converters.keyed_random import draw_noise
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.stores.copy import CopiedRows
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES, from_bfloat16_bits, to_bfloat16_bits
@@ -36,7 +35,7 @@ def check_noise(feature_noise: float) -> None:
 
 
 def write_nodes(
-    writer: GraphWriter, graph: SeedGraph, num_copies: int, feature_noise: float | None, seed: int
+    writer: GraphWriter, graph: StoreInput, num_copies: int, feature_noise: float | None, seed: int
 ) -> None:
     """Write the attributes and splits of `num_copies` copies of the seed's nodes.
 
@@ -52,57 +51,11 @@ def write_nodes(
             if feature_noise is None:
                 continue
             noise = Noise(graph, spec, feature_noise, seed) if feature_noise > 0 else None
-        source = CopiedRows(graph, spec, num_copies, noise)
+        source = CopiedRows(graph, spec, num_copies, None if noise is None else noise.added)
         writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     first_ids = np.arange(num_copies, dtype=np.int64)[:, None] * graph.num_nodes
     for name, spec in graph.nodes.splits.items():
         writer.set_split(name, (first_ids + graph.reader.read(spec)).reshape(-1))
-
-
-def write_graph_attributes(writer: GraphWriter, graph: SeedGraph, *, features: bool) -> None:
-    """Write what belongs to the graph as a whole; without `features`, not their scales."""
-    schema = graph.reader.schema
-    writer.explicit_num_nodes = schema.explicit_num_nodes
-    for name, value in schema.graph_attributes.items():
-        writer.set_graph_attribute(name, value)
-    for name, spec in schema.graph_arrays.items():
-        if name == SCALES and not features:
-            continue
-        writer.set_graph_array(name, graph.reader.read(spec), dtype=spec.dtype)
-
-
-class CopiedRows(SequentialArray):
-    """The rows of a node attribute, K times over.
-
-    Parameters
-    ----------
-    num_copies : int
-        K.
-    noise : Noise, optional
-        Noise to add to the rows.
-    """
-
-    def __init__(
-        self, graph: SeedGraph, spec: AttributeSpec, num_copies: int, noise: Noise | None
-    ) -> None:
-        self.label = f"{graph.reader.path}: {spec.name}"
-        self.shape: tuple[int, ...] = (num_copies * spec.num_rows, *spec.shape[1:])
-        self.dtype = STORAGE_DTYPES[spec.dtype]
-        self._graph = graph
-        self._spec = spec
-        self._noise = noise
-
-    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows from row `start` on, `step` at a time, fewer at the end of a copy."""
-        num_rows = self._spec.num_rows
-        # Compressed arrays are read whole: they are what fitted in memory when they were made.
-        whole = self._graph.reader.cold(self._spec) if self._spec.layout == "cold" else None
-        while start < self.shape[0]:
-            row = start % num_rows
-            last = min(row + step, num_rows)
-            rows = whole[row:last] if whole is not None else self._graph.rows(self._spec, row, last)
-            yield rows if self._noise is None else self._noise.added(rows, start)
-            start += last - row
 
 
 class Noise:
@@ -110,7 +63,7 @@ class Noise:
 
     Parameters
     ----------
-    graph : SeedGraph
+    graph : StoreInput
         Says how far the values of each column spread.
     share : float
         Standard deviation of the noise in units of the column's own.
@@ -118,7 +71,7 @@ class Noise:
         In [0, 2**64).
     """
 
-    def __init__(self, graph: SeedGraph, spec: AttributeSpec, share: float, seed: int) -> None:
+    def __init__(self, graph: StoreInput, spec: AttributeSpec, share: float, seed: int) -> None:
         self._dtype = spec.dtype
         self._seed = seed
         # Multiples of a scale lie in -127, ..., 127, so that negating one never overflows.
@@ -137,7 +90,7 @@ class Noise:
             deviations = np.minimum(np.nan_to_num(deviations, posinf=0.0), largest)
             self._deviations: npt.NDArray[Any] = deviations.astype(wide)
 
-    def _column_deviations(self, graph: SeedGraph, spec: AttributeSpec) -> npt.NDArray[np.float64]:
+    def _column_deviations(self, graph: StoreInput, spec: AttributeSpec) -> npt.NDArray[np.float64]:
         """Return the standard deviation of each column's finite values, float64 [F]."""
         num_blocks = -(-spec.num_rows // _SAMPLE_BLOCK_ROWS)
         stride = max(1, num_blocks // (_SAMPLE_ROWS // _SAMPLE_BLOCK_ROWS))

@@ -66,7 +66,7 @@ class ColumnBlock:
     weights: npt.NDArray[np.float64]
 
 
-class SeedGraph:
+class StoreInput:
     """A homogeneous store, read in order.
 
     Raises
@@ -187,7 +187,7 @@ def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
         geometry.row_bytes,
     )
     out = np.empty((last - first, row_bytes), np.uint8)
-    done, what = first, "the seed store"
+    done, what = first, "the store"
     while done < last:
         shard, row = divmod(done, shard_rows)
         count = min(last - done, shard_rows - row)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,14 @@ from gnnstore.converters.edges.columns import SortedEdges
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.split import PIECE_EDGES, SplitRule
 from gnnstore.converters.inputs import PathLike
-from gnnstore.converters.synthetic.kronecker.nodes import write_graph_attributes, write_nodes
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.stores.copy import copy_graph_attributes, copy_names, copy_nodes
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, limits_named
-from gnnstore.formats.store.schema import TextSpec
 from gnnstore.progress import Progress
 
-_NAMES_AT_ONCE = 2**14
 _PIECE_BYTES = 2**23  # of attributes; some copies of them exist at a time
 
 
@@ -87,7 +84,7 @@ def split_edges(
     for name in ("undirected", "self_loops", "feature_dtype"):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name} is not for splitting the edges of a store; convert with it")
-    graph = SeedGraph(store)
+    graph = StoreInput(store)
     rules = [(output, rule)]
     if test_messages is not None:
         if not all(fractions[1:]):
@@ -104,7 +101,7 @@ def split_edges(
         return [writer.commit() for writer in reversed(writers)][-1]
 
 
-def _check(graph: SeedGraph, outputs: Iterable[PathLike]) -> None:
+def _check(graph: StoreInput, outputs: Iterable[PathLike]) -> None:
     path = graph.reader.path
     if graph.edges.splits:
         raise UsageError(
@@ -119,7 +116,7 @@ def _check(graph: SeedGraph, outputs: Iterable[PathLike]) -> None:
 
 
 def _writer(
-    graph: SeedGraph,
+    graph: StoreInput,
     output: PathLike,
     rule: SplitRule,
     options: ConvertOptions,
@@ -149,24 +146,18 @@ def _writer(
     )
 
 
-def _write(writer: GraphWriter, graph: SeedGraph, rule: SplitRule) -> None:
-    reader, edges, nodes = graph.reader, graph.edges, graph.nodes
+def _write(writer: GraphWriter, graph: StoreInput, rule: SplitRule) -> None:
+    edges = graph.edges
     for name, spec in edges.attributes.items():
         writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
     ids = id_dtype(graph.num_edges) if edges.edge_id is None else np.dtype(edges.edge_id.dtype)
     writer.split_edges(partial(_sorted_edges, graph), rule, ids)
-    write_nodes(writer, graph, 1, 0.0, 0)
-    write_graph_attributes(writer, graph, features=True)
-    if nodes.original_id is not None:
-        writer.set_original_ids(reader.read(nodes.original_id))
-    if nodes.original_name is not None:
-        text = nodes.original_name
-        writer.set_original_names(_texts(graph, text), graph.num_nodes, text.bytes.num_rows)
-    for name, text in edges.value_names.items():
-        writer.set_value_names(name, [one for some in _texts(graph, text) for one in some])
+    copy_nodes(writer, graph)
+    copy_graph_attributes(writer, graph)
+    copy_names(writer, graph)
 
 
-def _sorted_edges(graph: SeedGraph) -> Iterator[SortedEdges]:
+def _sorted_edges(graph: StoreInput) -> Iterator[SortedEdges]:
     spec = graph.edges
     row_bytes = sum(own.num_bytes for own in spec.attributes.values()) // max(1, graph.num_edges)
     for piece in graph.edge_pieces(max(1, min(PIECE_EDGES, _PIECE_BYTES // max(1, row_bytes)))):
@@ -180,14 +171,3 @@ def _sorted_edges(graph: SeedGraph) -> Iterator[SortedEdges]:
             else graph.rows(spec.edge_id, first, last),
             {name: graph.rows(own, first, last) for name, own in spec.attributes.items()},
         )
-
-
-def _texts(graph: SeedGraph, text: TextSpec) -> Iterator[list[bytes]]:
-    num_texts = text.offsets.num_rows - 1
-    for first in range(0, num_texts, _NAMES_AT_ONCE):
-        last = min(first + _NAMES_AT_ONCE, num_texts)
-        offsets = graph.rows(text.offsets, first, last + 1)
-        begin = int(offsets[0])
-        letters = graph.rows(text.bytes, begin, int(offsets[-1])).tobytes()
-        bounds = (offsets - begin).tolist()
-        yield [letters[i:j] for i, j in pairwise(bounds)]

@@ -1,0 +1,1 @@
+"""Conversions of a store into another store."""

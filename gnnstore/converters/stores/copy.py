@@ -1,0 +1,103 @@
+"""Writes what a store says of its nodes and of the graph as a whole into another store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy.typing as npt
+
+from gnnstore.converters.arrays.source import SequentialArray
+from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.schema import TextSpec
+
+_TEXTS_AT_ONCE = 2**14
+
+
+def copy_nodes(writer: GraphWriter, graph: StoreInput) -> None:
+    """Write the attributes and the splits of a store's nodes."""
+    for name, spec in graph.nodes.attributes.items():
+        source = CopiedRows(graph, spec)
+        writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
+    for name, spec in graph.nodes.splits.items():
+        writer.set_split(name, graph.reader.read(spec))
+
+
+def copy_names(writer: GraphWriter, graph: StoreInput) -> None:
+    """Write what nodes, and values of edge attributes, are called in a store's input."""
+    nodes = graph.nodes
+    if nodes.original_id is not None:
+        writer.set_original_ids(graph.reader.read(nodes.original_id))
+    if nodes.original_name is not None:
+        text = nodes.original_name
+        writer.set_original_names(_texts(graph, text), graph.num_nodes, text.bytes.num_rows)
+    for name, text in graph.edges.value_names.items():
+        writer.set_value_names(name, [one for some in _texts(graph, text) for one in some])
+
+
+def copy_graph_attributes(
+    writer: GraphWriter, graph: StoreInput, *, without: frozenset[str] = frozenset()
+) -> None:
+    """Write what belongs to the graph as a whole, but for arrays of some names."""
+    schema = graph.reader.schema
+    writer.explicit_num_nodes = schema.explicit_num_nodes
+    for name, value in schema.graph_attributes.items():
+        writer.set_graph_attribute(name, value)
+    for name, spec in schema.graph_arrays.items():
+        if name not in without:
+            writer.set_graph_array(name, graph.reader.read(spec), dtype=spec.dtype)
+
+
+class CopiedRows(SequentialArray):
+    """The rows of a node attribute, K times over.
+
+    Parameters
+    ----------
+    num_copies : int
+        K.
+    change : callable, optional
+        Takes rows as they are stored [k, ...] and the number of the first of them here; returns
+        what stands in their place.
+    """
+
+    def __init__(
+        self,
+        graph: StoreInput,
+        spec: AttributeSpec,
+        num_copies: int = 1,
+        change: Callable[[npt.NDArray[Any], int], npt.NDArray[Any]] | None = None,
+    ) -> None:
+        self.label = f"{graph.reader.path}: {spec.name}"
+        self.shape: tuple[int, ...] = (num_copies * spec.num_rows, *spec.shape[1:])
+        self.dtype = STORAGE_DTYPES[spec.dtype]
+        self._graph = graph
+        self._spec = spec
+        self._change = change
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows from row `start` on, `step` at a time, fewer at the end of a copy."""
+        num_rows = self._spec.num_rows
+        # Compressed arrays are read whole: they are what fitted in memory when they were made.
+        whole = self._graph.reader.cold(self._spec) if self._spec.layout == "cold" else None
+        while start < self.shape[0]:
+            row = start % num_rows
+            last = min(row + step, num_rows)
+            rows = whole[row:last] if whole is not None else self._graph.rows(self._spec, row, last)
+            yield rows if self._change is None else self._change(rows, start)
+            start += last - row
+
+
+def _texts(graph: StoreInput, text: TextSpec) -> Iterator[list[bytes]]:
+    """Yield the texts of a store in order, some at a time."""
+    num_texts = text.offsets.num_rows - 1
+    for first in range(0, num_texts, _TEXTS_AT_ONCE):
+        last = min(first + _TEXTS_AT_ONCE, num_texts)
+        offsets = graph.rows(text.offsets, first, last + 1)
+        begin = int(offsets[0])
+        letters = graph.rows(text.bytes, begin, int(offsets[-1])).tobytes()
+        bounds = (offsets - begin).tolist()
+        yield [letters[i:j] for i, j in pairwise(bounds)]
