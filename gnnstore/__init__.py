@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from gnnstore.loaders.link import LinkNeighborLoader
     from gnnstore.loaders.node import NeighborLoader
     from gnnstore.loaders.saved import open_plan
+    from gnnstore.sampling.dense import batch_to_dense
 
 # Public name -> the module that defines it; None: the name is a module itself.
 _HOMES: dict[str, str | None] = {
@@ -56,6 +57,7 @@ _HOMES: dict[str, str | None] = {
     "StoreExistsError": "gnnstore.errors",
     "UnsupportedVersionError": "gnnstore.errors",
     "UsageError": "gnnstore.errors",
+    "batch_to_dense": "gnnstore.sampling.dense",
     "converters": None,
     "evaluation": None,
     "inference": "gnnstore.layerwise.api",
@@ -82,6 +84,7 @@ __all__ = [
     "UnsupportedVersionError",
     "UsageError",
     "__version__",
+    "batch_to_dense",
     "converters",
     "evaluation",
     "inference",
