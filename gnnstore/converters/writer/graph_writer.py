@@ -527,37 +527,14 @@ class GraphWriter:
         """
         check_count("the original names", num_names, self.num_nodes)
         directory = store_names.original_name_directory(NODE_TYPE)
-        self._original_name = self._write_texts(directory, names, num_names, num_bytes)
+        self._original_name = self._store.texts(directory, names, num_names, num_bytes)
 
     def set_value_names(self, attribute: str, names: Sequence[bytes]) -> None:
         """Record what the values 0, 1, ... of an integer edge attribute are called, in UTF-8."""
         directory = store_names.value_names_directory(EDGE_TYPE, attribute)
         num_bytes = sum(map(len, names))
-        written = self._write_texts(directory, [list(names)], len(names), num_bytes)
+        written = self._store.texts(directory, [list(names)], len(names), num_bytes)
         self._value_names[attribute] = written
-
-    def _write_texts(
-        self, directory: str, texts: Iterable[list[bytes]], num_texts: int, num_bytes: int
-    ) -> TextSpec:
-        letters, offsets = (
-            self._store.paged(
-                f"{directory}/{part}", name=part, row_shape=(), dtype=dtype, num_rows=num_rows
-            )
-            for part, dtype, num_rows in (
-                ("bytes", "uint8", num_bytes),
-                ("offsets", "int64", num_texts + 1),
-            )
-        )
-        position = 0
-        offsets.append(np.zeros(1, np.int64))
-        for some in texts:
-            ends = position + np.cumsum(np.fromiter(map(len, some), np.int64, len(some)))
-            position = int(ends[-1])
-            letters.append(np.frombuffer(b"".join(some), np.uint8))
-            offsets.append(ends)
-        letters.close()
-        offsets.close()
-        return TextSpec(letters.spec, offsets.spec)
 
     # ---- the graph as a whole
 

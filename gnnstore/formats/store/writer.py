@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
 
 from gnnstore._version import __version__
 from gnnstore.errors import InputError
@@ -12,7 +14,7 @@ from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
 from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.formats.store.reader import StoreReader
-from gnnstore.formats.store.schema import Schema, StoreManifest
+from gnnstore.formats.store.schema import Schema, StoreManifest, TextSpec
 
 # Set in each batch, after the attributes.
 RESERVED_NAMES = frozenset(
@@ -53,6 +55,40 @@ class StoreWriter(SealedWriter):
                 f"the attribute {spec.name!r} has the name of something that every batch has of "
                 "its own, so that no batch would show it; rename it, or leave it out"
             )
+
+    def texts(
+        self, directory: str, texts: Iterable[list[bytes]], num_texts: int, num_bytes: int
+    ) -> TextSpec:
+        """Write texts as their bytes, one after the other, and where each begins.
+
+        Parameters
+        ----------
+        directory : str
+            Of both arrays, in the store.
+        texts : iterable of list of bytes
+            Some at a time, as UTF-8.
+        num_texts, num_bytes : int
+            How many there are, and how many bytes they have together.
+        """
+        letters, offsets = (
+            self.paged(
+                f"{directory}/{part}", name=part, row_shape=(), dtype=dtype, num_rows=num_rows
+            )
+            for part, dtype, num_rows in (
+                ("bytes", "uint8", num_bytes),
+                ("offsets", "int64", num_texts + 1),
+            )
+        )
+        position = 0
+        offsets.append(np.zeros(1, np.int64))
+        for some in texts:
+            ends = position + np.cumsum(np.fromiter(map(len, some), np.int64, len(some)))
+            position = int(ends[-1])
+            letters.append(np.frombuffer(b"".join(some), np.uint8))
+            offsets.append(ends)
+        letters.close()
+        offsets.close()
+        return TextSpec(letters.spec, offsets.spec)
 
     def commit(self, schema: Schema, provenance: Mapping[str, Any]) -> Path:
         """Finish every array, write the manifest, and rename the store into place.

@@ -10,7 +10,6 @@ from time import perf_counter
 
 import numpy as np
 
-from gnnstore.errors import StorageError
 from gnnstore.graph.store import open as open_store
 from gnnstore.pipeline.order.epoch import epoch_order
 from gnnstore.pipeline.seeds.links import Links
@@ -23,6 +22,7 @@ from gnnstore.tools.bench.task import Task
 from gnnstore.tools.bench.ways import ways
 from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.plots.load import draw_load
+from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.options import SeedOptions
 from gnnstore.tools.ui.session import Session
@@ -108,16 +108,10 @@ def bench_load(
         cgroup_version=version,
     )
     document["seconds"] = perf_counter() - started
-    drawn_to, problems = None, []
     is_timed = any(contender.rounds for contender in contenders)
-    if plot_file is not None and is_timed:
-        try:
-            drawn_to = str(draw_load(document, plot_file))
-        except StorageError as error:
-            problems.append(str(error))
-    document |= {"drawn_to": drawn_to, "problems": problems}
+    draw_into(document, plot_file if is_timed else None, draw_load)
     session.emit(document, lambda console: render_load(console, document))
-    if problems:
+    if document["problems"]:
         return exits.STORAGE
     return exits.OK if is_timed else exits.USAGE
 

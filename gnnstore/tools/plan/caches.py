@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gnnstore.caching.policies.simulate import PolicyRun, distinct_rows, policies, run_policy
 from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
 from gnnstore.disk.profile.tuning import tune_reads
-from gnnstore.errors import StorageError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.graph.store import open as open_store
 from gnnstore.planning.reads import ReadTotals
 from gnnstore.planning.workload import TableReads
@@ -22,6 +22,7 @@ from gnnstore.tools.plan.render import render_plan
 from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
 from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch
+from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.plots.plan import draw_plan
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
@@ -147,14 +148,8 @@ def plan_caches(
         **_describe_disk(disk),
         "caches": compared,
         "predictions": predicted,
-        "drawn_to": None,
-        "problems": [],
     }
-    if plot_file is not None:
-        try:
-            document["drawn_to"] = str(draw_plan(document, plot_file))
-        except StorageError as error:
-            document["problems"].append(str(error))
+    draw_into(document, plot_file, draw_plan)
     session.emit(document, lambda console: render_plan(console, document))
     return exits.STORAGE if document["problems"] else exits.OK
 

@@ -12,10 +12,11 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.sizes import BufferSizes, Contents, best_sizes, buffer_sizes
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.first_use import disk_profile
-from gnnstore.errors import StorageError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.tools.plots.partitions import draw_partitions
+from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table
@@ -72,14 +73,8 @@ def plan_partitions(
         "embedding_dim": embedding_dim,
         "block_bytes": block_bytes,
         "sizes": [_describe(sizes, profile, is_best=sizes is best) for sizes in found],
-        "drawn_to": None,
-        "problems": [],
     }
-    if plot_file is not None:
-        try:
-            document["drawn_to"] = str(draw_partitions(document, plot_file))
-        except StorageError as error:
-            document["problems"].append(str(error))
+    draw_into(document, plot_file, draw_partitions)
     session.emit(document, lambda console: _render(console, document))
     return exits.STORAGE if document["problems"] else exits.OK
 

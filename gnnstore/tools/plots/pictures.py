@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gnnstore.errors import NotFoundError, UsageError, storage_errors
+from gnnstore.errors import NotFoundError, StorageError, UsageError, storage_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,20 @@ LINES = (
     ("#999999", "x"),
 )
 GREY = "#555555"
+
+
+def draw_into(
+    document: dict[str, Any],
+    plot_file: Path | None,
+    draw: Callable[[Mapping[str, Any], Path], Path],
+) -> None:
+    """Draw a document, if a file is given, and note in it where, or why that was not possible."""
+    document |= {"drawn_to": None, "problems": []}
+    if plot_file is not None:
+        try:
+            document["drawn_to"] = str(draw(document, plot_file))
+        except StorageError as error:
+            document["problems"].append(str(error))
 
 
 def check_picture(file: Path) -> None:
