@@ -1509,6 +1509,79 @@ def equal_ranges(
         A range does not lie in the array.
     """
 
+def resident_csc(
+    starts: NDArray[np.int64],
+    source: NDArray[np.int32],
+    target: NDArray[np.int32],
+    position: _Ids,
+    *,
+    count: int,
+    rows: int,
+    num_nodes: int,
+    num_positions: int,
+    num_threads: int = 1,
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
+    """Build the columns of partitions that lie in memory together, from their buckets of edges.
+
+    Node r of the k-th partition has the id ``k * rows + r``; only the last may have fewer rows.
+
+    Parameters
+    ----------
+    starts : ndarray of int64 [count * count + 1]
+        Where buckets begin: that of edges from partition i to partition j is ``j * count + i``.
+    source, target : ndarray of int32 [E]
+        Ends of each edge, counted in their partitions.
+    position : ndarray of int32 or int64 [E]
+        In the whole graph. Buckets are sorted by (target, source, position).
+    num_positions : int
+        Edges of the whole graph.
+
+    Returns
+    -------
+    indptr : ndarray of int64 [num_nodes + 1]
+    indices : ndarray of int32 [E]
+        Sources of the edges to each node, ascending.
+    positions : ndarray of the dtype of `position` [E]
+
+    Raises
+    ------
+    ValueError
+        An edge is out of range or out of order, or the numbers do not fit together.
+    """
+
+def resident_buckets(
+    indptr: NDArray[np.int64],
+    indices: NDArray[np.int32],
+    positions: _Ids,
+    kept: NDArray[np.int64],
+    *,
+    rows: int,
+    starts: NDArray[np.int64],
+    new_count: int,
+    source: NDArray[np.int32],
+    target: NDArray[np.int32],
+    position: _Ids,
+    num_threads: int = 1,
+) -> None:
+    """Write the edges between partitions that stay in memory to their buckets of the next state.
+
+    Parameters
+    ----------
+    indptr, indices, positions
+        As `resident_csc` returned them.
+    kept : ndarray of int64 [count]
+        Number of each partition among the `new_count` of the next state, ascending; negative: it
+        leaves.
+    starts : ndarray of int64 [new_count * new_count + 1]
+    source, target, position : ndarray, writable
+        Of the next state's edges, in which buckets of partitions that enter are left as they are.
+
+    Raises
+    ------
+    ValueError
+        A bucket has not as many edges as stay, or the numbers do not fit together.
+    """
+
 def random_reads(table: NDArray[np.int32], positions: NDArray[np.int64]) -> int:
     """Return the sum of `table[positions]`, read one by one in a plain loop.
 
