@@ -1,9 +1,9 @@
 """Layouts on disk, one a module: no I/O policy, no sampling.
 
 `container` is a directory that is written whole or not at all and lists its files; `arrays` are
-what lies in one; `store` and `packed` are the kinds that there are, a schema each. Start with
-`arrays.pages` (where a row lies) and `container.manifest`. `docs/format.md` is the normative
-description.
+what lies in one; `store`, `packed` and `partitions` are the kinds that there are, a schema each.
+Start with `arrays.pages` (where a row lies) and `container.manifest`. `docs/format.md` is the
+normative description.
 """
 
 from gnnstore.formats.arrays.paged_array import PagedArray
@@ -12,6 +12,7 @@ from gnnstore.formats.arrays.pages import PageGeometry, ShardLayout, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.manifest import FileEntry
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.store.csc import Csc, load_csc
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import (
@@ -38,6 +39,7 @@ __all__ = [
     "PageGeometry",
     "PagedArray",
     "PagedArrayWriter",
+    "PartitionsReader",
     "Schema",
     "ShardLayout",
     "StoreManifest",

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gnnstore.formats.packed.directory import make_plans_directory, plan_path
+from gnnstore.formats.packed.reader import PACKED
+from gnnstore.formats.store.units import make_units_directory, unit_path
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
@@ -39,7 +40,7 @@ def pack(
         Other fields of `PlanSettings`.
     """
     if output is None:
-        make_plans_directory(store)
+        make_units_directory(PACKED, store)
     packer = PlanPacker(
         open_store(store),
         PlanSettings(
@@ -54,6 +55,6 @@ def pack(
         ),
     )
     try:
-        return packer.pack(output or plan_path(store, "base"), resume=resume)
+        return packer.pack(output or unit_path(PACKED, store, "base"), resume=resume)
     finally:
         packer.close()

@@ -30,9 +30,8 @@ from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.journal_file import append_record, read_records
 from gnnstore.formats.container.leftovers import find_leftovers
-from gnnstore.formats.packed.directory import make_plans_directory, remove_plan
-from gnnstore.formats.packed.manifest import find_plans
-from gnnstore.formats.packed.reader import PackedReader, find_plan
+from gnnstore.formats.packed.reader import PACKED, PackedReader, find_plan
+from gnnstore.formats.store.units import find_units, make_units_directory, remove_unit
 from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists
 from gnnstore.testing import published
 from gnnstore.testing.disks import usual_profile
@@ -182,20 +181,20 @@ def test_links_in_place_of_plans(tmp_path: Path, store: Path) -> None:
     """A plan elsewhere is given by its path; a link to it in the store is refused."""
     own = shutil.copytree(store, tmp_path / "own.gnn")
     elsewhere = pack(own, [2], output=tmp_path / "elsewhere", epochs=1)
-    make_plans_directory(own)
+    make_units_directory(PACKED, own)
     link = own / "plans" / "base"
     link.symlink_to(elsewhere)
-    for call in (partial(find_plan, own, "base"), partial(remove_plan, own, "base")):
+    for call in (partial(find_plan, own, "base"), partial(remove_unit, PACKED, own, "base")):
         with pytest.raises(CorruptStoreError, match=said_of(link, "outside")):
             call()
-    assert find_plans(own) == []
+    assert find_units(PACKED, own) == []
     assert [problem.path for problem in verify(own).problems] == [str(link)]
     assert find_plan(own, link) == link  # asked for as a path: a link to the plan itself
     shutil.rmtree(own / "plans")
     (tmp_path / "plans").mkdir()
     (own / "plans").symlink_to(tmp_path / "plans")
     with pytest.raises(CorruptStoreError, match=said_of(own / "plans", "outside")):
-        make_plans_directory(own)
+        make_units_directory(PACKED, own)
     assert list((tmp_path / "plans").iterdir()) == []
     assert PackedReader.open(elsewhere).path == elsewhere
 
@@ -204,7 +203,7 @@ def test_a_group_is_not_written_through_a_link(tmp_path: Path, store: Path) -> N
     own = shutil.copytree(store, tmp_path / "own.gnn")
     (own / "plans").mkdir()
     (own / "plans" / "zarr.json").symlink_to(tmp_path / "outside.json")
-    make_plans_directory(own)
+    make_units_directory(PACKED, own)
     assert not (tmp_path / "outside.json").exists()
 
 

@@ -309,19 +309,3 @@ def _piece_bytes(own: Fields) -> int:
 def rows_array(spec: AttributeSpec) -> str:
     """Return the path in a plan of the packed rows of an attribute."""
     return f"{ROWS_GROUP}/{encode(spec.name)}"
-
-
-def find_plans(store: Path) -> list[Path]:
-    """Return the packed plans in the directory of a store, by name; links are none."""
-    directory = store / PLANS_DIRECTORY
-    if directory.is_symlink():
-        return []
-    try:
-        found = sorted(directory.iterdir())
-    except OSError:
-        return []
-    return [
-        path
-        for path in found
-        if not path.name.startswith(".") and not path.is_symlink() and PackedManifest.is_at(path)
-    ]

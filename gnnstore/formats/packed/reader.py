@@ -27,10 +27,10 @@ from gnnstore.formats.packed.manifest import (
     SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
     PackedManifest,
-    find_plans,
     rows_array,
 )
 from gnnstore.formats.packed.segments import batches_sharing, check_segments
+from gnnstore.formats.store.units import unit_names
 
 _MAX_BATCHES = 8  # named for a damaged range
 
@@ -206,7 +206,7 @@ def find_plan(store: Path, plan: str | os.PathLike[str]) -> Path:
         return named
     if os.path.lexists(Path(text) / METADATA_FILE):
         return Path(text)
-    names = ", ".join(repr(path.name) for path in find_plans(store)) or "none"
+    names = unit_names(PACKED, store)
     raise NotFoundError(
         f"{store}: no plan {text!r}, and no directory of a plan at {text}; the store's plans: "
         f"{names}. Make one with 'gnnstore pack'",

@@ -1,11 +1,14 @@
-"""NumPy twins of what a partition buffer computes."""
+"""NumPy twins of partitions: what they hold on disk, and what a buffer of them computes."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gnnstore.formats import StoreReader, load_csc
 
 
 def resident_csc(
@@ -25,3 +28,42 @@ def resident_csc(
     indptr = np.zeros(num_nodes + 1, np.int64)
     np.cumsum(np.bincount(targets, minlength=num_nodes), out=indptr[1:])
     return indptr, sources[order].astype(np.int32), position[order]
+
+
+def partition_reference(
+    store: str | os.PathLike[str],
+    order: NDArray[np.int64],
+    num_partitions: int,
+    rows_per_partition: int,
+) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a store's partitions, by path.
+
+    Parameters
+    ----------
+    order : ndarray [N]
+        The store's id of each node, by new id.
+    """
+    reader = StoreReader.open(store)
+    csc = load_csc(reader, reader.schema.edge)
+    num_nodes = csc.num_nodes
+    place = np.argsort(order)
+    targets = place[np.repeat(np.arange(num_nodes), np.diff(csc.indptr))]
+    sources = place[csc.indices]
+    bucket = targets // rows_per_partition * num_partitions + sources // rows_per_partition
+    # The last key counts most; equal edges keep the order of their positions.
+    position = np.lexsort((sources, targets, bucket))
+    counts = np.bincount(bucket, minlength=num_partitions**2)
+    ids = np.int32 if num_nodes < 2**31 else np.int64
+    positions = np.int32 if csc.num_edges < 2**31 else np.int64
+    return {
+        "order": order.astype(ids),
+        "place": place.astype(ids),
+        "edges/bucket_ptr": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        "edges/source": (sources[position] % rows_per_partition).astype(np.int32),
+        "edges/target": (targets[position] % rows_per_partition).astype(np.int32),
+        "edges/position": position.astype(positions),
+        **{
+            f"nodes/{name}": reader.read(spec)[order]
+            for name, spec in reader.schema.node.attributes.items()
+        },
+    }

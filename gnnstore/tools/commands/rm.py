@@ -1,37 +1,48 @@
-"""`gnnstore rm`: remove a packed plan of a store."""
+"""`gnnstore rm`: remove a packed plan or partitions of a store."""
 
 from __future__ import annotations
 
 import click
 
+from gnnstore.errors import UsageError
 from gnnstore.formats.container.files import directory_bytes
-from gnnstore.formats.packed.directory import plan_path, remove_plan
+from gnnstore.formats.packed.reader import PACKED
+from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.units import remove_unit, unit_path
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
 
-_HELP = """Remove a packed plan of STORE, and nothing else.
+_HELP = """Remove a packed plan or a partitioning of STORE, and nothing else.
 
-'gnnstore inspect STORE' lists the plans. A plan that was packed with --output is a directory of
-its own: remove it like any other.
+'gnnstore inspect STORE' lists both. What was written with --output is a directory of its own:
+remove it like any other.
 
 \b
 Examples:
   gnnstore rm papers100M.gnn --plan base
+  gnnstore rm papers100M.gnn --partitions random-64
 """
 
 
 @click.command(name="rm", help=_HELP)
 @click.argument("store", type=click.Path())
-@click.option("--plan", "name", required=True, metavar="NAME", help="Name of the plan.")
+@click.option("--plan", metavar="NAME", help="Name of the plan.")
+@click.option("--partitions", metavar="NAME", help="Name of the partitioning.")
 @session_options
-def command(session: Session, store: str, name: str) -> None:
-    """Remove the plan and print its size."""
+def command(session: Session, store: str, plan: str | None, partitions: str | None) -> None:
+    """Remove the unit and print its size."""
+    if plan is not None and partitions is None:
+        kind, option, name = PACKED, "plan", plan
+    elif plan is None and partitions is not None:
+        kind, option, name = PARTITIONS, "partitions", partitions
+    else:
+        raise UsageError("name what to remove: a --plan, or --partitions")
     path = StoreReader.open(store).path
-    size = directory_bytes(plan_path(path, name))
-    remove_plan(path, name)
+    size = directory_bytes(unit_path(kind, path, name))
+    remove_unit(kind, path, name)
     session.emit(
-        {"store": str(path), "plan": name, "removed_bytes": size},
-        lambda console: console.print(f"Removed the plan {name!r} ({format_size(size)})."),
+        {"store": str(path), option: name, "removed_bytes": size},
+        lambda console: console.print(f"Removed the {kind.name} {name!r} ({format_size(size)})."),
     )

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import GnnstoreError
-from gnnstore.formats.packed.manifest import KIND, NUM_POSITIONS, find_plans
-from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.packed.manifest import KIND, NUM_POSITIONS
+from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.store.units import find_units
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
@@ -94,7 +95,7 @@ def _describe_segments(plan: Mapping[str, Any]) -> str:
 def describe_plans(store: Path) -> list[dict[str, Any]]:
     """Describe the plans of a store; of one that cannot be opened, its name and the reason."""
     found = []
-    for path in find_plans(store):
+    for path in find_units(PACKED, store):
         try:
             found.append(describe_plan(PackedReader.open(path)))
         except GnnstoreError as error:

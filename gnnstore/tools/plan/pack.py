@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.disk.profile.device_profile import load_profile
 from gnnstore.errors import NoSpaceError, StoreExistsError, UsageError
 from gnnstore.formats.container.files import free_bytes
-from gnnstore.formats.packed.directory import (
-    drop_empty_plans_directory,
-    make_plans_directory,
-    plan_path,
+from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.store.units import (
+    drop_empty_units_directory,
+    make_units_directory,
+    unit_path,
 )
-from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.estimate import PlanEstimate, estimate_plan
 from gnnstore.packing.job import PlanPacker
@@ -78,7 +78,7 @@ def pack_plan(
     if (name is None) == (output is None):
         raise UsageError("give the plan a --name in the store, or an --output elsewhere")
     store = open_store(path)
-    final = Path(output) if output is not None else plan_path(store.path, name or "")
+    final = Path(output) if output is not None else unit_path(PACKED, store.path, name or "")
     if final.exists() and not overwrite and not dry_run:
         raise StoreExistsError(
             f"{final} exists; choose another name, remove it with 'gnnstore rm', or pass "
@@ -129,12 +129,12 @@ def pack_plan(
 def _plans_directory(store: GraphStore, is_needed: bool) -> Iterator[None]:
     """Have a directory for the plans of a store, as long as there are any."""
     if is_needed:
-        make_plans_directory(store.path)
+        make_units_directory(PACKED, store.path)
     try:
         yield
     finally:
         if is_needed:
-            drop_empty_plans_directory(store.path)
+            drop_empty_units_directory(PACKED, store.path)
 
 
 def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> None:

@@ -1,0 +1,1 @@
+"""Writing the nodes and edges of a store once more, in partitions."""

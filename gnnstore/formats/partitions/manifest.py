@@ -1,0 +1,141 @@
+"""The manifest of partitions: of which store, in what order, and every file.
+
+Partitions hold the rows of nodes and the edges of a store once more, so that those of a few
+partitions are read in large pieces. Nodes have new ids, R of them a partition; edges lie in
+buckets, one for each pair of partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.manifest import Manifest
+from gnnstore.formats.container.names import encode
+from gnnstore.formats.container.strict_json import Fields
+
+PARTITIONS_DIRECTORY = "partitions"
+PARTITIONS_FORMAT_VERSION = 1
+
+ORDER_ARRAY = "order"
+PLACE_ARRAY = "place"
+NODES_GROUP = "nodes"
+EDGES_GROUP = "edges"
+BUCKET_PTR_ARRAY = "edges/bucket_ptr"
+SOURCE_ARRAY = "edges/source"
+TARGET_ARRAY = "edges/target"
+POSITION_ARRAY = "edges/position"
+
+# There are as many buckets as pairs of partitions, and the place of each is in memory.
+MOST_PARTITIONS = 4096
+# Of a partition: edges hold places in partitions as int32.
+MOST_ROWS = 2**31 - 1
+
+OrderKind = Literal["random", "train-first", "none"]
+ORDER_KINDS: tuple[OrderKind, ...] = get_args(OrderKind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionsManifest(Manifest):
+    """Identity, contents and files of partitions.
+
+    Attributes
+    ----------
+    store_uuid : str
+        The store whose nodes and edges they hold.
+    num_partitions, rows_per_partition : int
+        p and R; the last partition may have fewer rows, and has one at least.
+    order_kind : str
+        How nodes were spread: "random"; "train-first": those of a split first; "none": as they
+        are in the store.
+    seed : int
+        Of the order.
+    train_split : str or None
+        Of "train-first", the name of the split.
+    num_train_partitions : int
+        Of "train-first", the first partitions, which hold all nodes of the split; else 0.
+    nodes : Mapping of str to AttributeSpec
+        The node attributes, by name: those of the store, rows in the new order.
+    paged_arrays : tuple of AttributeSpec
+        The other arrays.
+    """
+
+    FORMAT: ClassVar[str] = "gnnstore-partitions"
+    VERSION: ClassVar[int] = PARTITIONS_FORMAT_VERSION
+    WORD: ClassVar[str] = "partitioning"
+    NOUN: ClassVar[str] = "a partitioning of a store"
+    VERB: ClassVar[str] = "partition"
+    ATTEMPT: ClassVar[str] = "attempt to partition"
+    MAKE: ClassVar[str] = "make one with 'gnnstore partition'"
+
+    store_uuid: str
+    num_nodes: int
+    num_edges: int
+    num_partitions: int
+    rows_per_partition: int
+    order_kind: OrderKind
+    seed: int
+    train_split: str | None
+    num_train_partitions: int
+    nodes: Mapping[str, AttributeSpec]
+    paged_arrays: tuple[AttributeSpec, ...]
+
+    def spec(self, path: str) -> AttributeSpec:
+        """Return the description of an array that is no node attribute."""
+        return next(spec for spec in self.paged_arrays if spec.path == path)
+
+    def arrays(self) -> tuple[AttributeSpec, ...]:
+        """Return the arrays of the partitions."""
+        return (*self.paged_arrays, *self.nodes.values())
+
+    def fields(self) -> Mapping[str, Any]:
+        """Return the fields of partitions, as JSON values."""
+        return {
+            "store_uuid": self.store_uuid,
+            "num_nodes": self.num_nodes,
+            "num_edges": self.num_edges,
+            "num_partitions": self.num_partitions,
+            "rows_per_partition": self.rows_per_partition,
+            "order": self.order_kind,
+            "seed": self.seed,
+            "train_split": self.train_split,
+            "num_train_partitions": self.num_train_partitions,
+            "nodes": {name: asdict(spec) for name, spec in self.nodes.items()},
+            "arrays": [asdict(spec) for spec in self.paged_arrays],
+        }
+
+    @classmethod
+    def parse(cls, own: Fields) -> Mapping[str, Any]:
+        """Check the fields of partitions, and return them as arguments of the class."""
+        num_nodes = own.integer("num_nodes", 1)
+        num_partitions = own.integer("num_partitions", 2, MOST_PARTITIONS)
+        rows = own.integer("rows_per_partition", 1, MOST_ROWS)
+        if not (num_partitions - 1) * rows < num_nodes <= num_partitions * rows:
+            raise own.fail(
+                "rows_per_partition",
+                f"rows for {num_nodes} nodes in {num_partitions} partitions, none of them empty",
+            )
+        order_kind = own.choice("order", ORDER_KINDS)
+        is_train_first = order_kind == "train-first"
+        least, most = (1, num_partitions) if is_train_first else (0, 0)
+        nodes = own.fields("nodes")
+        return {
+            "store_uuid": own.text("store_uuid"),
+            "num_nodes": num_nodes,
+            "num_edges": own.integer("num_edges"),
+            "num_partitions": num_partitions,
+            "rows_per_partition": rows,
+            "order_kind": order_kind,
+            "seed": own.integer("seed", 0, 2**64 - 1),
+            "train_split": own.text("train_split") if is_train_first else None,
+            "num_train_partitions": own.integer("num_train_partitions", least, most),
+            "nodes": {n: AttributeSpec.from_json(nodes.fields(n)) for n in nodes.document},
+            "paged_arrays": tuple(map(AttributeSpec.from_json, own.children("arrays"))),
+        }
+
+
+def node_rows(name: str) -> str:
+    """Return the path of the rows of a node attribute."""
+    return f"{NODES_GROUP}/{encode(name)}"

@@ -1,0 +1,244 @@
+"""Open the partitions of a store: where the rows of each lie, and the edges between each two.
+
+Nodes have new ids: those of partition k are `rows(k)`, the rows that it has in `nodes`. Bucket
+(i, j) holds the edges with their source in partition i and their target in j; it is entry
+j * p + i of `bucket_ptr`, so that all edges into a partition lie together. Within a bucket edges
+are sorted by target, source and position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.manifest import KINDS, Kind
+from gnnstore.formats.container.reader import SealedReader
+from gnnstore.formats.container.regular_files import check_directories
+from gnnstore.formats.partitions.manifest import (
+    BUCKET_PTR_ARRAY,
+    EDGES_GROUP,
+    NODES_GROUP,
+    ORDER_ARRAY,
+    PARTITIONS_DIRECTORY,
+    PLACE_ARRAY,
+    POSITION_ARRAY,
+    SOURCE_ARRAY,
+    TARGET_ARRAY,
+    PartitionsManifest,
+    node_rows,
+)
+from gnnstore.formats.store.units import find_units, unit_names, unit_path
+
+_IDS = ("int32", "int64")
+
+
+class PartitionsReader(SealedReader[PartitionsManifest]):
+    """Open, validated partitions. Of the data it reads `bucket_ptr` only.
+
+    A partition's rows are consecutive rows of each array, and may begin within a page: R is a
+    multiple of the rows of a page only where that leaves the last partition at least half full.
+
+    Attributes
+    ----------
+    bucket_ptr : ndarray of int64 [p * p + 1]
+        Where each bucket begins in the arrays of edges.
+    """
+
+    MANIFEST: ClassVar[type[PartitionsManifest]] = PartitionsManifest
+
+    def check(self) -> None:
+        """Compare the arrays with the numbers of nodes and edges, and read `bucket_ptr`."""
+        manifest = self.manifest
+        num_nodes, num_edges = manifest.num_nodes, manifest.num_edges
+        expected = {
+            ORDER_ARRAY: (_IDS, num_nodes),
+            PLACE_ARRAY: (_IDS, num_nodes),
+            BUCKET_PTR_ARRAY: (("int64",), self.num_partitions**2 + 1),
+            SOURCE_ARRAY: (("int32",), num_edges),
+            TARGET_ARRAY: (("int32",), num_edges),
+            POSITION_ARRAY: (_IDS, num_edges),
+        }
+        found = {spec.path: spec for spec in manifest.paged_arrays}
+        if found.keys() != expected.keys() or len(found) != len(manifest.paged_arrays):
+            raise self._corrupt(
+                f"the partitioning lists the arrays {sorted(found)}, but {sorted(expected)} were "
+                "expected"
+            )
+        for path, (dtypes, num_rows) in expected.items():
+            spec = found[path]
+            if spec.layout != "paged" or spec.dtype not in dtypes or spec.shape != (num_rows,):
+                raise self._corrupt(
+                    f"the array {path!r} is {spec.dtype} {list(spec.shape)} ({spec.layout}), "
+                    f"expected pages of {' or '.join(dtypes)} [{num_rows}]"
+                )
+        for name, spec in self.nodes.items():
+            is_named = spec.name == name and spec.path == node_rows(name)
+            if not is_named or spec.layout != "paged" or spec.shape[:1] != (num_nodes,):
+                raise self._corrupt(
+                    f"the node attribute {name!r} is {spec.path!r} {list(spec.shape)} "
+                    f"({spec.layout}), expected pages of {num_nodes} rows in {node_rows(name)!r}"
+                )
+        self.bucket_ptr: npt.NDArray[np.int64] = self.paged(found[BUCKET_PTR_ARRAY]).load()
+        ends = int(self.bucket_ptr[0]), int(self.bucket_ptr[-1])
+        if ends != (0, num_edges) or (np.diff(self.bucket_ptr) < 0).any():
+            raise self._corrupt(
+                f"its buckets run from {ends[0]} to {ends[1]}, expected ascending places from 0 to "
+                f"{num_edges}",
+                BUCKET_PTR_ARRAY,
+            )
+
+    def _corrupt(self, problem: str, array: str = "") -> CorruptStoreError:
+        path = self.path / array
+        return CorruptStoreError(
+            f"{path}: {problem}; restore the partitioning from a copy or partition again", path=path
+        )
+
+    @property
+    def name(self) -> str:
+        """Name among the partitionings of the store."""
+        return self.path.name
+
+    @property
+    def store_uuid(self) -> str:
+        """Identity of the store whose nodes and edges these are."""
+        return self.manifest.store_uuid
+
+    @property
+    def num_partitions(self) -> int:
+        """Number of partitions, p."""
+        return self.manifest.num_partitions
+
+    @property
+    def rows_per_partition(self) -> int:
+        """Rows of each partition but the last, R."""
+        return self.manifest.rows_per_partition
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes, N."""
+        return self.manifest.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, E."""
+        return self.manifest.num_edges
+
+    @property
+    def order_kind(self) -> str:
+        """How nodes were spread: "random", "train-first" or "none"."""
+        return self.manifest.order_kind
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order."""
+        return self.manifest.seed
+
+    @property
+    def num_train_partitions(self) -> int:
+        """Number of partitions, from the first, that hold the training nodes; 0: it is not so."""
+        return self.manifest.num_train_partitions
+
+    def rows(self, partition: int) -> range:
+        """Return the new ids of a partition's nodes."""
+        begin = partition * self.rows_per_partition
+        return range(begin, min(begin + self.rows_per_partition, self.num_nodes))
+
+    def bucket(self, source: int, target: int) -> range:
+        """Return the places of the edges from one partition to another."""
+        entry = target * self.num_partitions + source
+        return range(int(self.bucket_ptr[entry]), int(self.bucket_ptr[entry + 1]))
+
+    @property
+    def order_spec(self) -> AttributeSpec:
+        """Of the store's id of each node, by new id."""
+        return self.manifest.spec(ORDER_ARRAY)
+
+    @property
+    def place_spec(self) -> AttributeSpec:
+        """Of the new id of each node, by the store's."""
+        return self.manifest.spec(PLACE_ARRAY)
+
+    @property
+    def source_spec(self) -> AttributeSpec:
+        """Of the row of each edge's source in its partition."""
+        return self.manifest.spec(SOURCE_ARRAY)
+
+    @property
+    def target_spec(self) -> AttributeSpec:
+        """Of the row of each edge's target in its partition."""
+        return self.manifest.spec(TARGET_ARRAY)
+
+    @property
+    def position_spec(self) -> AttributeSpec:
+        """Of the position of each edge in the store's `indices`."""
+        return self.manifest.spec(POSITION_ARRAY)
+
+    @property
+    def nodes(self) -> Mapping[str, AttributeSpec]:
+        """Node attributes by name, rows by new id."""
+        return self.manifest.nodes
+
+
+PARTITIONS = KINDS.register(
+    Kind(
+        PartitionsManifest,
+        PartitionsReader.open,
+        frozenset({ORDER_ARRAY, PLACE_ARRAY, NODES_GROUP, EDGES_GROUP}),
+        PARTITIONS_DIRECTORY,
+    )
+)
+
+
+def find_partitions(store: Path) -> list[Path]:
+    """Return the partitionings in the directory of a store, by name."""
+    return find_units(PARTITIONS, store)
+
+
+def open_partitions(store: Path, name: str | None, *, store_uuid: str) -> PartitionsReader:
+    """Open a partitioning of a store.
+
+    Parameters
+    ----------
+    name : str or None
+        None: the only one.
+
+    Raises
+    ------
+    UsageError
+        If there is none of that name, or none was named and there is not exactly one; or it is of
+        another store.
+    CorruptStoreError, UnsupportedVersionError, StorageError
+        If it cannot be opened.
+    """
+    found = find_partitions(store)
+    if name is None:
+        if len(found) != 1:
+            what = "has no partitions" if not found else "is partitioned more than once"
+            hint = (
+                f"make some with 'gnnstore partition {store}'"
+                if not found
+                else f"name one of {unit_names(PARTITIONS, store)}"
+            )
+            raise UsageError(f"{store} {what}; {hint}")
+        name = found[0].name
+    path = unit_path(PARTITIONS, store, name)
+    check_directories(store, f"{PARTITIONS_DIRECTORY}/{name}")
+    if path not in found:
+        raise UsageError(
+            f"{store}: no partitioning {name!r}; there are: {unit_names(PARTITIONS, store)}. Make "
+            f"one with 'gnnstore partition {store} --name {name}'"
+        )
+    reader = PartitionsReader.open(path)
+    if reader.store_uuid != store_uuid:
+        raise UsageError(
+            f"{path}: these are partitions of another store ({reader.store_uuid}); this one is "
+            f"{store_uuid}. Remove them with 'gnnstore rm {store} --partitions {name}' and "
+            "partition again"
+        )
+    return reader

@@ -1,0 +1,57 @@
+"""Write partitions: arrays side by side, then one atomic commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+from gnnstore._version import __version__
+from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
+from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.container.writer import SealedWriter
+from gnnstore.formats.partitions.manifest import (
+    BUCKET_PTR_ARRAY,
+    EDGES_GROUP,
+    NODES_GROUP,
+    PartitionsManifest,
+    node_rows,
+)
+from gnnstore.formats.partitions.reader import PartitionsReader
+
+
+class PartitionsWriter(SealedWriter):
+    """Builds partitions under a temporary name; `commit` gives them their own."""
+
+    READER: ClassVar[type[PartitionsReader]] = PartitionsReader
+
+    def row_dimension(self, array_path: str) -> str | None:
+        """Return "node" or "edge", and a name for checksums that is not that of the store's."""
+        if array_path == CHECKSUMS_ARRAY:
+            return "partitions_checksums"
+        if array_path == BUCKET_PTR_ARRAY:
+            return None
+        return "edge" if array_path.startswith(f"{EDGES_GROUP}/") else "node"
+
+    def values(self, array_path: str, dtype: str, num_values: int) -> PagedArrayWriter:
+        """Begin an array of single values: ids, places, positions."""
+        name = array_path.rpartition("/")[2]
+        return self.paged(array_path, name=name, row_shape=(), dtype=dtype, num_rows=num_values)
+
+    def commit(self, **fields: Any) -> Path:
+        """Finish every array, write the manifest, and rename the partitions into place.
+
+        Parameters
+        ----------
+        **fields
+            Those of `PartitionsManifest`, but for the arrays.
+        """
+        specs = [writer.spec for writer in self._writers.values()]
+        nodes = {s.name: s for s in specs if s.path.startswith(f"{NODES_GROUP}/")}
+        return self.seal(
+            PartitionsManifest(
+                created_by=f"gnnstore {__version__}",
+                nodes=nodes,
+                paged_arrays=tuple(s for s in specs if s.path != node_rows(s.name)),
+                **fields,
+            )
+        )

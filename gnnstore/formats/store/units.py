@@ -1,0 +1,138 @@
+"""Sealed directories that belong to a store, such as its plans: where they lie, and removing one.
+
+Those of one kind lie in a directory of the store, each under a name of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from gnnstore.errors import (
+    CorruptStoreError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+    storage_error,
+    storage_errors,
+)
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE, group_metadata
+from gnnstore.formats.container.files import fsync_directory
+from gnnstore.formats.container.leftovers import locked, remove
+from gnnstore.formats.container.manifest import Kind
+from gnnstore.formats.container.regular_files import check_directories, open_regular
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
+
+def unit_path(kind: Kind, store: Path, name: str) -> Path:
+    """Return where a unit of a store lies, or is to lie.
+
+    Raises
+    ------
+    UsageError
+        If that is no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is no name of a {kind.name}; use up to 100 letters, digits, '_', '-' and "
+            "'.', not beginning with '.' or '-'"
+        )
+    return store / kind.directory / name
+
+
+def find_units(kind: Kind, store: Path) -> list[Path]:
+    """Return the units of a kind in the directory of a store, by name; links are none."""
+    directory = store / kind.directory
+    if directory.is_symlink():
+        return []
+    try:
+        found = sorted(directory.iterdir())
+    except OSError:
+        return []
+    return [
+        path
+        for path in found
+        if not path.name.startswith(".") and not path.is_symlink() and kind.manifest.is_at(path)
+    ]
+
+
+def unit_names(kind: Kind, store: Path) -> str:
+    """Return the names of a store's units for a message."""
+    return ", ".join(repr(path.name) for path in find_units(kind, store)) or "none"
+
+
+def make_units_directory(kind: Kind, store: Path) -> None:
+    """Make the directory for units of a store, a group without attributes, if there is none.
+
+    Raises
+    ------
+    CorruptStoreError
+        If it is a symbolic link.
+    StorageError
+        If the store cannot be written.
+    """
+    directory = store / kind.directory
+    check_directories(store, kind.directory)
+    try:
+        directory.mkdir(exist_ok=True)
+        metadata = directory / METADATA_FILE
+        if not os.path.lexists(metadata):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = open_regular(metadata, flags, error=CorruptStoreError, root=store)
+            with open(descriptor, "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor
+                json.dump(group_metadata(), file, indent=1)
+    except OSError as error:
+        found = storage_error(error, f"make a directory for {kind.directory}", directory)
+        found.message += f"; give --output to write the {kind.name} elsewhere"
+        raise found from error
+
+
+def drop_empty_units_directory(kind: Kind, store: Path) -> None:
+    """Remove the directory for units if it holds none, and nothing that was left of any."""
+    directory = store / kind.directory
+    with suppress(OSError):
+        if [path.name for path in directory.iterdir()] == [METADATA_FILE]:
+            (directory / METADATA_FILE).unlink()
+            directory.rmdir()
+
+
+def remove_unit(kind: Kind, store: Path, name: str) -> None:
+    """Remove a unit of a store. Loaders that have it open go on.
+
+    Raises
+    ------
+    UsageError
+        If that is no name.
+    NotFoundError
+        If there is no such unit; the message lists those there are.
+    CorruptStoreError
+        If it is a symbolic link.
+    StorageError
+        If it cannot be removed.
+    """
+    path = unit_path(kind, store, name)
+    check_directories(store, f"{kind.directory}/{name}")
+    if not kind.manifest.is_at(path):
+        names = unit_names(kind, store)
+        raise NotFoundError(
+            f"{store}: no {kind.name} {name!r}; its {kind.directory}: {names}", path=path
+        )
+    # Under a name that 'gnnstore gc' knows, so that a unit is there whole or not at all.
+    doomed = path.with_name(f".{name}.tmp-{uuid.uuid4().hex[:8]}")
+    with storage_errors(f"remove the {kind.name}", path):
+        path.rename(doomed)
+        fsync_directory(path.parent)
+    with locked(doomed):
+        remove(doomed)
+    if doomed.exists():
+        raise StorageError(
+            f"{doomed}: not all of the {kind.name} could be removed; check whose it is, and try "
+            "'gnnstore gc --yes'",
+            path=doomed,
+        )
+    drop_empty_units_directory(kind, store)

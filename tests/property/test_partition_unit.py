@@ -1,0 +1,179 @@
+"""Partitions on disk equal their NumPy twin, whatever the graph and its attributes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gnnstore.converters.partitions.order import node_order, rows_per_partition
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.errors import UsageError
+from gnnstore.formats import StoreReader
+from gnnstore.formats.partitions.reader import (
+    PartitionsReader,
+    find_partitions,
+    open_partitions,
+)
+from gnnstore.testing.graphs import GraphArrays, random_graph
+from gnnstore.testing.stores import write_example_store
+from gnnstore.testing.twins.partitions import partition_reference
+
+
+def check(store: Path, unit: PartitionsReader) -> None:
+    """Compare every array with the twin, given the order of the nodes."""
+    order = unit.read(unit.order_spec).astype(np.int64)
+    assert np.array_equal(np.sort(order), np.arange(unit.num_nodes))
+    expected = partition_reference(store, order, unit.num_partitions, unit.rows_per_partition)
+    specs = {spec.path: spec for spec in unit.manifest.arrays()}
+    assert specs.keys() == expected.keys()
+    for path, values in expected.items():
+        found = unit.read(specs[path])
+        assert found.dtype == values.dtype, path
+        np.testing.assert_array_equal(found, values, err_msg=path)
+    np.testing.assert_array_equal(unit.bucket_ptr, expected["edges/bucket_ptr"])
+
+
+def make(store: Path, num_partitions: int, **arguments: Any) -> PartitionsReader:
+    return PartitionsReader.open(partition(store, num_partitions, **arguments))
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    num_nodes=st.integers(2, 60),
+    seed=st.integers(0, 2**64 - 1),
+    train_first=st.booleans(),
+    data=st.data(),
+)
+def test_partitions_equal_their_twin(
+    tmp_path_factory: pytest.TempPathFactory,
+    num_nodes: int,
+    seed: int,
+    train_first: bool,
+    data: st.DataObject,
+) -> None:
+    """Empty buckets, self-loops and parallel edges among them."""
+    partitions = data.draw(st.integers(2, num_nodes))
+    num_edges = data.draw(st.integers(0, 300))
+    graph = random_graph(num_nodes, num_edges, seed=seed % 1000, num_classes=2, feature_dim=3)
+    store = graph.write(tmp_path_factory.mktemp("graph") / "graph.gnn")
+    train = graph.splits["train"]
+    try:
+        unit = make(
+            store,
+            partitions,
+            train_first="train" if train_first and len(train) else None,
+            seed=seed,
+        )
+    except UsageError as error:
+        rows = -(-num_nodes // partitions)
+        assert rows * (partitions - 1) >= num_nodes
+        offers = [int(word) for word in str(error).rpartition("take ")[2].split(" or ")]
+        for offer in offers:
+            make(store, offer, seed=seed)
+        return
+    check(store, unit)
+    if unit.order_kind == "train-first":
+        rows = unit.rows_per_partition
+        order = unit.read(unit.order_spec)
+        assert set(order[: len(train)].tolist()) == set(train.tolist())
+        assert unit.num_train_partitions == -(-len(train) // rows)
+
+
+@pytest.mark.parametrize("num_partitions", [2, 3, 7, 16])
+@pytest.mark.parametrize("width", [0, 1, 25, 129, 1100])
+def test_rows_of_any_width(tmp_path: Path, num_partitions: int, width: int) -> None:
+    graph = random_graph(501, 3000, feature_dim=width, edge_feature_dim=3, skew=3)
+    store = graph.write(tmp_path / "graph.gnn")
+    check(store, make(store, num_partitions))
+
+
+def test_types_and_shapes_of_attributes_stay(tmp_path: Path) -> None:
+    example = write_example_store(
+        tmp_path / "graph.gnn", feature_dtype="bfloat16", feature_shape=(3, 7), shard_bytes=2**16
+    )
+    unit = make(example.path, 3)
+    check(example.path, unit)
+    nodes = StoreReader.open(example.path).schema.node.attributes
+    assert {name: (s.dtype, s.shape, s.cat_dim) for name, s in unit.nodes.items()} == {
+        name: (s.dtype, s.shape, s.cat_dim) for name, s in nodes.items()
+    }
+
+
+def test_the_order_is_a_function_of_the_seed_alone() -> None:
+    """However much of it is drawn at once, with and without nodes that come first."""
+    first = np.arange(1000) % 3 == 0
+    for mask in (None, first):
+        whole = np.concatenate(list(node_order(1000, 7, mask, 2**20)))
+        parts = list(node_order(1000, 7, mask, 100))
+        assert len(parts) >= 10
+        assert np.array_equal(np.concatenate(parts), whole)
+        assert np.array_equal(np.sort(whole), np.arange(1000))
+        assert not np.array_equal(whole, np.concatenate(list(node_order(1000, 8, mask, 2**20))))
+    assert first[whole[: first.sum()]].all()
+
+
+def test_train_nodes_are_spread_evenly_within_their_partitions() -> None:
+    """Neither by id nor by the order of the split."""
+    first = np.arange(4096) < 1024
+    order = np.concatenate(list(node_order(4096, 3, first, 2**20)))[:1024]
+    means = order.reshape(8, 128).mean(axis=1)
+    assert (np.abs(means - 511.5) < 5 * 1024 / np.sqrt(12 * 128)).all()
+
+
+def test_partitions_begin_at_pages_where_that_keeps_them_even() -> None:
+    assert rows_per_partition(11_000, 4, [1, 8, 1024]) == 3072
+    assert rows_per_partition(2708, 16, [1, 512]) == 170
+
+
+@pytest.mark.parametrize("num_partitions", [-1, 0, 1, 41, 5000])
+def test_numbers_of_partitions_that_cannot_be(tmp_path: Path, num_partitions: int) -> None:
+    store = random_graph(40, 100).write(tmp_path / "graph.gnn")
+    with pytest.raises(UsageError, match=f"{num_partitions} partitions: expected 2 to 40"):
+        partition(store, num_partitions)
+    assert not (store / "partitions").exists()
+
+
+def test_labels_do_not_influence_the_order(tmp_path: Path) -> None:
+    """Nor does the order of the split."""
+    graph = random_graph(200, 900, num_classes=4)
+    other = replace(
+        graph,
+        attributes={"y": graph.attributes["y"][::-1].copy()},
+        splits={"train": graph.splits["train"][::-1]},
+    )
+    orders = []
+    for number, one in enumerate((graph, other)):
+        unit = make(one.write(tmp_path / f"{number}.gnn"), 4, train_first="train")
+        orders.append(unit.read(unit.order_spec))
+    assert np.array_equal(orders[0], orders[1])
+
+
+def test_opening_by_name(tmp_path: Path, small: GraphArrays) -> None:
+    store = small.write(tmp_path / "graph.gnn")
+    uuid = StoreReader.open(store).uuid
+    with pytest.raises(UsageError, match="gnnstore partition"):
+        open_partitions(store, None, store_uuid=uuid)
+    first = partition(store, 4)
+    assert first == store / "partitions" / "random-4"
+    assert open_partitions(store, None, store_uuid=uuid).path == first
+    partition(store, 5, name="other")
+    assert [path.name for path in find_partitions(store)] == ["other", "random-4"]
+    with pytest.raises(UsageError, match="name one of 'other', 'random-4'"):
+        open_partitions(store, None, store_uuid=uuid)
+    with pytest.raises(UsageError, match="no partitioning 'third'; there are: 'other', 'random-4'"):
+        open_partitions(store, "third", store_uuid=uuid)
+    with pytest.raises(UsageError, match="of another store"):
+        open_partitions(store, "other", store_uuid="another")
+
+
+@pytest.fixture
+def small() -> GraphArrays:
+    return random_graph(50, 300, feature_dim=4)
