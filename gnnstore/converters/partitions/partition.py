@@ -10,7 +10,7 @@ import numpy.typing as npt
 from gnnstore.converters.edges.node_ids import check_ids, id_dtype
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.partitions.order import node_order, rows_per_partition
-from gnnstore.converters.synthetic.seed_graph import SeedGraph
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import InputError, UsageError, limits_named
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
 from gnnstore.formats.partitions.manifest import (
@@ -62,7 +62,7 @@ def partition(
     NotFoundError, CorruptStoreError, StorageError
         If the store cannot be read, or the partitions not written.
     """
-    graph = SeedGraph(store)
+    graph = StoreInput(store)
     path, num_nodes, num_edges = graph.reader.path, graph.num_nodes, graph.num_edges
     if not 0 <= seed < 2**64:
         raise UsageError(f"seed={seed} is outside [0, 2^64)")
@@ -128,7 +128,7 @@ def partition(
         )
 
 
-def _nodes_of(graph: SeedGraph, split: str) -> npt.NDArray[np.bool_]:
+def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:
     """Return which nodes are in a split; those that are in it twice count once."""
     spec = graph.nodes.splits.get(split)
     if spec is None:
