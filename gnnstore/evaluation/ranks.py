@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from gnnstore.evaluation.answers import (
 from gnnstore.evaluation.table import Table
 from gnnstore.graph.edge_splits import EdgeSplit
 from gnnstore.graph.store import GraphStore
+from gnnstore.parallel import ordered_map
 
 # The side whose end is replaced, by the option; the rows of a result in this order.
 _SIDES = {"src": ("src",), "dst": ("dst",), "both": ("src", "dst")}
@@ -184,7 +186,7 @@ def _plan(
     scores = max(1, min(_SCORES, part // _BYTES_PER_SCORE))
     listed = sum(len(edges) for edges in known if isinstance(edges, Queries))
     fixed = (
-        Reservation("rows of the table", block_rows * rows.row_bytes),
+        Reservation("rows of the table", 2 * block_rows * rows.row_bytes),  # compared, read ahead
         Reservation("scores", scores * _BYTES_PER_SCORE),
         Reservation("edges to filter by", PIECE_BYTES * bool(known)),
         Reservation("lists of edges to filter by", listed * BYTES_PER_LISTED_EDGE),
@@ -213,11 +215,19 @@ def _sides(
 def _pass(sides: Sequence[_Side], rows: Table, plan: _Plan) -> Tensor:
     """Return the ranks of one block of queries, [sides, q], in one pass over the table."""
     step = max(_LEAST_CANDIDATES, plan.scores // plan.queries)
-    for first in range(0, rows.num_rows, plan.rows):
-        block = rows[first : min(first + plan.rows, rows.num_rows)]
-        for part in range(0, len(block), step):
-            for side in sides:
-                side.compare(block[part : part + step], first + part)
+    read_ahead = ordered_map(
+        lambda first: (first, rows[first : min(first + plan.rows, rows.num_rows)]),
+        range(0, rows.num_rows, plan.rows),
+        num_threads=1,
+        lookahead=lambda: 2,  # one that is compared, one that is read
+        describe="while reading block {} of the table".format,
+    )
+    with closing(read_ahead) as blocks:
+        for first, block in blocks:
+            for part in range(0, len(block), step):
+                for side in sides:
+                    side.compare(block[part : part + step], first + part)
+            del block  # before the one after the next is read
     return torch.stack([side.ranks() for side in sides])
 
 

@@ -476,6 +476,18 @@ def test_weights_of_more_nodes_than_multinomial_takes() -> None:
     assert abs(chi_square(counts[1:], np.full(500, 20.0))) < 5
 
 
+def test_weights_of_float32_that_sum_beyond_its_whole_numbers() -> None:
+    """A sum in float32 stands still at 2^24: later nodes would not be drawn."""
+    num_nodes = 2**24 + 2**22
+    sums = cumulative_weights(torch.ones(num_nodes), num_nodes, "dst_weight")
+    negatives = Negatives("triplet", 100, num_nodes, None, sums)
+    positives = (np.zeros(2000, np.int64), np.zeros(2000, np.int64))
+    nodes, _, _ = negatives.ends(BatchKey(0, 0, 0), positives, "dst", None)  # type: ignore[arg-type]
+    counts = np.bincount(nodes.ravel() >> 18, minlength=80)  # 64 parts below 2^24, 16 behind
+    assert len(counts) == 80
+    assert abs(chi_square(counts, np.full(80, 2500.0))) < 5
+
+
 @pytest.mark.parametrize(
     "kind",
     [

@@ -127,6 +127,36 @@ def test_a_split_is_a_partition_by_pairs(  # noqa: PLR0917 - hypothesis' argumen
         assert set().union(*by_split.values()) == pairs(whole.edge_index)
 
 
+@pytest.mark.parametrize("spills", [False, True])
+@pytest.mark.parametrize("has_attributes", [False, True])
+def test_loops_that_are_added_are_for_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spills: bool, has_attributes: bool
+) -> None:
+    """Without ids or attributes of edges, too: what was added must be known of every edge."""
+    edges = np.random.default_rng(0).integers(0, 500, (2, 3000))
+    edges = edges[:, edges[0] != edges[1]]
+    if spills:
+        monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 2**12)
+        monkeypatch.setattr(spill, "_MIN_PIECE_EDGES", 100)
+        monkeypatch.setattr(EdgeBuilderProbe, "spilled", False)
+        monkeypatch.setattr(spill.EdgeBuilder, "_spill", EdgeBuilderProbe.spill)
+    options = ConvertOptions(
+        self_loops="add",
+        edge_split=(0.4, 0.3, 0.3),
+        edge_ids=False,
+        memory_bytes=2**14 if spills else None,
+    )
+    rows: dict[str, Any] = {"edge_weight": np.ones(edges.shape[1])} if has_attributes else {}
+    store = gnnstore.open(
+        write_store(tmp_path / "g.gnn", edges, num_nodes=500, options=options, **rows)
+    )
+    assert EdgeBuilderProbe.spilled == spills
+    for own in store.edge_splits.values():
+        assert not (own.edge_index[0] == own.edge_index[1]).any()
+    index = read_store(store.path).edge_index
+    assert np.array_equal(np.unique(index[0, index[0] == index[1]]), np.arange(500))
+
+
 @given(graph=graphs(), undirected=st.booleans(), order=st.randoms())
 @settings(max_examples=examples(15), deadline=None)
 def test_neither_memory_nor_order_matters(

@@ -28,6 +28,8 @@ from gnnstore.pipeline.order.state import Position
 from gnnstore.pipeline.seeds.kinds import labels_of
 from gnnstore.pipeline.seeds.links import LinkLabels
 from gnnstore.pipeline.seeds.nodes import NodeLabels, resolve_input_nodes
+from gnnstore.testing.effort import choose
+from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import write_example_store
 
 
@@ -212,6 +214,47 @@ def test_orders_of_many_positions_take_no_memory() -> None:
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
     assert np.array_equal(np.concatenate(batches), KeyedBijection(num_seeds, 1, 2)[:3000])
+
+
+SHUFFLED_EPOCH = """
+import sys
+from collections import deque
+from itertools import chain, islice
+from pathlib import Path
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.order.state import Position
+
+def resident(name):
+    (line,) = (x for x in open("/proc/self/status") if x.startswith(name + ":"))
+    return int(line.split()[1]) * 1024
+
+num_seeds, num_batches = int(sys.argv[1]), int(sys.argv[2])
+order = KeyedOrder(num_seeds, 2**16, shuffles=True, drop_last=False)
+print(order.num_batches)
+list(islice(order.batches(Position(0), 1), 2))  # what is loaded on first use is not counted
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+before = resident("VmRSS")
+begin = order.batches(Position(1), 1)
+end = order.batches(Position(1, order.num_batches - num_batches), 1)
+seen = 0
+for number, positions, _ in chain(islice(begin, num_batches), end):
+    assert positions.min() >= 0 and positions.max() < num_seeds
+    seen += len(positions)
+print(seen, resident("VmHWM") - before)
+"""
+
+
+def test_shuffling_a_hundred_million_edges_takes_the_memory_of_a_batch(forks: ForkServer) -> None:
+    """Sorting them would take 24 bytes each, and an array of them 8: the long form takes all."""
+    num_seeds, size = 100_000_000, 2**16
+    total = -(-num_seeds // size)
+    num_batches = choose(20, total // 2)
+    done = forks.run(SHUFFLED_EPOCH, num_seeds, num_batches, own_memory=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[0]) == total
+    seen, grown = map(int, done.stdout.split()[1:])
+    assert seen == 2 * num_batches * size - (total * size - num_seeds)
+    assert grown < 2**24
 
 
 @pytest.mark.parametrize("drop_last", [False, True])

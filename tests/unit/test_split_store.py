@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gnnstore.converters.stores import split as split_store
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import InputError, StoreExistsError, UsageError
 from gnnstore.features.check import verify
-from gnnstore.formats import StoreReader
+from gnnstore.formats import AttributeSpec, StoreReader
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from gnnstore.testing.stores import assert_same_files
 
@@ -65,6 +66,23 @@ def test_it_is_as_if_it_had_been_converted_so(
         ids = np.concatenate([v for name, v in found.items() if name.endswith("edge_id")])
         assert len(np.unique(ids)) == len(ids)
         assert 0 <= ids.min() <= ids.max() < StoreReader.open(whole).schema.edge.num_edges
+
+
+def test_ids_and_attributes_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Edges are counted, then written; counting takes their ends alone."""
+    whole = graph(tmp_path / "whole.gnn")
+    read, rows = Counter[str](), StoreInput.rows
+
+    def counted(self: StoreInput, spec: AttributeSpec, first: int, last: int) -> Any:
+        read[spec.path] += last - first
+        return rows(self, spec, first, last)
+
+    monkeypatch.setattr(StoreInput, "rows", counted)
+    split_edges(whole, tmp_path / "a.gnn", FRACTIONS)
+    edges = StoreInput(whole).edges
+    assert edges.edge_id is not None
+    for spec in (edges.edge_id, *edges.attributes.values()):
+        assert read[spec.path] == edges.num_edges
 
 
 def test_test_messages_are_train_and_valid(tmp_path: Path) -> None:

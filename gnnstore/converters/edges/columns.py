@@ -113,10 +113,11 @@ class BuiltEdges(Protocol):
     index_dtype: np.dtype[Any]
     edge_id_dtype: np.dtype[Any] | None
 
-    def chunks(self) -> Iterator[EdgeChunk]:
+    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
         """Yield all edges in column order, sorted by source within a column.
 
-        There is at least one chunk, so that attributes are known even without edges.
+        There is at least one chunk, so that attributes are known even without edges. With
+        `ends_only`, chunks have neither attributes nor ids.
         """
 
     def close(self) -> None:
@@ -139,7 +140,7 @@ def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemory
         targets,
         num_nodes,
         num_threads=num_threads(),
-        with_edge_id=bool(rules.keep_ids or attributes),
+        with_edge_id=rules.needs_ids(has_attributes=bool(attributes)),
     )
     del sources, targets
     _core.pool_trim()  # the kernel's scratch memory
@@ -194,17 +195,19 @@ class InMemoryEdges:
         if self._edge_id is not None and self._rules.keep_ids and not is_identity(self._edge_id):
             self.edge_id_dtype = self._edge_id.dtype
 
-    def chunks(self) -> Iterator[EdgeChunk]:
+    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
         """Yield all edges in column order; one empty chunk, if there are none."""
+        taken = {} if ends_only else self._attributes
+        find_rows = bool(taken) or self._rules.self_loops == "add"
         for begin in range(0, max(1, self.num_edges), CHUNK_EDGES):
             part = slice(begin, min(begin + CHUNK_EDGES, self.num_edges))
             ids = None if self._edge_id is None else self._edge_id[part]
             attributes, added = {}, None
-            if ids is not None and self._attributes:
+            if ids is not None and find_rows:
                 rows, added = self._rules.attribute_rows(ids, self.num_input_edges)
-                for name, values in self._attributes.items():
+                for name, values in taken.items():
                     attributes[name] = _take_rows(values, rows, added)
-            stored_ids = None if self.edge_id_dtype is None else ids
+            stored_ids = None if ends_only or self.edge_id_dtype is None else ids
             # All of indptr comes with the first chunk, as it is in memory anyway.
             pointers = self.indptr[: 0 if begin else None]
             yield EdgeChunk(self._indices[part], stored_ids, attributes, pointers, added)
@@ -234,7 +237,7 @@ def estimate_peak_bytes(
     """
     total = num_edges * rules.copies + (num_nodes if rules.self_loops == "add" else 0)
     id_bytes = id_dtype(num_nodes).itemsize
-    has_ids = rules.keep_ids or attribute_bytes_per_edge > 0
+    has_ids = rules.needs_ids(has_attributes=attribute_bytes_per_edge > 0)
     edge_id_bytes = id_dtype(total).itemsize if has_ids else 0
     low_bytes = _SHORT_TARGET_BYTES if num_nodes <= _SHORT_TARGETS else _LONG_TARGET_BYTES
     columns = (3 * id_bytes + edge_id_bytes + low_bytes) * total + 8 * (num_nodes + 1)

@@ -111,7 +111,7 @@ class SpilledEdges:
         # The record, source, id, place, and the column's count and pointer; attributes as
         # they are read and as they are handed over. The pool adds up to an eighth.
         each = int(self._record_bytes.max(initial=0)) + 8 + 8 + 16
-        if self._schema:
+        if self._schema or self._rules.self_loops == "add":
             each += 4 + 8 + 2 * row_bytes
         in_flight = self._num_threads + 2
         self._range_bytes = memory_bytes // (in_flight + 1)  # one more in the pool
@@ -139,7 +139,9 @@ class SpilledEdges:
         def merge(piece: Range) -> tuple[int, int, npt.NDArray[Any] | None]:
             if not in_place:
                 return (*self._count_range(piece), None)
-            merged = self._merge(piece, np.dtype(np.int64), with_attributes=False)
+            merged = self._merge(
+                piece, np.dtype(np.int64), with_origins=False, with_attributes=False
+            )
             return len(merged.sources), merged.num_added, merged.edge_ids
 
         for num_edges, num_added, ids in self._in_order(merge):
@@ -203,16 +205,21 @@ class SpilledEdges:
         )
 
     def _merge(
-        self, piece: Range, id_type: np.dtype[Any] | None, *, with_attributes: bool
+        self,
+        piece: Range,
+        id_type: np.dtype[Any] | None,
+        *,
+        with_origins: bool,
+        with_attributes: bool,
     ) -> _Merged:
         # The records go before attributes come.
         sources, ids, origins, columns, num_edges, num_added = self._merge_records(
-            piece, 0 if id_type is None else id_type.itemsize, with_attributes
+            piece, 0 if id_type is None else id_type.itemsize, with_origins
         )
         rows: dict[str, npt.NDArray[Any]] = {}
         if origins is not None:
             origins = origins[:num_edges]
-            for number, name in enumerate(self._schema):
+            for number, name in enumerate(self._schema if with_attributes else ()):
                 rows[name] = self._attribute_rows(number, piece, origins)
         return _Merged(
             sources[:num_edges],
@@ -293,14 +300,19 @@ class SpilledEdges:
         finally:
             _core.pool_trim()
 
-    def chunks(self) -> Iterator[EdgeChunk]:
+    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
         """Yield all edges in column order: a chunk for each range."""
-        id_type = self.edge_id_dtype
+        id_type = None if ends_only else self.edge_id_dtype
+        with_attributes = bool(self._schema) and not ends_only
+        with_origins = with_attributes or self._rules.self_loops == "add"
         first_added = self.num_input_edges * self._rules.copies
         edges = added = 0
 
         def merge(piece: Range) -> tuple[Range, _Merged]:
-            return piece, self._merge(piece, id_type, with_attributes=bool(self._schema))
+            merged = self._merge(
+                piece, id_type, with_origins=with_origins, with_attributes=with_attributes
+            )
+            return piece, merged
 
         for piece, part in self._in_order(merge):
             ids = part.edge_ids

@@ -41,6 +41,10 @@ class EdgeRules:
         """Edges that each edge of the input stands for, before duplicates go."""
         return 2 if self.undirected else 1
 
+    def needs_ids(self, *, has_attributes: bool) -> bool:
+        """Return whether edges are told apart: to be stored, for their rows, or as added loops."""
+        return self.keep_ids or has_attributes or self.self_loops == "add"
+
     def attribute_rows(
         self, edge_ids: npt.NDArray[Any], num_input_edges: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:

@@ -90,16 +90,21 @@ class SplitRule:
         return found
 
 
-def sorted_edges(built: BuiltEdges, *, keep_ids: bool) -> Iterator[SortedEdges]:
+def sorted_edges(
+    built: BuiltEdges, *, keep_ids: bool, ends_only: bool = False
+) -> Iterator[SortedEdges]:
     """Yield the edges of a finished adjacency, in pieces; at least one.
 
     Parameters
     ----------
     keep_ids : bool
         Whether edges have ids; those that are positions are not in the chunks.
+    ends_only : bool
+        Whether edges come without ids and attributes.
     """
+    keep_ids = keep_ids and not ends_only
     pointers, first_column, begin = np.empty(0, np.int64), 0, 0
-    for chunk in built.chunks():
+    for chunk in built.chunks(ends_only=ends_only):
         if len(chunk.indptr):
             pointers = np.concatenate([pointers, chunk.indptr])
         for first in range(0, max(1, len(chunk.indices)), PIECE_EDGES):
@@ -127,7 +132,8 @@ class SplitEdges:
     rule : SplitRule
         The rule.
     edges : callable
-        Returns an iterator over all edges in order, each time it is called.
+        Returns an iterator over all edges in order, each time it is called; `ends_only=True` asks
+        for edges without ids and attributes.
     num_nodes : int
         N.
     edge_id_dtype : np.dtype or None
@@ -150,7 +156,7 @@ class SplitEdges:
     def __init__(
         self,
         rule: SplitRule,
-        edges: Callable[[], Iterator[SortedEdges]],
+        edges: Callable[..., Iterator[SortedEdges]],
         num_nodes: int,
         edge_id_dtype: np.dtype[Any] | None,
     ) -> None:
@@ -165,7 +171,7 @@ class SplitEdges:
         """Count the edges of each split, and find out whether the graph is undirected."""
         counts, ascending, descending = np.zeros((3, len(NAMES) + 1), np.int64)
         balance = 0
-        for piece in self._edges():
+        for piece in self._edges(ends_only=True):
             hashes = self._rule.hashes(piece)
             splits = self._rule.splits(hashes, piece.added)
             up, down = piece.sources < piece.targets, piece.sources > piece.targets
@@ -191,12 +197,12 @@ class SplitEdges:
                 f"{' and '.join(empty)}; give it a larger share, or 0 to leave it out"
             )
 
-    def chunks(self) -> Iterator[EdgeChunk]:
+    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
         """Yield the edges that messages pass by in column order, and those to predict."""
         rule = self._rule
         messages = [NAMES.index(name) for name in rule.messages]
         num_done = next_column = 0
-        for piece in self._edges():
+        for piece in self._edges(ends_only=ends_only):
             splits = rule.splits(rule.hashes(piece), piece.added)
             passing = piece.take(np.isin(splits, messages))
             end = int(passing.targets[-1]) + 1 if len(passing.targets) else next_column

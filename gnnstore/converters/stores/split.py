@@ -157,17 +157,18 @@ def _write(writer: GraphWriter, graph: StoreInput, rule: SplitRule) -> None:
     copy_names(writer, graph)
 
 
-def _sorted_edges(graph: StoreInput) -> Iterator[SortedEdges]:
-    spec = graph.edges
-    row_bytes = sum(own.num_bytes for own in spec.attributes.values()) // max(1, graph.num_edges)
+def _sorted_edges(graph: StoreInput, *, ends_only: bool = False) -> Iterator[SortedEdges]:
+    spec, attributes = graph.edges, {} if ends_only else graph.edges.attributes
+    row_bytes = sum(own.num_bytes for own in attributes.values()) // max(1, graph.num_edges)
     for piece in graph.edge_pieces(max(1, min(PIECE_EDGES, _PIECE_BYTES // max(1, row_bytes)))):
         first, last = piece.first, piece.first + len(piece.sources)
-        yield SortedEdges(
-            piece.sources,
-            piece.targets,
+        ids = None
+        if not ends_only:
             # Without ids of their own, edges have their positions.
-            np.arange(first, last)
-            if spec.edge_id is None
-            else graph.rows(spec.edge_id, first, last),
-            {name: graph.rows(own, first, last) for name, own in spec.attributes.items()},
-        )
+            ids = (
+                np.arange(first, last)
+                if spec.edge_id is None
+                else graph.rows(spec.edge_id, first, last)
+            )
+        rows = {name: graph.rows(own, first, last) for name, own in attributes.items()}
+        yield SortedEdges(piece.sources, piece.targets, ids, rows)

@@ -302,7 +302,7 @@ class GraphWriter:
 
     def split_edges(
         self,
-        edges: Callable[[], Iterator[SortedEdges]],
+        edges: Callable[..., Iterator[SortedEdges]],
         rule: SplitRule,
         id_dtype: np.dtype[Any],
         on_degrees: Callable[[npt.NDArray[np.int64]], None] | None = None,
@@ -312,7 +312,7 @@ class GraphWriter:
         Parameters
         ----------
         edges : callable
-            Returns an iterator over all edges in order, each time it is called.
+            See `SplitEdges`.
         id_dtype : np.dtype
             Type of their ids.
         on_degrees : callable, optional
