@@ -1278,6 +1278,82 @@ def bitmap_rank(
         An id is not in the set.
     """
 
+# --- learned rows --------------------------------------------------------------------------
+# A slot of memory holds a partition: the values of its rows, then the state of each. A resident
+# row is named by slot * rows_per_slot + its place in the partition.
+
+def resident_rows(
+    ids: NDArray[np.int64],
+    place: _Ids | None,
+    num_nodes: int,
+    rows_per_slot: int,
+    slots: NDArray[np.int32],
+    out: NDArray[np.int64],
+) -> int:
+    """Find the resident rows of nodes; return how many were found before one that is in no slot.
+
+    Parameters
+    ----------
+    ids : ndarray of int64, shape [n]
+    place : ndarray of int32 or int64, shape [N], optional
+        Row of each node in the table; by default node i is in row i.
+    slots : ndarray of int32
+        Slot of each partition, negative where it is in none.
+    out : ndarray of int64, shape [n]
+
+    Raises
+    ------
+    IndexError
+        An id is outside [0, num_nodes).
+    """
+
+def initial_rows(
+    ids: _Ids,
+    out: NDArray[np.float32],
+    *,
+    dim: int,
+    distribution: str,
+    scale: float,
+    seed: int,
+    num_threads: int = 1,
+) -> None:
+    """Fill `out` [n * dim] with values that depend on (seed, id, column) alone.
+
+    Parameters
+    ----------
+    distribution : "uniform" or "normal"
+    scale : float
+        Values are uniform in [-scale, scale), or normal with this standard deviation.
+    """
+
+def update_rows(
+    table: NDArray[np.float32],
+    rows: NDArray[np.int64],
+    gradients: NDArray[np.float32],
+    *,
+    dim: int,
+    rows_per_slot: int,
+    slot_floats: int,
+    rule: str,
+    rate: float,
+    eps: float = 0.0,
+    beta1: float = 0.0,
+    beta2: float = 0.0,
+    num_threads: int = 1,
+) -> None:
+    """Change rows by their gradients; those of a row that comes several times are summed first.
+
+    Parameters
+    ----------
+    table : ndarray of float32
+        Slots of `slot_floats` each: [rows_per_slot, dim] values, then for each row nothing, 1, dim
+        or (means, then squares) 2 dim floats of state.
+    rows : ndarray of int64, shape [n]
+        Resident rows, in any order.
+    gradients : ndarray of float32, shape [n * dim]
+    rule : "sgd", "adagrad", "rowwise_adagrad" or "sparse_adam"
+    """
+
 # --- sampling ------------------------------------------------------------------------------
 # Symbols: B seeds, n nodes and m edges of a batch, L hops.
 
