@@ -8,6 +8,7 @@ stage, Ctrl-C or the end of the interpreter leaves neither a thread nor a hang b
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -82,6 +83,14 @@ class Lookahead:
             raise ledger.refusal(None, SMALLER_BATCHES)
 
 
+class Paced(Iterator[T], ABC):
+    """An iterator some of whose items take long to come."""
+
+    @abstractmethod
+    def is_ready(self) -> bool:
+        """Whether the next item comes without a wait, as far as is known."""
+
+
 def ordered_map(
     function: Callable[[T], R],
     items: Iterable[T],
@@ -100,7 +109,8 @@ def ordered_map(
     function : callable
         Called in one of the threads, or in the consumer's if there are none.
     items : iterable
-        Consumed in the consumer's thread, as far ahead as `lookahead` allows.
+        Consumed in the consumer's thread, as far ahead as `lookahead` allows. If they are `Paced`,
+        one that is not ready is asked for once all results before it have been yielded.
     num_threads : int
         Threads; 0 computes each result when it is asked for.
     lookahead : callable
@@ -150,11 +160,12 @@ def ordered_map(
     try:
         queue: deque[Future[R]] = deque()
         source = iter(items)
+        is_ready = source.is_ready if isinstance(source, Paced) else lambda: True
         failure: Exception | None = None
         is_over = False
         index = 0
         while True:
-            while not is_over and len(queue) < lookahead():
+            while not is_over and len(queue) < lookahead() and (not queue or is_ready()):
                 try:
                     item = next(source)
                 except StopIteration:

@@ -37,6 +37,9 @@ class SuperbatchSize:
     lends : bool
         Whether planning and packing have memory that sampling has at other times: nothing is
         planned while a superbatch is sampled.
+    num_unplanned : int
+        Batches that begin an iteration whose first superbatch nobody has made beforehand: they read
+        all of their rows while it is made.
     """
 
     num_batches: int
@@ -48,6 +51,7 @@ class SuperbatchSize:
     bulk_bytes: int = 0
     overlaps: bool = True
     lends: bool = False
+    num_unplanned: int = 0
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -81,7 +85,11 @@ class SuperbatchSize:
         plans = (
             "" if self.plans_in_memory else ", plans too" if not self.in_memory else ", plans not"
         )
-        return (
+        found = (
             f"{self.num_slots} rows cached as {policy!r} says, {self.num_batches} batches planned "
             f"at a time and kept {where}{plans}, {format_size(self.num_bytes)} in all"
         )
+        if not self.num_unplanned:
+            return found
+        first = "batch reads" if self.num_unplanned == 1 else f"{self.num_unplanned} batches read"
+        return f"{found}; the first {first} all rows from disk while the others are planned"

@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from gnnstore.errors import BudgetError
-from gnnstore.parallel import THREAD_NAME, Lookahead, Workers, ordered_map, prefetch
+from gnnstore.parallel import THREAD_NAME, Lookahead, Paced, Workers, ordered_map, prefetch
 
 
 def depth(n: int) -> Callable[[], int]:
@@ -113,6 +113,30 @@ def test_an_error_of_the_source_comes_after_what_came_before(num_threads: int) -
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     results.close()
     assert our_threads() == []
+
+
+@pytest.mark.parametrize("num_threads", [0, 1, 3])
+def test_an_item_that_is_not_ready_is_waited_for_last(num_threads: int) -> None:
+    class Items(Paced[int]):
+        """Those from the third on are not ready."""
+
+        num_taken = 0
+
+        def __next__(self) -> int:
+            if self.num_taken >= 3:
+                assert len(found) == self.num_taken, "results wait for an item"
+            if self.num_taken == 6:
+                raise StopIteration
+            self.num_taken += 1
+            return self.num_taken
+
+        def is_ready(self) -> bool:
+            return self.num_taken < 3
+
+    found: list[int] = []
+    doubled = ordered_map(lambda x: 2 * x, Items(), num_threads=num_threads, lookahead=lambda: 10)
+    found.extend(doubled)
+    assert found == [2, 4, 6, 8, 10, 12]
 
 
 def test_leaving_early_cancels_what_has_not_begun() -> None:

@@ -12,13 +12,13 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gnnstore.parallel import ordered_map
+from gnnstore.parallel import Paced, ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob
 from gnnstore.pipeline.lookahead.next_epoch import Made, NextSuperbatch
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
-from gnnstore.pipeline.lookahead.superbatch import PlannedTask, Superbatch
+from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Superbatch
 from gnnstore.pipeline.seeds.base import SeedSource
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ class LookaheadEpochs:
         Parameters
         ----------
         items : iterable
-            The batches in order; consumed in the consumer's thread, two superbatches ahead.
+            The batches in order; consumed in the consumer's thread, two superbatches ahead. Unless
+            the first superbatch was made beforehand, a few batches come without a plan while it is.
         sampling : SamplingJob
             Without threads in it, the consumer's samples and plans.
         key : object
@@ -96,15 +97,22 @@ class LookaheadEpochs:
         """
         producer, made = self._begin(key, sampling)
         producer.session.lease.rest(False)
-        chunks = _Chunks(enumerate(items), self.job.size.num_batches)
+        size = self.job.size
+        num_unplanned = 0 if made else size.num_unplanned
+        chunks = _Chunks(enumerate(items), size.num_batches, num_unplanned)
         coming: list[NextSuperbatch] = []
-        num_handed_out = 0
+        num_made = num_handed_out = 0
 
         def make(chunk: list[tuple[int, Planned]]) -> Superbatch:
-            first = made.pop() if made else None
-            if isinstance(first, SampledSuperbatch):
-                return producer.finish(first)
-            return producer.make(chunk) if first is None else first
+            nonlocal num_made
+            superbatch: Made | None = made.pop() if made else None
+            if isinstance(superbatch, SampledSuperbatch):
+                superbatch = producer.finish(superbatch)
+            elif superbatch is None:
+                is_planned = chunk[0][0] >= num_unplanned
+                superbatch = (producer.make if is_planned else producer.make_unplanned)(chunk)
+            num_made += 1
+            return superbatch
 
         def make_next() -> None:
             nonlocal num_handed_out
@@ -126,7 +134,7 @@ class LookaheadEpochs:
             stack.enter_context(closing(superbatches))
             unless_done = stack.enter_context(ExitStack())
             unless_done.callback(lambda: [superbatch.abandon() for superbatch in coming])
-            yield _batches_of(producer, superbatches, make_next)
+            yield _PlannedTasks(producer, superbatches, make_next, lambda: num_made)
             unless_done.pop_all()
         if producer.is_followed:
             self._idle = producer.session
@@ -201,12 +209,8 @@ class LookaheadSource(SamplingSource):
             yield tasks
 
 
-def _batches_of(
-    producer: LookaheadProducer,
-    superbatches: Iterator[Superbatch],
-    then: Callable[[], None],
-) -> Iterator[PlannedTask]:
-    """Yield the batches of some superbatches, one superbatch after the other.
+class _PlannedTasks(Paced[PlannedTask]):
+    """The batches of some superbatches, one superbatch after the other.
 
     A session may be overtaken: where another loader takes the cache over, batches that were planned
     before would read every row. When that loader is done, the rest is planned again.
@@ -215,27 +219,58 @@ def _batches_of(
     ----------
     then : callable
         Called once a superbatch is made, before its first batch.
+    num_made : callable
+        Returns the number of superbatches that have been made.
     """
-    job = producer.job
-    for superbatch in superbatches:
-        job.totals.seconds_planning += superbatch.seconds_planning
-        job.totals.bytes_spilled += superbatch.bytes_spilled
-        for i in range(len(superbatch)):
-            if _may_take_back(producer, superbatch, len(superbatch) - i):
-                producer.plan_again(superbatch, i)
-            if i == 0 and superbatch.sampled.error is None:
-                then()
-            yield PlannedTask(superbatch, superbatch.part, i, job.index_dtype)
-        if superbatch.sampled.error is not None:
-            raise superbatch.sampled.error
+
+    def __init__(
+        self,
+        producer: LookaheadProducer,
+        superbatches: Iterator[Superbatch],
+        then: Callable[[], None],
+        num_made: Callable[[], int],
+    ) -> None:
+        self._num_made = num_made
+        self._num_begun = 0
+        self._num_left = 0  # batches of the superbatch that was begun last
+        self._tasks = self._batches_of(producer, superbatches, then)
+
+    def __next__(self) -> PlannedTask:
+        return next(self._tasks)
+
+    def is_ready(self) -> bool:
+        """Whether the next batch has been sampled and planned."""
+        return self._num_left > 0 or self._num_made() > self._num_begun
+
+    def _batches_of(
+        self,
+        producer: LookaheadProducer,
+        superbatches: Iterator[Superbatch],
+        then: Callable[[], None],
+    ) -> Iterator[PlannedTask]:
+        job = producer.job
+        for superbatch in superbatches:
+            self._num_begun += 1
+            job.totals.seconds_planning += superbatch.seconds_planning
+            job.totals.bytes_spilled += superbatch.bytes_spilled
+            for i in range(len(superbatch)):
+                self._num_left = len(superbatch) - i - 1
+                part = superbatch.part
+                if part is not None and _may_take_back(producer, part, len(superbatch) - i):
+                    producer.plan_again(superbatch, part, i)
+                if i == 0 and superbatch.sampled.error is None:
+                    then()
+                yield PlannedTask(superbatch, superbatch.part, i, job.index_dtype)
+            if superbatch.sampled.error is not None:
+                raise superbatch.sampled.error
 
 
-def _may_take_back(producer: LookaheadProducer, superbatch: Superbatch, num_left: int) -> bool:
+def _may_take_back(producer: LookaheadProducer, part: PlannedPart, num_left: int) -> bool:
     """Whether another loader took the cache over, and has no use for it any more.
 
     Not where the next superbatch may be sampled in the memory that planning takes.
     """
-    if not superbatch.part.lease.is_overtaken or producer.job.size.lends:
+    if not part.lease.is_overtaken or producer.job.size.lends:
         return False
     is_free = producer.job.cache().is_free or producer.session.lease.is_current
     return is_free and num_left >= _WORTH_PLANNING
@@ -251,18 +286,26 @@ def _if_usable(session: CacheSession | None) -> CacheSession | None:
 
 
 class _Chunks(Iterator[list[Any]]):
-    """Lists of `size` items; what came before an error is yielded before it is raised."""
+    """Lists of `size` items; what came before an error is yielded before it is raised.
 
-    def __init__(self, items: Iterable[Any], size: int) -> None:
+    Parameters
+    ----------
+    num_first : int
+        Items of a list that comes before these; 0: there is none.
+    """
+
+    def __init__(self, items: Iterable[Any], size: int, num_first: int = 0) -> None:
         self._items = iter(items)
         self._size = size
+        self._num_first = num_first
         self._error: Exception | None = None
         self.are_all_taken = False
         self.num_taken = 0
 
     def __next__(self) -> list[Any]:
         chunk: list[Any] = []
-        while len(chunk) < self._size and not self.are_all_taken:
+        size, self._num_first = self._num_first or self._size, 0
+        while len(chunk) < size and not self.are_all_taken:
             try:
                 chunk.append(next(self._items))
             except StopIteration:

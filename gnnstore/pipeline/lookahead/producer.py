@@ -155,14 +155,21 @@ class LookaheadProducer:
         trace.close()
         return Superbatch(sampled, part, seconds, spilled)
 
-    def plan_again(self, superbatch: Superbatch, begin: int) -> None:
+    def make_unplanned(self, chunk: list[tuple[int, Planned]]) -> Superbatch:
+        """Sample some batches that will read all of their rows."""
+        sampled = self.sample(chunk)
+        spilled = sampled.kept.num_disk_bytes + sampled.trace.num_disk_bytes
+        sampled.trace.close()
+        return Superbatch(sampled, None, 0.0, spilled)
+
+    def plan_again(self, superbatch: Superbatch, former: PlannedPart, begin: int) -> None:
         """Plan the batches from one on, which nobody has, from what the cache holds now.
 
         Their rows are packed again if reading them one by one would take longer.
         """
         name = f"{self._num_again}-again"
         self._num_again += 1
-        superbatch.part.abandon(len(superbatch) - begin)
+        former.abandon(len(superbatch) - begin)
         builder = self._spools.trace(name, len(superbatch) - begin)
         for i in range(begin, len(superbatch)):
             builder.put(i - begin, superbatch.sampled.subgraph(i).n_id)

@@ -89,12 +89,12 @@ class Superbatch:
 
     Attributes
     ----------
-    part : PlannedPart
-        How batches that are handed out from now on are planned.
+    part : PlannedPart or None
+        How batches that are handed out from now on are planned; None: they read all of their rows.
     """
 
     sampled: SampledSuperbatch
-    part: PlannedPart
+    part: PlannedPart | None
     seconds_planning: float
     bytes_spilled: int
 
@@ -105,20 +105,21 @@ class Superbatch:
     def __len__(self) -> int:
         return len(self.sampled.notes)
 
-    def pop(self, part: PlannedPart, i: int) -> tuple[CompactSample, PlanStep]:
+    def pop(self, part: PlannedPart | None, i: int) -> tuple[CompactSample, PlanStep | None]:
         """Return a subgraph and what the plan says of it, and forget both.
 
         The last one closes what has kept them.
         """
         kept, subgraph = self.sampled.kept, self.sampled.subgraph(i)
-        step = part.step(i, subgraph.n_id)
+        step = None if part is None else part.step(i, subgraph.n_id)
         kept.drop(i)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
         if is_last:
             kept.close()
-            part.close()
+            if part is not None:
+                part.close()
         return subgraph, step
 
 
@@ -128,7 +129,7 @@ class PlannedTask(Task):
     stage = "recalling"
 
     def __init__(
-        self, superbatch: Superbatch, part: PlannedPart, i: int, index_dtype: IndexDtype
+        self, superbatch: Superbatch, part: PlannedPart | None, i: int, index_dtype: IndexDtype
     ) -> None:
         note = superbatch.sampled.notes[i]
         self.key = note.key
@@ -152,13 +153,14 @@ class PlannedTask(Task):
             compact, self._step = self._superbatch.pop(self._part, self._i)
             return Sampled(compact.expand(self._index_dtype, empty), self._labels)
         except BaseException as error:
-            self._part.fail(self._i, error)
+            if self._part is not None:
+                self._part.fail(self._i, error)
             raise
 
     def rows(self, output: SamplerOutput) -> Mapping[str, Rows]:
-        """Gather the rows that the plan provides for."""
+        """Gather the rows that the plan provides for, if there is one."""
         step, self._step = self._step, None
-        if step is None:
+        if step is None or self._part is None:
             return {}
         gathered = self._part.gather(self._i, step)
         wanted = output.node.numpy()
@@ -168,7 +170,8 @@ class PlannedTask(Task):
 
     def finish(self) -> None:
         """Give up the place of its packed rows."""
-        self._part.abandon(1)
+        if self._part is not None:
+            self._part.abandon(1)
 
 
 def reselected(

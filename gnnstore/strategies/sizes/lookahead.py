@@ -45,6 +45,13 @@ _POSITION_BYTES = 4
 # Where in-neighbours are on disk, batches that are sampled together read each hop of theirs in
 # one pass; more memory makes for fewer passes.
 _BULK_SHARE = 8
+# Of the batches that are planned at a time, those that come without a plan while the others are
+# made: to read all of their rows takes them about as long as sampling takes the others.
+_UNPLANNED_SHARE = 64
+# Not where that is done within a second or so: the tables are read in order for it, and sampling
+# and planning a row takes as long as reading so many bytes.
+LONG_BYTES = 1 << 30
+_ROW_WORK_BYTES = 128
 # Phases of making a superbatch, where one thread goes through them: its plan has another.
 _SAMPLING, _PACKING = "sampling", "packing"
 _TOGETHER = "sampling batches together"
@@ -250,6 +257,7 @@ class _Division:
                 bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
                 overlaps=2 * needed <= at_once * of.disk_bytes,
                 lends=costs.sampling_bytes > 0,
+                num_unplanned=self._num_unplanned(size.num_batches),
             ),
             needed,
         )
@@ -263,6 +271,15 @@ class _Division:
         except BudgetError as error:
             return error.missing_bytes or max(1, more)
         return 0
+
+    def _num_unplanned(self, num_batches: int) -> int:
+        """Return the batches that come without a plan while so many others are made."""
+        of = self.of
+        work_bytes = num_batches * self.seen.largest_nodes * _ROW_WORK_BYTES
+        # Where memory is short, there is none for reading rows in two ways.
+        if self.depth == "minimal" or of.num_rows * of.row_bytes + work_bytes < LONG_BYTES:
+            return 0
+        return max(1, num_batches // _UNPLANNED_SHARE)
 
     @property
     def packs(self) -> bool:
@@ -356,8 +373,9 @@ class _Division:
                 found.append(Reservation("subgraphs as they are sampled", ids_bytes, phase=phase))
             if self.packs:
                 # They have a reader of their own, in place of the other where nothing else is
-                # read; and a place for each row.
-                spared = 0 if of.reads_more else self._thrifty.staging_bytes
+                # read, not even at first; and a place for each row.
+                reads_more = of.reads_more or self._num_unplanned(of.epoch_batches) > 0
+                spared = 0 if reads_more else self._thrifty.staging_bytes
                 reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))

@@ -1,0 +1,167 @@
+"""The first batches of an epoch that nobody has prepared: they come while the others are planned.
+
+They are read without a plan, so nothing waits for one: not the first batch for the others to be
+sampled, planned and packed, and not the batches before a superbatch for the superbatch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gnnstore import GraphStore, NeighborLoader
+from gnnstore.errors import InputError
+from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.strategies.builtin import STRATEGIES
+from gnnstore.strategies.sizes import lookahead as sizes
+from gnnstore.testing.batches import assert_same_batches, batches_of
+from gnnstore.testing.graphs import random_graph
+
+pytestmark = pytest.mark.timeout(120)
+
+N, E = 1000, 12_000
+BATCHES = 8
+OPTIONS: dict[str, Any] = {"batch_size": 25, "shuffle": True, "seed": 3}
+PLANNED = [s.name for s in STRATEGIES if s.plans]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    graph = random_graph(N, E, seed=5, feature_dim=100, num_classes=7, skew=2.0)
+    return graph.write(tmp_path_factory.mktemp("first") / "s.gnn")
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> list[list[dict[str, Any]]]:
+    """Two epochs."""
+    plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
+    return [batches_of(plain) for _ in range(2)]
+
+
+@pytest.fixture(params=[1, 2], autouse=True)
+def planning_takes_long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one or two batches of an epoch come first, as if the graph were large."""
+    monkeypatch.setattr(sizes, "LONG_BYTES", 0)
+    monkeypatch.setattr(sizes, "_UNPLANNED_SHARE", BATCHES // request.param)
+
+
+def loader_of(path: Any, strategy: str = "packed", **options: Any) -> NeighborLoader:
+    defaults: dict[str, Any] = {"cache_bytes": "20kB", "num_threads": 2, "strategy": strategy}
+    return NeighborLoader(path, [4, 4], range(200), **(defaults | OPTIONS | options))
+
+
+def unplanned(loader: NeighborLoader) -> int:
+    number: int = loader._sources.superbatches.job.size.num_unplanned
+    return number
+
+
+class Held:
+    """Superbatches that are not planned before somebody says so, and what has been planned."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on = threading.Event()
+        self.planned: list[int] = []
+        finish = LookaheadProducer.finish
+
+        def finish_later(producer: Any, sampled: Any) -> Any:
+            assert self.go_on.wait(60), "a batch waits for a plan that it does not need"
+            self.planned.append(len(sampled.notes))
+            return finish(producer, sampled)
+
+        monkeypatch.setattr(LookaheadProducer, "finish", finish_later)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held = Held(monkeypatch)
+    yield held
+    held.go_on.set()
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize("memory", [None, "200MB"])
+def test_they_do_not_wait_for_a_plan(
+    path: Path,
+    expected: list[list[dict[str, Any]]],
+    held: Held,
+    strategy: str,
+    memory: str | None,
+) -> None:
+    loader = loader_of(path, strategy, memory=memory)
+    num_unplanned = unplanned(loader)
+    assert "all rows from disk while the others are planned" in loader.stats().reason
+    batches = iter(loader)
+    found = [batch.to_dict() for batch in islice(batches, num_unplanned)]
+    assert not held.planned
+    first = loader.stats()
+    assert first.rows_cached == 0
+    assert first.rows_read >= sum(len(batch["n_id"]) for batch in found)
+    held.go_on.set()
+    found += [batch.to_dict() for batch in batches]
+    assert_same_batches(found, expected[0])
+    assert held.planned[0] == BATCHES - num_unplanned
+    # The second epoch was prepared beside this one, from its first batch on.
+    assert_same_batches(batches_of(loader), expected[1])
+    assert held.planned[1] == BATCHES
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize("superbatch", [3, BATCHES])
+def test_without_threads(
+    path: Path, expected: list[list[dict[str, Any]]], held: Held, strategy: str, superbatch: int
+) -> None:
+    loader = loader_of(path, strategy, num_threads=0, superbatch=superbatch)
+    batches = iter(loader)
+    found = [next(batches).to_dict()]
+    assert not held.planned
+    held.go_on.set()
+    found += [batch.to_dict() for batch in batches]
+    assert_same_batches(found, expected[0])
+    assert_same_batches(batches_of(loader), expected[1])
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
+@pytest.mark.parametrize("stop", [1, 2, 3, BATCHES - 1])
+def test_an_epoch_goes_on_anywhere(
+    path: Path, expected: list[list[dict[str, Any]]], strategy: str, stop: int
+) -> None:
+    loader = loader_of(path, strategy)
+    batches = iter(loader)
+    found = [batch.to_dict() for batch in islice(batches, stop)]
+    state = loader.state_dict()
+    batches.close()
+    later = loader_of(path, strategy)
+    later.load_state_dict(state)
+    assert_same_batches(found + batches_of(later), expected[0])
+    # The same loader begins its second epoch, for which nothing was prepared.
+    assert_same_batches(batches_of(loader), expected[1])
+
+
+def test_a_batch_that_cannot_be_prepared(path: Path) -> None:
+    nodes = [[*range(25 * k, 25 * k + 25)] for k in range(4)]
+    for wrong in range(3):
+        batches = [*nodes[:wrong], [10**6], *nodes[wrong:]]
+        options = {"cache_bytes": "20kB", "num_threads": 2, "strategy": "belady", "seed": 1}
+        loader = NeighborLoader(path, [4], range(200), batch_sampler=batches, **options)
+        found = []
+        with pytest.raises(InputError):
+            found.extend(loader)
+        assert len(found) == wrong
+
+
+def test_another_loader_has_the_cache_meanwhile(
+    path: Path, expected: list[list[dict[str, Any]]]
+) -> None:
+    store = GraphStore(path)
+    training, other = loader_of(store), loader_of(store)
+    found = []
+    for k, batch in enumerate(training):
+        found.append(batch.to_dict())
+        if k in (0, 4):
+            assert_same_batches(batches_of(other), expected[k // 4])
+    assert_same_batches(found, expected[0])
