@@ -7,7 +7,7 @@ sampled, planned and packed, and not the batches before a superbatch for the sup
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,11 @@ import pytest
 
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.errors import InputError
+from gnnstore.features.packed import pack as packing
+from gnnstore.features.tiers.planned import PlannedCache
+from gnnstore.pipeline.lookahead import packer
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
+from gnnstore.pipeline.lookahead.superbatch import PlannedTask
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import lookahead as sizes
 from gnnstore.testing.batches import assert_same_batches, batches_of
@@ -111,6 +115,46 @@ def test_they_do_not_wait_for_a_plan(
 
 
 @pytest.mark.parametrize("strategy", PLANNED)
+def test_the_disk_is_theirs_until_one_is_read(
+    path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    events: list[str] = []
+    is_sampled = threading.Event()
+    rows, finish = PlannedTask.rows, PlannedTask.finish
+    make, warm_up, pack = LookaheadProducer.finish, PlannedCache._warm_up, packing.pack
+
+    def read(task: Any, output: Any) -> Any:
+        assert is_sampled.wait(60)
+        return rows(task, output)
+
+    def note_read(task: Any) -> None:
+        events.append("read")
+        finish(task)
+
+    def note_sampled(producer: Any, sampled: Any) -> Any:
+        is_sampled.set()
+        return make(producer, sampled)
+
+    def passing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **options: Any) -> Any:
+            events.append("pass")
+            return function(*args, **options)
+
+        return noted
+
+    monkeypatch.setattr(PlannedTask, "rows", read)
+    monkeypatch.setattr(PlannedTask, "finish", note_read)
+    monkeypatch.setattr(LookaheadProducer, "finish", note_sampled)
+    monkeypatch.setattr(PlannedCache, "_warm_up", passing(warm_up))
+    monkeypatch.setattr(packer, "pack", passing(pack))
+    # Small enough for the ids of nodes to be counted, without which no cache is filled.
+    loader = loader_of(path, strategy, cache_bytes="200kB")
+    assert_same_batches(batches_of(loader), expected[0])
+    assert events[0] == "read"
+    assert "pass" in events
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("superbatch", [3, BATCHES])
 def test_without_threads(
     path: Path, expected: list[list[dict[str, Any]]], held: Held, strategy: str, superbatch: int
@@ -134,7 +178,7 @@ def test_an_epoch_goes_on_anywhere(
     batches = iter(loader)
     found = [batch.to_dict() for batch in islice(batches, stop)]
     state = loader.state_dict()
-    batches.close()
+    del batches
     later = loader_of(path, strategy)
     later.load_state_dict(state)
     assert_same_batches(found + batches_of(later), expected[0])
@@ -146,9 +190,16 @@ def test_a_batch_that_cannot_be_prepared(path: Path) -> None:
     nodes = [[*range(25 * k, 25 * k + 25)] for k in range(4)]
     for wrong in range(3):
         batches = [*nodes[:wrong], [10**6], *nodes[wrong:]]
-        options = {"cache_bytes": "20kB", "num_threads": 2, "strategy": "belady", "seed": 1}
-        loader = NeighborLoader(path, [4], range(200), batch_sampler=batches, **options)
-        found = []
+        loader = NeighborLoader(
+            path,
+            [4],
+            range(200),
+            batch_sampler=batches,
+            strategy="belady",
+            cache_bytes="20kB",
+            seed=1,
+        )
+        found: list[Any] = []
         with pytest.raises(InputError):
             found.extend(loader)
         assert len(found) == wrong

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
 
+_POLL_SECONDS = 0.05
+
 
 @dataclass
 class LookaheadTotals:
@@ -125,6 +127,8 @@ class LookaheadProducer:
         self._planning = threading.RLock()  # of one superbatch at a time
         self._is_stopped = threading.Event()
         self._num_again = 0
+        self._reading = threading.Event()  # batches that the disk is left to, if it is not set
+        self._reading.set()
         # Whether packing waits for room on disk that another iteration has: for ever, if whoever
         # drives that one waits for this.
         self.waits_for_others = False
@@ -156,11 +160,18 @@ class LookaheadProducer:
         return Superbatch(sampled, part, seconds, spilled)
 
     def make_unplanned(self, chunk: list[tuple[int, Planned]]) -> Superbatch:
-        """Sample some batches that will read all of their rows."""
+        """Sample some batches that will read all of their rows.
+
+        Until one of them has, the disk is left to it: beside one pass over a table, reads row by
+        row would take ten times as long.
+        """
         sampled = self.sample(chunk)
         spilled = sampled.kept.num_disk_bytes + sampled.trace.num_disk_bytes
         sampled.trace.close()
-        return Superbatch(sampled, None, 0.0, spilled)
+        superbatch = Superbatch(sampled, None, 0.0, spilled)
+        if self.sampling.run.num_threads:
+            self._reading = superbatch.read
+        return superbatch
 
     def plan_again(self, superbatch: Superbatch, former: PlannedPart, begin: int) -> None:
         """Plan the batches from one on, which nobody has, from what the cache holds now.
@@ -204,6 +215,7 @@ class LookaheadProducer:
                 self.take_over()
             session = self.session
             if warms_up and not session.num_planned:
+                self._leave_disk()
                 with recorder.stage("filling"):
                     job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
             with recorder.stage("planning", batches=trace.num_batches) as stage:
@@ -237,6 +249,7 @@ class LookaheadProducer:
             )
         if only_if_faster and not self._packer.is_faster(plan.num_misses):
             return None
+        self._leave_disk()
         start_ns = time.perf_counter_ns()
         packed = self._packer.pack(trace, plan)
         num_bytes = 0 if packed is None else packed.bytes_packed
@@ -259,6 +272,11 @@ class LookaheadProducer:
         """
         self.session = self.job.begin_session() if session is None else session
         self._end = 0
+
+    def _leave_disk(self) -> None:
+        """Wait until a batch without a plan has been read, if there is one."""
+        while not self._reading.wait(_POLL_SECONDS):
+            self._check_wanted()
 
     def _check_wanted(self) -> None:
         if self._is_stopped.is_set():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,12 +91,15 @@ class Superbatch:
     ----------
     part : PlannedPart or None
         How batches that are handed out from now on are planned; None: they read all of their rows.
+    read : Event
+        Set once one of its batches has its rows, or failed.
     """
 
     sampled: SampledSuperbatch
     part: PlannedPart | None
     seconds_planning: float
     bytes_spilled: int
+    read: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._num_waiting = len(self)
@@ -172,6 +175,7 @@ class PlannedTask(Task):
         """Give up the place of its packed rows."""
         if self._part is not None:
             self._part.abandon(1)
+        self._superbatch.read.set()
 
 
 def reselected(

@@ -362,6 +362,7 @@ class _Division:
         # For a cache that another loader had meanwhile, a superbatch is planned and packed again
         # while the next one is sampled; not where memory is short.
         phase = _SAMPLING if self.depth == "minimal" else ALWAYS
+        reads_unplanned = self._num_unplanned(of.epoch_batches) > 0
         if self.placement.budget_is_promise:
             if of.reads_neighbors:
                 # In-neighbours are fetched by a thread of their own; batches are sampled together,
@@ -374,11 +375,12 @@ class _Division:
             if self.packs:
                 # They have a reader of their own, in place of the other where nothing else is
                 # read, not even at first; and a place for each row.
-                reads_more = of.reads_more or self._num_unplanned(of.epoch_batches) > 0
-                spared = 0 if reads_more else self._thrifty.staging_bytes
+                spared = 0 if of.reads_more or reads_unplanned else self._thrifty.staging_bytes
                 reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))
+            elif reads_unplanned:
+                found.append(Reservation("filling the cache beside batches", of.staging_bytes))
         if of.reads_neighbors:
             bulk_bytes = max(0, held.add(*found).left()) // _BULK_SHARE
             found.append(Reservation(_TOGETHER, bulk_bytes, phase=phase))
