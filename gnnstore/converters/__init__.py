@@ -22,6 +22,7 @@ from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
 from gnnstore.converters.synthetic.rmat import from_rmat
@@ -40,5 +41,6 @@ __all__ = [
     "from_rmat",
     "from_snap",
     "from_triples",
+    "reorder",
     "split_edges",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ from gnnstore.formats.store.csc import TopologyMode
 from gnnstore.graph.arrays import Attribute, Splits, Texts, as_tensor
 from gnnstore.graph.edge_splits import EdgeSplits
 from gnnstore.graph.lazy import LazyTensor
+from gnnstore.graph.original_ids import NodeIds
 
 # Names in PyG's data sets.
 _MASKS = {"valid": "val_mask"}
@@ -120,6 +122,31 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         """Ids of the nodes in the original data, int64 [N]; None where they are the same."""
         spec = self.schema.node.original_id
         return None if spec is None else self.reader.read(spec)
+
+    @limits_named("look original ids up")
+    def ids_of(self, original: Any) -> Any:
+        """Return the nodes that have these ids in the original data: `original_ids`, reversed.
+
+        Parameters
+        ----------
+        original : Tensor, ndarray or list of integers, any shape
+            Ids in the original data; they may repeat.
+
+        Returns
+        -------
+        Tensor or ndarray of int64, of the same shape
+            A tensor for a tensor.
+
+        Raises
+        ------
+        InputError
+            Naming ids that no node has.
+        """
+        return self._node_ids.find(original)
+
+    @cached_property
+    def _node_ids(self) -> NodeIds:
+        return NodeIds(self.reader, self.schema.node.original_id, self.num_nodes)
 
     @property
     def original_names(self) -> Texts | None:

@@ -25,6 +25,10 @@ _COMMANDS = {
         "gnnstore.tools.commands.split_edges",
         "Split a store's edges for link prediction.",
     ),
+    "reorder": (
+        "gnnstore.tools.commands.reorder",
+        "Number a store's nodes so that rows needed often lie together.",
+    ),
     "gc": ("gnnstore.tools.commands.gc", "List and remove the leftovers of interrupted runs."),
     "inspect": (
         "gnnstore.tools.commands.inspect",

@@ -34,9 +34,9 @@ def copy_names(writer: GraphWriter, graph: StoreInput) -> None:
         writer.set_original_ids(graph.reader.read(nodes.original_id))
     if nodes.original_name is not None:
         text = nodes.original_name
-        writer.set_original_names(_texts(graph, text), graph.num_nodes, text.bytes.num_rows)
+        writer.set_original_names(texts_of(graph, text), graph.num_nodes, text.bytes.num_rows)
     for name, text in graph.edges.value_names.items():
-        writer.set_value_names(name, [one for some in _texts(graph, text) for one in some])
+        writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
 
 
 def copy_graph_attributes(
@@ -91,7 +91,7 @@ class CopiedRows(SequentialArray):
             start += last - row
 
 
-def _texts(graph: StoreInput, text: TextSpec) -> Iterator[list[bytes]]:
+def texts_of(graph: StoreInput, text: TextSpec) -> Iterator[list[bytes]]:
     """Yield the texts of a store in order, some at a time."""
     num_texts = text.offsets.num_rows - 1
     for first in range(0, num_texts, _TEXTS_AT_ONCE):

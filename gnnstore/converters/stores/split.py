@@ -18,7 +18,7 @@ from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.stores.copy import copy_graph_attributes, copy_names, copy_nodes
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
-from gnnstore.converters.writer.options import ConvertOptions
+from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Progress
@@ -80,10 +80,7 @@ def split_edges(
     rule = options.split_rule
     if rule is None:
         raise AssertionError("there are fractions")
-    defaults = ConvertOptions()
-    for name in ("undirected", "self_loops", "feature_dtype"):
-        if getattr(options, name) != getattr(defaults, name):
-            raise UsageError(f"{name} is not for splitting the edges of a store; convert with it")
+    refuse_rules(options, "splitting the edges of a store")
     graph = StoreInput(store)
     rules = [(output, rule)]
     if test_messages is not None:

@@ -28,6 +28,7 @@ def write_edge_split(
     name: str,
     parts: Mapping[str, Rows | None],
     attributes: Mapping[str, Rows],
+    attribute_types: Mapping[str, tuple[str, int]],
     *,
     num_nodes: int,
     where: str,
@@ -42,6 +43,8 @@ def write_edge_split(
         By the names of `EdgeSplitSpec`; None: there is none.
     attributes : Mapping of str to ndarray or ArraySource [L, ...]
         By the user's names.
+    attribute_types : Mapping of str to (str, int)
+        Element type and original row axis of attributes, where they are not NumPy's and 0.
     num_nodes : int
         N.
     where : str
@@ -79,7 +82,10 @@ def write_edge_split(
     for attribute, rows in attributes.items():
         source = _source(f"{where}: {attribute}", rows)
         check_count(source.label, source.shape[0] if source.shape else 0, num_edges, "edges")
-        written_attributes[attribute] = copy_array(store, f"{directory}/attrs", source, attribute)
+        stored, cat_dim = attribute_types.get(attribute, (None, 0))
+        written_attributes[attribute] = copy_array(
+            store, f"{directory}/attrs", source, attribute, stored=stored, cat_dim=cat_dim
+        )
     return EdgeSplitSpec(**written, attributes=written_attributes)
 
 
@@ -95,6 +101,8 @@ def copy_array(
     id_dtype: np.dtype[Any] | None = None,
     *,
     limit: int | None = None,
+    stored: str | None = None,
+    cat_dim: int = 0,
 ) -> AttributeSpec:
     """Copy an array into pages, complete; if a type of ids is given, they are checked."""
     dtype = id_dtype or source.dtype
@@ -102,8 +110,9 @@ def copy_array(
         f"{directory}/{names.encode(name)}",
         name=name,
         row_shape=source.shape[1:],
-        dtype=dtype_name(dtype),
+        dtype=stored or dtype_name(dtype),
         num_rows=source.shape[0],
+        cat_dim=cat_dim,
     )
     done = array.skip(array.num_committed_rows)
     step = max(1, _COPY_BYTES // max(1, row_bytes(source)))

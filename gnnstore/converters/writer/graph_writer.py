@@ -26,7 +26,8 @@ from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.writer.adjacency import record_edges, take_up_edges, write_adjacency
-from gnnstore.converters.writer.edge_splits import Rows, write_edge_split
+from gnnstore.converters.writer.carried_ids import CarriedIds
+from gnnstore.converters.writer.edge_splits import Rows, copy_array, write_edge_split
 from gnnstore.converters.writer.negatives import write_negatives
 from gnnstore.converters.writer.node_arrays import NodeArrays, RowSink
 from gnnstore.converters.writer.opening import (
@@ -78,6 +79,8 @@ class GraphWriter:
         Whether edges keep their positions in the input, unless the options say.
     progress : Progress, optional
         Reports how far the work is.
+    origin : Mapping, optional
+        The whole provenance, where it is that of another store.
 
     Raises
     ------
@@ -97,11 +100,12 @@ class GraphWriter:
         edge_ids: bool = True,
         progress: Progress | None = None,
         workload: Workload | None = None,
+        origin: Mapping[str, Any] | None = None,
     ) -> None:
         self.options = options or ConvertOptions()
         self.progress = progress or NullProgress()
         self.explicit_num_nodes = False
-        self._provenance = provenance(kind, source or {}, self.options)
+        self._provenance = dict(origin or provenance(kind, source or {}, self.options))
         self._index_dtype: IndexDtype = self.options.index_dtype or index_dtype
         keep_ids = edge_ids if self.options.edge_ids is None else self.options.edge_ids
         self._keep_ids = keep_ids
@@ -134,6 +138,7 @@ class GraphWriter:
             raise
         self._edges: EdgeTypeSpec | None = None
         self._edge_types: dict[str, tuple[str, int]] = {}
+        self._carried: np.dtype[Any] | None = None
         self._nodes = NodeArrays(self._store, self.options, self.progress)
         self._nodes.num_nodes = num_nodes
         self._splits: dict[str, tuple[str, npt.NDArray[Any]]] = {}
@@ -185,6 +190,10 @@ class GraphWriter:
     def describe_edge_attribute(self, name: str, *, dtype: str, cat_dim: int = 0) -> None:
         """Give an edge attribute's element type, where NumPy has none, and its row axis."""
         self._edge_types[name] = (dtype, cat_dim)
+
+    def carry_edge_ids(self, dtype: np.dtype[Any]) -> None:
+        """Take the ids of edges from the attribute `CARRIED_IDS`, in place of their positions."""
+        self._carried = dtype
 
     def add_edges(
         self,
@@ -290,6 +299,8 @@ class GraphWriter:
             return
         with self.progress.phase("sort edges", unit="edges"):
             built = self._builder.finish(self.num_nodes)
+        if self._carried is not None:
+            built = CarriedIds(built, self._carried)
         rule = self.options.split_rule
         if rule is None:
             self._write_edges(built, on_degrees)
@@ -504,14 +515,24 @@ class GraphWriter:
         }
         with self.progress.phase(f"write edge split {name}"):
             self._edge_splits[name] = write_edge_split(
-                self._store, name, parts, attributes or {}, num_nodes=self.num_nodes, where=where
+                self._store,
+                name,
+                parts,
+                attributes or {},
+                self._edge_types,
+                num_nodes=self.num_nodes,
+                where=where,
             )
 
-    def set_original_ids(self, ids: npt.NDArray[np.int64]) -> None:
+    def set_original_ids(self, ids: npt.NDArray[np.int64] | ArraySource) -> None:
         """Record the input's own id [N] of every node."""
-        check_count("the original ids", len(ids), self.num_nodes)
+        check_count("the original ids", ids.shape[0], self.num_nodes)
         path = store_names.original_id_array(NODE_TYPE)
-        self._original_ids = self._store.cold(path, ids, name="original_id")
+        if isinstance(ids, np.ndarray):
+            self._original_ids = self._store.cold(path, ids, name="original_id")
+        else:
+            directory, _, name = path.rpartition("/")
+            self._original_ids = copy_array(self._store, directory, ids, name)
 
     def set_original_names(
         self, names: Iterable[list[bytes]], num_names: int, num_bytes: int

@@ -136,6 +136,19 @@ class ConvertOptions:
         return document
 
 
+def refuse_rules(options: ConvertOptions, doing: str) -> None:
+    """Refuse the rules for edges and features where a store is made of a store.
+
+    Raises
+    ------
+    UsageError
+    """
+    defaults = ConvertOptions()
+    for name in ("undirected", "self_loops", "feature_dtype"):
+        if getattr(options, name) != getattr(defaults, name):
+            raise UsageError(f"{name} is not for {doing}; convert with it")
+
+
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise UsageError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")

@@ -164,9 +164,12 @@ def _check_columns(reader: Reader, edge: EdgeTypeSpec, num_src: int) -> Iterator
             return
         last = int(piece[-1])
     if edge.edge_id is not None:
-        options = reader.manifest.provenance.get("options")
+        provenance = reader.manifest.provenance
+        options = provenance.get("options")
         options = options if isinstance(options, dict) else {}
         is_whole = options.get("undirected") is False and options.get("self_loops") == "keep"
+        # Edges that come from another store have the ids that its rules have left.
+        is_whole = is_whole and "store_uuid" not in provenance
         yield from _check_edge_ids(reader, edge.edge_id, is_whole=is_whole and not edge.splits)
 
 

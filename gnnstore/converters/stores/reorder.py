@@ -1,0 +1,349 @@
+"""A store whose nodes are numbered anew, made from one that exists.
+
+Rows of features lie in pages, and a page is read for any of its rows: where nodes that batches need
+are spread evenly over all pages, as most inputs number them, every page is read. Numbered by how
+often they are needed, hot rows share pages with hot ones, and cold pages are passed over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.budget.ledger import Reservation
+from gnnstore.converters.arrays.derived import MappedRows
+from gnnstore.converters.arrays.scattered import ScatteredRows
+from gnnstore.converters.arrays.source import ArraySource, MemoryArray, SequentialArray
+from gnnstore.converters.edges.node_ids import id_dtype
+from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.stores.copy import CopiedRows, copy_graph_attributes, texts_of
+from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.stores.ordered_texts import texts_in_order
+from gnnstore.converters.stores.places import out_degrees, places_by, ranks_at_rest
+from gnnstore.converters.writer.carried_ids import CARRIED_IDS
+from gnnstore.converters.writer.graph_writer import GraphWriter
+from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
+from gnnstore.converters.writer.workload import Workload
+from gnnstore.errors import NoSpaceError, UsageError, limits_named
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import free_bytes
+from gnnstore.progress import Progress
+from gnnstore.units import format_size
+
+Order = Literal["degree", "frequency"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+_PIECE_EDGES = 2**20
+_PIECE_BYTES = 2**23  # of edge attributes; some copies of them exist at a time
+# A new number and a degree of each node, its rank among those that nobody draws, and some pieces.
+_NODE_BYTES, _PIECES_BYTES = 10, 2**26
+# An array is put in order in memory if it takes at most this share of it, twice.
+_MEMORY_SHARE = 8
+_MAX_MEMORY_BYTES = 2**28
+# Maps beyond this are laid out in pages, as attributes are: compressing an array takes it whole.
+_MAX_COLD_BYTES = 2**26
+
+
+@limits_named("reorder")
+def reorder(
+    store: PathLike,
+    output: PathLike,
+    by: Order = "degree",
+    *,
+    scores: npt.NDArray[Any] | None = None,
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a store again with its nodes numbered so that rows needed often lie together.
+
+    Node ids change: in the arrays of nodes, in edges, splits and edge splits. Ids of edges stay
+    those of the store. `GraphStore.original_ids` leads from the new ids to those of the original
+    data, and `GraphStore.ids_of` back.
+
+    Parameters
+    ----------
+    store : path-like
+        The store.
+    by : "degree" or "frequency"
+        "degree": by out-degree, how many lists of in-neighbours a node is in. "frequency": by
+        `scores`, then by out-degree. Of nodes that are equal by that, those of splits come first,
+        "train" before others, and isolated ones last; then the lower id.
+    scores : ndarray of unsigned integers [N], optional
+        How often each node is needed, as `gnnstore reorder --by frequency` samples it.
+    output, options, progress
+        See `gnnstore.converters`. The rules for edges and features are not for stores.
+
+    Raises
+    ------
+    UsageError
+        If options are out of range, or the store is heterogeneous.
+    NotFoundError, CorruptStoreError, StorageError
+        If the store cannot be read.
+    """
+    options = options or ConvertOptions()
+    refuse_rules(options, "reordering a store")
+    parameters: dict[str, Any] = {"by": by}
+    graph = StoreInput(store)
+    if by not in ORDERS:
+        raise UsageError(f"by={by!r} is not one of {', '.join(map(repr, ORDERS))}")
+    if (by == "frequency") != (scores is not None):
+        raise UsageError("scores: go with by='frequency', which needs them; see the how-to")
+    if scores is not None:
+        if scores.shape != (graph.num_nodes,) or scores.dtype.kind != "u":
+            raise UsageError(
+                f"scores are {scores.dtype} {list(scores.shape)}, expected unsigned integers "
+                f"[{graph.num_nodes}]: one for each node"
+            )
+        parameters["scores_crc"] = _core.crc32c(np.ascontiguousarray(scores).view(np.uint8))
+    reader = graph.reader
+    if Path(output).resolve() == reader.path.resolve():
+        raise UsageError(f"{output} is the store to be reordered; choose another place")
+    source = {
+        "inputs": [{"path": str(reader.path), "size_bytes": reader.total_bytes}],
+        "store_uuid": reader.uuid,
+        "parameters": parameters,
+    }
+    with _writer(graph, output, options, progress, source=source) as writer:
+        _check_space(writer, graph)
+        places = find_places(graph, writer, scores)
+        write_in_order(graph, writer, places)
+        return writer.commit()
+
+
+def _writer(
+    graph: StoreInput,
+    output: PathLike,
+    options: ConvertOptions,
+    progress: Progress | None,
+    *,
+    source: Mapping[str, Any],
+) -> GraphWriter:
+    dtype = _edge_id_dtype(graph, options)
+    paged = [own for own in graph.nodes.attributes.values() if own.layout == "paged"]
+    writer = GraphWriter(
+        output,
+        kind="reorder",
+        source=source,
+        options=options,
+        num_nodes=graph.num_nodes,
+        index_dtype=graph.reader.schema.index_dtype,
+        edge_ids=False,
+        progress=progress,
+        workload=Workload(
+            num_nodes=graph.num_nodes,
+            num_edges=graph.num_edges,
+            node_bytes=sum(own.num_bytes for own in paged),
+            node_items=sum(math.prod(own.shape) for own in paged),
+            edge_row_bytes=_row_bytes(graph) + (0 if dtype is None else dtype.itemsize),
+        ),
+    )
+    if dtype is not None:
+        writer.carry_edge_ids(dtype)
+    _describe(writer, graph.edges.attributes)
+    return writer
+
+
+def _describe(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:
+    for name, spec in attributes.items():
+        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+
+
+def _edge_id_dtype(graph: StoreInput, options: ConvertOptions) -> np.dtype[Any] | None:
+    if options.edge_ids is False:
+        return None
+    own = graph.edges.edge_id
+    return id_dtype(graph.num_edges) if own is None else np.dtype(own.dtype)
+
+
+def _row_bytes(graph: StoreInput) -> int:
+    return sum(spec.row_bytes for spec in graph.edges.attributes.values())
+
+
+def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
+    """Refuse at once what would fill the disk hours later.
+
+    The result itself was checked for when the writer was made; beside it, an array lies there in
+    ranges of nodes while it is put in order.
+    """
+    paged = [spec for spec in graph.nodes.attributes.values() if spec.layout == "paged"]
+    widest = max((spec.num_bytes for spec in paged), default=0)
+    if widest <= _in_memory_bytes(writer.options):
+        return
+    place = writer.spill_directory
+    while not place.exists():
+        place = place.parent
+    needed, free = widest + 8 * graph.num_nodes, free_bytes(place)
+    if needed > free:
+        raise NoSpaceError(
+            f"cannot reorder: putting the widest array in order takes {format_size(needed)} in "
+            f"{place} beside the result; {format_size(free)} are free. Free some, or choose "
+            "another place with spill_directory (--spill-dir)",
+            path=place,
+        )
+
+
+def _in_memory_bytes(options: ConvertOptions) -> int:
+    """Return the size up to which an array is put in order in memory."""
+    limit = memory_ledger("reordering", options.memory_bytes).limit
+    return min(limit // (2 * _MEMORY_SHARE), _MAX_MEMORY_BYTES)
+
+
+def find_places(
+    graph: StoreInput, writer: GraphWriter, scores: npt.NDArray[Any] | None = None
+) -> npt.NDArray[Any]:
+    """Return the new number of each node, and leave the writer the memory that is left."""
+    memory = memory_ledger("numbering the nodes", writer.options.memory_bytes)
+    node_bytes = _NODE_BYTES * graph.num_nodes
+    memory.add(
+        Reservation("new numbers and degrees of nodes", node_bytes),
+        Reservation("pieces", min(_PIECES_BYTES, memory.limit // 2)),
+    ).check(None)
+    degrees = out_degrees(graph, writer.progress)
+    with writer.progress.phase("number nodes", unit="nodes"):
+        ranks = ranks_at_rest(graph)
+        places = places_by([*(() if scores is None else (scores,)), degrees, ranks])
+    writer.reserve_memory(places.nbytes)
+    return places
+
+
+def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
+    """Write all that a store holds, its nodes numbered anew.
+
+    Parameters
+    ----------
+    places : ndarray of int32 or int64 [N]
+        The new number of each node.
+    """
+    if not writer.has_edges:
+        _add_edges(graph, writer, places)
+    writer.finish_edges()
+    reader, nodes = graph.reader, graph.nodes
+    for name, spec in nodes.attributes.items():
+        with _Ordered(writer, CopiedRows(graph, spec), places) as rows:
+            writer.set_node_attribute(name, rows, dtype=spec.dtype, cat_dim=spec.cat_dim)
+    for name, spec in nodes.splits.items():
+        writer.set_split(name, places[reader.read(spec)].astype(np.int64))
+    _write_edge_splits(graph, writer, places)
+    copy_graph_attributes(writer, graph)
+    own = nodes.original_id
+    original = _Counting(graph.num_nodes) if own is None else CopiedRows(graph, own)
+    with _Ordered(writer, original, places) as rows:
+        is_small = 8 * graph.num_nodes <= _MAX_COLD_BYTES
+        writer.set_original_ids(rows.read() if is_small else rows)
+    if nodes.original_name is not None:
+        text = nodes.original_name
+        place = writer.spill_directory / "names"
+        names = texts_in_order(graph, text, places, place, writer.options.memory_bytes)
+        writer.set_original_names(names, graph.num_nodes, text.bytes.num_rows)
+    for name, text in graph.edges.value_names.items():
+        writer.set_value_names(name, [one for some in texts_of(graph, text) for one in some])
+
+
+def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
+    spec, dtype = graph.edges, _edge_id_dtype(graph, writer.options)
+    step = max(1, min(_PIECE_EDGES, _PIECE_BYTES // max(1, _row_bytes(graph))))
+
+    def attributes(first: int, last: int) -> dict[str, npt.NDArray[Any]]:
+        found = {name: graph.rows(own, first, last) for name, own in spec.attributes.items()}
+        if dtype is not None:
+            # Without ids of their own, edges have their positions.
+            positions = np.arange(first, last, dtype=dtype)
+            own = spec.edge_id
+            found[CARRIED_IDS] = positions if own is None else graph.rows(own, first, last)
+        return found
+
+    writer.expect_edges(graph.num_edges)
+    with writer.progress.phase("renumber edges", graph.num_edges, "edges") as phase:
+        for piece in graph.edge_pieces(step):
+            count = len(piece.sources)
+            more = attributes(piece.first, piece.first + count)
+            writer.add_edges(places[piece.sources], places[piece.targets], more)
+            phase.advance(count)
+    if not graph.num_edges:  # the attributes' types still have to be known
+        none = np.empty(0, np.int64)
+        writer.add_edges(none, none, attributes(0, 0))
+
+
+def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
+    def stored(spec: AttributeSpec | None) -> ArraySource | None:
+        return None if spec is None else CopiedRows(graph, spec)
+
+    def renumbered(spec: AttributeSpec | None) -> ArraySource | None:
+        rows = stored(spec)
+        if rows is None:
+            return None
+        taken: Callable[[npt.NDArray[Any]], npt.NDArray[Any]] = places.__getitem__
+        found = MappedRows(rows, rows.shape[1:], taken)
+        found.dtype = places.dtype
+        return found
+
+    for name, split in graph.edges.splits.items():
+        source, target = renumbered(split.source), renumbered(split.target)
+        if source is None or target is None:
+            raise AssertionError("a split has both ends")
+        sources, targets = renumbered(split.negative_source), renumbered(split.negative_target)
+        shared = None if sources is None or targets is None else (sources, targets)
+        _describe(writer, split.attributes)
+        attributes = {own: CopiedRows(graph, spec) for own, spec in split.attributes.items()}
+        writer.set_edge_split(
+            name,
+            source,
+            target,
+            edge_id=stored(split.edge_id),
+            source_negatives=renumbered(split.source_negatives),
+            target_negatives=renumbered(split.target_negatives),
+            negative_edges=shared,
+            attributes=attributes,
+            where=f"{graph.reader.path}: the edge split {name!r}",
+        )
+
+
+class _Ordered:
+    """An array by node, in the order of new numbers; a context that removes temporary files."""
+
+    def __init__(self, writer: GraphWriter, rows: ArraySource, places: npt.NDArray[Any]) -> None:
+        self._scattered: ScatteredRows | None = None
+        num_bytes = rows.dtype.itemsize * math.prod(rows.shape)
+        if num_bytes > _in_memory_bytes(writer.options):
+            self._scattered = ScatteredRows(
+                rows,
+                MemoryArray("the new numbers", places),
+                writer.spill_directory / "rows",
+                writer.options.memory_bytes,
+            )
+            self._rows: ArraySource = self._scattered
+        else:
+            ordered = np.empty(rows.shape, rows.dtype)
+            first = 0
+            for piece in rows.rows(_PIECE_EDGES):
+                ordered[places[first : first + len(piece)]] = piece
+                first += len(piece)
+            self._rows = MemoryArray(rows.label, ordered)
+
+    def __enter__(self) -> ArraySource:
+        return self._rows
+
+    def __exit__(self, *_: object) -> None:
+        if self._scattered is not None:
+            self._scattered.close()
+
+
+class _Counting(SequentialArray):
+    """The numbers 0, 1, ..., N - 1, as an `ArraySource`."""
+
+    def __init__(self, count: int) -> None:
+        self.label = "the ids of nodes"
+        self.shape = (count,)
+        self.dtype = np.dtype(np.int64)
+
+    def rows(self, step: int, start: int = 0) -> Iterator[npt.NDArray[Any]]:
+        """Yield the numbers from `start` on, `step` at a time."""
+        for first in range(start, self.shape[0], step):
+            yield np.arange(first, min(first + step, self.shape[0]))

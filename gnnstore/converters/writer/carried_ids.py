@@ -1,0 +1,46 @@
+"""Edges that bring their ids along, through a sort that would number them by their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gnnstore.converters.edges.columns import BuiltEdges, EdgeChunk
+
+# The attribute that ids are while edges are sorted; no attribute of a user's has this name.
+CARRIED_IDS = ""
+
+
+class CarriedIds:
+    """A finished adjacency whose edge ids came as an attribute, as `BuiltEdges`.
+
+    Parameters
+    ----------
+    built : BuiltEdges
+        Edges with an attribute `CARRIED_IDS`, and no ids of their own.
+    edge_id_dtype : np.dtype
+        Type of the ids.
+    """
+
+    def __init__(self, built: BuiltEdges, edge_id_dtype: np.dtype[Any]) -> None:
+        self.num_nodes = built.num_nodes
+        self.num_edges = built.num_edges
+        self.index_dtype = built.index_dtype
+        self.edge_id_dtype: np.dtype[Any] | None = edge_id_dtype
+        self._built = built
+
+    def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
+        """Yield the edges in column order; see `BuiltEdges`."""
+        for chunk in self._built.chunks(ends_only=ends_only):
+            if ends_only:
+                yield chunk
+                continue
+            attributes = dict(chunk.attributes)
+            yield replace(chunk, edge_id=attributes.pop(CARRIED_IDS), attributes=attributes)
+
+    def close(self) -> None:
+        """Remove temporary files."""
+        self._built.close()

@@ -1,0 +1,71 @@
+"""`gnnstore reorder STORE OUT`: nodes numbered so that rows needed often lie together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gnnstore.converters.stores.reorder import ORDERS
+from gnnstore.tools.commands.convert import output_options
+from gnnstore.tools.convert import convert
+from gnnstore.tools.ui.options import batch_options, session_options
+from gnnstore.tools.ui.session import Session
+
+if TYPE_CHECKING:
+    from gnnstore.tools.ui.options import SeedOptions
+
+_HELP = """Number the nodes of a store anew, so that rows needed often lie together.
+
+OUT is a store of its own with everything that STORE has. Node ids change, in edges, splits and
+batches; store.original_ids[node] is the id in the original data, and store.ids_of(original) the way
+back. Ids of edges stay as they are.
+
+--by degree puts nodes in front that many others have as in-neighbours, and isolated ones last;
+--by frequency those that batches need most often, which are sampled first, with the options of
+`gnnstore plan`.
+
+\b
+Examples:
+  gnnstore reorder graph.gnn ordered.gnn
+  gnnstore reorder graph.gnn ordered.gnn --by frequency --num-neighbors 15,10 --input-nodes train
+"""
+
+
+@click.command(name="reorder", help=_HELP)
+@click.argument("store", type=click.Path())
+@click.argument("output", metavar="OUT", type=click.Path())
+@click.option(
+    "--by", type=click.Choice(ORDERS), default="degree", help="What the first nodes have most of."
+)
+@click.option(
+    "--edge-ids/--no-edge-ids",
+    default=None,
+    help="Store the ids that edges have in STORE. Default: yes.",
+)
+@batch_options
+@click.option(
+    "--spill-dir",
+    "spill_directory",
+    type=click.Path(),
+    metavar="DIR",
+    help="Directory for what is sorted on disk. Default: that of OUT.",
+)
+@output_options
+@session_options
+def command(
+    session: Session,
+    *,
+    fanouts: tuple[int, ...],
+    batch_size: int,
+    seeds_asked: SeedOptions,
+    **arguments: Any,
+) -> None:
+    """Reorder a store; users see `_HELP`."""
+    scores = None
+    if arguments["by"] == "frequency":
+        # On demand: torch and the kernels take longer to load than --help may.
+        from gnnstore.tools.frequency import count_batches  # noqa: PLC0415
+
+        scores = count_batches(session, arguments["store"], fanouts, batch_size, seeds_asked)
+    convert(session, "reorder", scores=scores, **arguments)
