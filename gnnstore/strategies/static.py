@@ -19,7 +19,7 @@ from gnnstore.caching.scores import (
     count_out_degrees,
     select_nodes,
 )
-from gnnstore.features.tiers.static import StaticCache, cache_cost
+from gnnstore.features.tiers.static import LONG_READ_BYTES, StaticCache, cache_cost
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.planning.cost_model import Prediction, Resources, predict
@@ -90,6 +90,12 @@ class CacheMaker:
     def scores_bytes(self) -> int:
         """Memory for the scores of all nodes, until the cache is filled."""
         return self.store.num_nodes * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
+
+    @property
+    def filling_bytes(self) -> int:
+        """Memory for reading its rows beside batches, if that takes long."""
+        row_bytes = sum(spec.row_bytes for spec in self.specs)
+        return bytes_to_fill(self.store.num_nodes * row_bytes, self.engine)
 
     def find(self) -> StaticCache | None:
         """Return the cache that a loader on the same store has made with the same settings."""
@@ -183,7 +189,10 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     if maker is None:
         return placement
 
-    num_rows = cache_rows(placement, maker.settings, maker.cost, batch_bytes, num_threads)
+    num_rows = cache_rows(
+        *(placement, maker.settings, maker.cost, batch_bytes, num_threads),
+        filling_bytes=maker.filling_bytes,
+    )
     if existing is not None:
         cache: StaticCache | None = existing
         most = placement.left_bytes - 2 * batch_bytes
@@ -217,8 +226,11 @@ def predict_epoch(
         settings = loader.options.cache or CacheSettings()
         cost = cache_cost(work.num_rows, work.row_bytes, settings.score)
         if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
+            filling = bytes_to_fill(work.num_rows * work.row_bytes, epoch.engine)
             num_threads = epoch.machine.num_threads
-            num_rows = cache_rows(placement, settings, cost, batch_bytes, num_threads)
+            num_rows = cache_rows(
+                placement, settings, cost, batch_bytes, num_threads, filling_bytes=filling
+            )
         taken += cost.bytes_of(num_rows)
     resources = Resources(taken, num_rows, num_rows * work.row_bytes)
     return predict(candidate, work, epoch.machine, resources)
@@ -235,12 +247,19 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
     return DataSources(loader, placement, structure, engine, again=again, cache=cache)
 
 
+def bytes_to_fill(table_bytes: int, engine: Engine) -> int:
+    """Return the memory for filling a cache beside batches; none where it is filled before them."""
+    return engine.staging_bytes if table_bytes >= LONG_READ_BYTES else 0
+
+
 def cache_rows(
     placement: Placement,
     settings: CacheSettings,
     cost: CacheCost,
     batch_bytes: int,
     num_threads: int,
+    *,
+    filling_bytes: int = 0,
 ) -> int:
     """Return the number of nodes whose rows can be cached.
 
@@ -250,6 +269,8 @@ def cache_rows(
         Bytes of a batch, at most; 0 if no budget was promised.
     num_threads : int
         Preparing threads.
+    filling_bytes : int
+        Memory for reading the rows beside batches.
 
     Raises
     ------
@@ -257,6 +278,8 @@ def cache_rows(
         If the cache was given a size that does not fit beside two batches.
     """
     memory = placement.ledger
+    if filling_bytes:
+        memory = memory.add(Reservation("filling the cache beside batches", filling_bytes))
     if settings.num_bytes is not None:
         num_rows = cost.rows_in(settings.num_bytes)
         cached = Reservation("cached rows", cost.bytes_of(num_rows))

@@ -17,10 +17,12 @@ import pytest
 from gnnstore import GraphStore, NeighborLoader
 from gnnstore.errors import InputError
 from gnnstore.features.packed import pack as packing
+from gnnstore.features.tiers import static as static_tier
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.pipeline.lookahead import packer
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import PlannedTask
+from gnnstore.strategies import static as static_strategy
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.strategies.sizes import lookahead as sizes
 from gnnstore.testing.batches import assert_same_batches, batches_of
@@ -50,7 +52,8 @@ def expected(path: Path) -> list[list[dict[str, Any]]]:
 @pytest.fixture(params=[1, 2], autouse=True)
 def planning_takes_long(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have one or two batches of an epoch come first, as if the graph were large."""
-    monkeypatch.setattr(sizes, "LONG_BYTES", 0)
+    for module in (sizes, static_tier, static_strategy):
+        monkeypatch.setattr(module, "LONG_READ_BYTES", 0)
     monkeypatch.setattr(sizes, "_UNPLANNED_SHARE", BATCHES // request.param)
 
 
@@ -216,3 +219,19 @@ def test_another_loader_has_the_cache_meanwhile(
         if k in (0, 4):
             assert_same_batches(batches_of(other), expected[k // 4])
     assert_same_batches(found, expected[0])
+
+
+@pytest.mark.parametrize("cache_bytes", ["20kB", "500kB"])
+def test_a_static_cache_is_filled_beside_batches(
+    path: Path, expected: list[list[dict[str, Any]]], cache_bytes: str
+) -> None:
+    loader = loader_of(path, "static", cache_bytes=cache_bytes, memory="50MB")
+    assert_same_batches(batches_of(loader, 2), expected[0] + expected[1])
+    for thread in threading.enumerate():
+        if thread.name == "gnnstore-fill":
+            thread.join()
+    before = loader.stats()
+    batches_of(loader)
+    since = loader.stats().since(before)
+    assert since.rows_cached > 0
+    assert (since.rows_read == 0) == (cache_bytes == "500kB"), "all rows fit"

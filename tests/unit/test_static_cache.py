@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,10 @@ from gnnstore.caching.scores import (
     select_nodes,
 )
 from gnnstore.disk.engines import open_engine
-from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.errors import CorruptStoreError, StorageError, UsageError
 from gnnstore.features.direct import DirectRows
+from gnnstore.features.source import Tier
+from gnnstore.features.tiers import static as tier
 from gnnstore.features.tiers.static import StaticCache, cache_cost
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.store.csc import TopologyMode
@@ -219,3 +224,112 @@ def test_a_full_cache_shrinks_too(table: tuple[DirectRows, Any]) -> None:
     cache.shrink(3)
     assert cache.rows("x").gather(np.array([250])).counts.rows_cached == 1
     assert cache.num_rows == 3
+
+
+# --- filling it beside batches --------------------------------------------------------------
+
+
+class Gated(Tier):
+    """Reads in order wait, from a row on; others do not."""
+
+    def __init__(self, below: DirectRows, first_waiting: int) -> None:
+        super().__init__(below)
+        self.first_waiting = first_waiting
+        self.go_on = threading.Event()
+        self.waits = threading.Event()
+        self.fails = False
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> Any:
+        if threading.current_thread().name == "gnnstore-fill" and ids[0] >= self.first_waiting:
+            self.waits.set()
+            assert self.go_on.wait(60)
+            if self.fails:
+                raise StorageError("the disk is gone")
+        return self.below.read_rows(ids, out)
+
+
+def filling_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "gnnstore-fill"]
+
+
+@pytest.fixture
+def gated(table: tuple[DirectRows, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Gated]:
+    monkeypatch.setattr(tier, "LONG_READ_BYTES", 0)
+    monkeypatch.setattr(tier, "_BESIDE_BYTES", 10 * 120)
+    gated = Gated(table[0], 60)
+    yield gated
+    gated.go_on.set()
+    for thread in filling_threads():
+        thread.join()
+
+
+def begun(gated: Gated) -> StaticCache:
+    """Return a cache of every second row, of which the first 60 rows' are there."""
+    cache = StaticCache({"x": gated}, N)
+    nodes = np.arange(0, N, 2)
+    cache.warm_up(nodes, np.arange(1, len(nodes) + 1).astype(np.uint32))
+    assert gated.waits.wait(60)
+    return cache
+
+
+def check(cache: StaticCache, expected: Any, num_cached: int) -> None:
+    found = cache.rows("x").gather(np.arange(N))
+    np.testing.assert_array_equal(found.values, expected)
+    assert found.counts.rows_cached == num_cached
+    assert found.counts.rows_read == N - num_cached
+
+
+def test_batches_read_what_is_not_there_yet(table: tuple[DirectRows, Any], gated: Gated) -> None:
+    cache = begun(gated)
+    assert cache.num_rows == N // 2, "room is taken for all of them"
+    check(cache, table[1], 30)
+    gated.go_on.set()
+    for thread in filling_threads():
+        thread.join()
+    check(cache, table[1], N // 2)
+
+
+def test_a_cache_shrinks_while_it_is_filled(table: tuple[DirectRows, Any], gated: Gated) -> None:
+    cache = begun(gated)
+    gated.go_on.set()
+    cache.shrink(20)
+    for thread in filling_threads():
+        thread.join()
+    assert cache.num_rows == 20
+    check(cache, table[1], 20)
+
+
+def test_what_cannot_be_read_is_the_batchs_affair(
+    table: tuple[DirectRows, Any], gated: Gated
+) -> None:
+    gated.fails = True
+    cache = begun(gated)
+    gated.go_on.set()
+    for thread in filling_threads():
+        thread.join()
+    check(cache, table[1], 30)
+
+
+def test_a_cache_that_is_forgotten_is_not_filled(gated: Gated) -> None:
+    cache = begun(gated)
+    gated.go_on.set()
+    del cache
+    gc.collect()
+    assert not filling_threads()
+
+
+def test_filling_leaves_the_disk_to_the_first_batch(
+    table: tuple[DirectRows, Any], gated: Gated
+) -> None:
+    cache = begun(gated)
+    held = cache.rows("x").held
+    assert held is not None
+    held.reading.set()  # as a batch does
+    gated.go_on.set()
+    (thread,) = filling_threads()
+    thread.join(0.2)
+    assert thread.is_alive()
+    assert held.num_filled <= 40, "a piece more than there was"
+    check(cache, table[1], held.num_filled)  # the first batch has read
+    thread.join()
+    check(cache, table[1], N // 2)

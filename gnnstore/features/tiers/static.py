@@ -2,14 +2,18 @@
 
 Training, validation and test loaders read the same rows, so they share one cache under one budget.
 The first loader sizes it; a later one with larger batches may need some of its memory, and then the
-rows with the lowest scores leave it.
+rows with the lowest scores leave it. Filling it may take minutes: it goes on beside batches, which
+read what is not there yet.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +27,16 @@ from gnnstore.features.source import RowRequest, RowSource, Tier
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
 # for sorting the ids.
 WARM_UP_BYTES = 64 << 20
+# Beside batches in smaller ones, after each of which others may have the disk, or it is ended.
+_BESIDE_BYTES = 8 << 20
+# To read more than this in order takes a second or longer: batches should not wait for it.
+LONG_READ_BYTES = 1 << 30
+# Rows of nodes here and there in a table are read in pages.
+_PAGE_BYTES = 4096
+
+_POLL_SECONDS = 0.05
+
+_log = logging.getLogger(__name__)
 
 
 def cache_cost(num_nodes: int, row_bytes: int, score: Score) -> CacheCost:
@@ -83,13 +97,19 @@ def warm_up(
     StorageError
         If a row cannot be read.
     """
-    counts, row_bytes = ReadCounts(), rows.row_bytes
-    step = max(1, WARM_UP_BYTES // max(1, row_bytes))
+    return sum((counts for _, counts in _warm_up(rows, nodes, table, WARM_UP_BYTES)), ReadCounts())
+
+
+def _warm_up(
+    rows: RowSource, nodes: npt.NDArray[np.int64], table: npt.NDArray[np.uint8], piece_bytes: int
+) -> Iterator[tuple[int, ReadCounts]]:
+    """Do so piece by piece; yield how many rows are there, and what the last of them took."""
+    row_bytes = rows.row_bytes
+    step = max(1, piece_bytes // max(1, row_bytes))
     for first in range(0, len(nodes), step):
         some = nodes[first : first + step]
         part = table[first * row_bytes : (first + len(some)) * row_bytes]
-        counts += rows.read_rows(some, part.reshape(len(some), row_bytes))
-    return counts
+        yield first + len(some), rows.read_rows(some, part.reshape(len(some), row_bytes))
 
 
 class StaticCache:
@@ -109,9 +129,13 @@ class StaticCache:
         self._lock = threading.Lock()
         self._index: SlotIndex | None = None
         self._scores: npt.NDArray[Any] = np.empty(0, np.uint8)
+        self._end_filling: Callable[[], object] = lambda: None
 
     def warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
         """Read the rows of some nodes, in the order in which they lie on disk.
+
+        If that takes long, a thread does it beside what else reads the tables; until then fewer
+        rows are cached.
 
         Parameters
         ----------
@@ -123,7 +147,8 @@ class StaticCache:
         Raises
         ------
         StorageError
-            If a row cannot be read; the cache is empty then.
+            If a row cannot be read; the cache is empty then. Beside others, whoever needs the row
+            is told.
         """
         with self._lock:
             self._warm_up(nodes, scores)
@@ -143,6 +168,7 @@ class StaticCache:
             self._warm_up(nodes, scores)
 
     def _warm_up(self, nodes: npt.NDArray[np.int64], scores: npt.NDArray[Any]) -> None:
+        self._end_filling()
         for rows in self._tables.values():
             rows.held = None
         self._index, self._scores = None, np.empty(0, np.uint8)
@@ -150,10 +176,16 @@ class StaticCache:
             return
         pool_trim(0)  # the buffers of an old cache
         index = SlotIndex.of(nodes, self._num_nodes)
-        held = {path: rows.read_held(index) for path, rows in self._tables.items()}
+        tables = list(self._tables.values())
+        filling = _Filling([(rows.below, _Held.empty(index, rows.row_bytes)) for rows in tables])
+        is_long = sum(rows.bytes_to_read(len(nodes)) for rows in tables) >= LONG_READ_BYTES
+        if not is_long:
+            filling.fill(WARM_UP_BYTES)
         self._index, self._scores = index, scores
-        for path, rows in self._tables.items():
-            rows.held = held[path]
+        for rows, (_, held) in zip(tables, filling.tables, strict=True):
+            rows.held = held
+        if is_long:
+            self._end_filling = filling.start(self)
 
     @property
     def num_rows(self) -> int:
@@ -176,12 +208,86 @@ class StaticCache:
         return self._tables[path]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Held:
-    """The cached rows of one table: those of node `index.nodes[s]` lie in slot s."""
+    """The cached rows of one table: those of node `index.nodes[s]` lie in slot s.
+
+    Attributes
+    ----------
+    num_filled : int
+        Slots, from the first on, whose rows are there.
+    reading, has_read : Event
+        Whether the first batch has begun to read beside the filling, and has ended.
+    """
 
     index: SlotIndex
     table: npt.NDArray[np.uint8]
+    num_filled: int = 0
+    reading: threading.Event = field(default_factory=threading.Event)
+    has_read: threading.Event = field(default_factory=threading.Event)
+
+    @classmethod
+    def empty(cls, index: SlotIndex, row_bytes: int) -> Self:
+        """Return room for the rows of an index's nodes."""
+        return cls(index, empty((len(index.nodes) * row_bytes,), np.uint8))
+
+    def slots(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """Return the slot of each node whose row is there; -1: it is not."""
+        num_filled, slots = self.num_filled, self.index.slots(ids)
+        if num_filled < len(self.index.nodes):
+            slots[slots >= num_filled] = -1
+        return slots
+
+
+class _Filling:
+    """Fills tables with rows from their sources; the cache that they belong to may go meanwhile."""
+
+    def __init__(self, tables: list[tuple[RowSource, _Held]]) -> None:
+        self.tables = tables
+        self._stop = threading.Event()
+
+    def fill(self, piece_bytes: int) -> None:
+        """Read all rows, as long as they are wanted.
+
+        Raises
+        ------
+        StorageError
+            If a row cannot be read.
+        """
+        for source, held in self.tables:
+            for num_filled, _ in _warm_up(source, held.index.nodes, held.table, piece_bytes):
+                held.num_filled = num_filled
+                # The first batch has the disk to itself, where a row takes a tenth of the time.
+                while held.reading.is_set() and not held.has_read.wait(_POLL_SECONDS):
+                    if self._stop.is_set():
+                        return
+                if self._stop.is_set():
+                    return
+
+    def start(self, cache: StaticCache) -> Callable[[], object]:
+        """Read the rows in a thread, until all are there or the cache is gone.
+
+        Returns
+        -------
+        callable
+            Ends it.
+        """
+        thread = threading.Thread(target=self._work, name="gnnstore-fill", daemon=True)
+        thread.start()
+        return weakref.finalize(cache, self._end, thread, os.getpid())
+
+    def _work(self) -> None:
+        try:
+            self.fill(_BESIDE_BYTES)
+        except Exception as error:
+            # Rows that are not there are read by the batches that need them.
+            _log.debug("a cache is not filled any further: %s", error)
+
+    def _end(self, thread: threading.Thread, pid: int) -> None:
+        self._stop.set()
+        # The garbage collector may do this in any thread; a forked process does not have this one.
+        if os.getpid() == pid and thread is not threading.current_thread():
+            thread.join()
 
 
 class StaticRows(Tier):
@@ -197,19 +303,15 @@ class StaticRows(Tier):
         held = self.held
         if held is None:
             return self.below.read_rows(ids, out)
-        return self.below.read_into(RowRequest(ids, held.index.slots(ids), held.table), out)
+        held.reading.set()
+        try:
+            return self.below.read_into(RowRequest(ids, held.slots(ids), held.table), out)
+        finally:
+            held.has_read.set()
 
-    def read_held(self, index: SlotIndex) -> _Held:
-        """Read the rows of an index's nodes.
-
-        Raises
-        ------
-        StorageError
-            If a row cannot be read.
-        """
-        table = empty((len(index.nodes) * self.row_bytes,), np.uint8)
-        warm_up(self.below, index.nodes, table)
-        return _Held(index, table)
+    def bytes_to_read(self, num_rows: int) -> int:
+        """Return the bytes that are read in order for so many of its rows, at most."""
+        return min(self.num_rows * self.row_bytes, num_rows * max(_PAGE_BYTES, self.row_bytes))
 
     @property
     def cached_bytes(self) -> int:

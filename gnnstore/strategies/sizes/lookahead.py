@@ -20,6 +20,7 @@ from gnnstore.caching.trace import id_dtype
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.features.tiers.static import LONG_READ_BYTES
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.prefetch import (
@@ -48,9 +49,8 @@ _BULK_SHARE = 8
 # Of the batches that are planned at a time, those that come without a plan while the others are
 # made: to read all of their rows takes them about as long as sampling takes the others.
 _UNPLANNED_SHARE = 64
-# Not where that is done within a second or so: the tables are read in order for it, and sampling
-# and planning a row takes as long as reading so many bytes.
-LONG_BYTES = 1 << 30
+# The tables are read in order to make a superbatch; and sampling and planning a row takes as long
+# as reading so many bytes.
 _ROW_WORK_BYTES = 128
 # Phases of making a superbatch, where one thread goes through them: its plan has another.
 _SAMPLING, _PACKING = "sampling", "packing"
@@ -277,7 +277,7 @@ class _Division:
         of = self.of
         work_bytes = num_batches * self.seen.largest_nodes * _ROW_WORK_BYTES
         # Where memory is short, there is none for reading rows in two ways.
-        if self.depth == "minimal" or of.num_rows * of.row_bytes + work_bytes < LONG_BYTES:
+        if self.depth == "minimal" or of.num_rows * of.row_bytes + work_bytes < LONG_READ_BYTES:
             return 0
         return max(1, num_batches // _UNPLANNED_SHARE)
 
