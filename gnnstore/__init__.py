@@ -18,6 +18,8 @@ from gnnstore._version import __version__
 
 if TYPE_CHECKING:
     from gnnstore import converters, evaluation
+    from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
+    from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.errors import (
         BudgetError,
         CorruptStoreError,
@@ -43,8 +45,10 @@ if TYPE_CHECKING:
 
 # Public name -> the module that defines it; None: the name is a module itself.
 _HOMES: dict[str, str | None] = {
+    "Adagrad": "gnnstore.embeddings.optimizers",
     "BudgetError": "gnnstore.errors",
     "CorruptStoreError": "gnnstore.errors",
+    "EmbeddingTable": "gnnstore.embeddings.table",
     "GnnstoreError": "gnnstore.errors",
     "GraphStore": "gnnstore.graph.store",
     "InputError": "gnnstore.errors",
@@ -53,6 +57,9 @@ _HOMES: dict[str, str | None] = {
     "NoSpaceError": "gnnstore.errors",
     "NotFoundError": "gnnstore.errors",
     "ResourceError": "gnnstore.errors",
+    "RowwiseAdagrad": "gnnstore.embeddings.optimizers",
+    "SGD": "gnnstore.embeddings.optimizers",
+    "SparseAdam": "gnnstore.embeddings.optimizers",
     "StorageError": "gnnstore.errors",
     "StoreExistsError": "gnnstore.errors",
     "UnsupportedVersionError": "gnnstore.errors",
@@ -69,8 +76,11 @@ _HOMES: dict[str, str | None] = {
 }
 
 __all__ = [
+    "SGD",
+    "Adagrad",
     "BudgetError",
     "CorruptStoreError",
+    "EmbeddingTable",
     "GnnstoreError",
     "GraphStore",
     "InputError",
@@ -79,6 +89,8 @@ __all__ = [
     "NoSpaceError",
     "NotFoundError",
     "ResourceError",
+    "RowwiseAdagrad",
+    "SparseAdam",
     "StorageError",
     "StoreExistsError",
     "UnsupportedVersionError",

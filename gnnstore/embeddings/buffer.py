@@ -1,0 +1,233 @@
+"""Partitions of a table in memory, of which a few threads read the next and write the last.
+
+A partition is *resident* if its rows may be asked for, and *held* if it has a slot of memory: the
+resident ones, those that are being read ahead, and those that left and are being written. One that
+comes back while it is held is taken as it is, so that nobody reads what is not written yet.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import limits_named
+
+# A disk does more where the next request waits while the last is answered.
+_NUM_THREADS = 2
+THREAD_NAME = "gnnstore-table"
+
+Slot = npt.NDArray[np.float32]
+
+
+class PartitionBuffer:
+    """Slots of memory, each with a partition.
+
+    Its methods are called from one thread.
+
+    Parameters
+    ----------
+    load, store : callable
+        Given a partition and its slot, fill the slot, and write it. Called in threads; whatever
+        they raise is raised where the partition is needed, and one that could not be written stays
+        in memory.
+
+    Attributes
+    ----------
+    slots : ndarray of int32 [p]
+        The slot of each resident partition, -1 of others.
+    dirty : ndarray of bool [p]
+        Whether a partition has changed since it was read or written.
+    memory : ndarray of float32 [slots * slot_floats]
+    """
+
+    def __init__(
+        self,
+        num_partitions: int,
+        slot_floats: int,
+        load: Callable[[int, Slot], None],
+        store: Callable[[int, Slot], None],
+    ) -> None:
+        self._slot_floats = slot_floats
+        self._load, self._store = load, store
+        self.slots = np.full(num_partitions, -1, np.int32)
+        self.dirty = np.zeros(num_partitions, np.bool_)
+        self.memory: Slot = np.empty(0, np.float32)
+        self._held: dict[int, int] = {}
+        self._free: list[int] = []
+        self._reads: dict[int, Future[None]] = {}
+        self._writes: dict[int, Future[None]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of memory."""
+        return len(self.memory) // self._slot_floats
+
+    def resident(self) -> npt.NDArray[np.int64]:
+        """Return the resident partitions, ascending."""
+        return np.flatnonzero(self.slots >= 0)
+
+    @limits_named("hold embeddings in memory")
+    def resize(self, num_slots: int) -> None:
+        """Have so many slots; all are empty afterwards, and what had changed is written."""
+        self.enter(np.empty(0, np.int64))
+        self.leave()
+        self.memory = np.empty(0, np.float32)  # first, or both would be there at once
+        if num_slots:
+            # Of whole pages, which disks write to directly.
+            num_bytes = num_slots * self._slot_floats * self.memory.itemsize
+            mapped = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            with suppress(AttributeError, OSError):
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+            self.memory = np.frombuffer(mapped, np.float32)
+        self._free = list(range(num_slots))[::-1]
+
+    def slot(self, partition: int) -> Slot:
+        """Return the slot of a partition that is held."""
+        begin = self._held[partition] * self._slot_floats
+        return self.memory[begin : begin + self._slot_floats]
+
+    def enter(self, state: npt.NDArray[np.int64]) -> None:
+        """Have exactly these partitions resident.
+
+        Raises
+        ------
+        StorageError, CorruptStoreError
+            If one could not be read, or one that left could not be written.
+        """
+        wanted = set(state.tolist())
+        for partition in self.resident().tolist():
+            if partition not in wanted:
+                self.slots[partition] = -1
+                self._let_go(partition)
+        for partition in wanted & self._writes.keys():  # it comes back
+            self.slots[partition] = self._held[partition]
+            if not self._writes[partition].cancel():
+                wait([self._writes[partition]])
+        self._finish_writes()
+        for partition in sorted(wanted):
+            if partition not in self._held:
+                self._begin_read(partition, self._take_slot(wanted))
+        for partition in sorted(wanted):
+            self._finish_read(partition)
+            self.slots[partition] = self._held[partition]
+
+    def expect(self, state: npt.NDArray[np.int64]) -> None:
+        """Begin to read partitions of the next state, as far as slots are free."""
+        self._finish_writes()
+        for partition in state.tolist():
+            if partition not in self._held and self._free:
+                self._begin_read(partition, self._free.pop())
+
+    def read_copy(self, partition: int, out: Slot) -> None:
+        """Fill an array with a partition as it is now, wherever it lies."""
+        if partition in self._writes:
+            wait([self._writes[partition]])
+        if partition in self._held and partition not in self._reads:
+            out[:] = self.slot(partition)
+        else:
+            self._load(partition, out)
+
+    def flush(self) -> None:
+        """Write all that has changed."""
+        is_idle = self._pool is None
+        try:
+            self._drain()
+            for partition in [k for k in self._held if self.dirty[k]]:
+                self._begin_write(partition)
+            self._drain()
+        finally:
+            if is_idle:
+                self.leave()
+
+    def leave(self) -> None:
+        """Let go of all that is not resident, and of the threads."""
+        try:
+            for partition, read in list(self._reads.items()):
+                read.cancel()
+                wait([read])
+                del self._reads[partition]
+                self._release(partition)
+            self._drain()
+        finally:
+            pool, self._pool = self._pool, None
+            if pool is not None:
+                pool.shutdown(wait=True)
+
+    def _take_slot(self, wanted: set[int]) -> int:
+        """Return a slot for a partition of a state, once there is one."""
+        while not self._free:
+            for partition in set(self._reads) - wanted:  # it was expected, and has not come
+                read = self._reads.pop(partition)
+                read.cancel()
+                wait([read])
+                self._release(partition)
+            if self._free:
+                break
+            for partition in set(self._held) - wanted - set(self._writes):
+                self._let_go(partition)  # it could not be written before
+            if self._writes:
+                wait(self._writes.values(), return_when=FIRST_COMPLETED)
+                self._finish_writes()
+        return self._free.pop()
+
+    def _let_go(self, partition: int) -> None:
+        if self.dirty[partition]:
+            self._begin_write(partition)
+        else:
+            self._release(partition)
+
+    def _release(self, partition: int) -> None:
+        self._free.append(self._held.pop(partition))
+
+    def _begin_read(self, partition: int, slot: int) -> None:
+        self._held[partition] = slot
+        self._reads[partition] = self._submit(self._load, partition)
+
+    def _begin_write(self, partition: int) -> None:
+        self._writes[partition] = self._submit(self._store, partition)
+
+    def _submit(self, work: Callable[[int, Slot], None], partition: int) -> Future[None]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_NUM_THREADS, THREAD_NAME)
+        return self._pool.submit(work, partition, self.slot(partition))
+
+    def _finish_read(self, partition: int) -> None:
+        read = self._reads.pop(partition, None)
+        if read is not None:
+            try:
+                read.result()
+            except BaseException:
+                wait([read])
+                self._release(partition)
+                raise
+
+    def _finish_writes(self) -> None:
+        for partition in [k for k, write in self._writes.items() if write.done()]:
+            self._finish_write(partition)
+
+    def _finish_write(self, partition: int) -> None:
+        write = self._writes.pop(partition)
+        if write.cancelled():  # it came back, as it was
+            return
+        write.result()
+        self.dirty[partition] = False
+        if self.slots[partition] < 0:
+            self._release(partition)
+
+    def _drain(self) -> None:
+        """Wait for all that is being written; what fails stays, and is raised at the end."""
+        wait(self._writes.values())
+        failure: BaseException | None = None
+        for partition in list(self._writes):
+            try:
+                self._finish_write(partition)
+            except Exception as error:
+                failure = error
+        if failure is not None:
+            raise failure

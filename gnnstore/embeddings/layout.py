@@ -1,0 +1,111 @@
+"""Where the row of a node lies in a table, which nodes a partition holds, and how rows begin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import UsageError
+from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.tables.commit import MAX_PARTITIONS, TableManifest
+
+# Partitions of a table in the order of nodes: what a commit writes of a row that has changed.
+_PARTITION_BYTES = 64 << 20
+
+_Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
+def rows_in_order(num_nodes: int, row_bytes: int) -> int:
+    """Return the rows of each partition of a table whose rows are in the order of nodes."""
+    fitting = max(1, _PARTITION_BYTES // row_bytes)
+    return min(num_nodes, max(fitting, -(-num_nodes // MAX_PARTITIONS)))
+
+
+class RowLayout:
+    """The rows of a table, in the order of nodes or in that of partitions of the store.
+
+    Attributes
+    ----------
+    place : ndarray of int32 or int64 [N], or None
+        Row of each node; None: node i is in row i.
+    """
+
+    def __init__(self, manifest: TableManifest, unit: PartitionsReader | None) -> None:
+        self._manifest, self._unit = manifest, unit
+        self.place: _Ids | None = None if unit is None else unit.paged(unit.place_spec).load()
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of the rows of nodes."""
+        return 0 if self.place is None else self.place.nbytes
+
+    def rows_of(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the row of each node."""
+        return ids if self.place is None else self.place[ids].astype(np.int64, copy=False)
+
+    def nodes_of(self, partition: int) -> _Ids:
+        """Return the nodes of a partition's rows."""
+        rows = self._manifest.rows(partition)
+        if self._unit is None:
+            return np.arange(rows.start, rows.stop)
+        return self._unit.paged(self._unit.order_spec).read_slice(rows.start, rows.stop)
+
+
+@dataclass(frozen=True)
+class InitialRows:
+    """How rows begin: a function of the seed, the node and the column.
+
+    Attributes
+    ----------
+    kind : str
+        A key of `INITIAL`.
+    scale : float
+        Of "uniform", values are in [-scale, scale); of "normal", it is the standard deviation;
+        and the others are multiplied with it.
+    """
+
+    kind: str
+    scale: float
+    seed: int
+    num_nodes: int
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.kind not in INITIAL:
+            raise UsageError(f"init={self.kind!r} is unknown; choose one of {', '.join(INITIAL)}")
+        if not 0 <= self.scale < math.inf:
+            raise UsageError(f"scale={self.scale}: expected a number of at least 0")
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"seed={self.seed}: expected an integer in [0, 2**64)")
+
+    def fill(self, ids: _Ids, out: npt.NDArray[np.float32], num_threads: int = 1) -> None:
+        """Fill an array [n * dim] with the rows of nodes."""
+        distribution, variance = INITIAL[self.kind]
+        if distribution is None:
+            out[:] = 0
+            return
+        # As of a torch.nn.Embedding of this shape.
+        spread = math.sqrt(variance / (self.num_nodes + self.dim)) if variance else 1.0
+        _core.initial_rows(
+            ids,
+            out,
+            dim=self.dim,
+            distribution=distribution,
+            scale=self.scale * spread,
+            seed=self.seed,
+            num_threads=num_threads,
+        )
+
+
+# The distribution, and what its spread is of: the root of so much by the sum of both sizes.
+INITIAL: dict[str, tuple[str | None, float]] = {
+    "xavier_uniform": ("uniform", 6.0),
+    "xavier_normal": ("normal", 2.0),
+    "uniform": ("uniform", 0.0),
+    "normal": ("normal", 0.0),
+    "zeros": (None, 0.0),
+}

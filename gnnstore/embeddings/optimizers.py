@@ -1,0 +1,219 @@
+"""Optimizers of learned rows, which look like those of torch.
+
+A step sums the gradients of each row over all calls of the table since the last one, and changes
+the rows that have gradients, and no other. Parameters of an optimizer are the rows that were given
+out and not yet stepped: `clip_grad_norm_`, `GradScaler.unscale_` and `zero_grad` see their
+gradients, and schedulers change `param_groups` as of any optimizer. What a rule keeps of each row
+lies with the row in the table; the state of an optimizer is its options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+
+from gnnstore.embeddings.table import EmbeddingTable
+from gnnstore.errors import UsageError
+
+Tables = EmbeddingTable | Iterable[EmbeddingTable] | Iterable[Mapping[str, Any]]
+
+
+class _RowOptimizer(torch.optim.Optimizer):
+    """A rule that changes rows by their gradients.
+
+    Parameters
+    ----------
+    tables : EmbeddingTable, or iterable of them or of dicts
+        The tables that were created for this rule. Dicts are parameter groups, as of torch: tables
+        as "params", and options. Each table is a group.
+    """
+
+    RULE: ClassVar[str]
+
+    def __init__(self, tables: Tables, defaults: dict[str, Any]) -> None:
+        _check_options(defaults)
+        self._tables: list[EmbeddingTable] = []
+        groups: list[dict[str, Any]] = []
+        for given in [tables] if isinstance(tables, EmbeddingTable) else tables:
+            options = dict(given) if isinstance(given, Mapping) else {"params": given}
+            some = options.pop("params")
+            for table in some if isinstance(some, (list, tuple)) else [some]:
+                self._check_table(table)
+                self._tables.append(table)
+                groups.append({"params": [], **options})
+        super().__init__(groups, defaults)
+        for table, group in zip(self._tables, self.param_groups, strict=True):
+            _check_options(group)
+            group["params"] = table.leaves
+            table.optimizer_name = type(self).__name__
+
+    def _check_table(self, table: Any) -> None:
+        name = type(self).__name__
+        if not isinstance(table, EmbeddingTable):
+            raise UsageError(
+                f"{name} learns the rows of an EmbeddingTable, and got a {type(table).__name__}; "
+                "give other parameters to an optimizer of torch"
+            )
+        if table in self._tables:
+            raise UsageError(f"{name} got the table {table.path} twice; leave one of them out")
+        if table.optimizer != self.RULE:
+            raise UsageError(
+                f"{name}: the rows of {table.path} lie beside the state of {table.optimizer!r}; "
+                f"use that optimizer, or create the table with optimizer={self.RULE!r}"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as torch does while an optimizer is made; tables are given then only.
+
+        Raises
+        ------
+        UsageError
+            If it is called later.
+        """
+        if len(self.param_groups) >= len(self._tables):
+            raise UsageError(f"give {type(self).__name__} all of its tables when it is made")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Change the rows that have gradients, and forget the gradients.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes the loss again, and its gradients.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for table, group in zip(self._tables, self.param_groups, strict=True):
+            table.apply_gradients(partial(self._scalars, group))
+        return loss
+
+    def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:
+        """Return what the kernel takes in the step of this number, from 1."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the options of each group; a row's state is in the table and its commits."""
+        groups = [
+            {name: value for name, value in group.items() if name != "params"} | {"params": []}
+            for group in self.param_groups
+        ]
+        return {"state": {}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the options of each group.
+
+        Raises
+        ------
+        UsageError
+            If they are of another number of tables.
+        """
+        groups = state_dict["param_groups"]
+        if len(groups) != len(self.param_groups):
+            raise UsageError(
+                f"the state is of {len(groups)} tables, and this {type(self).__name__} has "
+                f"{len(self.param_groups)}; load the state of an optimizer of the same tables"
+            )
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group.update({name: value for name, value in saved.items() if name != "params"})
+
+
+class RowwiseAdagrad(_RowOptimizer):
+    """Adagrad with one sum for each row: 4 bytes of state instead of a copy of the row.
+
+    The sum of a row grows by the mean of its squared gradient, and its step is divided by the root
+    of the sum, as in PyTorch-BigGraph.
+
+    Parameters
+    ----------
+    tables : EmbeddingTable, or iterable of them or of parameter groups
+    lr, eps : float
+    """
+
+    RULE = "rowwise_adagrad"
+
+    def __init__(self, tables: Tables, lr: float = 1e-2, eps: float = 1e-10) -> None:
+        super().__init__(tables, {"lr": lr, "eps": eps})
+
+    def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:  # noqa: ARG002
+        return {"rate": float(group["lr"]), "eps": group["eps"]}
+
+
+class Adagrad(_RowOptimizer):
+    """The rule of `torch.optim.Adagrad` on sparse gradients.
+
+    Parameters
+    ----------
+    tables : EmbeddingTable, or iterable of them or of parameter groups
+    lr, lr_decay, eps : float
+    """
+
+    RULE = "adagrad"
+
+    def __init__(
+        self, tables: Tables, lr: float = 1e-2, lr_decay: float = 0.0, eps: float = 1e-10
+    ) -> None:
+        super().__init__(tables, {"lr": lr, "lr_decay": lr_decay, "eps": eps})
+
+    def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:
+        return {"rate": group["lr"] / (1 + (steps - 1) * group["lr_decay"]), "eps": group["eps"]}
+
+
+class SGD(_RowOptimizer):
+    """The rule of `torch.optim.SGD` on sparse gradients, without momentum.
+
+    Parameters
+    ----------
+    tables : EmbeddingTable, or iterable of them or of parameter groups
+    lr : float
+    """
+
+    RULE = "sgd"
+
+    def __init__(self, tables: Tables, lr: float = 1e-3) -> None:
+        super().__init__(tables, {"lr": lr})
+
+    def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:  # noqa: ARG002
+        return {"rate": float(group["lr"])}
+
+
+class SparseAdam(_RowOptimizer):
+    """The rule of `torch.optim.SparseAdam`: moments change with the rows that have gradients.
+
+    Parameters
+    ----------
+    tables : EmbeddingTable, or iterable of them or of parameter groups
+    lr, eps : float
+    betas : tuple of float
+        Decays of the means of gradients and of their squares.
+    """
+
+    RULE = "sparse_adam"
+
+    def __init__(
+        self,
+        tables: Tables,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ) -> None:
+        super().__init__(tables, {"lr": lr, "betas": betas, "eps": eps})
+
+    def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:
+        beta1, beta2 = group["betas"]
+        rate = group["lr"] * (1 - beta2**steps) ** 0.5 / (1 - beta1**steps)
+        return {"rate": rate, "eps": group["eps"], "beta1": beta1, "beta2": beta2}
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name in ("lr", "lr_decay", "eps"):
+        if name in options and not options[name] >= 0:
+            raise UsageError(f"{name}={options[name]}: expected a number of at least 0")
+    if not all(0 <= beta < 1 for beta in options.get("betas", ())):
+        raise UsageError(f"betas={options['betas']}: expected numbers in [0, 1)")

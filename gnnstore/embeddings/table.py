@@ -1,0 +1,709 @@
+"""Embeddings that are learned: a module of torch whose rows need not fit in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gnnstore import _core
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.embeddings.buffer import PartitionBuffer
+from gnnstore.embeddings.layout import InitialRows, RowLayout, rows_in_order
+from gnnstore.errors import BadIndexError, UsageError, limits_named
+from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
+from gnnstore.formats.tables.commit import MAX_PARTITIONS, STATE_FLOATS, TableManifest
+from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.graph.store import GraphStore
+
+_MAX_THREADS = 8
+_FLOAT_BYTES = 4
+# Of a table of more partitions than these, messages name the first.
+_NAMED = 8
+
+
+class EmbeddingTable(torch.nn.Module):
+    """Embeddings of the nodes of a store, which are learned and lie on disk.
+
+    `table(ids)` gives rows for the nodes of a batch. In training they collect gradients, and a step
+    of one of gnnstore's optimizers (`RowwiseAdagrad`, `Adagrad`, `SGD`, `SparseAdam`) changes the
+    rows; `commit` makes them durable. Rows that were never learned take neither disk nor time: they
+    are made when they are first asked for, of (seed, node, column).
+
+    A table of the partitions of a store has those rows in memory that the loader with
+    `tables=[table]` is at. One that was created without partitions is whole in memory, and
+    works with any loader.
+
+    Make one with `EmbeddingTable.create`, or open it again with `EmbeddingTable.open`.
+
+    Attributes
+    ----------
+    path : Path
+        The directory.
+    num_embeddings, embedding_dim : int
+        Number of rows, one for each node, and their width.
+    optimizer : str
+        The rule whose state lies beside the rows.
+    leaves : list of Tensor
+        Rows that were given out since the last step: the parameters of the optimizer.
+    """
+
+    def __init__(
+        self,
+        directory: TableDirectory,
+        unit: PartitionsReader | None,
+        memory: int | str | None = None,
+    ) -> None:
+        super().__init__()
+        manifest = directory.manifest
+        self._directory, self._manifest = directory, manifest
+        self._close = weakref.finalize(self, directory.close)
+        self.path = directory.path
+        self.num_embeddings, self.embedding_dim = manifest.num_nodes, manifest.dim
+        self.optimizer = manifest.optimizer
+        self._layout = RowLayout(manifest, unit)
+        self._initial = InitialRows(
+            manifest.init, manifest.scale, manifest.seed, manifest.num_nodes, manifest.dim
+        )
+        MemoryBudget.of(memory)  # refuses what is no size
+        self._memory = memory
+        make = _Maker(directory, self._layout, self._initial)
+        self._buffer = PartitionBuffer(
+            manifest.num_partitions, manifest.slot_floats, make.load, make.store
+        )
+        self._num_slots = self._num_spare = 0
+        self._steps = directory.base.steps
+        self._committed_steps = self._steps
+        self._position = directory.base.position
+        self._noted: Mapping[str, Any] | None = None
+        self._process = os.getpid()
+        self.optimizer_name: str | None = None
+        self.leaves: list[Tensor] = []
+        self._given: list[tuple[npt.NDArray[np.int64], Tensor]] = []
+
+    @classmethod
+    @limits_named("create a table of embeddings")
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        store: GraphStore | str | os.PathLike[str],
+        *,
+        dim: int,
+        partitions: Any = None,
+        optimizer: str = "rowwise_adagrad",
+        init: str = "xavier_uniform",
+        scale: float = 1.0,
+        seed: int = 0,
+        keep: int = 2,
+        overwrite: bool = False,
+        memory: int | str | None = None,
+    ) -> Self:
+        """Create a table with a row for each node of a store, and open it.
+
+        Parameters
+        ----------
+        path : path-like
+            The directory to create, as "users.emb".
+        store : GraphStore or path-like
+        dim : int
+            Width of a row.
+        partitions : PartitionPolicy, str or None
+            The partitions of the store by which rows are cut: as the loader's, or their name.
+            None: the table is whole in memory.
+        optimizer : "rowwise_adagrad", "adagrad", "sgd" or "sparse_adam"
+            The rule that will change the rows: what it keeps of each lies beside it, which takes
+            1, `dim`, no or 2 `dim` floats.
+        init : "xavier_uniform", "xavier_normal", "uniform", "normal" or "zeros"
+            How rows begin: as `torch.nn.init` fills a matrix of all of them; "uniform" in
+            [-scale, scale).
+        scale : float
+            What values are multiplied with.
+        seed : int
+            Key of the values.
+        keep : int
+            Commits that stay on disk. With two, the one before the last can still be opened: that
+            of a checkpoint that was not finished after its commit.
+        overwrite : bool
+            Whether a table of this name is replaced.
+        memory : int or str, optional
+            Budget of a table that is whole in memory, as "4GB"; by default what is available.
+
+        Raises
+        ------
+        UsageError, NotFoundError
+            If options make no sense, or the store has no such partitions.
+        StoreExistsError
+            If there is a table, and `overwrite` is false.
+        BudgetError
+            If a table that is to be whole in memory does not fit.
+        """
+        graph = _opened(store)
+        _check_alone()
+        if dim < 1:
+            raise UsageError(f"dim={dim}: a row has at least one element")
+        if keep < 1:
+            raise UsageError(f"keep={keep}: the last commit stays; expected at least 1")
+        if optimizer not in STATE_FLOATS:
+            raise UsageError(
+                f"optimizer={optimizer!r} is unknown; choose one of {', '.join(STATE_FLOATS)}"
+            )
+        if not graph.num_nodes:
+            raise UsageError(f"{graph.path} has no nodes, so that there is nothing to learn")
+        InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks them
+        unit = None
+        if partitions is not None:
+            name = partitions if isinstance(partitions, str) else partitions.name
+            unit = open_partitions(graph.path, name, store_uuid=graph.reader.uuid)
+        fixed, per_column = STATE_FLOATS[optimizer]
+        row_bytes = (dim * (1 + per_column) + fixed) * _FLOAT_BYTES
+        manifest = TableManifest(
+            uuid=uuid.uuid4().hex,
+            store_uuid=graph.reader.uuid,
+            partitions=None if unit is None else unit.name,
+            partitions_uuid=None if unit is None else unit.uuid,
+            num_nodes=graph.num_nodes,
+            dim=dim,
+            rows_per_partition=rows_in_order(graph.num_nodes, row_bytes)
+            if unit is None
+            else unit.rows_per_partition,
+            optimizer=optimizer,
+            init=init,
+            scale=float(scale),
+            seed=seed,
+            keep=keep,
+        )
+        if manifest.num_partitions > MAX_PARTITIONS:
+            raise UsageError(
+                f"{unit and unit.path}: {manifest.num_partitions} partitions are more than the "
+                f"{MAX_PARTITIONS} that a table may have; partition the store with fewer"
+            )
+        directory = TableDirectory.create(Path(path), manifest, overwrite=overwrite)
+        return cls(directory, unit, memory)
+
+    @classmethod
+    @limits_named("open a table of embeddings")
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        store: GraphStore | str | os.PathLike[str],
+        *,
+        commit: str | None = None,
+        memory: int | str | None = None,
+    ) -> Self:
+        """Open a table as its last commit left it, whatever happened to the process since.
+
+        Parameters
+        ----------
+        path : path-like
+            The directory.
+        store : GraphStore or path-like
+            The store that the table was created for.
+        commit : str, optional
+            The commit to go back to, as `commit()` returned it; by default the last one.
+        memory : int or str, optional
+            Budget of a table that is whole in memory.
+
+        Raises
+        ------
+        NotFoundError, UnsupportedVersionError, CorruptStoreError, StorageError
+            If there is no table, or it cannot be read.
+        UsageError
+            If it is of another store, open already, or has not kept the commit.
+        """
+        graph = _opened(store)
+        _check_alone()
+        directory = TableDirectory(Path(path), commit)
+        try:
+            manifest = directory.manifest
+            if (manifest.store_uuid, manifest.num_nodes) != (graph.reader.uuid, graph.num_nodes):
+                raise UsageError(
+                    f"{directory.path}: the rows are of the nodes of the store "
+                    f"{manifest.store_uuid}, and {graph.path} is {graph.reader.uuid}; open the "
+                    "table with the store that it was created for"
+                )
+            unit = None
+            if manifest.partitions is not None:
+                unit = open_partitions(
+                    graph.path, manifest.partitions, store_uuid=manifest.store_uuid
+                )
+                if unit.uuid != manifest.partitions_uuid:
+                    raise UsageError(
+                        f"{directory.path}: the rows are cut by partitions {manifest.partitions!r} "
+                        f"({manifest.partitions_uuid}), and those of that name are {unit.uuid} "
+                        "now: the store was partitioned again. Restore the partitions, or export "
+                        "the table and create another"
+                    )
+            return cls(directory, unit, memory)
+        except BaseException:
+            directory.close()
+            raise
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of nodes, [*ids.shape, dim], on the device of `ids`.
+
+        Rows that are given out in training, with gradients on, are parameters of the optimizer
+        until its next step.
+
+        Raises
+        ------
+        UsageError
+            If the partition of a node is not in memory, or no optimizer was made for the table.
+        BadIndexError
+            If an id is no node.
+        """
+        self._check_process()
+        nodes = ids.detach().reshape(-1).to("cpu", torch.int64).contiguous().numpy()
+        rows = self._find(nodes)
+        found = _core.empty((len(nodes), self.embedding_dim), np.float32)
+        if len(nodes):
+            self._gather(rows, found)
+        result = torch.from_numpy(found).reshape(*ids.shape, self.embedding_dim).to(ids.device)
+        if self.training and torch.is_grad_enabled():
+            if self.optimizer_name is None:
+                raise UsageError(
+                    f"{self.path}: rows are asked for in training, and no optimizer would change "
+                    "them: make one (gnnstore.RowwiseAdagrad(table)) first; or call eval() on the "
+                    "table, or use torch.no_grad()"
+                )
+            result.requires_grad_()
+            self.leaves.append(result)
+            self._given.append((rows, result))
+        return result
+
+    def _find(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        manifest, rows = self._manifest, np.empty(len(nodes), np.int64)
+        if manifest.partitions is None and not self._buffer.num_slots:
+            self.load()
+        try:
+            found = _core.resident_rows(
+                nodes,
+                self._layout.place,
+                manifest.num_nodes,
+                manifest.rows_per_partition,
+                self._buffer.slots,
+                rows,
+            )
+        except IndexError as error:
+            raise BadIndexError(f"{self.path}: {error}; ids are those of the store") from None
+        if found < len(nodes):
+            node = int(nodes[found])
+            partition = int(self._layout.rows_of(nodes[found : found + 1])[0])
+            partition //= manifest.rows_per_partition
+            resident = self._buffer.resident().tolist()
+            state = ", ".join(map(str, resident[:_NAMED])) + ", …" * (len(resident) > _NAMED)
+            raise UsageError(
+                f"{self.path}: node {node} is of partition {partition}, which is not in memory: "
+                f"{f'resident are {state}' if resident else 'none is'}. Ask for the nodes of the "
+                "batch that the loader with tables=[table] handed out last; read any rows with "
+                "table[ids]; or have all rows in memory with table.load()"
+            )
+        return rows
+
+    def _gather(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
+        manifest = self._manifest
+        _core.gather_rows(
+            self._buffer.memory.view(np.uint8),
+            rows,
+            out.reshape(-1).view(np.uint8),
+            num_rows=self._buffer.num_slots * manifest.rows_per_partition,
+            row_bytes=manifest.dim * _FLOAT_BYTES,
+            rows_per_page=manifest.rows_per_partition,
+            page_stride_bytes=manifest.slot_bytes,
+            num_threads=_num_threads(),
+        )
+
+    def load(self) -> None:
+        """Have all rows in memory, whatever partitions they are of.
+
+        Raises
+        ------
+        BudgetError
+            If they do not fit.
+        """
+        every = np.arange(self._manifest.num_partitions)
+        if not self._num_slots:  # else they are part of a loader's budget
+            budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * _FLOAT_BYTES)
+            rows = Reservation("learned rows", len(every) * self._manifest.slot_bytes)
+            who = f"the table {self.path.name}"
+            Ledger(budget.num_bytes, (rows,), who, budget.source).check(
+                None, "partition the store and train with partitions="
+            )
+        self._enter(every, len(every))
+        self._buffer.leave()
+
+    @torch.no_grad()
+    def apply_gradients(self, scalars: Callable[[int], dict[str, float]]) -> None:
+        """Change the rows that have gradients; for optimizers.
+
+        Parameters
+        ----------
+        scalars : callable
+            Given the number of the step, from 1, returns the numbers of the rule.
+        """
+        self._check_process()
+        given = [(rows, leaf.grad) for rows, leaf in self._given if leaf.grad is not None]
+        if given:
+            gradients = [grad.reshape(-1).to("cpu", torch.float32) for _, grad in given]
+            flat = gradients[0].contiguous() if len(given) == 1 else torch.cat(gradients)
+            rows = np.concatenate([rows for rows, _ in given])
+            manifest = self._manifest
+            _core.update_rows(
+                self._buffer.memory,
+                rows,
+                flat.numpy(),
+                dim=manifest.dim,
+                rows_per_slot=manifest.rows_per_partition,
+                slot_floats=manifest.slot_floats,
+                rule=manifest.optimizer,
+                num_threads=_num_threads(),
+                **scalars(self._steps + 1),
+            )
+            held = np.zeros(self._buffer.num_slots, np.bool_)
+            held[rows // manifest.rows_per_partition] = True
+            resident = self._buffer.resident()
+            self._buffer.dirty[resident[held[self._buffer.slots[resident]]]] = True
+            self._steps += 1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._given.clear()
+        self.leaves.clear()
+
+    # --- following a loader ----------------------------------------------------------------
+
+    def attach(self, unit_uuid: str | None, num_partitions: int, rows_per_partition: int) -> None:
+        """Follow a loader; see `ResidentTable`."""
+        manifest = self._manifest
+        if manifest.partitions is None:
+            return
+        if unit_uuid is None:
+            self.load()
+            return
+        if unit_uuid != manifest.partitions_uuid:
+            raise UsageError(
+                f"{self.path}: the table is cut by the partitions {manifest.partitions!r} "
+                f"({manifest.partitions_uuid}), and the loader goes through {unit_uuid}; give the "
+                "loader the partitions of the table, or create a table of its partitions"
+            )
+        if (num_partitions, rows_per_partition) != (
+            manifest.num_partitions,
+            manifest.rows_per_partition,
+        ):
+            raise UsageError(
+                f"{self.path}: the table has {manifest.num_partitions} partitions of "
+                f"{manifest.rows_per_partition} rows, and the loader {num_partitions} of "
+                f"{rows_per_partition}; create a table of the loader's partitions"
+            )
+
+    def reserve(self, num_slots: int, num_spare: int) -> Reservation:
+        """Return the memory with so many partitions at once; see `ResidentTable`."""
+        if self._manifest.partitions is None:
+            num_slots, num_spare = self._manifest.num_partitions, 0
+        self._num_slots, self._num_spare = num_slots, num_spare
+        slots = (num_slots + num_spare) * self._manifest.slot_bytes
+        return Reservation(f"learned rows of {self.path.name}", slots + self._layout.place_bytes)
+
+    def enter(self, state: npt.NDArray[np.int64]) -> None:
+        """Have the partitions of a state in memory; see `ResidentTable`."""
+        self._check_process()
+        if self._manifest.partitions is None:
+            if not self._buffer.num_slots:
+                self.load()
+            return
+        if np.array_equal(np.sort(state), self._buffer.resident()):
+            return
+        waiting = sum(leaf.grad is not None for leaf in self.leaves)
+        if waiting:
+            raise UsageError(
+                f"{self.path}: the loader goes on to other partitions, and gradients of {waiting} "
+                "calls of the table wait for a step, which must be made while their rows are in "
+                "memory: call step() before the next batch, or zero_grad() to drop them; "
+                "accumulate gradients within a state only"
+            )
+        for leaf in self.leaves:  # of which a loss may still be computed
+            leaf.register_hook(self._refuse_late)
+        self._forget()
+        self._enter(np.asarray(state, np.int64), max(len(state), self._num_slots) + self._num_spare)
+
+    def _enter(self, state: npt.NDArray[np.int64], num_slots: int) -> None:
+        if self._buffer.num_slots != num_slots:
+            self._buffer.resize(num_slots)
+        self._buffer.enter(state)
+
+    def _refuse_late(self, _: Tensor) -> NoReturn:
+        raise UsageError(
+            f"{self.path}: backward() of rows whose partitions have left memory; compute gradients "
+            "of a batch before the next one is taken"
+        )
+
+    def expect(self, state: npt.NDArray[np.int64]) -> None:
+        """Begin to read the next state; see `ResidentTable`."""
+        if self._manifest.partitions is not None:
+            self._buffer.expect(np.asarray(state, np.int64))
+
+    def leave(self) -> None:
+        """End an iteration; see `ResidentTable`."""
+        self._buffer.leave()
+
+    def position(self) -> dict[str, Any] | None:
+        """Return the loader's state at the commit that the table goes on from, or None."""
+        return None if self._position is None else dict(self._position)
+
+    def note_position(self, state_dict: dict[str, Any]) -> None:
+        """Take the loader's state, for the next commit; see `ResidentTable`."""
+        self._noted = state_dict
+
+    # --- commits ---------------------------------------------------------------------------
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether no row has changed since the last commit."""
+        return self._steps == self._committed_steps
+
+    @property
+    def commit_id(self) -> str:
+        """The commit that the table goes on from."""
+        return self._directory.base.id
+
+    def commit(self, position: Mapping[str, Any] | None = None) -> str:
+        """Make all rows durable as they are, and return the id of the commit.
+
+        It writes the partitions that changed since they were written last. A process that is killed
+        at any moment leaves the last commit.
+
+        Parameters
+        ----------
+        position : Mapping, optional
+            `loader.state_dict()`, to be compared when training goes on; by default what a loader
+            with `tables=[table]` tells.
+
+        Raises
+        ------
+        StorageError
+            If the operating system refuses. The last commit stays, and rows stay in memory: make
+            room, and call it again.
+        """
+        self._check_process()
+        noted = self._noted if position is None else position
+        plain = None if noted is None else _as_json(noted)
+        self._buffer.flush()
+        try:
+            done = self._directory.commit(self._steps, plain)
+        except BaseException:
+            again = np.array(self._directory.doubtful(), np.int64)
+            self._buffer.dirty[again[self._buffer.slots[again] >= 0]] = True
+            raise
+        self._committed_steps, self._position = self._steps, plain
+        return done
+
+    def check_position(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that a loader goes on where the table does.
+
+        Parameters
+        ----------
+        state_dict : Mapping
+            The state that the loader has loaded, or will.
+
+        Raises
+        ------
+        UsageError
+            If it is not that of the commit; says where both stand.
+        """
+        position = self._position
+        if position is None or position == _as_json(state_dict):
+            return
+        ours, theirs = (
+            f"batch {state.get('batches')} of epoch {state.get('epoch')}"
+            for state in (position, state_dict)
+        )
+        if ours == theirs:
+            ours, theirs = f"{ours} of a loader with other options", f"that of {theirs}"
+        raise UsageError(
+            f"{self.path}: the rows are those after {ours} (commit {self.commit_id}), and the "
+            f"loader is to go on after {theirs}: batches would be learned twice, or never. Open "
+            "the table with commit=, the id that the checkpoint of the loader goes with"
+        )
+
+    def get_extra_state(self) -> dict[str, str]:
+        """Return the reference to the last commit: all that `state_dict` holds of the table.
+
+        Raises
+        ------
+        UsageError
+            If rows have changed since: a checkpoint could not bring them back.
+        """
+        if not self.is_committed:
+            raise UsageError(
+                f"{self.path}: {self._steps - self._committed_steps} steps since the last commit "
+                "would not be in the checkpoint, which holds only the id of a commit; call "
+                "commit() on the table before state_dict()"
+            )
+        return {"table": self._manifest.uuid, "commit": self.commit_id}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Check that the table is at the commit of a checkpoint.
+
+        Raises
+        ------
+        UsageError
+            If it is another table, or at another commit.
+        """
+        if not isinstance(state, Mapping) or state.get("table") != self._manifest.uuid:
+            raise UsageError(
+                f"{self.path}: the checkpoint is of another table; open the one that was trained "
+                "with it"
+            )
+        if state.get("commit") != self.commit_id or not self.is_committed:
+            raise UsageError(
+                f"{self.path}: the checkpoint goes with the commit {state.get('commit')}, and the "
+                f"table is {'at' if self.is_committed else 'beyond'} {self.commit_id}; open it "
+                "with EmbeddingTable.open(path, store, commit=the checkpoint's)"
+            )
+
+    def close(self) -> None:
+        """Let others open the table; what was not committed is lost."""
+        self._forget()
+        self._buffer.dirty[:] = False
+        self._buffer.resize(0)
+        self._close()
+
+    # --- reading all rows ------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of rows, and their width."""
+        return self.num_embeddings, self.embedding_dim
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the elements."""
+        return torch.float32
+
+    def __len__(self) -> int:
+        return self.num_embeddings
+
+    def __getitem__(self, ids: Any) -> Tensor:
+        """Return the rows of nodes as they are now, from memory or from disk.
+
+        Rows on disk are read a partition at a time, so that many are best asked for at once.
+
+        Parameters
+        ----------
+        ids : slice, or integers [n]
+        """
+        self._check_process()
+        if isinstance(ids, slice):
+            nodes = np.arange(*ids.indices(self.num_embeddings))
+        else:
+            nodes = np.asarray(ids, np.int64).reshape(-1)
+        if len(nodes) and not (nodes.min() >= 0 and nodes.max() < self.num_embeddings):
+            raise BadIndexError(
+                f"{self.path}: ids from {nodes.min()} to {nodes.max()} were asked for, and nodes "
+                f"are 0 to {self.num_embeddings - 1}"
+            )
+        out = np.empty((len(nodes), self.embedding_dim), np.float32)
+        rows = self._layout.rows_of(nodes)
+        partitions = rows // self._manifest.rows_per_partition
+        order = np.argsort(partitions, kind="stable")
+        cuts = np.flatnonzero(np.diff(partitions[order])) + 1
+        for part in np.split(order, cuts) if len(order) else []:
+            partition = int(partitions[part[0]])
+            values = self._values_of(partition)
+            out[part] = values[rows[part] - partition * self._manifest.rows_per_partition]
+        return torch.from_numpy(out)
+
+    def _values_of(self, partition: int) -> npt.NDArray[np.float32]:
+        """Return the values of a partition's rows, of memory or of disk."""
+        manifest = self._manifest
+        if self._buffer.slots[partition] >= 0:
+            slot = self._buffer.slot(partition)
+        else:
+            slot = np.empty(manifest.slot_floats, np.float32)
+            self._buffer.read_copy(partition, slot)
+        values = slot[: manifest.rows_per_partition * manifest.dim]
+        return values.reshape(-1, manifest.dim)
+
+    # --- what a table is not ---------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                f"{self.path}: the table is open in process {self._process}, and this is a fork of "
+                "it, whose changes would be lost; use the table in the training loop, not in "
+                "workers of a DataLoader"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            f"{self.path}: a table is one writer on its directory, and cannot be pickled or "
+            "copied; save its state_dict(), and open it there with EmbeddingTable.open"
+        )
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        self.__reduce__()
+
+    def extra_repr(self) -> str:
+        """Return what the module prints of itself."""
+        cut = self._manifest.partitions
+        return (
+            f"{str(self.path)!r}, {self.num_embeddings}, {self.embedding_dim}, "
+            f"optimizer={self.optimizer!r}" + (f", partitions={cut!r}" if cut else "")
+        )
+
+
+class _Maker:
+    """Fills slots of memory from disk, or with rows as they begin; and writes them."""
+
+    def __init__(self, directory: TableDirectory, layout: RowLayout, initial: InitialRows) -> None:
+        self._directory, self._layout, self._initial = directory, layout, initial
+
+    def load(self, partition: int, slot: npt.NDArray[np.float32]) -> None:
+        if self._directory.read(partition, slot.view(np.uint8)):
+            return
+        nodes = self._layout.nodes_of(partition)
+        end = len(nodes) * self._initial.dim
+        self._initial.fill(nodes, slot[:end])
+        slot[end:] = 0
+
+    def store(self, partition: int, slot: npt.NDArray[np.float32]) -> None:
+        self._directory.write(partition, slot.view(np.uint8))
+
+
+def _opened(store: GraphStore | str | os.PathLike[str]) -> GraphStore:
+    return store if isinstance(store, GraphStore) else GraphStore(store)
+
+
+def _num_threads() -> int:
+    return min(_MAX_THREADS, torch.get_num_threads())
+
+
+def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(position))
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"position: {error}; give what loader.state_dict() returns: values that JSON knows"
+        ) from None
+    return plain
+
+
+def _check_alone() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed.get_world_size()
+        if ranks > 1:
+            raise UsageError(
+                f"an EmbeddingTable has one writer, and this is one of {ranks} processes; learn "
+                "embeddings in one process"
+            )

@@ -1,0 +1,220 @@
+"""The directory of a table: partitions are written beside what is committed, then committed.
+
+The slots of a commit are never overwritten. A partition that changes goes to a free slot, and when
+a commit has named the new slots, those that no kept commit names are free. So a table takes the
+disk of its kept commits and of what has changed since, and a kill leaves the last commit whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
+from gnnstore.formats.container.files import Problem
+from gnnstore.formats.container.regular_files import open_regular
+from gnnstore.formats.container.transaction import DirectoryTransaction
+from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE, Commit, TableManifest
+from gnnstore.formats.tables.slots import SlotFile
+
+
+class TableDirectory:
+    """An open table on disk, which this process alone may write.
+
+    Attributes
+    ----------
+    path : Path
+    manifest : TableManifest
+    base : Commit
+        The commit that what is read and written goes on from.
+    """
+
+    def __init__(self, path: Path, commit: str | None = None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._held = _locked(path)
+        try:
+            self.manifest = TableManifest.read(path)
+            self.base = self.manifest.find(commit, path)
+            self._file = SlotFile(path / SLOTS_FILE, self.manifest.slot_bytes)
+        except BaseException:
+            os.close(self._held)
+            raise
+        self._slots, self._crcs = self.base.slots.copy(), self.base.crcs.copy()
+        # Slots written since the last commit; and those of which a failed commit says nothing sure.
+        self._loose: set[int] = set()
+        self._doubtful: set[int] = set()
+
+    @classmethod
+    def create(cls, path: Path, manifest: TableManifest, *, overwrite: bool = False) -> Self:
+        """Make a table that nothing has been learned of, and open it.
+
+        Raises
+        ------
+        StoreExistsError, UsageError, NotFoundError, StorageError
+            See `DirectoryTransaction`.
+        """
+        if overwrite and (path / MANIFEST_FILE).exists():
+            os.close(_locked(path))  # nobody is writing it
+        transaction = DirectoryTransaction(
+            path,
+            overwrite=overwrite,
+            is_replaceable=lambda found: (found / MANIFEST_FILE).exists(),
+            on_event=lambda _: None,
+            noun="a table of embeddings",
+            attempt="creation of a table",
+        )
+        try:
+            with storage_errors("create the table", path):
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+                os.close(open_regular(transaction.path / SLOTS_FILE, flags, error=UsageError))
+            first = Commit.first(manifest.num_partitions)
+            replace(manifest, commits=(first,)).write(transaction.path)
+            transaction.commit()
+        except BaseException:
+            transaction.abort()
+            raise
+        return cls(path)
+
+    def read(self, partition: int, out: npt.NDArray[np.uint8]) -> bool:
+        """Read a partition as it was written last; return whether it ever was.
+
+        Raises
+        ------
+        CorruptStoreError, StorageError
+            See `SlotFile.read`.
+        """
+        slot = int(self._slots[partition])
+        if slot >= 0:
+            self._file.read(slot, out, int(self._crcs[partition]))
+        return slot >= 0
+
+    def write(self, partition: int, data: npt.NDArray[np.uint8]) -> None:
+        """Write a partition beside what is committed.
+
+        Raises
+        ------
+        StorageError
+            See `SlotFile.write`.
+        """
+        with self._lock:
+            slot = int(self._slots[partition])
+            if slot not in self._loose:
+                slot = self._free_slot()
+                self._loose.add(slot)
+        try:
+            crc = self._file.write(slot, data)
+        except BaseException:
+            with self._lock:
+                if slot != self._slots[partition]:
+                    self._loose.discard(slot)
+            raise
+        with self._lock:
+            self._slots[partition], self._crcs[partition] = slot, crc
+
+    def _free_slot(self) -> int:
+        taken = {*self._loose, *self._doubtful}
+        for commit in self.manifest.commits:
+            taken.update(commit.slots.tolist())
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+    def doubtful(self) -> list[int]:
+        """Return the partitions whose latest bytes may be lost, since a commit failed."""
+        return [k for k, slot in enumerate(self._slots.tolist()) if slot in self._doubtful]
+
+    def commit(self, steps: int, position: Mapping[str, Any] | None) -> str:
+        """Make what was written since the last commit durable and whole, and return its id.
+
+        Raises
+        ------
+        StorageError
+            If the operating system refuses. The last commit stays as it is; another attempt writes
+            again what this one wrote.
+        """
+        for partition in self.doubtful():
+            data = np.empty(self.manifest.slot_bytes, np.uint8)
+            self.read(partition, data)
+            self.write(partition, data)
+        with self._lock:
+            new = Commit(
+                uuid.uuid4().hex,
+                self.base.id,
+                steps,
+                position,
+                self._slots.copy(),
+                self._crcs.copy(),
+            )
+            manifest = self.manifest.following(self.base, new)
+            try:
+                self._file.sync()
+                manifest.write(self.path)
+            except BaseException:
+                # After a failed fsync, nobody knows which bytes a disk has; after a failed rename,
+                # which manifest. Neither may be overwritten.
+                self._doubtful |= self._loose
+                self._loose = set()
+                raise
+            self.manifest, self.base = manifest, new
+            self._loose, self._doubtful = set(), set()
+            return new.id
+
+    def close(self) -> None:
+        """Close the files, and let others write. Idempotent."""
+        self._file.close()
+        held, self._held = self._held, -1
+        if held >= 0:
+            os.close(held)
+
+
+def verify_table(path: Path) -> Iterator[Problem]:
+    """Read every slot of the commits of a table, and yield what is damaged."""
+    manifest = TableManifest.read(path)
+    file = SlotFile(path / SLOTS_FILE, manifest.slot_bytes, writable=False)
+    data = np.empty(manifest.slot_bytes, np.uint8)
+    checked = set()
+    try:
+        for commit in manifest.commits:
+            for slot, crc in zip(commit.slots.tolist(), commit.crcs.tolist(), strict=True):
+                if slot < 0 or (slot, crc) in checked:
+                    continue
+                checked.add((slot, crc))
+                try:
+                    file.read(slot, data, crc)
+                except CorruptStoreError as error:
+                    begin = slot * manifest.slot_bytes
+                    end = begin + manifest.slot_bytes
+                    yield Problem(str(file.path), error.message, begin, end)
+    finally:
+        file.close()
+
+
+def _locked(path: Path) -> int:
+    """Return a descriptor that keeps others from writing a table until it is closed.
+
+    Raises
+    ------
+    UsageError
+        If another process, or another table of this one, has it open.
+    """
+    if not path.is_dir():
+        TableManifest.read(path)  # raises: there is none
+    with storage_errors("open the table", path):
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(held)
+            raise UsageError(
+                f"{path}: the table is open already, here or in another process, and only one may "
+                "write it; close() that one first"
+            ) from None
+    return held

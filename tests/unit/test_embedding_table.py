@@ -1,0 +1,413 @@
+"""A table of learned rows: rows by node, commits, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gnnstore
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.errors import (
+    BadIndexError,
+    BudgetError,
+    CorruptStoreError,
+    NotFoundError,
+    StorageError,
+    StoreExistsError,
+    UsageError,
+)
+from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.tables.directory import verify_table
+from gnnstore.testing.stores import write_example_store
+from gnnstore.testing.twins.learned_rows import initial_rows
+
+N, DIM, P = 60, 8, 5
+
+Open = Callable[..., gnnstore.EmbeddingTable]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = write_example_store(tmp_path_factory.mktemp("s") / "a.gnn", num_nodes=N).path
+    partition(path, P, name="five")
+    return path
+
+
+@pytest.fixture
+def table_of(store: Path, tmp_path: Path) -> Iterator[Open]:
+    """Return a function that creates a table, or opens the one that there is."""
+    made: list[gnnstore.EmbeddingTable] = []
+
+    def create_or_open(**options: Any) -> gnnstore.EmbeddingTable:
+        path = tmp_path / "a.emb"
+        if made:
+            made[-1].close()
+        if path.exists() and "dim" not in options:
+            made.append(gnnstore.EmbeddingTable.open(path, store, **options))
+        else:
+            made.append(gnnstore.EmbeddingTable.create(path, store, **{"dim": DIM, **options}))
+        return made[-1]
+
+    yield create_or_open
+    for table in made:
+        table.close()
+
+
+def learn(table: gnnstore.EmbeddingTable, ids: Any) -> None:
+    """Make a step that changes these rows."""
+    optimizer = gnnstore.RowwiseAdagrad(table, lr=0.1)
+    rows = table(torch.as_tensor(ids))
+    (rows.square().sum() + rows.sum()).backward()
+    optimizer.step()
+
+
+def enter(table: gnnstore.EmbeddingTable, *state: int) -> None:
+    table.enter(np.array(state))
+
+
+def nodes_in(store: Path, *partitions: int) -> torch.Tensor:
+    reader = PartitionsReader.open(store / "partitions" / "five")
+    order = reader.read(reader.order_spec).astype(np.int64)
+    return torch.from_numpy(np.concatenate([order[list(reader.rows(k))] for k in partitions]))
+
+
+@pytest.mark.parametrize("kind", ["xavier_uniform", "xavier_normal", "uniform", "normal"])
+def test_rows_begin_by_seed_node_and_column(table_of: Open, kind: str) -> None:
+    table = table_of(init=kind, scale=2.0, seed=7).eval()
+    spread = {"xavier_uniform": 6.0, "xavier_normal": 2.0}.get(kind, N + DIM) / (N + DIM)
+    twin = initial_rows(
+        np.arange(N),
+        dim=DIM,
+        distribution=kind.removeprefix("xavier_"),
+        scale=2.0 * spread**0.5,
+        seed=7,
+    )
+    ids = torch.tensor([[5, 0], [59, 5]])
+    assert table(ids).shape == (2, 2, DIM)
+    np.testing.assert_allclose(table(ids).numpy(), twin[ids.numpy()], rtol=2e-6)
+    table = table_of(init=kind, scale=2.0, seed=7, dim=DIM, partitions="five", overwrite=True)
+    np.testing.assert_allclose(table[:].numpy(), twin, rtol=2e-6)
+
+
+def test_a_commit_is_what_is_opened_again(table_of: Open) -> None:
+    table = table_of()
+    first = table.commit_id
+    learn(table, [1, 2, 2])
+    learned = table[:]
+    table = table_of()  # closed without a commit
+    assert table.commit_id == first
+    assert not torch.equal(table[:], learned)
+    learn(table, [1, 2, 2])
+    done = table.commit({"epoch": 0, "batches": 3})
+    learn(table, [4])
+    table = table_of()
+    assert (table.commit_id, table.position()) == (done, {"epoch": 0, "batches": 3})
+    assert torch.equal(table[:], learned)
+    # The state of the optimizer travels with the rows.
+    learn(table, [1])
+    again = table[:]
+    table = table_of(commit=first)
+    learn(table, [1, 2, 2])
+    learn(table, [1])
+    assert torch.equal(table[:], again)
+
+
+def test_an_older_commit_can_be_opened_and_gone_on_from(table_of: Open) -> None:
+    table = table_of(keep=3)
+    commits, rows = [], []
+    for i in range(4):
+        learn(table, [i, 10])
+        commits.append(table.commit())
+        rows.append(table[:])
+    for i in (3, 2, 1):
+        table = table_of(commit=commits[i])
+        assert torch.equal(table[:], rows[i])
+    with pytest.raises(UsageError, match=f"{commits[0]} is not in this table"):
+        table_of(commit=commits[0])
+    table = table_of(commit=commits[2])
+    learn(table, [30])
+    last = table.commit()
+    table = table_of(commit=commits[1])
+    assert torch.equal(table[:], rows[1])
+    table = table_of(commit=last)
+    with pytest.raises(UsageError, match="is not in this table"):
+        table_of(commit=commits[3])
+    assert not list(verify_table(table.path))
+
+
+def test_a_checkpoint_holds_the_commit_and_no_rows(table_of: Open, tmp_path: Path) -> None:
+    table = table_of()
+    model = torch.nn.ModuleDict({"emb": table, "dense": torch.nn.Linear(2, 2)})
+    learn(table, [1])
+    with pytest.raises(UsageError, match=r"1 steps since the last commit.*commit\(\)"):
+        model.state_dict()
+    table.commit()
+    torch.save(model.state_dict(), tmp_path / "run.pt")
+    saved = torch.load(tmp_path / "run.pt", weights_only=True)
+    assert [name for name in saved if "emb" in name] == ["emb._extra_state"]
+    model.load_state_dict(saved)
+    learn(table, [1])
+    with pytest.raises(UsageError, match="the table is beyond"):
+        model.load_state_dict(saved)
+    newest = table.commit()
+    with pytest.raises(UsageError, match=f"the table is at {newest}"):
+        model.load_state_dict(saved)
+    table = table_of(dim=DIM, overwrite=True)
+    with pytest.raises(UsageError, match="of another table"):
+        table.load_state_dict({"_extra_state": saved["emb._extra_state"]})
+
+
+def test_a_loader_at_another_place_is_refused(table_of: Open) -> None:
+    table = table_of()
+    table.check_position({"epoch": 3, "batches": 1})  # nothing is known yet
+    table.note_position({"epoch": 0, "batches": 3, "fingerprint": (1, 2)})
+    table.commit()
+    table = table_of()
+    table.check_position({"epoch": 0, "batches": 3, "fingerprint": [1, 2]})
+    with pytest.raises(UsageError, match=r"after batch 3 of epoch 0 .* batch 4 of epoch 0"):
+        table.check_position({"epoch": 0, "batches": 4, "fingerprint": [1, 2]})
+    with pytest.raises(UsageError, match="other options"):
+        table.check_position({"epoch": 0, "batches": 3, "fingerprint": [1, 3]})
+    with pytest.raises(UsageError, match="values that JSON knows"):
+        table.commit({"a": object()})
+
+
+def test_partitions_come_and_go_with_their_changes_and_state(table_of: Open, store: Path) -> None:
+    """Rows on disk after an epoch of states are those of a run in memory, bit by bit."""
+    whole = table_of(seed=1)
+    states: list[tuple[int, ...]] = [(0, 1), (1, 2), (2, 0), (0, 3), (3, 4), (4, 0), (0, 1), (2, 3)]
+    rng = np.random.default_rng(0)
+    batches = [[rng.permutation(nodes_in(store, *s))[:9] for _ in range(3)] for s in states]
+    for batches_of in batches:
+        for ids in batches_of:
+            learn(whole, ids)
+    expected = whole[:]
+    learn(whole, np.arange(N))
+    expected_twice = whole[:]
+
+    table = table_of(dim=DIM, seed=1, partitions="five", overwrite=True)
+    reservation = table.reserve(2, 1)
+    assert reservation.fixed == 3 * (64 << 10) + N * 4
+    table.attach(table._manifest.partitions_uuid, P, N // P)
+    for i, (state, ids_of) in enumerate(zip(states, batches, strict=True)):
+        enter(table, *state)
+        for ids in ids_of:
+            learn(table, ids)
+        if i + 1 < len(states):
+            table.expect(np.array(states[i + 1]))
+        if i == 4:
+            table.commit()
+    table.leave()
+    assert torch.equal(table[:], expected)
+    table.commit()
+    table = table_of()
+    assert torch.equal(table[:], expected)
+    table.load()
+    learn(table, np.arange(N))
+    assert torch.equal(table[:], expected_twice), "the state of the optimizer was lost"
+
+
+def test_a_node_whose_partition_is_away_is_named(table_of: Open, store: Path) -> None:
+    table = table_of(partitions="five")
+    gnnstore.RowwiseAdagrad(table)
+    node = nodes_in(store, 3)[:1]
+    with pytest.raises(UsageError, match=f"node {int(node)} is of partition 3.*none is"):
+        table(node)
+    enter(table, 0, 4)
+    with pytest.raises(UsageError, match="partition 3, which is not in memory: resident are 0, 4"):
+        table(node)
+    for bad in (-1, N):
+        with pytest.raises(BadIndexError, match=r"outside \[0, 60\)"):
+            table(torch.tensor([bad]))
+    table.leave()
+    with pytest.raises(BadIndexError, match="nodes are 0 to 59"):
+        table[[N]]
+
+
+def test_gradients_that_wait_are_not_forgotten(table_of: Open, store: Path) -> None:
+    table = table_of(partitions="five")
+    optimizer = gnnstore.RowwiseAdagrad(table)
+    enter(table, 0, 1)
+    rows = table(nodes_in(store, 1))
+    rows.sum().backward()
+    with pytest.raises(UsageError, match=r"gradients of 1 calls .*step\(\) before the next batch"):
+        enter(table, 0, 2)
+    assert table._buffer.resident().tolist() == [0, 1]
+    optimizer.zero_grad()
+    late = rows.sum()
+    enter(table, 0, 2)
+    with pytest.raises(UsageError, match="whose partitions have left memory"):
+        late.backward()
+    table.leave()
+
+
+def test_rows_ask_for_an_optimizer_or_none(table_of: Open) -> None:
+    table = table_of()
+    with pytest.raises(UsageError, match="no optimizer would change"):
+        table(torch.tensor([0]))
+    with torch.no_grad():
+        assert not table(torch.tensor([0])).requires_grad
+    assert not table.eval()(torch.tensor([0])).requires_grad
+    gnnstore.RowwiseAdagrad(table.train())
+    assert table(torch.tensor([0])).requires_grad
+
+
+@pytest.mark.parametrize("failing", ["slots", "manifest", "rename"])
+def test_a_commit_that_fails_leaves_the_one_before(
+    table_of: Open, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    table = table_of()
+    learn(table, [1])
+    first = table.commit()
+    before = table[:]
+    learn(table, [1, 2])
+    learned = table[:]
+
+    def fail(*arguments: Any) -> None:
+        name = "table.json.tmp" if failing == "manifest" else "slots"
+        path = arguments[0]
+        file = Path(f"/proc/self/fd/{path}").readlink().name if isinstance(path, int) else name
+        if file == name:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace" if failing == "rename" else "fsync", fail)
+        for _ in range(3):
+            with pytest.raises(StorageError, match="Input/output error"):
+                table.commit()
+    saved = {file.name: file.read_bytes() for file in table.path.iterdir()}
+    assert table.commit_id == first
+    assert torch.equal(table[:], learned)
+    assert table.commit() != first
+    assert torch.equal(table_of()[:], learned)
+    for name, data in saved.items():  # as a kill before the last attempt would have left it
+        (table.path / name).write_bytes(data)
+    table = table_of()
+    assert torch.equal(table[:], before)
+
+
+def test_a_partition_that_cannot_be_written_stays_in_memory(
+    table_of: Open, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(partitions="five")
+    table.reserve(2, 1)
+    enter(table, 0, 1)
+    learn(table, nodes_in(store, 0, 1))
+    learned = table[:]
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="No space left"):
+                enter(table, 2, 3)
+        with pytest.raises(StorageError, match="No space left"):
+            table.commit()
+    table.leave()
+    assert torch.equal(table[:], learned)
+    table.commit()
+    assert torch.equal(table_of()[:], learned)
+
+
+def test_damage_is_named(table_of: Open, store: Path) -> None:
+    table = table_of(partitions="five")
+    table.load()
+    learn(table, np.arange(N))
+    table.commit()
+    slots = table.path / "slots"
+    data = bytearray(slots.read_bytes())
+    data[(64 << 10) + 9] ^= 1
+    slots.write_bytes(data)
+    problems = list(verify_table(table.path))
+    assert [(each.first_byte, each.end_byte) for each in problems] == [(64 << 10, 128 << 10)]
+    table = table_of()
+    with pytest.raises(CorruptStoreError, match=r"slots: damaged at byte 65536.*checksum"):
+        table[:]
+    slots.write_bytes(data[: 100 << 10])
+    with pytest.raises(CorruptStoreError, match="file ends here"):
+        enter(table, 0, 1, 2, 3, 4)
+    table.leave()
+    table.close()
+    manifest = table.path / "table.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+    with pytest.raises(CorruptStoreError, match=r"table\.json: damaged"):
+        table_of()
+    document = json.loads(manifest.read_text())
+    document["table"]["commits"][-1]["slots"][0] = document["table"]["commits"][-1]["slots"][1]
+    manifest.write_text(json.dumps(document))
+    with pytest.raises(CorruptStoreError, match=r"table\.json"):
+        table_of()
+    manifest.unlink()
+    with pytest.raises(NotFoundError, match="no table of embeddings"):
+        table_of()
+
+
+def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
+    table = table_of()
+    gnnstore.RowwiseAdagrad(table)
+    with pytest.raises(UsageError, match="open already"):
+        gnnstore.EmbeddingTable.open(table.path, store)
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match="cannot be pickled"):
+            copied(table)
+    table.load()
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for use in (lambda: table(torch.tensor([0])), table.commit):
+            try:
+                use()
+            except UsageError:
+                refused += 1
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+def test_other_stores_and_partitions_are_refused(
+    table_of: Open, store: Path, tmp_path: Path
+) -> None:
+    other = write_example_store(tmp_path / "other.gnn", num_nodes=N, seed=1).path
+    table = table_of(partitions="five")
+    with pytest.raises(UsageError, match=r"cut by the partitions 'five'.*goes through xyz"):
+        table.attach("xyz", P, N // P)
+    with pytest.raises(UsageError, match="5 partitions of 12 rows, and the loader 4 of 15"):
+        table.attach(table._manifest.partitions_uuid, 4, 15)
+    table.close()
+    with pytest.raises(UsageError, match="store that it was created for"):
+        gnnstore.EmbeddingTable.open(table.path, other)
+    create = gnnstore.EmbeddingTable.create
+    with pytest.raises(StoreExistsError):
+        create(table.path, store, dim=4)
+    with pytest.raises(UsageError, match="not a table of embeddings"):
+        create(store, store, dim=4, overwrite=True)
+    wrong: dict[str, dict[str, Any]] = {
+        "dim=0": {"dim": 0},
+        "keep=0": {"keep": 0},
+        "optimizer='lion'": {"optimizer": "lion"},
+        "init='he'": {"init": "he"},
+        "scale=nan": {"scale": float("nan")},
+        "seed=-1": {"seed": -1},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(UsageError, match=message):
+            create(tmp_path / "b.emb", store, **{"dim": 4, **options})
+    assert not (tmp_path / "b.emb").exists()
+
+
+def test_a_table_in_memory_keeps_to_its_budget(table_of: Open) -> None:
+    table = table_of(memory=65536).eval()
+    table(torch.tensor([0]))
+    table = table_of(memory=65535).eval()
+    with pytest.raises(BudgetError, match="partition the store"):
+        table(torch.tensor([0]))
