@@ -22,16 +22,17 @@ from gnnstore.converters.inputs import (
     existing_directory,
     existing_file,
 )
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs, node_workload
-from gnnstore.errors import InputError, limits_named
+from gnnstore.errors import InputError
 from gnnstore.progress import Progress
 
 _SEEDS = ("seeds", "seed_nodes", "")  # GraphBolt's name, its earlier one, and none
 
 
-@limits_named("convert")
+@converter()
 def from_graphbolt(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -19,11 +19,12 @@ from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.edges.node_ids import check_integers, edge_pairs
 from gnnstore.converters.inputs import PathLike, describe_files, existing_directory, open_input
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.converters.writer.workload import Workload, node_workload
-from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
 Classes = Literal["19", "2K"]
@@ -37,7 +38,7 @@ _FULL_NODES = 269_346_174
 _FULL_LABELLED = {"19": 227_130_858, "2K": 157_675_969}
 
 
-@limits_named("convert")
+@converter()
 def from_igb(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

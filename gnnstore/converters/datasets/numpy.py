@@ -22,10 +22,11 @@ from gnnstore.converters.edges.node_ids import (
     edge_pairs,
 )
 from gnnstore.converters.inputs import PathLike, describe_files, existing_path
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
 _CHUNK_EDGES, _CHUNK_NODES = 2**18, 2**18
@@ -34,7 +35,7 @@ _STRUCTURE = ("edge_index", "indptr", "indices", "num_nodes")
 Sources = Mapping[str, ArraySource]
 
 
-@limits_named("convert")
+@converter()
 def from_numpy(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

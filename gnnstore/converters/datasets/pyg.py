@@ -18,10 +18,11 @@ import numpy.typing as npt
 from gnnstore.converters.arrays.source import MemoryArray
 from gnnstore.converters.edges.node_ids import edge_pairs
 from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from torch_geometric.data.graph_store import EdgeAttr
 
 
-@limits_named("convert")
+@converter()
 def from_pyg(
     data: Data | tuple[FeatureStore, GraphStore],
     output: PathLike,

@@ -19,10 +19,11 @@ from gnnstore.converters.datasets.numbering import number_ids, number_names
 from gnnstore.converters.edges.id_remap import IdMap
 from gnnstore.converters.edges.name_ids import NameNumbering
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.errors import InputError, UsageError
 from gnnstore.progress import Progress
 
 _COMMENTS = b"#%"
@@ -37,7 +38,7 @@ _TYPE_HINT = (
 )
 
 
-@limits_named("convert")
+@converter()
 def from_snap(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

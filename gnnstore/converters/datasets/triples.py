@@ -17,10 +17,11 @@ from gnnstore.converters.datasets.numbering import number_ids, number_names
 from gnnstore.converters.inputs import PathLike, describe_files, existing_file, existing_path
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs
-from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
 EDGE_ATTRIBUTE = "edge_type"
@@ -36,7 +37,7 @@ _TYPE_HINT = ". If entities and relations go by names, leave out integer_ids (--
 Triples = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.int64]]
 
 
-@limits_named("convert")
+@converter()
 def from_triples(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -110,7 +110,25 @@ def reorder(
         "store_uuid": reader.uuid,
         "parameters": parameters,
     }
-    with _writer(graph, output, options, progress, source=source) as writer:
+    return write_reordered(graph, output, options, progress, scores, source=source)
+
+
+def write_reordered(
+    graph: StoreInput,
+    output: PathLike,
+    options: ConvertOptions,
+    progress: Progress | None,
+    scores: npt.NDArray[Any] | None = None,
+    **described: Mapping[str, Any],
+) -> Path:
+    """Write a store with its nodes numbered anew; see `reorder`.
+
+    Parameters
+    ----------
+    **described
+        Provenance: `source` or `origin` of `GraphWriter`.
+    """
+    with _writer(graph, output, options, progress, **described) as writer:
         _check_space(writer, graph)
         places = find_places(graph, writer, scores)
         write_in_order(graph, writer, places)
@@ -122,15 +140,14 @@ def _writer(
     output: PathLike,
     options: ConvertOptions,
     progress: Progress | None,
-    *,
-    source: Mapping[str, Any],
+    **described: Mapping[str, Any],
 ) -> GraphWriter:
     dtype = _edge_id_dtype(graph, options)
     paged = [own for own in graph.nodes.attributes.values() if own.layout == "paged"]
     writer = GraphWriter(
         output,
         kind="reorder",
-        source=source,
+        **described,
         options=options,
         num_nodes=graph.num_nodes,
         index_dtype=graph.reader.schema.index_dtype,

@@ -16,11 +16,12 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.read_ahead import num_threads
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload
-from gnnstore.errors import UsageError, limits_named
+from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
@@ -29,7 +30,7 @@ _CHUNK_EDGES = 2**20
 _CHUNK_FEATURE_BYTES = 2**20  # intermediate results stay in a core's cache: twice as fast
 
 
-@limits_named("convert")
+@converter(edge_ids=False)
 def from_rmat(
     output: PathLike,
     *,

@@ -5,6 +5,7 @@ The provenance is kept in the store, so that a result can be traced to its data.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -21,8 +22,12 @@ from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs
 from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
+from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import directory_bytes, free_bytes
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, foreign_spill_name
+from gnnstore.formats.container.leftovers import is_unordered
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.formats.store.writer import StoreWriter
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
@@ -90,6 +95,22 @@ def _stated_time() -> str | None:
 _LOG = logging.getLogger(__name__)
 
 
+class AlreadyConverted(Exception):  # noqa: N818 - it is no error
+    """Says that the first step of a conversion was finished by an earlier attempt."""
+
+
+def _is_converted(path: Path, provenance: Mapping[str, Any]) -> bool:
+    """Whether a store is what a conversion of these inputs, as they are now, has made."""
+    if not StoreManifest.is_at(path):
+        return False
+    found = StoreReader.open(path).manifest.provenance
+    finished = (path / METADATA_FILE).stat().st_mtime_ns
+    changed = (fingerprint(provenance) or {}).get("inputs_changed", [])
+    return dict(found) == json.loads(json.dumps(provenance)) and all(
+        state[2] <= finished for states in changed for state in states
+    )
+
+
 def open_store(
     output: PathLike,
     options: ConvertOptions,
@@ -109,15 +130,21 @@ def open_store(
     ------
     UsageError
         If there is no telling whether an interrupted conversion was of the same data.
+    AlreadyConverted
+        If an attempt that resumes has nothing to do but to put the nodes in order.
     StoreExistsError, UsageError, NotFoundError, StorageError
         See `StoreWriter`.
     """
+    if options.node_order != "none":
+        raise UsageError("node_order is for converters; give the finished store to reorder")
     known = fingerprint(provenance)
     if known is None and options.resume:
         raise UsageError(
             f"a conversion by {provenance['kind']!r} cannot be resumed: nothing tells whether data "
             "in memory are those of the run that was interrupted; leave out resume=True (--resume)"
         )
+    if options.resume and is_unordered(Path(output)) and _is_converted(Path(output), provenance):
+        raise AlreadyConverted
     return StoreWriter(
         output,
         overwrite=options.overwrite,
@@ -203,11 +230,13 @@ def announce(
     )
     progress.note(str(expected), asdict(expected))
     done, free = directory_bytes(store.temporary_path), free_bytes(store.temporary_path)
-    missing = expected.least_bytes - done - free
+    # Beside a store whose nodes are to be numbered anew, the one with the new numbers.
+    least_bytes = expected.least_bytes * (2 if is_unordered(store.path) else 1)
+    missing = least_bytes - done - free
     if missing > 0:
         raise NoSpaceError(
             f"cannot convert: no space left for {store.path}, which takes at least "
-            f"{format_size(expected.least_bytes)}: {format_size(free)} are free, "
+            f"{format_size(least_bytes)}: {format_size(free)} are free, "
             f"{format_size(missing)} are missing. Free some space or choose an output on another "
             "file system; nothing was left under the final name.",
             path=store.path,

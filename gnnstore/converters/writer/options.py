@@ -14,6 +14,7 @@ from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MI
 SelfLoops = Literal["keep", "drop", "add"]
 IndexDtype = Literal["int64", "int32"]
 FeatureScale = Literal["column"]
+NodeOrder = Literal["none", "degree"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,9 @@ class ConvertOptions:
         Fixed negatives of each edge to predict: nodes drawn to replace its target.
     strict_negatives : bool
         Draw those again, up to 16 times, that are edges of the graph, loops or the edge itself.
+    node_order : "none" or "degree"
+        "degree": number the nodes anew when all edges are known, those first that are in-neighbours
+        of many; see `gnnstore.converters.reorder`. Until it is done there are two stores on disk.
     spill_directory : str, optional
         An existing directory for temporary files while edges are sorted on disk. None:
         beside the output.
@@ -86,9 +90,11 @@ class ConvertOptions:
     edge_split_seed: int = 0
     edge_negatives: int = 0
     strict_negatives: bool = False
+    node_order: NodeOrder = "none"
 
     def __post_init__(self) -> None:
         _check_choice("self_loops", self.self_loops, get_args(SelfLoops))
+        _check_choice("node_order", self.node_order, get_args(NodeOrder))
         size = self.page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
             raise UsageError(
@@ -130,6 +136,8 @@ class ConvertOptions:
         # None of these changes a byte of the result.
         for name in ("overwrite", "memory_bytes", "resume", "spill_directory"):
             del document[name]
+        if self.node_order == "none":
+            del document["node_order"]
         if self.edge_split is None:
             for name in ("edge_split", "edge_split_seed", "edge_negatives", "strict_negatives"):
                 del document[name]
@@ -144,7 +152,7 @@ def refuse_rules(options: ConvertOptions, doing: str) -> None:
     UsageError
     """
     defaults = ConvertOptions()
-    for name in ("undirected", "self_loops", "feature_dtype"):
+    for name in ("undirected", "self_loops", "feature_dtype", "node_order"):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name} is not for {doing}; convert with it")
 

@@ -3,7 +3,8 @@
 A directory is built under `.NAME.tmp-XXXXXXXX`, beside the name it will have. The writer holds a
 lock on that directory, which the kernel drops with the process; so what can be locked was
 left. `.NAME.old-XXXXXXXX` is a whole store that an overwrite had set aside when it stopped,
-on a file system that cannot exchange two names.
+on a file system that cannot exchange two names. `.NAME.unordered` is one whose nodes are being
+numbered anew, or were to be.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY, KINDS
 
 State = Literal["running", "resumable", "unfinished", "set aside", "stale"]
 
-_NAME = re.compile(r"\.(?P<final>.+)\.(?P<kind>tmp|old)-[0-9a-f]{8}")
+_NAME = re.compile(r"\.(?P<final>.+)\.(?:(?P<kind>tmp|old)-[0-9a-f]{8}|unordered)")
 # What a directory of any kind may hold while it is written.
 _COMMON_ENTRIES = {CHECKSUMS_ARRAY, METADATA_FILE, JOURNAL_FILE, SPILL_DIRECTORY}
 
@@ -70,6 +71,17 @@ def leftovers(final: Path) -> list[Path]:
         for name in names
         if name.startswith(prefixes) and not name.endswith(f".{SPILL_DIRECTORY}")
     ]
+
+
+def unordered_path(final: Path) -> Path:
+    """Return where a store lies until its nodes are numbered anew."""
+    return final.parent / f".{final.name}.unordered"
+
+
+def is_unordered(path: Path) -> bool:
+    """Whether a path is one that `unordered_path` returns."""
+    match = _NAME.fullmatch(path.name)
+    return match is not None and match["kind"] is None
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
@@ -150,7 +162,9 @@ def _is_ours(path: Path) -> bool:
         return False
 
 
-def _state(path: Path, final: Path, kind: str) -> State:
+def _state(path: Path, final: Path, kind: str | None) -> State:
+    if kind is None:
+        return "resumable"
     if kind == "old" and not final.exists():
         return "set aside"
     return "resumable" if is_resumable(path) else "unfinished"

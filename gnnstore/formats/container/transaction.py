@@ -94,7 +94,6 @@ class DirectoryTransaction:
             # Whoever links to another disk wants the new store there too.
             self.final = self.final.resolve()
         self.overwrite = overwrite
-        self._noun = noun
         if not self.final.parent.is_dir():
             raise NotFoundError(
                 f"{self.final.parent}: the directory to write into does not exist; create it first",
@@ -103,31 +102,15 @@ class DirectoryTransaction:
         found = _sweep(self.final, on_event, adopt, attempt)
         self.adopted = found is not None
         if found is None:
-            self._check_final(is_replaceable)
+            check_final(self.final, overwrite, is_replaceable, noun)
             found = self._create()
         self.path, self._lock = found
         if self.adopted:
             try:
-                self._check_final(is_replaceable)
+                check_final(self.final, overwrite, is_replaceable, noun)
             except BaseException:
                 self.keep()
                 raise
-
-    def _check_final(self, is_replaceable: Callable[[Path], bool]) -> None:
-        if not os.path.lexists(self.final):
-            return
-        if not self.overwrite:
-            raise StoreExistsError(
-                f"{self.final} exists; choose another output, or pass --overwrite "
-                "(overwrite=True) to replace it once the new one is complete",
-                path=self.final,
-            )
-        if not is_replaceable(self.final):
-            raise UsageError(
-                f"{self.final} exists and is not {self._noun}, so it is not overwritten; "
-                "remove it yourself or choose another output",
-                path=self.final,
-            )
 
     def _create(self) -> tuple[Path, int]:
         while True:
@@ -223,6 +206,32 @@ class DirectoryTransaction:
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
+
+
+def check_final(
+    final: Path, overwrite: bool, is_replaceable: Callable[[Path], bool], noun: str
+) -> None:
+    """Raise if a name is taken, and must not be given to something else.
+
+    Raises
+    ------
+    StoreExistsError, UsageError
+        See `DirectoryTransaction`.
+    """
+    if not os.path.lexists(final):
+        return
+    if not overwrite:
+        raise StoreExistsError(
+            f"{final} exists; choose another output, or pass --overwrite (overwrite=True) to "
+            "replace it once the new one is complete",
+            path=final,
+        )
+    if not is_replaceable(final):
+        raise UsageError(
+            f"{final} exists and is not {noun}, so it is not overwritten; remove it yourself or "
+            "choose another output",
+            path=final,
+        )
 
 
 def _sweep(

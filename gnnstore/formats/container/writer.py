@@ -434,7 +434,7 @@ class SealedWriter:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        keeps = self._open and error is not None and _is_resumable_error(error)
+        keeps = self._open and error is not None and is_resumable_error(error)
         missing = _describe_missing(self.path.parent, self.remaining_bytes) if keeps else ""
         self.abort(keep=keeps)
         if keeps:
@@ -510,7 +510,7 @@ def _differences(before: Any, now: Any, name: str = "") -> Iterator[str]:
         yield f"{name} was {before!r} and is {now!r} now"
 
 
-def _is_resumable_error(error: BaseException) -> bool:
+def is_resumable_error(error: BaseException) -> bool:
     """Whether an error says nothing against the data, so that a later attempt may succeed."""
     if isinstance(error, NotFoundError | StoreExistsError):
         return False

@@ -139,6 +139,12 @@ _common_options = together(
     ),
     negative_options,
     click.option(
+        "--node-order",
+        type=click.Choice(("none", "degree")),
+        default="none",
+        help="degree: number nodes that many others have as in-neighbours first; ids change.",
+    ),
+    click.option(
         "--spill-dir",
         "spill_directory",
         type=click.Path(),

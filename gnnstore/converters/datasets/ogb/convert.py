@@ -17,9 +17,10 @@ from gnnstore.converters.datasets.ogb.links import open_link_splits, set_link_sp
 from gnnstore.converters.datasets.ogb.mag240m import convert_mag240m, find_mag240m, input_files
 from gnnstore.converters.datasets.ogb.splits import SPLITS, set_splits, split_file
 from gnnstore.converters.inputs import PathLike, choose_name, describe_files, existing_directory
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
-from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.progress import Progress
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class OgbFiles:
     split: Path | None
 
 
-@limits_named("convert")
+@converter()
 def from_ogb(
     input: PathLike,  # noqa: A002 - the word the command line uses
     output: PathLike,

@@ -27,6 +27,7 @@ from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.copy import copy_graph_attributes
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
+from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
 from gnnstore.converters.synthetic.kronecker.nodes import (
     SCALES,
@@ -37,14 +38,14 @@ from gnnstore.converters.synthetic.kronecker.patterns import FactorGraph
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.workload import Workload
-from gnnstore.errors import UsageError, limits_named
+from gnnstore.errors import UsageError
 from gnnstore.progress import Progress
 
 # Edges that are made at once; with 2^16 or 2^20 it is a fifth slower.
 _CHUNK_EDGES = 2**18
 
 
-@limits_named("convert")
+@converter(edge_ids=False)
 def from_kronecker(
     seed_store: PathLike,
     output: PathLike,
