@@ -18,6 +18,7 @@ from gnnstore._version import __version__
 
 if TYPE_CHECKING:
     from gnnstore import converters, evaluation
+    from gnnstore.caching.partitions.policy import PartitionPolicy
     from gnnstore.embeddings.optimizers import SGD, Adagrad, RowwiseAdagrad, SparseAdam
     from gnnstore.embeddings.table import EmbeddingTable
     from gnnstore.errors import (
@@ -56,6 +57,7 @@ _HOMES: dict[str, str | None] = {
     "NeighborLoader": "gnnstore.loaders.node",
     "NoSpaceError": "gnnstore.errors",
     "NotFoundError": "gnnstore.errors",
+    "PartitionPolicy": "gnnstore.caching.partitions.policy",
     "ResourceError": "gnnstore.errors",
     "RowwiseAdagrad": "gnnstore.embeddings.optimizers",
     "SGD": "gnnstore.embeddings.optimizers",
@@ -88,6 +90,7 @@ __all__ = [
     "NeighborLoader",
     "NoSpaceError",
     "NotFoundError",
+    "PartitionPolicy",
     "ResourceError",
     "RowwiseAdagrad",
     "SparseAdam",

@@ -46,15 +46,24 @@ class Lookahead:
         The most batches in the queue.
     spare_bytes : int, optional
         Memory for batches. Until the first batch is seen, one is prepared at a time.
+
+    Attributes
+    ----------
+    must_wait : callable
+        Whether the consumer would have to wait before the next batch can be prepared: it is not
+        asked for then as long as others are in the queue.
     """
 
     def __init__(self, num_batches: int, spare_bytes: int | None = None) -> None:
+        self.must_wait: Callable[[], bool] = lambda: False
         self._num_batches = num_batches
         self._spare_bytes = spare_bytes
         self._largest_bytes = 0
 
     def __call__(self) -> int:
         """Return the number of batches that may be in the queue now, at least 1."""
+        if self.must_wait():
+            return 1
         if self._spare_bytes is None:
             return self._num_batches
         if self._largest_bytes == 0:

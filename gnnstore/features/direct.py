@@ -90,11 +90,28 @@ class DirectRows(RowSource):
         """
         if not self.stored.array.geometry.is_exact:
             return super().read_range(first, out)
+        begin = np.array([first])
+        return self.read_ranges(begin, begin + len(out), np.zeros(1, np.int64), out)
+
+    def read_ranges(
+        self,
+        firsts: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        out: npt.NDArray[Any],
+    ) -> ReadCounts:
+        """Read ranges of rows that fill their pages; see `FileRows.read_ranges`.
+
+        Raises
+        ------
+        IndexError, StorageError
+            As in `read_rows`.
+        """
         try:
-            counts = self.stored.read_range(first, out)
+            counts = self.stored.read_ranges(firsts, ends, places, out)
         except OSError as error:
             raise self._error(error) from error
-        return counts + ReadCounts(rows_read=len(out))
+        return counts + ReadCounts(rows_read=int((ends - firsts).sum()))
 
     def _error(self, error: OSError) -> StorageError:
         array, engine = self.stored.array, self.stored.engine

@@ -82,20 +82,46 @@ class FileRows:
         OSError
             If a read failed, or met the end of its file.
         """
-        last = first + len(out)
-        if not 0 <= first <= last <= self.num_rows:
-            raise IndexError(f"[{first}, {last}) is not within [0, {self.num_rows})")
-        if out.size == 0:
+        begin = np.array([first])
+        return self.read_ranges(begin, begin + len(out), np.zeros(1, np.int64), out)
+
+    def read_ranges(
+        self,
+        firsts: npt.NDArray[np.int64],
+        ends: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        out: npt.NDArray[Any],
+    ) -> ReadCounts:
+        """Read ranges of rows, many in flight at a time; as `read_range`.
+
+        Parameters
+        ----------
+        firsts, ends : ndarray of int64 [k]
+            Rows `firsts[i]` to `ends[i] - 1`.
+        places : ndarray of int64 [k]
+            Row of `out` that each range begins at.
+        """
+        wrong = np.flatnonzero((firsts < 0) | (ends < firsts) | (ends > self.num_rows))
+        if wrong.size:
+            first, end = firsts[wrong[0]], ends[wrong[0]]
+            raise IndexError(f"[{first}, {end}) is not within [0, {self.num_rows})")
+        there = np.flatnonzero(ends > firsts)
+        if out.size == 0 or there.size == 0:
             return ReadCounts()
+        firsts, ends, places = firsts[there], ends[there], places[there]
         shard_rows, row_bytes = self.array.layout.shard_rows, self.row_bytes
-        shards = np.arange(first // shard_rows, (last - 1) // shard_rows + 1)
-        begins = np.maximum(shards * shard_rows, first)
-        ends = np.minimum((shards + 1) * shard_rows, last)
+        first_shards = firsts // shard_rows
+        num_shards = (ends - 1) // shard_rows - first_shards + 1
+        of = np.repeat(np.arange(len(firsts)), num_shards)
+        before = np.repeat(np.cumsum(num_shards) - num_shards, num_shards)
+        shards = first_shards[of] + np.arange(len(of)) - before
+        begins = np.maximum(shards * shard_rows, firsts[of])
+        lasts = np.minimum((shards + 1) * shard_rows, ends[of])
         return self.engine.reader.read_ranges(
             self.files,
             shards,
             (begins - shards * shard_rows) * row_bytes,
-            (ends - begins) * row_bytes,
-            (begins - first) * row_bytes,
+            (lasts - begins) * row_bytes,
+            (places[of] + begins - firsts[of]) * row_bytes,
             out.reshape(-1).view(np.uint8),
         )

@@ -99,6 +99,8 @@ class BatchLoader(DataLoader[Any]):
         Keyword arguments of torch's `DataLoader`.
     shard : RankShard
         Which of the batches are this process's.
+    own_order : callable or None
+        Makes the order of the loader of the one that torch's options name; None: it is that.
     """
 
     filter_per_worker = True
@@ -116,6 +118,7 @@ class BatchLoader(DataLoader[Any]):
         prefetch_batches: int | None,
         options: dict[str, Any],
         shard: RankShard = ALONE,
+        own_order: Callable[[EpochOrder], EpochOrder] | None = None,
     ) -> None:
         # Frameworks that build a loader anew pass these two, which are ours to choose.
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
@@ -131,6 +134,8 @@ class BatchLoader(DataLoader[Any]):
         self._fingerprint = fingerprint
         self._shard = shard
         self._order: EpochOrder = order_of(self, num_seeds, shard, shuffles=shuffles(options))
+        if own_order is not None:
+            self._order = own_order(self._order)
         self._cursor = EpochCursor(self._order)
         self._totals = Totals()
         self._recorder = Recorder()
@@ -199,7 +204,19 @@ class BatchLoader(DataLoader[Any]):
 
         0 between the last batch and what follows the loop: the next epoch has not begun.
         """
-        return self._order.num_left(self._cursor.position(self.epoch).batches)
+        return self._order.num_left(self._cursor.position(self.epoch), self._known_seed())
+
+    def __len__(self) -> int:
+        """Return the number of batches of the epoch that comes next."""
+        return self.len_of(self.epoch) if self._order.varies else DataLoader.__len__(self)
+
+    def len_of(self, epoch: int) -> int:
+        """Return the number of batches of an epoch: with `partitions=`, not all have as many."""
+        return self._order.num_left(Position(epoch), self._known_seed())
+
+    def _known_seed(self) -> int | None:
+        """Return the seed, if it is known or if the number of batches depends on it."""
+        return self._draw_seed() if self._order.varies else self.seed
 
     # --- epochs ------------------------------------------------------------------------------
 
@@ -220,7 +237,8 @@ class BatchLoader(DataLoader[Any]):
             self._totals,
             self._recorder,
         )
-        run, order = self._run(iteration.start, seed), self._order
+        lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
+        run, order = replace(self._run(iteration.start, seed), lookahead=lookahead), self._order
         # A loader that does not shuffle evaluates, often once.
         if order.is_keyed and (order.shuffles or self._num_iterations > 1):
             coming = self._run(Position(run.epoch + 1), seed)
@@ -231,7 +249,7 @@ class BatchLoader(DataLoader[Any]):
             order,
             self._source,
             finisher,
-            lookahead=Lookahead(self.prefetch_batches, self._spare_bytes),
+            lookahead=lookahead,
             initializer=self._thread_initializer(),
         )
 
@@ -351,7 +369,7 @@ class BatchLoader(DataLoader[Any]):
         found = LoaderState.from_dict(state)
         given = self.seed if self._seed_is_given else None
         found.refuse_unless_of(self._all_fingerprints(), given)
-        self._order.check(found.position)
+        self._order.check(found.position, found.seed)
         if self.seed != found.seed:
             self._use_seed(found.seed)
         self.epoch = found.position.epoch

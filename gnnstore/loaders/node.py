@@ -25,6 +25,8 @@ from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
+    from gnnstore.caching.partitions.policy import PartitionPolicy
+
 
 class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     """Mini-batches of sampled neighbourhoods, as `torch_geometric.data.Data`.
@@ -113,6 +115,10 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         What `batch.input_id` shows for each input node.
     custom_cls : type, optional
         Class of the batches, derived from `Data`.
+    partitions : PartitionPolicy, optional
+        Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
+        from these alone, which changes batches; kind "dispersed" or "sequential". Each input node
+        is trained once an epoch. `len(loader)` is that of the epoch to come.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
         `batch_sampler`, `drop_last`, `num_workers` (threads here), `pin_memory`,
@@ -180,6 +186,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
+        partitions: PartitionPolicy | None = None,
         **kwargs: Any,
     ) -> None:
         options = LoaderOptions.of(locals())

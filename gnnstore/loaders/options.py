@@ -67,6 +67,8 @@ class LoaderOptions:
         """
         given = {name: v for name, v in parameters.items() if name not in _NOT_PARAMETERS}
         _call(_refuse_unsupported, given)
+        if given.get("partitions") is not None:
+            _call(_refuse_beside_partitions, given)
         config = _call(sampling_config, given)
         read = _call(read_options, given)
         return cls(given, as_store(given["data"]), config, read, parameters["kwargs"])
@@ -217,6 +219,47 @@ def _refuse_beside_plan(**options: Any) -> None:
         raise UsageError(
             f"plan= has no use for {' and '.join(given)}: what is cached, and where batches are "
             "read, was decided when the plan was packed; leave it out"
+        )
+
+
+def _refuse_beside_partitions(
+    *,
+    strategy: str = "auto",
+    topology: str = "auto",
+    cache: str | None = None,
+    cache_bytes: int | str | None = None,
+    superbatch: int | str | None = None,
+    tmpdir: Any = None,
+    disk: int | str | None = None,
+    plan: Any = None,
+    rank: int | None = None,
+) -> None:
+    """Refuse options that say where rows lie, which partitions decide, and what is not built yet.
+
+    Raises
+    ------
+    UsageError
+    """
+    options = {
+        "strategy": None if strategy == "auto" else strategy,
+        "topology": None if topology == "auto" else topology,
+        "cache": cache,
+        "cache_bytes": cache_bytes,
+        "superbatch": superbatch,
+        "tmpdir": tmpdir,
+        "disk": disk,
+        "plan": plan,
+    }
+    given = [f"{name}={value!r}" for name, value in options.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"partitions= has no use for {' and '.join(given)}: rows and edges of the partitions "
+            "in memory are in memory, and all others are read when their turn comes; leave it out"
+        )
+    if rank is not None:
+        raise UsageError(
+            f"partitions= and rank={rank}: partitions are not shared among processes yet; train "
+            "with one process, or leave out partitions="
         )
 
 

@@ -15,11 +15,13 @@ from gnnstore.graph.store import GraphStore
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
 from gnnstore.loaders.options import LoaderOptions
+from gnnstore.loaders.partitions import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.ranks import RankShard
 from gnnstore.pipeline.order.state import sampling_fingerprint
 from gnnstore.pipeline.seeds.base import SeedSource
+from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.saved import open_packed_sources
@@ -57,10 +59,20 @@ class SampledLoader(BatchLoader):
         shard = RankShard.of(
             given.get("rank"), given.get("world_size"), given.get("seed"), of_torch
         )
+        parts = None
+        if given.get("partitions") is not None:
+            parts = PartitionSources(
+                store,
+                given["partitions"],
+                seeds,
+                config,
+                memory=given.get("memory"),
+                io_engine=given.get("io_engine"),
+            )
         super().__init__(
             len(seeds),
             labels=seeds.labels,
-            fingerprint=partial(sampling_fingerprint, store, config, seeds),
+            fingerprint=partial(_fingerprint, store, config, seeds, parts),
             seed=given.get("seed"),
             transform=given.get("transform"),
             transform_sampler_output=given.get("transform_sampler_output"),
@@ -68,6 +80,7 @@ class SampledLoader(BatchLoader):
             prefetch_batches=given.get("prefetch_batches"),
             options=of_torch,
             shard=shard,
+            own_order=None if parts is None else parts.order,
         )
         self._seeds: Any = seeds
         attributes = {**given, **kept, "data": store}
@@ -76,6 +89,11 @@ class SampledLoader(BatchLoader):
         for name in attributes.keys() - _OF_THE_BASE:
             setattr(self, name, attributes[name])
 
+        assembler = partial(BatchAssembler, store, data_class=given.get("custom_cls") or Data)
+        if parts is not None:
+            _log.info("%s: %s", store.path, parts.placement.reason)
+            self._read_from(parts, parts.batches(config), assembler(parts))
+            return
         presampler = Presampler.of(
             store, config, seeds, *batch_shape(of_torch), world_size=shard.world_size
         )
@@ -93,6 +111,13 @@ class SampledLoader(BatchLoader):
         self._read_from(
             opened,
             opened.batches(seeds, config),
-            BatchAssembler(store, opened, given.get("custom_cls") or Data),
+            assembler(opened),
             epoch_batches=presampler.epoch_batches,
         )
+
+
+def _fingerprint(
+    store: GraphStore, config: SamplingConfig, seeds: SeedSource, parts: PartitionSources | None
+) -> dict[str, Any]:
+    found = sampling_fingerprint(store, config, seeds)
+    return found if parts is None else found | parts.fingerprint()

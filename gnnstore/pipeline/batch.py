@@ -142,6 +142,8 @@ class EpochRun:
         What the k-th batch of the run is, to be noted on errors.
     following : callable
         Returns the run that is expected next and its batches; None if that is not known.
+    lookahead : Lookahead or None
+        How many batches may be prepared ahead.
     """
 
     seed: int
@@ -154,6 +156,7 @@ class EpochRun:
     describe: Callable[[int], str]
     recorder: Recorder
     following: Callable[[], tuple[EpochRun, Iterator[Planned]] | None] = lambda: None
+    lookahead: Lookahead | None = None
 
     def key(self, batch: int) -> BatchKey:
         """Return the key of a batch by its number in the epoch."""

@@ -85,6 +85,10 @@ class LoaderStats:
         Subgraphs that were written to disk until their batch was assembled.
     negatives_kept : int
         Negatives that are edges after all, of loaders of edges that draw such ones again.
+    partitions_read, states : int
+        With `partitions=`: partitions that were read, and states that have been in memory.
+    seconds_swapping : float
+        How long the consumer waited for a state; part of `seconds_waiting`.
     """
 
     strategy: str
@@ -118,6 +122,9 @@ class LoaderStats:
     topology_bytes_read: int = 0
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
+    partitions_read: int = 0
+    states: int = 0
+    seconds_swapping: float = 0.0
     negatives_kept: int = 0
     peak_rss_bytes: int = 0
 

@@ -275,6 +275,22 @@ def as_subgraph(arrays: SampledArrays, config: SamplingConfig, num_seeds: int) -
     )
 
 
+def seeds_alone(
+    seeds: npt.NDArray[np.int64], config: SamplingConfig, index_dtype: IndexDtype
+) -> Sample:
+    """Return the sample of no hops, which needs no graph."""
+    is_directional = config.subgraph_type == "directional"
+    return Sample(
+        n_id=seeds.astype(index_dtype),
+        edge_index=np.empty((2, 0), index_dtype),
+        edge_pos=np.empty(0, np.int64),
+        batch=np.arange(len(seeds)) if config.disjoint else None,
+        num_sampled_nodes=[len(seeds)] if is_directional else None,
+        num_sampled_edges=[] if is_directional else None,
+        num_seeds=len(seeds),
+    )
+
+
 def _checked_fanouts(fanouts: Sequence[int]) -> tuple[int, ...]:
     try:
         checked = tuple(operator.index(fanout) for fanout in fanouts)

@@ -22,6 +22,7 @@ from gnnstore.pipeline.order.epoch import (
     epoch_order,
     epoch_permutation,
     order_bytes,
+    shuffle_draws,
 )
 from gnnstore.pipeline.order.keyed import KeyedOrder, SeededShuffle
 from gnnstore.pipeline.order.state import Position
@@ -181,26 +182,30 @@ def test_a_shuffle_is_uniform() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 4097, 70_000])
 def test_a_bijection_is_a_permutation(n: int) -> None:
-    order = KeyedBijection(n, 1, 2)
+    order = KeyedBijection(n, shuffle_draws(1, 2))
     positions = order[:].tolist()
     assert sorted(positions) == list(range(n))
     assert positions == [p for first in range(0, n, 1000) for p in order[first : first + 1000]]
     assert positions[-1] == order[-1] == order[n - 1]
-    assert n < 63 or positions != KeyedBijection(n, 1, 3)[:].tolist()
+    assert n < 63 or positions != KeyedBijection(n, shuffle_draws(1, 3))[:].tolist()
 
 
 def test_a_bijection_is_uniform() -> None:
     # Each tenth of 1,000 positions goes to each tenth alike: chi-square, 81 degrees of freedom.
     counts = np.zeros((10, 10))
     for seed in range(200):
-        positions = KeyedBijection(1000, seed, 0)[:]
+        positions = KeyedBijection(1000, shuffle_draws(seed, 0))[:]
         np.add.at(counts, (np.arange(1000) // 100, positions // 100), 1)
     assert float(((counts - 2000) ** 2 / 2000).sum()) < 128, "one in a thousand by chance"
 
 
 def test_a_bijection_is_the_same_everywhere() -> None:
     # Recorded: a run that is resumed on another machine must go on with the same batches.
-    assert KeyedBijection(2**40, 7, 3)[:3].tolist() == [669536985820, 683021750813, 101860299632]
+    assert KeyedBijection(2**40, shuffle_draws(7, 3))[:3].tolist() == [
+        669536985820,
+        683021750813,
+        101860299632,
+    ]
 
 
 def test_orders_of_many_positions_take_no_memory() -> None:
@@ -213,7 +218,9 @@ def test_orders_of_many_positions_take_no_memory() -> None:
     batches = [index for _, index, _ in islice(order.batches(Position(2), 1), 3)]
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
-    assert np.array_equal(np.concatenate(batches), KeyedBijection(num_seeds, 1, 2)[:3000])
+    assert np.array_equal(
+        np.concatenate(batches), KeyedBijection(num_seeds, shuffle_draws(1, 2))[:3000]
+    )
 
 
 SHUFFLED_EPOCH = """

@@ -38,14 +38,20 @@ class Purpose(IntEnum):
     STATES = 2
     BUCKETS = 3
     NODES = 4
+    SEEDS = 5
 
 
-def draws(seed: int, epoch: int, purpose: Purpose) -> np.random.Philox:
+def draws(seed: int, epoch: int, purpose: Purpose, state: int = 0) -> np.random.Philox:
     """Return the generator of a purpose, of which only raw words are to be taken.
 
     NumPy guarantees the stream of raw words, and not what it makes of them.
+
+    Parameters
+    ----------
+    state : int
+        Of purposes that draw for each state.
     """
-    counter = np.array([0, 0, 0, 2**64 - 1 - purpose], dtype=np.uint64)
+    counter = np.array([0, 0, state, 2**64 - 1 - purpose], dtype=np.uint64)
     return np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64))
 
 

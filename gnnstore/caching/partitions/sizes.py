@@ -158,6 +158,43 @@ def buffer_sizes(
     return found
 
 
+def sizes_of_partitions(
+    contents: Contents,
+    memory_bytes: int,
+    num_partitions: int,
+    *,
+    order: str,
+    max_bias: float | None = None,
+) -> list[BufferSizes]:
+    """Return the sizes for partitions that there are, in one order: the best first.
+
+    Of edges all are trained, and what reads least is best; of nodes each partition is read once,
+    and the more are together the better. Those that by average buckets do not fit the budget come
+    last, what takes least first.
+
+    Parameters
+    ----------
+    max_bias : float, optional
+        Sizes with more come after the others.
+    """
+    residents = {"dispersed": (1,), "even": (2,)}.get(order, RESIDENT_GROUPS)
+    found = {
+        _sizes(contents, order, resident, num_groups, num_partitions)
+        for resident in residents
+        for num_groups in range(resident, num_partitions + 1)
+        if num_partitions % num_groups == 0
+    }
+
+    def rank(sizes: BufferSizes) -> tuple[bool, bool, int, float]:
+        fits = sizes.memory_bytes <= memory_bytes
+        bias = sizes.bias()
+        is_biased = max_bias is not None and bias > max_bias
+        cost = -sizes.capacity if order == "dispersed" else sizes.bytes_read
+        return not fits, is_biased, cost if fits else sizes.memory_bytes, bias
+
+    return sorted(found, key=rank)
+
+
 def best_sizes(
     found: list[BufferSizes],
     *,

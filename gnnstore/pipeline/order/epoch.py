@@ -37,13 +37,17 @@ class EpochOrder(Protocol):
         """Whether the loader draws the order itself, anew in each epoch."""
 
     @property
+    def varies(self) -> bool:
+        """Whether epochs differ in their number of batches, which depends on the seed then."""
+
+    @property
     def is_keyed(self) -> bool:
         """Whether (seed, epoch) decides the batches, so that they are known before it begins."""
 
     def start(self) -> dict[str, Any] | None:
         """Return the state that a sampler needs to begin an epoch; None without one."""
 
-    def check(self, position: Position) -> None:
+    def check(self, position: Position, seed: int) -> None:
         """Check that an epoch can be taken up at a position.
 
         Raises
@@ -55,8 +59,14 @@ class EpochOrder(Protocol):
     def number(self, first: int, k: int) -> int:
         """Return the number in its epoch of the k-th batch after the first `first` ones."""
 
-    def num_left(self, done: int) -> int:
-        """Return the number of batches that follow the first `done` ones of an epoch."""
+    def num_left(self, position: Position, seed: int | None) -> int:
+        """Return the number of batches of an epoch that follow a position.
+
+        Parameters
+        ----------
+        seed : int or None
+            None: not drawn yet, where the number does not depend on it.
+        """
 
     def batches(self, start: Position, seed: int) -> Iterator[tuple[int, Any, Position]]:
         """Yield the number, the positions [B] and the place after each batch from `start` on."""
@@ -68,9 +78,14 @@ def epoch_order(num_seeds: int, seed: int, epoch: int) -> Any:
     A pure function of its arguments on every machine. An array, `epoch_permutation`; of more than
     `MAX_SORTED` positions a `KeyedBijection`, which takes no memory.
     """
+    return drawn_order(num_seeds, shuffle_draws(seed, epoch))
+
+
+def drawn_order(num_seeds: int, generator: np.random.Philox) -> Any:
+    """Return a shuffled order as `epoch_order` does, by the words of a generator."""
     if num_seeds > MAX_SORTED:
-        return KeyedBijection(num_seeds, seed, epoch)
-    return epoch_permutation(num_seeds, seed, epoch)
+        return KeyedBijection(num_seeds, generator)
+    return _permutation(num_seeds, generator)
 
 
 def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
@@ -79,7 +94,11 @@ def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
     Positions are sorted by 64-bit keys straight from a counter-based generator, whose stream NumPy
     guarantees, unlike that of its `permutation`.
     """
-    draws = _generator(seed, epoch).random_raw(num_seeds)
+    return _permutation(num_seeds, shuffle_draws(seed, epoch))
+
+
+def _permutation(num_seeds: int, generator: np.random.Philox) -> Int64Array:
+    draws = generator.random_raw(num_seeds)
     return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
 
 
@@ -88,7 +107,8 @@ def order_bytes(num_seeds: int, *, shuffles: bool, num_orders: int = 2) -> int:
     return 8 * num_seeds * (num_orders + 1) if shuffles and num_seeds <= MAX_SORTED else 0
 
 
-def _generator(seed: int, epoch: int) -> np.random.Philox:
+def shuffle_draws(seed: int, epoch: int) -> np.random.Philox:
+    """Return the generator of the shuffle of an epoch; of its words only raw ones are taken."""
     return np.random.Philox(counter=_SHUFFLE_COUNTER, key=np.array([seed, epoch], dtype=np.uint64))
 
 
@@ -103,16 +123,16 @@ class KeyedBijection:
     ----------
     num_seeds : int
         Positions are 0 to num_seeds - 1.
-    seed, epoch : int
-        Key.
+    generator : numpy.random.Philox
+        Gives the keys of the rounds.
     """
 
-    def __init__(self, num_seeds: int, seed: int, epoch: int) -> None:
+    def __init__(self, num_seeds: int, generator: np.random.Philox) -> None:
         num_bits = max(2, (num_seeds - 1).bit_length())
         self._num_seeds = num_seeds
         # The halves of an odd number of bits differ by one: each round takes the other's width.
         self._widths = (np.uint64(num_bits // 2), np.uint64(num_bits - num_bits // 2))
-        self._keys = np.asarray(_generator(seed, epoch).random_raw(_NUM_ROUNDS))
+        self._keys = np.asarray(generator.random_raw(_NUM_ROUNDS))
 
     def __len__(self) -> int:
         """Return the number of positions."""

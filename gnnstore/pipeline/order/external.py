@@ -38,7 +38,7 @@ class ExternalSampler:
     sampler: Any
 
     shuffles = False
-    is_keyed = False
+    is_keyed = varies = False
 
     @property
     def name(self) -> str:
@@ -65,11 +65,11 @@ class ExternalSampler:
         """Return the number in its epoch of the k-th batch after the first `first` ones."""
         return first + k
 
-    def num_left(self, done: int) -> int:
-        """Return the number of batches that follow the first `done` ones of an epoch."""
-        return max(0, len(self.sampler) - done)
+    def num_left(self, position: Position, seed: int | None) -> int:  # noqa: ARG002
+        """Return the number of batches of an epoch that follow a position."""
+        return max(0, len(self.sampler) - position.batches)
 
-    def check(self, position: Position) -> None:
+    def check(self, position: Position, seed: int) -> None:  # noqa: ARG002
         """Check that this sampler can go on from a position of `start` or `batches`.
 
         Raises

@@ -38,6 +38,7 @@ class KeyedOrder:
 
     name = None
     is_keyed = True
+    varies = False
 
     @property
     def num_batches(self) -> int:
@@ -48,7 +49,7 @@ class KeyedOrder:
     def start(self) -> None:
         """Return nothing: the order follows from (seed, epoch)."""
 
-    def check(self, position: Position) -> None:
+    def check(self, position: Position, seed: int) -> None:  # noqa: ARG002
         """Check that an epoch has as many batches as were handed out.
 
         Raises
@@ -66,9 +67,9 @@ class KeyedOrder:
         """Return the number in its epoch of the k-th batch after the first `first` ones."""
         return self.shard.number(first, k, self.num_batches)
 
-    def num_left(self, done: int) -> int:
-        """Return the number of batches that this rank takes after the first `done` of all."""
-        return self.shard.num_rounds(done, self.num_batches, drop_last=self.drop_last)
+    def num_left(self, position: Position, seed: int | None) -> int:  # noqa: ARG002
+        """Return the number of batches that this rank takes after those handed out of all."""
+        return self.shard.num_rounds(position.batches, self.num_batches, drop_last=self.drop_last)
 
     def batches(self, start: Position, seed: int) -> Iterator[tuple[int, Any, Position]]:
         """Yield the number, the positions [B] and the place after each batch from `start` on."""

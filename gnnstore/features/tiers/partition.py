@@ -1,0 +1,219 @@
+"""Rows of nodes in slots, a partition each, and the files that partitions are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore._core import ReadCounts
+from gnnstore.disk.engines import Engine
+from gnnstore.errors import CorruptStoreError
+from gnnstore.features.direct import DirectRows
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.source import Rows, RowSpec
+from gnnstore.formats.arrays.paged_array import PagedArray
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import BLOCK_BYTES
+from gnnstore.formats.partitions.reader import PartitionsReader
+
+Int64Array = npt.NDArray[np.int64]
+
+# Between two pieces whoever reads may be told to stop.
+_PIECE_BYTES = 2**26
+
+
+class Ranges(NamedTuple):
+    """Ranges of rows of a file, and where they go.
+
+    Attributes
+    ----------
+    firsts, ends : ndarray of int64 [k]
+        Rows `firsts[i]` to `ends[i] - 1`.
+    places : ndarray of int64 [k]
+        Row of the output that each begins at.
+    """
+
+    firsts: Int64Array
+    ends: Int64Array
+    places: Int64Array
+
+    def joined(self) -> Ranges:
+        """Return the ranges that are not empty, those that continue one another as one."""
+        kept = self.ends > self.firsts
+        firsts, ends, places = self.firsts[kept], self.ends[kept], self.places[kept]
+        follows = (firsts[1:] == ends[:-1]) & (np.diff(places) == np.diff(firsts))
+        begins = np.flatnonzero(np.concatenate([[True], ~follows])[: len(firsts)])
+        lasts = np.append(begins[1:], len(firsts))[: len(begins)] - 1
+        return Ranges(firsts[begins], ends[lasts], places[begins])
+
+
+class PartitionFiles:
+    """Reads partitions in order, and compares whole blocks with their checksums on the way.
+
+    Its methods take a callable `proceed`, which is called between two pieces, and raises to end
+    reading.
+    """
+
+    def __init__(self, unit: PartitionsReader, engine: Engine) -> None:
+        self.unit = unit
+        self.engine = engine
+        self.counts = ReadCounts()
+        self._open: dict[str, DirectRows] = {}
+        entries = (entry.path for entry in unit.manifest.files)
+        self._first_block = dict(zip(entries, unit.manifest.first_blocks(), strict=False))
+        self._checksums = unit.block_checksums()
+
+    def read_rows(
+        self, spec: AttributeSpec, first: int, out: npt.NDArray[Any], proceed: Callable[[], None]
+    ) -> None:
+        """Fill `out` with the rows of new ids `first` and following.
+
+        Raises
+        ------
+        StorageError
+            Naming the file and offset of a read that failed.
+        CorruptStoreError
+            If a block is not what was written.
+        """
+        rows = self._rows(spec)
+        step = max(1, _PIECE_BYTES // max(1, rows.row_bytes))
+        for begin in range(0, len(out), step):
+            proceed()
+            self.counts += rows.read_range(first + begin, out[begin : begin + step])
+        self._verify(rows.stored.array, first, out)
+
+    def read_edges(
+        self,
+        spec: AttributeSpec,
+        ranges: Ranges,
+        out: npt.NDArray[Any],
+        proceed: Callable[[], None],
+    ) -> None:
+        """Read ranges of edges to their places in `out`, about a piece at a time.
+
+        Raises
+        ------
+        StorageError, CorruptStoreError
+            As `read_rows`.
+        """
+        if not len(ranges.firsts):
+            return
+        rows = self._rows(spec)
+        sizes = ranges.ends - ranges.firsts
+        piece = np.cumsum(sizes) * rows.row_bytes // _PIECE_BYTES
+        cuts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(sizes)]
+        for begin, end in pairwise(cuts):
+            proceed()
+            firsts, ends, places = (part[begin:end] for part in ranges)
+            self.counts += rows.read_ranges(firsts, ends, places, out)
+        for i in np.flatnonzero(sizes * rows.row_bytes >= BLOCK_BYTES).tolist():
+            place, size = int(ranges.places[i]), int(sizes[i])
+            self._verify(rows.stored.array, int(ranges.firsts[i]), out[place : place + size])
+
+    def _rows(self, spec: AttributeSpec) -> DirectRows:
+        if spec.path not in self._open:
+            self._open[spec.path] = DirectRows.open(self.unit.paged(spec), self.engine)
+        return self._open[spec.path]
+
+    def _verify(self, array: PagedArray, first: int, rows: npt.NDArray[Any]) -> None:
+        for path, block, data in _whole_blocks(array, first, rows):
+            name = path.relative_to(self.unit.path).as_posix()
+            expected = int(self._checksums[self._first_block[name] + block])
+            if (found := _core.crc32c(data)) != expected:
+                begin = block * BLOCK_BYTES
+                raise CorruptStoreError(
+                    f"{path}: bytes {begin} to {begin + BLOCK_BYTES - 1} have the checksum "
+                    f"{found:08x}, expected {expected:08x}: they are damaged. Restore the "
+                    "partitions from a copy, or partition the store again",
+                    path=path,
+                    offset=begin,
+                )
+
+
+def _whole_blocks(
+    array: PagedArray, first: int, rows: npt.NDArray[Any]
+) -> Iterator[tuple[Path, int, npt.NDArray[np.uint8]]]:
+    """Yield the file, number and bytes of each block that consecutive rows fill, with padding."""
+    geometry, layout = array.geometry, array.layout
+    stride, per_run = geometry.page_stride_bytes, geometry.rows_per_page
+    used = per_run * geometry.row_bytes
+    values = rows.reshape(len(rows), -1).view(np.uint8) if rows.size else rows
+    for shard in range(first // layout.shard_rows, layout.num_shards):
+        begin = shard * layout.shard_rows
+        if begin >= first + len(rows):
+            return
+        runs = -(-max(0, first - begin) // per_run), (first + len(rows) - begin) // per_run
+        last_run = min(runs[1], layout.shard_rows // per_run)
+        blocks = range(-(-runs[0] * stride // BLOCK_BYTES), last_run * stride // BLOCK_BYTES)
+        for block in blocks:
+            low, high = block * BLOCK_BYTES // stride, -(-(block + 1) * BLOCK_BYTES // stride)
+            part = values[begin + low * per_run - first : begin + high * per_run - first]
+            pages = part.reshape(high - low, used)
+            if used < stride:
+                pages = np.pad(pages, ((0, 0), (0, stride - used)))
+            at = block * BLOCK_BYTES - low * stride
+            yield array.file_paths[shard], block, pages.reshape(-1)[at : at + BLOCK_BYTES]
+
+
+class PartitionSlots:
+    """Memory for the rows of some partitions: all node attributes, and the store's ids.
+
+    Attributes
+    ----------
+    slot_of : dict of int to int
+        Slot of each partition that has its rows in memory.
+    """
+
+    def __init__(self, files: PartitionFiles, num_slots: int) -> None:
+        self.files = files
+        self.num_slots = num_slots
+        self.slot_of: dict[int, int] = {}
+        unit = files.unit
+        rows = num_slots * unit.rows_per_partition
+        self._specs = {spec.path: spec for spec in (unit.order_spec, *unit.nodes.values())}
+        self._tables = {
+            path: MemoryRows(RowSpec.of(spec).empty(rows)) for path, spec in self._specs.items()
+        }
+
+    @staticmethod
+    def bytes_of(unit: PartitionsReader, num_slots: int) -> int:
+        """Return the memory of so many slots."""
+        specs = (unit.order_spec, *unit.nodes.values())
+        return num_slots * unit.rows_per_partition * sum(spec.row_bytes for spec in specs)
+
+    def read(self, partition: int, slot: int, proceed: Callable[[], None]) -> None:
+        """Read the rows of a partition into a slot, in the place of what is there.
+
+        Raises
+        ------
+        StorageError, CorruptStoreError
+            As `PartitionFiles.read_rows`; the slot is empty then.
+        """
+        for known in [known for known, its in self.slot_of.items() if its == slot]:
+            del self.slot_of[known]
+        unit = self.files.unit
+        new_ids, begin = unit.rows(partition), slot * unit.rows_per_partition
+        for path, spec in self._specs.items():
+            out = self._tables[path].table[begin : begin + len(new_ids)]
+            self.files.read_rows(spec, new_ids.start, out, proceed)
+        self.slot_of[partition] = slot
+
+    def first_rows(self, partitions: Int64Array) -> Int64Array:
+        """Return the row at which the slot of each partition begins [c]."""
+        slots = [self.slot_of[partition] for partition in partitions.tolist()]
+        return np.array(slots, np.int64) * self.files.unit.rows_per_partition
+
+    def store_ids(self, rows: Int64Array) -> npt.NDArray[Any]:
+        """Return the store's ids of the nodes in some rows."""
+        return self._tables[self.files.unit.order_spec.path].gather(rows).values
+
+    def gather(self, rows: Int64Array) -> dict[str, Rows]:
+        """Return the attributes of the nodes in some rows, by name."""
+        nodes = self.files.unit.nodes
+        return {name: self._tables[spec.path].gather(rows) for name, spec in nodes.items()}

@@ -1,0 +1,306 @@
+"""The partitions of a store in place of its parts: what a loader needs of them, in its budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore._core import ReadCounts
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.caching.partitions.policy import BufferShape, PartitionPolicy
+from gnnstore.caching.partitions.sizes import Contents
+from gnnstore.errors import BudgetError, UsageError
+from gnnstore.features.memory import MemoryRows
+from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots
+from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
+from gnnstore.graph.shared import shared_tables
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.order.partition import PartitionOrder
+from gnnstore.pipeline.partitions.batches import PartitionBatches
+from gnnstore.pipeline.partitions.buffer import PartitionBuffer
+from gnnstore.pipeline.partitions.seeds import NodesByState, SeedsByState
+from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.planning.traits import StrategyTraits
+from gnnstore.strategies.sizes.placement import STAGING, Placement
+
+if TYPE_CHECKING:
+    from gnnstore.disk.engines import Engine
+    from gnnstore.embeddings.base import ResidentTable
+    from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.graph.store import GraphStore
+    from gnnstore.pipeline.order.epoch import EpochOrder
+    from gnnstore.pipeline.stats import LoaderStats
+    from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
+
+_TRAITS = StrategyTraits("partitions", "disk")
+# Edge attributes and ids are read edge by edge: held in memory where they take little of it.
+_HELD_SHARE = 4
+_MOST_BUILDING = 8
+
+
+@dataclass(frozen=True, eq=False)
+class NotResident(RowSource):
+    """A node attribute: its rows come with the partitions in memory."""
+
+    attribute: AttributeSpec
+
+    @cached_property
+    def spec(self) -> RowSpec:
+        """The rows of the table."""
+        return RowSpec.of(self.attribute)
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
+        """Refuse: only rows of partitions in memory can be read."""
+        raise UsageError(
+            f"partitions= has no rows of {self.attribute.name!r} by id ({ids.size} of them): only "
+            "nodes of the partitions in memory have rows; make a loader without partitions="
+        )
+
+
+class PartitionSources:
+    """What a loader reads of the partitions of a store.
+
+    Raises
+    ------
+    UsageError
+        If there are no partitions, or they do not go together with the policy.
+    BudgetError
+        If `memory` has no room for them; says by how much.
+    """
+
+    def __init__(
+        self,
+        store: GraphStore,
+        policy: PartitionPolicy,
+        seeds: Any,
+        config: SamplingConfig,
+        *,
+        memory: int | str | None = None,
+        io_engine: str | None = None,
+        tables: Sequence[ResidentTable] = (),
+    ) -> None:
+        self._again = partial(
+            PartitionSources, store, policy, seeds, config, memory=memory, io_engine=io_engine
+        )
+        self.store, self._memory = store, memory
+        self.unit = unit = open_partitions(
+            store.path, policy.name, store_uuid=store.reader.manifest.uuid
+        )
+        self.tables = tuple(tables)
+        self._has_edges = bool(config.fanouts) or config.subgraph_type == "induced"
+        self.seeds: SeedsByState = _seeds_by_state(seeds, unit)
+        path = unit.paged(unit.order_spec).file_paths[0]
+        self.engine: Engine = shared_tables(store).engine(path, io_engine)
+        self._num_building = min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
+        self.shape, self.placement = self._sized(policy, isinstance(seeds, InputNodes))
+        self.num_threads = _MOST_BUILDING * 8
+        self._open_edges()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.tables:
+            raise UsageError(
+                "a loader with tables= cannot be sent to another process: only one may write "
+                "them; make it there"
+            )
+        return (self._again, ())
+
+    # --- memory --------------------------------------------------------------------------------
+
+    def _sized(self, policy: PartitionPolicy, of_nodes: bool) -> tuple[BufferShape, Placement]:
+        """Return the first shape that fits, and the memory that it takes.
+
+        Raises
+        ------
+        UsageError, BudgetError
+        """
+        unit, memory = self.unit, self._memory
+        budget = MemoryBudget.of(memory)
+        limit = budget.num_bytes
+        if policy.memory is not None:
+            limit = min(limit, MemoryBudget.of(policy.memory).num_bytes)
+        shapes = policy.shapes(
+            unit.num_partitions,
+            num_train=unit.num_train_partitions,
+            contents=self._contents(),
+            memory_bytes=limit if policy.memory is not None or budget.is_promise else None,
+            for_edges=not of_nodes,
+        )
+        refusals: list[BudgetError] = []
+        for shape in shapes:
+            ledger = self._ledger(shape, limit, budget.source)
+            try:
+                ledger.check(None, *self._remedies(shape))
+            except BudgetError as error:
+                refusals.append(error)
+                continue
+            return shape, Placement(
+                strategy=_TRAITS,
+                topology="disk",
+                modes={},
+                ledger=ledger.with_limit(budget.num_bytes),
+                budget_is_promise=budget.is_promise,
+                reason=f"{shape.describe()}; {unit.name!r} is read by {self.engine.reason}",
+            )
+        raise min(refusals, key=lambda error: error.missing_bytes or 0)
+
+    def _remedies(self, shape: BufferShape) -> list[str]:
+        if shape.capacity <= 2:
+            return ["partition the store into more partitions"]
+        return ["lower capacity=, or partition the store into more partitions"]
+
+    def _contents(self) -> Contents:
+        unit = self.unit
+        row_bytes = PartitionSlots.bytes_of(unit, 1) // unit.rows_per_partition
+        of_disk = 8 + unit.position_spec.row_bytes
+        return Contents(
+            node_bytes=unit.num_nodes * row_bytes,
+            edge_bytes=unit.num_edges * of_disk if self._has_edges else 0,
+            num_nodes=unit.num_nodes,
+            # Two graphs, and the buckets that one is built of.
+            memory_per_edge_byte=(2 * (of_disk - 4) + of_disk) / (2 * of_disk),
+        )
+
+    def _ledger(self, shape: BufferShape, limit: int, source: str) -> Ledger:
+        """Return what is held in memory as long as the loader lives."""
+        unit, num_slots = self.unit, shape.capacity + shape.num_spare
+        sizes = StoreSizes.of(self.store.schema)
+        edges = Reservation("edges")
+        if self._has_edges:
+            most = _most_edges(unit, shape.capacity)
+            # One is taken apart, or still sampled from, while the next is built.
+            num_graphs = 1 if shape.capacity == shape.num_partitions else 2
+            nodes = min(unit.num_nodes, shape.capacity * unit.rows_per_partition)
+            in_graph, on_disk = 4 + unit.position_spec.row_bytes, 8 + unit.position_spec.row_bytes
+            building = 8 * unit.rows_per_partition * self._num_building
+            graphs = num_graphs * (most * in_graph + 8 * (nodes + 1))
+            edges = Reservation(
+                f"edges between {shape.capacity} partitions",
+                graphs + most * on_disk + building + 16 * shape.capacity**2,
+            )
+        parts = [
+            Reservation(f"{num_slots} partitions", PartitionSlots.bytes_of(unit, num_slots)),
+            edges,
+            Reservation("places of buckets", unit.bucket_ptr.nbytes + 12 * unit.num_partitions**2),
+            Reservation("compressed attributes", sizes.cold_bytes),
+            Reservation("seeds and their order", self.seeds.num_bytes),
+            Reservation(STAGING, self.engine.staging_bytes),
+            *(table.reserve(shape.capacity, shape.num_spare) for table in self.tables),
+        ]
+        who = f"a loader with {shape.capacity} of {shape.num_partitions} partitions in memory"
+        return Ledger(limit, tuple(parts), who, source)
+
+    # --- what a loader takes from here -----------------------------------------------------------
+
+    def _open_edges(self) -> None:
+        """Open what batches show of edges, by position: in memory where that takes little."""
+        store, shared = self.store, shared_tables(self.store)
+        schema = store.schema
+        left = self.placement.left_bytes // _HELD_SHARE
+        edge_id = schema.edge.edge_id
+        is_held = edge_id is not None and edge_id.num_bytes <= left
+        if edge_id is None:
+            self.edge_ids = None
+        elif is_held:
+            left -= edge_id.num_bytes
+            self.edge_ids = MemoryRows.from_array(store.reader.paged(edge_id).load())
+            self._hold("ids of edges", edge_id.num_bytes)
+        else:
+            ids = store.topology("mmap").edge_id
+            assert ids is not None  # noqa: S101 - it is in the schema
+            self.edge_ids = MemoryRows.from_array(ids)
+        self.nodes = {n: NotResident(spec) for n, spec in schema.node.attributes.items()}
+        self.edges: dict[str, RowSource] = {}
+        for name, spec in schema.edge.attributes.items():
+            is_held = spec.layout == "cold" or spec.num_bytes <= left
+            if is_held and spec.layout != "cold":
+                left -= spec.num_bytes
+                self._hold("edge attributes", spec.num_bytes)
+            self.edges[name] = shared.rows(store, spec, "memory" if is_held else "mmap", 1)
+
+    def _hold(self, what: str, num_bytes: int) -> None:
+        ledger = self.placement.ledger.add(Reservation(what, num_bytes))
+        self.placement = replace(self.placement, ledger=ledger)
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """Path in the store of each node attribute by its name."""
+        return {n: spec.path for n, spec in self.store.schema.node.attributes.items()}
+
+    @property
+    def index_dtype(self) -> IndexDtype:
+        """Element type of ids in batches."""
+        return self.store.schema.index_dtype
+
+    @cached_property
+    def buffer(self) -> PartitionBuffer:
+        """The memory for partitions, taken when the first is read."""
+        return PartitionBuffer(
+            PartitionFiles(self.unit, self.engine),
+            self.shape.capacity + self.shape.num_spare,
+            has_edges=self._has_edges,
+            num_threads=self._num_building,
+        )
+
+    @property
+    def cached_by(self) -> str:
+        """Return nothing: there is no cache."""
+        return ""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what batches depend on: the partitions, and the policy as it was resolved."""
+        return {"partitions": {"uuid": self.unit.uuid, **self.shape.fingerprint()}}
+
+    def order(self, keyed: EpochOrder) -> PartitionOrder:
+        """Return the order of a loader.
+
+        Raises
+        ------
+        UsageError
+            If the loader has a sampler.
+        """
+        if not isinstance(keyed, KeyedOrder):
+            raise UsageError(
+                f"partitions= and the sampler {keyed.name}: seeds follow the partitions in "
+                "memory; leave out sampler= and batch_sampler=, and give shuffle=True"
+            )
+        size = keyed.batch_size or 1
+        self._order = PartitionOrder(self.shape, self.seeds, size, keyed.shuffles, keyed.drop_last)
+        return self._order
+
+    def batches(self, config: SamplingConfig) -> PartitionBatches:
+        """Return the batches of the loader, in its order."""
+        return PartitionBatches(self, self._order, config)
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader with what was read and done here."""
+        totals, counts = self.buffer.totals, self.buffer.files.counts
+        return replace(
+            stats.plus_reads(counts),
+            partitions_read=totals.partitions,
+            states=totals.states,
+            seconds_swapping=totals.seconds_waiting,
+        )
+
+
+def _seeds_by_state(seeds: Any, unit: PartitionsReader) -> SeedsByState:
+    if isinstance(seeds, InputNodes):
+        return NodesByState(seeds, unit)
+    raise UsageError("partitions= is for loaders of nodes so far")
+
+
+def _most_edges(unit: PartitionsReader, capacity: int) -> int:
+    """Return the most edges that there can be between so many partitions, whichever they are."""
+    sizes = np.diff(unit.bucket_ptr).reshape(unit.num_partitions, -1)
+    if capacity == unit.num_partitions:
+        return unit.num_edges
+    into = np.sort(sizes, axis=1)[:, -capacity:].sum(axis=1)
+    return int(np.sort(into)[-capacity:].sum())

@@ -1,0 +1,1 @@
+"""Batches that are sampled from the partitions in memory."""

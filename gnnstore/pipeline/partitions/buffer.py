@@ -1,0 +1,335 @@
+"""The partitions in memory, state after state; those of the next are read meanwhile.
+
+While batches of a state are prepared, a thread reads the partitions that enter and builds the next
+graph. It begins with the state after that once all batches of the one before have their rows: so
+two graphs are in memory at a time, and as many partitions as two states have.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import UsageError
+from gnnstore.features.source import Rows
+from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots, Ranges
+from gnnstore.parallel import CancelledError, prefetch
+from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass
+class BufferTotals:
+    """What has been read so far.
+
+    Attributes
+    ----------
+    partitions, states : int
+        Partitions read, and states that have been in memory.
+    seconds_waiting : float
+        How long the consumer waited for a state.
+    """
+
+    partitions: int = 0
+    states: int = 0
+    seconds_waiting: float = 0.0
+
+
+class ResidentState:
+    """A state whose partitions are in memory, as long as batches need them.
+
+    Attributes
+    ----------
+    number : int
+        In its epoch.
+    graph : ResidentGraph or None
+        None where no edge is sampled.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        members: Members,
+        graph: ResidentGraph | None,
+        slots: PartitionSlots,
+        changed: threading.Condition,
+    ) -> None:
+        self.number, self.members, self.graph = number, members, graph
+        self._slots, self._changed = slots, changed
+        self._first_rows = slots.first_rows(members.partitions)
+        self._num_batches = self._num_reading = 0
+        self._is_over = self._is_taken = False
+
+    def begin_batch(self) -> None:
+        """Keep the state in memory until the batch has its rows."""
+        with self._changed:
+            self._num_batches += 1
+
+    def end_batch(self) -> None:
+        """Let go of the state for a batch."""
+        with self._changed:
+            self._num_batches -= 1
+            self._changed.notify_all()
+
+    def is_over(self) -> bool:
+        """Whether nothing needs the state any more."""
+        return self._is_over and not self._num_batches
+
+    def end(self) -> None:
+        """Note that no batch will begin any more."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+    def take_away(self) -> None:
+        """Take the slots from batches that still want rows; wait for those that read just now."""
+        with self._changed:
+            self._is_taken = True
+            self._changed.wait_for(lambda: not self._num_reading)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._changed:
+            if self._is_taken:
+                raise _lost()
+            self._num_reading += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_reading -= 1
+                self._changed.notify_all()
+
+    def store_ids(self, local: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the store's ids of nodes [n]."""
+        with self._reading():
+            return self._slots.store_ids(self._rows_of(local))
+
+    def gather(self, local: npt.NDArray[Any]) -> dict[str, Rows]:
+        """Return the attributes of nodes [n], by name."""
+        with self._reading():
+            return self._slots.gather(self._rows_of(local))
+
+    def _rows_of(self, local: npt.NDArray[Any]) -> Int64Array:
+        rank, row = np.divmod(local.astype(np.int64, copy=False), self.members.rows)
+        return self._first_rows[rank] + row
+
+
+class PartitionBuffer:
+    """The memory for the partitions of a loader, which its iterations take in turn.
+
+    Parameters
+    ----------
+    num_slots : int
+        Partitions that there is room for: those of a state, and those read ahead.
+    has_edges : bool
+        Whether edges are read at all.
+    num_threads : int
+        Threads that build graphs.
+    """
+
+    def __init__(
+        self, files: PartitionFiles, num_slots: int, *, has_edges: bool, num_threads: int
+    ) -> None:
+        self.files, self.totals = files, BufferTotals()
+        self.changed = threading.Condition()
+        self._num_slots, self._has_edges, self._num_threads = num_slots, has_edges, num_threads
+        self._slots: PartitionSlots | None = None
+        self._graph: ResidentGraph | None = None
+        self._run: StatesAhead | None = None
+
+    @contextmanager
+    def run(
+        self, states: Sequence[tuple[int, Int64Array]], *, in_thread: bool
+    ) -> Iterator[StatesAhead]:
+        """Bring states into memory one after the other; takes the memory from who has it.
+
+        Parameters
+        ----------
+        states : sequence of (int, ndarray of int64)
+            Number and partitions of each, ascending.
+        in_thread : bool
+            Whether a thread reads ahead; else each is read when it is asked for.
+        """
+        if self._run is not None:
+            self._run.lose()
+        self._run = ahead = StatesAhead(self, states, in_thread=in_thread)
+        try:
+            yield ahead
+        finally:
+            ahead.close()
+            if self._run is ahead:
+                self._run = None
+
+    def load(
+        self,
+        number: int,
+        partitions: Int64Array,
+        before: ResidentState | None,
+        wait: Callable[[Callable[[], bool]], None],
+    ) -> ResidentState:
+        """Read what is not in memory yet, and build the graph.
+
+        Parameters
+        ----------
+        before : ResidentState or None
+            May still be in use, unlike those before it.
+        wait : callable
+            Waits until a condition holds; raises if the run ends before.
+        """
+        slots = self._slots
+        if slots is None:
+            slots = self._slots = PartitionSlots(self.files, self._num_slots)
+        unit = self.files.unit
+        members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
+
+        def proceed() -> None:
+            wait(lambda: True)
+
+        kept = {*partitions.tolist()}
+        used = set() if before is None else {*before.members.partitions.tolist()}
+        for partition in partitions.tolist():
+            if partition in slots.slot_of:
+                continue
+            free = self._free_slot(slots, kept | used)
+            if free is None and before is not None:
+                wait(before.is_over)
+                used = set()
+                free = self._free_slot(slots, kept)
+            assert free is not None  # noqa: S101 - there are as many slots as a state has
+            slots.read(partition, free, proceed)
+            self.totals.partitions += 1
+        self._graph = self._build(members, proceed) if self._has_edges else None
+        self.totals.states += 1
+        return ResidentState(number, members, self._graph, slots, self.changed)
+
+    def _free_slot(self, slots: PartitionSlots, kept: set[int]) -> int | None:
+        taken = {slot for partition, slot in slots.slot_of.items() if partition in kept}
+        return next((slot for slot in range(self._num_slots) if slot not in taken), None)
+
+    def _build(self, members: Members, proceed: Callable[[], None]) -> ResidentGraph:
+        before, unit = self._graph, self.files.unit
+        if before is not None and np.array_equal(before.members.partitions, members.partitions):
+            return before
+        num_partitions, bucket_ptr = unit.num_partitions, unit.bucket_ptr
+        starts = members.bucket_starts(bucket_ptr, num_partitions)
+        entries = members.bucket_entries(num_partitions)
+        buckets = Buckets.empty(starts, np.dtype(unit.position_spec.dtype))
+        new = np.ones(len(entries), bool)
+        if before is not None:
+            before.pass_on(members, buckets, num_threads=self._num_threads)
+            stays = np.isin(members.partitions, before.members.partitions)
+            new = ~(stays[:, None] & stays).ravel()
+        ranges = Ranges(bucket_ptr[entries[new]], bucket_ptr[entries[new] + 1], starts[:-1][new])
+        ranges = ranges.joined()
+        for spec, out in (
+            (unit.source_spec, buckets.source),
+            (unit.target_spec, buckets.target),
+            (unit.position_spec, buckets.position),
+        ):
+            self.files.read_edges(spec, ranges, out, proceed)
+        return ResidentGraph.build(
+            members,
+            buckets,
+            num_edges=unit.num_edges,
+            num_threads=self._num_threads,
+            source=str(unit.path),
+        )
+
+
+class StatesAhead:
+    """The states of an iteration, of which the next is read while one is in use."""
+
+    def __init__(
+        self,
+        buffer: PartitionBuffer,
+        states: Sequence[tuple[int, Int64Array]],
+        *,
+        in_thread: bool,
+    ) -> None:
+        self._buffer, self._states, self._changed = buffer, states, buffer.changed
+        self._is_stopped = self._is_lost = False
+        self._num_loaded = self._num_taken = 0
+        self._has_failed = False
+        self._in_use: list[ResidentState] = []
+        loaded = self._loaded()
+        self._source = (
+            prefetch(
+                loaded,
+                describe=lambda k: f"while reading the partitions of state {self._name(k)}",
+                stop=self._stop,
+            )
+            if in_thread
+            else loaded
+        )
+
+    def next(self) -> ResidentState:
+        """Return the next state, once it is in memory. For the consumer's thread."""
+        if self._is_lost:
+            raise _lost()
+        start = time.perf_counter()
+        state: ResidentState = next(self._source)
+        self._buffer.totals.seconds_waiting += time.perf_counter() - start
+        self._num_taken += 1
+        return state
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether the next state is not in memory yet."""
+        return self._num_taken == self._num_loaded and not self._has_failed
+
+    def lose(self) -> None:
+        """End the run for another one, whatever its batches still want."""
+        self._is_lost = True
+        self.close()
+        for state in self._in_use:
+            state.take_away()
+
+    def close(self) -> None:
+        """Stop reading, and wait for the thread."""
+        self._stop()
+        self._source.close()
+
+    def _stop(self) -> None:
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def _name(self, k: int) -> int:
+        return self._states[min(k, len(self._states) - 1)][0]
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or condition())
+            if self._is_stopped:
+                raise CancelledError("the iteration ended while partitions were read")
+
+    def _loaded(self) -> Generator[ResidentState, None, None]:
+        before: ResidentState | None = None
+        try:
+            for number, partitions in self._states:
+                while len(self._in_use) > 1:
+                    self._wait(self._in_use[0].is_over)
+                    self._in_use.pop(0)
+                before = self._buffer.load(number, partitions, before, self._wait)
+                self._in_use.append(before)
+                self._num_loaded += 1
+                yield before
+        except BaseException:
+            self._has_failed = True
+            raise
+
+
+def _lost() -> UsageError:
+    return UsageError(
+        "another iteration of this loader has begun, and has the partitions in memory now; finish "
+        "one before the next, or make a second loader"
+    )

@@ -1,0 +1,176 @@
+"""The graph of the partitions in memory, in ids of its own.
+
+Partitions are numbered by rank: the k-th of those in memory has the ids k * R and following, so
+that ids leave no gap and ascend with the ids of the partitioning. Where rows lie does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore import _core
+from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.store.csc import Csc
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Members:
+    """The partitions in memory, and the ids of their nodes.
+
+    Attributes
+    ----------
+    partitions : ndarray of int64 [c]
+        Ascending.
+    rows : int
+        R, nodes of a partition; the last of the graph may have fewer.
+    num_nodes : int
+        Of these partitions.
+    """
+
+    partitions: Int64Array
+    rows: int
+    num_nodes: int
+
+    @classmethod
+    def of(cls, partitions: Int64Array, rows: int, total_nodes: int) -> Members:
+        """Return some partitions of a graph of `total_nodes` nodes."""
+        ends = np.minimum((partitions + 1) * rows, total_nodes)
+        return cls(partitions, rows, int((ends - partitions * rows).sum()))
+
+    def local(self, nodes: npt.NDArray[Any]) -> Int64Array:
+        """Return the ids here of nodes [n] of these partitions, by their ids in the partitioning.
+
+        Raises
+        ------
+        KeyError
+            If the partition of one is not in memory.
+        """
+        of, row = np.divmod(nodes.astype(np.int64, copy=False), self.rows)
+        rank = np.minimum(np.searchsorted(self.partitions, of), len(self.partitions) - 1)
+        if (missing := np.flatnonzero(self.partitions[rank] != of)).size:
+            raise KeyError(f"partition {of[missing[0]]} is not in memory")
+        return rank * self.rows + row
+
+    def nodes(self, local: npt.NDArray[Any]) -> Int64Array:
+        """Return the ids in the partitioning of nodes [n] by their ids here."""
+        rank, row = np.divmod(local.astype(np.int64, copy=False), self.rows)
+        return self.partitions[rank] * self.rows + row
+
+    def bucket_starts(self, bucket_ptr: Int64Array, num_partitions: int) -> Int64Array:
+        """Return where the bucket of each pair begins in memory, int64 [c * c + 1]."""
+        starts = np.zeros(len(self.partitions) ** 2 + 1, np.int64)
+        entries = self.bucket_entries(num_partitions)
+        np.cumsum(bucket_ptr[entries + 1] - bucket_ptr[entries], out=starts[1:])
+        return starts
+
+    def bucket_entries(self, num_partitions: int) -> Int64Array:
+        """Return the entry in `bucket_ptr` of each pair, by target and then source [c * c]."""
+        pairs = self.partitions[:, None] * num_partitions + self.partitions[None]
+        return pairs.ravel()
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """The edges between the partitions in memory, by pairs of these.
+
+    Attributes
+    ----------
+    starts : ndarray of int64 [c * c + 1]
+        Where buckets begin, by target and then source.
+    source, target : ndarray of int32 [E]
+        Rows in their partitions.
+    position : ndarray of int32 or int64 [E]
+        In the whole graph.
+    """
+
+    starts: Int64Array
+    source: npt.NDArray[np.int32]
+    target: npt.NDArray[np.int32]
+    position: npt.NDArray[Any]
+
+    @classmethod
+    def empty(cls, starts: Int64Array, dtype: np.dtype[Any]) -> Buckets:
+        """Return room for edges, from the pool."""
+        count = int(starts[-1])
+        source, target = (_core.empty((count,), np.dtype(np.int32)) for _ in range(2))
+        return cls(starts, source, target, _core.empty((count,), dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class ResidentGraph:
+    """The adjacency of the partitions in memory.
+
+    Attributes
+    ----------
+    csc : Csc
+        By ids here.
+    positions : ndarray of int32 or int64 [E]
+        Of each edge in the whole graph.
+    """
+
+    members: Members
+    csc: Csc
+    positions: npt.NDArray[Any]
+
+    @classmethod
+    def build(
+        cls, members: Members, buckets: Buckets, *, num_edges: int, num_threads: int, source: str
+    ) -> ResidentGraph:
+        """Build the columns by counting.
+
+        Parameters
+        ----------
+        num_edges : int
+            Of the whole graph.
+        source : str
+            Where buckets came from, for messages.
+
+        Raises
+        ------
+        CorruptStoreError
+            If an edge is out of range or out of order.
+        """
+        try:
+            indptr, indices, positions = _core.resident_csc(
+                buckets.starts,
+                buckets.source,
+                buckets.target,
+                buckets.position,
+                count=len(members.partitions),
+                rows=members.rows,
+                num_nodes=members.num_nodes,
+                num_positions=num_edges,
+                num_threads=num_threads,
+            )
+        except ValueError as error:
+            raise CorruptStoreError(
+                f"{source}: edges between the partitions {members.partitions.tolist()}: {error}. "
+                "They are damaged: run 'gnnstore verify', or partition the store again",
+                path=source,
+            ) from error
+        csc = Csc(indptr, indices, None, members.num_nodes, source)
+        return cls(members, csc, positions)
+
+    def pass_on(self, members: Members, buckets: Buckets, *, num_threads: int) -> None:
+        """Write the edges between partitions that stay to their buckets among other members."""
+        before, after = self.members.partitions, members.partitions
+        kept = np.where(np.isin(before, after), np.searchsorted(after, before), -1)
+        _core.resident_buckets(
+            self.csc.indptr,
+            self.csc.indices,
+            self.positions,
+            kept,
+            rows=members.rows,
+            starts=buckets.starts,
+            new_count=len(after),
+            source=buckets.source,
+            target=buckets.target,
+            position=buckets.position,
+            num_threads=num_threads,
+        )
