@@ -25,6 +25,7 @@ from gnnstore.converters.datasets.triples import from_triples
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
+from gnnstore.converters.synthetic.planted_kg import from_planted_kg
 from gnnstore.converters.synthetic.rmat import from_rmat
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
@@ -37,6 +38,7 @@ __all__ = [
     "from_kronecker",
     "from_numpy",
     "from_ogb",
+    "from_planted_kg",
     "from_pyg",
     "from_rmat",
     "from_snap",

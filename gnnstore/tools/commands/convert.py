@@ -209,7 +209,7 @@ def _add_kind(kind: str, help_text: str, *options: Decorator, source: str | None
     @_common_options
     @session_options
     def run(session: Session, **arguments: Any) -> None:
-        convert(session, f"from_{kind}", **arguments)
+        convert(session, f"from_{kind.replace('-', '_')}", **arguments)
 
 
 _add_kind(
@@ -460,6 +460,51 @@ Examples:
         nargs=4,
         default=(0.57, 0.19, 0.19, 0.05),
         help="a, b, c and d of R-MAT, by default those of Graph500.",
+    ),
+    click.option("--seed", type=int, default=0, help="Seed of the graph."),
+    source=None,
+)
+
+
+_add_kind(
+    "planted-kg",
+    """Generate a knowledge graph whose triples embeddings can learn.
+
+The triples of a relation are the pairs that score highest by ComplEx vectors that are drawn for
+entities and relations, and some noise; by default they are as many as those of FB15k-237. The
+relation of an edge is its attribute edge_type; triples for valid and test are edge splits. The same
+options give the same graph on every machine.
+
+\b
+Examples:
+  gnnstore convert planted-kg kg.gnn
+  gnnstore convert planted-kg small.gnn --entities 1000 --relations 10 --triples 10000 500 500
+""",
+    click.option("--entities", "num_entities", type=int, default=14_541, help="Entities."),
+    click.option("--relations", "num_relations", type=int, default=237, help="Relations."),
+    click.option(
+        "--triples",
+        "num_triples",
+        type=int,
+        nargs=3,
+        default=(272_115, 17_535, 20_466),
+        help="Triples of the graph, of valid and of test.",
+    ),
+    click.option(
+        "--communities",
+        "num_communities",
+        type=int,
+        help="Communities, whose heads each relation joins to their tails. Default: one for each "
+        "1024 entities.",
+    ),
+    click.option(
+        "--rank", type=int, default=3, help="Complex numbers of an entity in a community."
+    ),
+    click.option(
+        "--noise",
+        type=float,
+        default=0.05,
+        help="Share of triples with random ends; an MRR of 1 - NOISE can be reached.",
     ),
     click.option("--seed", type=int, default=0, help="Seed of the graph."),
     source=None,
