@@ -5,6 +5,7 @@ All calls come from the thread that takes batches, between two batches.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -65,6 +66,16 @@ class ResidentTable(Protocol):
 
     def position(self) -> dict[str, Any] | None:
         """Return the loader's state at the last commit, or None."""
+        ...
+
+    def check_position(self, state_dict: Mapping[str, Any]) -> None:
+        """Compare the state that a loader is to go on from with that of the commit, if it has one.
+
+        Raises
+        ------
+        UsageError
+            If they differ: rows would miss batches, or learn some twice.
+        """
         ...
 
     def note_position(self, state_dict: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.embeddings.buffer import PartitionBuffer
+from gnnstore.embeddings.export import export_rows
 from gnnstore.embeddings.layout import InitialRows, RowLayout, rows_in_order
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
@@ -28,6 +29,8 @@ from gnnstore.graph.store import GraphStore
 
 _MAX_THREADS = 8
 _FLOAT_BYTES = 4
+# Rows are handed on in pieces of this size where they are in memory; and what a row's place takes.
+_PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64
 # Of a table of more partitions than these, messages name the first.
 _NAMED = 8
 
@@ -61,12 +64,13 @@ class EmbeddingTable(torch.nn.Module):
     def __init__(
         self,
         directory: TableDirectory,
+        store: GraphStore,
         unit: PartitionsReader | None,
         memory: int | str | None = None,
     ) -> None:
         super().__init__()
         manifest = directory.manifest
-        self._directory, self._manifest = directory, manifest
+        self._directory, self._manifest, self._store = directory, manifest, store
         self._close = weakref.finalize(self, directory.close)
         self.path = directory.path
         self.num_embeddings, self.embedding_dim = manifest.num_nodes, manifest.dim
@@ -188,7 +192,7 @@ class EmbeddingTable(torch.nn.Module):
                 f"{MAX_PARTITIONS} that a table may have; partition the store with fewer"
             )
         directory = TableDirectory.create(Path(path), manifest, overwrite=overwrite)
-        return cls(directory, unit, memory)
+        return cls(directory, graph, unit, memory)
 
     @classmethod
     @limits_named("open a table of embeddings")
@@ -243,7 +247,7 @@ class EmbeddingTable(torch.nn.Module):
                         "now: the store was partitioned again. Restore the partitions, or export "
                         "the table and create another"
                     )
-            return cls(directory, unit, memory)
+            return cls(directory, graph, unit, memory)
         except BaseException:
             directory.close()
             raise
@@ -623,6 +627,66 @@ class EmbeddingTable(torch.nn.Module):
             values = self._values_of(partition)
             out[part] = values[rows[part] - partition * self._manifest.rows_per_partition]
         return torch.from_numpy(out)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        name: str = "x",
+        *,
+        with_graph: bool = False,
+        overwrite: bool = False,
+        memory: int | str | None = None,
+    ) -> Path:
+        """Write the rows as they are now as an attribute of nodes, in the format of stores.
+
+        The result is read like any store: by `gnnstore.open`, loaders, `gnnstore.inference`,
+        `gnnstore.link_ranks` and Zarr.
+
+        Parameters
+        ----------
+        path : path-like
+            The directory to create.
+        name : str
+            Name of the attribute.
+        with_graph : bool
+            Whether the edges, the attributes and all else of the table's store are copied, so that
+            loaders show the rows in their batches. By default the rows are there alone.
+        overwrite : bool
+            Whether a store of this name is replaced.
+        memory : int or str, optional
+            Budget, as "4GB"; by default what is available. A table that is not in memory is read
+            once for each half of the budget that its rows take.
+
+        Returns
+        -------
+        Path
+            The directory.
+
+        Raises
+        ------
+        UsageError
+            If the store has an attribute of that name, and is copied.
+        StoreExistsError, StorageError
+            If the directory exists, or cannot be written.
+        """
+        row_bytes = self.embedding_dim * _FLOAT_BYTES
+        # Beside the rows, a partition as it is read, and what sorts ids.
+        most = MemoryBudget.of(memory).num_bytes // 2 // (row_bytes + _SORTING_BYTES)
+        if len(self._buffer.resident()) == self._manifest.num_partitions:
+            most = min(most, _PIECE_BYTES // row_bytes)
+        step = max(1, most)
+        firsts = range(0, self.num_embeddings, step)
+        provenance = {"table": self._manifest.uuid, "commit": self.commit_id, "steps": self._steps}
+        return export_rows(
+            (self[first : first + step].numpy() for first in firsts),
+            self.embedding_dim,
+            self._store.reader,
+            path,
+            name=name,
+            provenance=provenance,
+            with_graph=with_graph,
+            overwrite=overwrite,
+        )
 
     def _values_of(self, partition: int) -> npt.NDArray[np.float32]:
         """Return the values of a partition's rows, of memory or of disk."""

@@ -52,4 +52,5 @@ class Table:
             return self._table.tensor(rows)
         if isinstance(self._table, Tensor):
             return self._table[rows if isinstance(rows, slice) else torch.from_numpy(rows)]
-        return torch.from_numpy(np.array(self._table[rows]))
+        found = self._table[rows]
+        return found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))

@@ -25,6 +25,7 @@ from gnnstore.formats.container.verify import (
     stray_files,
 )
 from gnnstore.formats.packed.reader import PackedReader
+from gnnstore.formats.tables.verify import is_table, verify_table
 from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Progress
 
@@ -37,7 +38,7 @@ def verify(
     num_threads: int | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Check a store and the packed plans in it, or a plan.
+    """Check a store and the packed plans in it, or a plan, or a table of learned embeddings.
 
     Parameters
     ----------
@@ -64,6 +65,8 @@ def verify(
     threads = num_threads or len(os.sched_getaffinity(0))
     progress = progress or NullProgress()
     try:
+        if is_table(Path(path)):
+            return verify_table(Path(path), level, progress)
         readers, problems = open_units(Path(path))
     except CorruptStoreError as error:
         return Report(level, [Problem(error.path or str(path), str(error))])

@@ -26,7 +26,6 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.formats.tables.directory import verify_table
 from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.learned_rows import initial_rows
 
@@ -141,7 +140,7 @@ def test_an_older_commit_can_be_opened_and_gone_on_from(table_of: Open) -> None:
     table = table_of(commit=last)
     with pytest.raises(UsageError, match="is not in this table"):
         table_of(commit=commits[3])
-    assert not list(verify_table(table.path))
+    assert gnnstore.verify(table.path).ok
 
 
 def test_a_checkpoint_holds_the_commit_and_no_rows(table_of: Open, tmp_path: Path) -> None:
@@ -329,12 +328,14 @@ def test_damage_is_named(table_of: Open, store: Path) -> None:
     data = bytearray(slots.read_bytes())
     data[(64 << 10) + 9] ^= 1
     slots.write_bytes(data)
-    problems = list(verify_table(table.path))
+    assert gnnstore.verify(table.path, "header").ok
+    problems = gnnstore.verify(table.path).problems
     assert [(each.first_byte, each.end_byte) for each in problems] == [(64 << 10, 128 << 10)]
     table = table_of()
     with pytest.raises(CorruptStoreError, match=r"slots: damaged at byte 65536.*checksum"):
         table[:]
     slots.write_bytes(data[: 100 << 10])
+    assert not gnnstore.verify(table.path, "header").ok
     with pytest.raises(CorruptStoreError, match="file ends here"):
         enter(table, 0, 1, 2, 3, 4)
     table.leave()
@@ -343,6 +344,7 @@ def test_damage_is_named(table_of: Open, store: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(CorruptStoreError, match=r"table\.json: damaged"):
         table_of()
+    assert "damaged" in gnnstore.verify(table.path).problems[0].message
     document = json.loads(manifest.read_text())
     document["table"]["commits"][-1]["slots"][0] = document["table"]["commits"][-1]["slots"][1]
     manifest.write_text(json.dumps(document))
@@ -411,3 +413,44 @@ def test_a_table_in_memory_keeps_to_its_budget(table_of: Open) -> None:
     table = table_of(memory=65535).eval()
     with pytest.raises(BudgetError, match="partition the store"):
         table(torch.tensor([0]))
+
+
+@pytest.mark.parametrize("partitions", [None, "five"])
+def test_rows_are_exported_as_an_attribute(
+    table_of: Open, store: Path, tmp_path: Path, partitions: str | None
+) -> None:
+    table = table_of(partitions=partitions)
+    table.load()
+    learn(table, [3, 50])
+    table.commit()
+    if partitions:
+        table.enter(np.array([1, 2]))
+        learn(table, nodes_in(store, 1))  # neither on disk nor committed
+        table.leave()
+    alone = gnnstore.open(table.export(tmp_path / "rows.gnn", "z", memory=4000))
+    assert torch.equal(alone.node_attribute("z").tensor(), table[:])
+    assert alone.num_edges == 0
+    with pytest.raises(UsageError, match="has an attribute 'x'"):
+        table.export(tmp_path / "all.gnn", with_graph=True)
+    both = gnnstore.open(table.export(tmp_path / "all.gnn", "z", with_graph=True))
+    assert gnnstore.verify(both.path, "full").ok
+    loader = gnnstore.NeighborLoader(both, [2], batch_size=16, seed=0, shuffle=True)
+    plain = gnnstore.NeighborLoader(store, [2], batch_size=16, seed=0, shuffle=True)
+    for batch, other in zip(loader, plain, strict=True):
+        assert torch.equal(batch.n_id, other.n_id)
+        assert torch.equal(batch.x, other.x)
+        assert torch.equal(batch.z, table[batch.n_id])
+
+
+def test_edges_are_ranked_by_rows_of_a_table(table_of: Open, store: Path) -> None:
+    table = table_of(partitions="five")
+    enter(table, 0, 1)
+    learn(table, nodes_in(store, 0, 1))
+    table.leave()
+    queries = np.random.default_rng(0).integers(0, N, (2, 20))
+
+    def score(known: torch.Tensor, rows: torch.Tensor, _: Any) -> torch.Tensor:
+        return known @ rows.T
+
+    found = gnnstore.link_ranks(score, queries, table)
+    assert torch.equal(found, gnnstore.link_ranks(score, queries, table[:]))

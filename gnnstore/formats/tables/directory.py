@@ -11,7 +11,7 @@ import fcntl
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,8 +19,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
-from gnnstore.formats.container.files import Problem
+from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE, Commit, TableManifest
@@ -173,28 +172,6 @@ class TableDirectory:
         held, self._held = self._held, -1
         if held >= 0:
             os.close(held)
-
-
-def verify_table(path: Path) -> Iterator[Problem]:
-    """Read every slot of the commits of a table, and yield what is damaged."""
-    manifest = TableManifest.read(path)
-    file = SlotFile(path / SLOTS_FILE, manifest.slot_bytes, writable=False)
-    data = np.empty(manifest.slot_bytes, np.uint8)
-    checked = set()
-    try:
-        for commit in manifest.commits:
-            for slot, crc in zip(commit.slots.tolist(), commit.crcs.tolist(), strict=True):
-                if slot < 0 or (slot, crc) in checked:
-                    continue
-                checked.add((slot, crc))
-                try:
-                    file.read(slot, data, crc)
-                except CorruptStoreError as error:
-                    begin = slot * manifest.slot_bytes
-                    end = begin + manifest.slot_bytes
-                    yield Problem(str(file.path), error.message, begin, end)
-    finally:
-        file.close()
 
 
 def _locked(path: Path) -> int:

@@ -18,7 +18,8 @@ from gnnstore.units import format_size
 
 _HELP = """Check a store's files, checksums and contents, and those of its packed plans.
 
-STORE may also be the directory of a plan. For plans, "full" also reads each batch as training does.
+STORE may also be the directory of a plan, or of learned embeddings. For plans, "full" also reads
+each batch as training does.
 
 \b
 Levels, each including the one before:
