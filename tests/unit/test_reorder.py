@@ -24,8 +24,10 @@ from gnnstore.converters import (
     reorder,
     split_edges,
 )
-from gnnstore.converters.stores import copy, ordered_texts, places
+from gnnstore.converters.stores import communities, copy, ordered_texts, places
 from gnnstore.converters.stores import reorder as reordering
+from gnnstore.converters.stores.communities import find_communities
+from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.places import places_by
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import BudgetError, InputError, NoSpaceError, StoreExistsError, UsageError
@@ -33,6 +35,7 @@ from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.leftovers import find_leftovers
 from gnnstore.graph import original_ids
+from gnnstore.progress import NullProgress
 from gnnstore.testing.effort import examples
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from gnnstore.testing.stores import assert_same_files
@@ -115,6 +118,43 @@ def test_nodes_that_nobody_draws_come_last_and_isolated_ones_behind_them(tmp_pat
     found = gnnstore.open(after).original_ids
     assert found is not None
     assert found.tolist() == [5, 3, 4, 2, 0, 1, 6, 7]
+
+
+def planted(path: Path) -> tuple[Path, npt.NDArray[np.int64]]:
+    """Write a graph of 8 communities of 125 nodes, which are no ranges of ids."""
+    rng = np.random.default_rng(5)
+    community = rng.permutation(np.arange(1200) // 125)  # 200 nodes more are isolated
+    members = [np.flatnonzero(community == k) for k in range(8)]
+    edges = [rng.choice(own, (2, 3000 + 200 * k)) for k, own in enumerate(members)]
+    noise = rng.choice(np.concatenate(members), (2, 300))
+    return write_store(path, np.concatenate([*edges, noise], axis=1), num_nodes=1200), community
+
+
+def test_communities_lie_together(tmp_path: Path) -> None:
+    before, community = planted(tmp_path / "a.gnn")
+    after = reorder(before, tmp_path / "b.gnn", "community")
+    order = assert_renumbered(before, after)
+    degrees = np.bincount(read_store(before).edge_index[0], minlength=1200)[order]
+    assert (degrees[:1000] > 0).sum() == (degrees > 0).sum()
+    drawn = community[order][: (degrees > 0).sum()]
+    borders = np.count_nonzero(np.diff(drawn))
+    assert borders < len(drawn) / 8  # 7/8 of all places, were they mixed
+    # Of most neighbours in the order, one has the higher degree and lies in front.
+    assert (np.diff(degrees) > 0).sum() < 20
+    again = reorder(before, tmp_path / "c.gnn", "community")
+    assert_same_files(after, again)
+    other = reorder(before, tmp_path / "d.gnn", "community", seed=1)
+    assert_renumbered(before, other)
+
+
+def test_a_community_does_not_grow_beyond_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = random_graph(3000, 60_000, skew=3).write(tmp_path / "a.gnn")
+    monkeypatch.setattr(communities, "_MAX_NODES", 50)
+    labels = find_communities(StoreInput(graph), 0, NullProgress())
+    # A step decides on N / 64 nodes at once, each with the sizes as they were before.
+    assert np.bincount(labels).max() <= 50 + 3000 // 64
 
 
 def test_frequency_goes_before_degree(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.converters.stores.reorder import write_reordered
+from gnnstore.converters.stores.reorder import Scoring, write_reordered
 from gnnstore.converters.writer.opening import AlreadyConverted, fingerprint
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.errors import GnnstoreError, limits_named
@@ -80,7 +80,8 @@ def _reorder(
         resume=options.resume,
         spill_directory=options.spill_directory,
     )
-    return write_reordered(graph, output, plain, arguments.get("progress"), origin=origin)
+    progress = arguments.get("progress")
+    return write_reordered(graph, output, plain, progress, Scoring("degree"), origin=origin)
 
 
 def _origin(unordered: StoreInput, options: ConvertOptions) -> dict[str, Any]:

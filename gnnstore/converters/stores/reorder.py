@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +24,7 @@ from gnnstore.converters.arrays.source import ArraySource, MemoryArray, Sequenti
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.stores.communities import find_communities, rank_communities
 from gnnstore.converters.stores.copy import CopiedRows, copy_graph_attributes, texts_of
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.ordered_texts import texts_in_order
@@ -37,13 +39,14 @@ from gnnstore.formats.container.files import free_bytes
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
-Order = Literal["degree", "frequency"]
+Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 _PIECE_EDGES = 2**20
 _PIECE_BYTES = 2**23  # of edge attributes; some copies of them exist at a time
-# A new number and a degree of each node, its rank among those that nobody draws, and some pieces.
-_NODE_BYTES, _PIECES_BYTES = 10, 2**26
+# A new number and a degree of each node, its rank among those that nobody draws, and some pieces;
+# communities are counted and ranked besides.
+_NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 10, 40, 2**26
 # An array is put in order in memory if it takes at most this share of it, twice.
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
@@ -58,6 +61,7 @@ def reorder(
     by: Order = "degree",
     *,
     scores: npt.NDArray[Any] | None = None,
+    seed: int = 0,
     options: ConvertOptions | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -71,12 +75,16 @@ def reorder(
     ----------
     store : path-like
         The store.
-    by : "degree" or "frequency"
+    by : "degree", "frequency" or "community"
         "degree": by out-degree, how many lists of in-neighbours a node is in. "frequency": by
-        `scores`, then by out-degree. Of nodes that are equal by that, those of splits come first,
-        "train" before others, and isolated ones last; then the lower id.
+        `scores`, then by out-degree. "community": communities whose nodes are drawn most come
+        first, and in each the nodes of high out-degree; nodes that nobody draws come behind all. Of
+        nodes that are equal by that, those of splits come first, "train" before others, and
+        isolated ones last; then the lower id.
     scores : ndarray of unsigned integers [N], optional
         How often each node is needed, as `gnnstore reorder --by frequency` samples it.
+    seed : int
+        With "community": which of communities that are equally good a node joins.
     output, options, progress
         See `gnnstore.converters`. The rules for edges and features are not for stores.
 
@@ -90,6 +98,8 @@ def reorder(
     options = options or ConvertOptions()
     refuse_rules(options, "reordering a store")
     parameters: dict[str, Any] = {"by": by}
+    if by == "community":
+        parameters["seed"] = seed
     graph = StoreInput(store)
     if by not in ORDERS:
         raise UsageError(f"by={by!r} is not one of {', '.join(map(repr, ORDERS))}")
@@ -110,7 +120,18 @@ def reorder(
         "store_uuid": reader.uuid,
         "parameters": parameters,
     }
-    return write_reordered(graph, output, options, progress, scores, source=source)
+    return write_reordered(
+        graph, output, options, progress, Scoring(by, scores, seed), source=source
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """What the order of nodes is by; see `reorder`."""
+
+    by: Order
+    scores: npt.NDArray[Any] | None = None
+    seed: int = 0
 
 
 def write_reordered(
@@ -118,7 +139,7 @@ def write_reordered(
     output: PathLike,
     options: ConvertOptions,
     progress: Progress | None,
-    scores: npt.NDArray[Any] | None = None,
+    scoring: Scoring,
     **described: Mapping[str, Any],
 ) -> Path:
     """Write a store with its nodes numbered anew; see `reorder`.
@@ -130,7 +151,7 @@ def write_reordered(
     """
     with _writer(graph, output, options, progress, **described) as writer:
         _check_space(writer, graph)
-        places = find_places(graph, writer, scores)
+        places = find_places(graph, writer, scoring)
         write_in_order(graph, writer, places)
         return writer.commit()
 
@@ -212,20 +233,24 @@ def _in_memory_bytes(options: ConvertOptions) -> int:
     return min(limit // (2 * _MEMORY_SHARE), _MAX_MEMORY_BYTES)
 
 
-def find_places(
-    graph: StoreInput, writer: GraphWriter, scores: npt.NDArray[Any] | None = None
-) -> npt.NDArray[Any]:
+def find_places(graph: StoreInput, writer: GraphWriter, scoring: Scoring) -> npt.NDArray[Any]:
     """Return the new number of each node, and leave the writer the memory that is left."""
     memory = memory_ledger("numbering the nodes", writer.options.memory_bytes)
-    node_bytes = _NODE_BYTES * graph.num_nodes
+    is_by_community = scoring.by == "community"
+    node_bytes = (_NODE_BYTES + (_COMMUNITY_BYTES if is_by_community else 0)) * graph.num_nodes
     memory.add(
         Reservation("new numbers and degrees of nodes", node_bytes),
         Reservation("pieces", min(_PIECES_BYTES, memory.limit // 2)),
     ).check(None)
     degrees = out_degrees(graph, writer.progress)
+    if is_by_community:
+        labels = find_communities(graph, scoring.seed, writer.progress)
+        ranks = rank_communities(labels, degrees)
     with writer.progress.phase("number nodes", unit="nodes"):
-        ranks = ranks_at_rest(graph)
-        places = places_by([*(() if scores is None else (scores,)), degrees, ranks])
+        first: list[npt.NDArray[Any]] = [] if scoring.scores is None else [scoring.scores]
+        if is_by_community:
+            first = [degrees > 0, ranks]
+        places = places_by([*first, degrees, ranks_at_rest(graph)])
     writer.reserve_memory(places.nbytes)
     return places
 

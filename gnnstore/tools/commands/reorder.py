@@ -9,7 +9,7 @@ import click
 from gnnstore.converters.stores.reorder import ORDERS
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
-from gnnstore.tools.ui.options import batch_options, session_options
+from gnnstore.tools.ui.options import batch_options, seed_option, session_options
 from gnnstore.tools.ui.session import Session
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ back. Ids of edges stay as they are.
 
 --by degree puts nodes in front that many others have as in-neighbours, and isolated ones last;
 --by frequency those that batches need most often, which are sampled first, with the options of
-`gnnstore plan`.
+`gnnstore plan`; --by community puts nodes together that share in-neighbours, such communities first
+whose nodes are needed most, and in each the nodes of high degree.
 
 \b
 Examples:
@@ -43,6 +44,7 @@ Examples:
     default=None,
     help="Store the ids that edges have in STORE. Default: yes.",
 )
+@seed_option("With --by community: decides between equally good communities.")
 @batch_options
 @click.option(
     "--spill-dir",
