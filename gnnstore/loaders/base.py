@@ -181,6 +181,7 @@ class BatchLoader(DataLoader[Any]):
         self._assembler = assembler
         self.seed = source.agree(self._all_fingerprints(), self.seed, self._shard.world_size)
         self._seed_is_given = self.seed is not None
+        predicted = placement.predicted
         self._stats = LoaderStats(
             strategy=placement.strategy.name,
             topology=placement.topology,
@@ -190,7 +191,9 @@ class BatchLoader(DataLoader[Any]):
             io_engine="" if opened.engine is None else opened.engine.name,
             cache=opened.cached_by,
             superbatch=0 if placement.superbatch is None else placement.superbatch.num_batches,
-            predicted_epoch_seconds=placement.predicted_seconds,
+            predicted_epoch_seconds=None if predicted is None else predicted.seconds,
+            predicted_first_epoch_seconds=None if predicted is None else predicted.first_seconds,
+            predicted_epoch_bytes=None if predicted is None else predicted.moved_bytes,
             epoch_batches=epoch_batches,
         )
         _forget_records_of_bases(self)

@@ -24,6 +24,8 @@ _SETTINGS = (
     "cache_rows",
     "superbatch",
     "predicted_epoch_seconds",
+    "predicted_first_epoch_seconds",
+    "predicted_epoch_bytes",
     "epoch_batches",
 )
 
@@ -67,6 +69,10 @@ class LoaderStats:
     predicted_epoch_seconds : float or None
         What an epoch was predicted to take where nobody trains, when "auto" chose the strategy;
         None if nothing was predicted.
+    predicted_first_epoch_seconds : float or None
+        What the first one was, in which a cache is filled, or nothing was sampled ahead.
+    predicted_epoch_bytes : int or None
+        What an epoch was predicted to read and write; see `moved_epoch_bytes`.
     reads, bytes_read : int
         Reads of attribute values, and their bytes, with what is read along.
     bytes_useful : int
@@ -81,8 +87,10 @@ class LoaderStats:
         Reads of in-neighbours and their bytes, where the topology is on disk.
     seconds_planning : float
         Planning of superbatches, in a thread beside the preparing ones.
+    bytes_packing : int
+        Read of the tables to pack rows.
     bytes_spilled : int
-        Subgraphs that were written to disk until their batch was assembled.
+        Subgraphs, plans and packed rows that were written to disk until their batch was assembled.
     negatives_kept : int
         Negatives that are edges after all, of loaders of edges that draw such ones again.
     partitions_read, states : int
@@ -101,6 +109,8 @@ class LoaderStats:
     cache_rows: int = 0
     superbatch: int = 0
     predicted_epoch_seconds: float | None = None
+    predicted_first_epoch_seconds: float | None = None
+    predicted_epoch_bytes: int | None = None
     epoch_batches: int = 0
     batches: int = 0
     nodes: int = 0
@@ -121,6 +131,7 @@ class LoaderStats:
     topology_reads: int = 0
     topology_bytes_read: int = 0
     seconds_planning: float = 0.0
+    bytes_packing: int = 0
     bytes_spilled: int = 0
     partitions_read: int = 0
     states: int = 0
@@ -153,6 +164,17 @@ class LoaderStats:
         if not self.batches:
             return math.nan
         return self.seconds_waiting / self.batches * self.epoch_batches
+
+    @property
+    def moved_epoch_bytes(self) -> float:
+        """Bytes of attributes that an epoch reads, and what it writes, by the batches so far.
+
+        NaN before the first.
+        """
+        if not self.batches:
+            return math.nan
+        moved = self.bytes_read + self.bytes_packing + self.bytes_spilled
+        return moved / self.batches * self.epoch_batches
 
     def plus(self, **amounts: float) -> Self:
         """Return these totals with amounts added."""

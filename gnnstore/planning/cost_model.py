@@ -155,6 +155,17 @@ class Prediction:
         return not self.problem
 
     @property
+    def moved_bytes(self) -> int:
+        """Bytes that an epoch reads and writes."""
+        return self.reads.num_bytes + self.sequential_bytes + self.written_bytes
+
+    @property
+    def first_seconds(self) -> float:
+        """Seconds of the first epoch. What is loaded into memory is so before it begins."""
+        is_made_before = self.candidate.strategy.mode == "memory" or self.candidate.is_offline
+        return self.seconds if is_made_before else self.seconds + self.seconds_once
+
+    @property
     def cost(self) -> float:
         """Seconds of an epoch and its share of one-time costs; infinite if it is impossible."""
         return self.seconds + self.seconds_once / _EPOCHS if self.is_feasible else math.inf

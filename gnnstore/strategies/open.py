@@ -38,7 +38,7 @@ def open_sources(loader: LoaderSpec) -> DataSources:
         except BudgetError as error:
             refusals.append(error)
         else:
-            return _open(own, replace(placement, predicted_seconds=chosen.seconds))
+            return _open(own, replace(placement, predicted=chosen.predicted))
     raise refusals[-1]
 
 

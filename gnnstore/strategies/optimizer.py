@@ -179,14 +179,14 @@ class Chosen:
         With the strategy in place of "auto".
     why, instead_of_static : str
         See `gnnstore.strategies.sizes.placement.place`.
-    seconds : float or None
-        Predicted of an epoch; None where nothing was.
+    predicted : Prediction or None
+        Of an epoch; None where nothing was predicted.
     """
 
     options: ReadOptions
     why: str = ASKED_FOR
     instead_of_static: str = ""
-    seconds: float | None = None
+    predicted: Prediction | None = None
 
 
 def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
@@ -228,7 +228,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
         others = _others(prediction, predicted[i + 1 :])
         why = f"it is predicted to take {describe_seconds(prediction.seconds)} an epoch{others}"
         chosen = with_candidate(options, prediction.candidate)
-        yield Chosen(chosen, why, seconds=prediction.seconds)
+        yield Chosen(chosen, why, predicted=prediction)
     yield mapped
 
 

@@ -136,5 +136,6 @@ class DataSources:
         return replace(
             stats.plus_reads(totals.warm_up),
             seconds_planning=totals.seconds_planning,
+            bytes_packing=totals.bytes_packing,
             bytes_spilled=totals.bytes_spilled,
         )

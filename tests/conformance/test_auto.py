@@ -125,6 +125,10 @@ def test_it_takes_what_the_disk_is_good_at(
     assert f"strategy '{stats.strategy}' because it is predicted to take " in stats.reason
     assert stats.predicted_epoch_seconds is not None
     assert stats.predicted_epoch_seconds > 0
+    assert stats.predicted_first_epoch_seconds is not None
+    assert stats.predicted_first_epoch_seconds >= stats.predicted_epoch_seconds
+    assert stats.predicted_epoch_bytes is not None
+    assert stats.predicted_epoch_bytes > 0
     assert stats.epoch_batches == len(loader)
     assert math.isnan(stats.waiting_epoch_seconds)
     for _ in loader:

@@ -6,6 +6,7 @@ sampled, planned and packed, and not the batches before a superbatch for the sup
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -219,6 +220,18 @@ def test_another_loader_has_the_cache_meanwhile(
         if k in (0, 4):
             assert_same_batches(batches_of(other), expected[k // 4])
     assert_same_batches(found, expected[0])
+
+
+@pytest.mark.parametrize("strategy", PLANNED)
+def test_bytes_that_an_epoch_moves(path: Path, strategy: str) -> None:
+    loader = loader_of(path, strategy, shuffle=False)  # no second epoch is prepared
+    assert math.isnan(loader.stats().moved_epoch_bytes)
+    list(loader)
+    stats = loader.stats()
+    assert (stats.bytes_packing >= 400) == (strategy == "packed"), "a row at least"
+    assert stats.bytes_packing <= 2 * N * 400
+    moved = stats.bytes_read + stats.bytes_packing + stats.bytes_spilled
+    assert stats.moved_epoch_bytes == moved
 
 
 @pytest.mark.parametrize("cache_bytes", ["20kB", "500kB"])

@@ -251,8 +251,8 @@ class _PlannedTasks(Paced[PlannedTask]):
         job = producer.job
         for superbatch in superbatches:
             self._num_begun += 1
-            job.totals.seconds_planning += superbatch.seconds_planning
-            job.totals.bytes_spilled += superbatch.bytes_spilled
+            made = superbatch.seconds_planning, superbatch.bytes_spilled
+            job.totals.add(superbatch.part, *made)
             for i in range(len(superbatch)):
                 self._num_left = len(superbatch) - i - 1
                 part = superbatch.part

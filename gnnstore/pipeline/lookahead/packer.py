@@ -196,6 +196,11 @@ class PackedBatches:
         """Bytes on disk."""
         return self._packed.num_bytes
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the tables that were read for it."""
+        return self._packed.counts.bytes_read
+
     def rows(self, i: int) -> dict[str, RowSource] | None:
         """Return the sources of the rows that batch i misses; None: they are in their tables."""
         return self._packed.rows(i) if i < self._packed.num_batches else None

@@ -41,13 +41,23 @@ class LookaheadTotals:
     ----------
     bytes_spilled : int
         Of their subgraphs and packed rows, on disk.
+    bytes_packing : int
+        Read of the tables to pack rows.
     warm_up : ReadCounts
         Of warming the cache up.
     """
 
     seconds_planning: float = 0.0
     bytes_spilled: int = 0
+    bytes_packing: int = 0
     warm_up: ReadCounts = field(default_factory=ReadCounts)
+
+    def add(self, part: PlannedPart | None, seconds_planning: float, bytes_spilled: int) -> None:
+        """Count a superbatch, or the rest of one that was planned again."""
+        self.seconds_planning += seconds_planning
+        self.bytes_spilled += bytes_spilled
+        if part is not None and part.packed is not None:
+            self.bytes_packing += part.packed.bytes_read
 
 
 @dataclass(eq=False)
@@ -192,8 +202,7 @@ class LookaheadProducer:
         part.packed = self._pack(trace, part, only_if_faster=True)
         trace.close()
         superbatch.part = part
-        self.job.totals.seconds_planning += seconds
-        self.job.totals.bytes_spilled += _disk_bytes(part)
+        self.job.totals.add(part, seconds, _disk_bytes(part))
 
     def _plan(
         self, trace: Trace, name: str, *, begin: int = 0, warms_up: bool = False

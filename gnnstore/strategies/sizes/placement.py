@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, Self, cast
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
@@ -18,6 +18,9 @@ from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.traits import Mode, StrategyTraits
 from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from gnnstore.planning.cost_model import Prediction
 
 Topology = Literal["memory", "mmap", "disk"]
 TOPOLOGIES = ("auto", "memory", "mmap", "disk")
@@ -73,7 +76,7 @@ class Placement:
         Rows that are held besides; set by `with_cache`.
     superbatch : SuperbatchSize, optional
         What a planned strategy holds besides; set by `with_superbatch`.
-    predicted_seconds : float or None
+    predicted : Prediction or None
         Of an epoch; None where nothing was predicted.
     """
 
@@ -86,7 +89,7 @@ class Placement:
     neighbors_bytes: int = 0
     cache: StaticCacheInfo | None = None
     superbatch: SuperbatchSize | None = None
-    predicted_seconds: float | None = None
+    predicted: Prediction | None = None
 
     @property
     def budget_bytes(self) -> int:
