@@ -1,6 +1,6 @@
 """Converters into the format: one for each kind of input, all writing through `GraphWriter`.
 
-Every converter takes, besides its own parameters,
+`partition` writes into a store instead. Every other one takes, besides its own parameters,
 
 - `output` : path-like, the store to write;
 - `options` : ConvertOptions, optional;
@@ -22,6 +22,7 @@ from gnnstore.converters.datasets.ogb.convert import from_ogb
 from gnnstore.converters.datasets.pyg import from_pyg
 from gnnstore.converters.datasets.snap import from_snap
 from gnnstore.converters.datasets.triples import from_triples
+from gnnstore.converters.partitions.partition import partition
 from gnnstore.converters.stores.reorder import reorder
 from gnnstore.converters.stores.split import split_edges
 from gnnstore.converters.synthetic.kronecker.expand import from_kronecker
@@ -43,6 +44,7 @@ __all__ = [
     "from_rmat",
     "from_snap",
     "from_triples",
+    "partition",
     "reorder",
     "split_edges",
 ]

@@ -11,7 +11,8 @@ from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
 from gnnstore.features.packed.saved import NotPacked, SavedPlan
 from gnnstore.features.tiers.planned import PlannedCache
-from gnnstore.formats.packed.reader import PackedReader, find_plan
+from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.store.units import find_unit
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.saved_batches import SavedBatches
@@ -145,7 +146,7 @@ def open_packed_sources(loader: LoaderSpec) -> PackedSources:
         As `PackedSources`.
     """
     options = loader.options
-    reader = PackedReader.open(find_plan(loader.store.path, options.plan or ""))
+    reader = PackedReader.open(find_unit(PACKED, loader.store.path, options.plan or ""))
     return PackedSources(
         reader,
         options.memory,

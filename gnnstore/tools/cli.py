@@ -22,11 +22,11 @@ _COMMANDS = {
     "demo": ("gnnstore.tools.commands.demo", "Convert, inspect and train on a built-in graph."),
     "convert": ("gnnstore.tools.commands.convert", "Convert a graph into a store."),
     "split-edges": (
-        "gnnstore.tools.commands.split_edges",
+        "gnnstore.tools.commands.stores.split_edges",
         "Split a store's edges for link prediction.",
     ),
     "reorder": (
-        "gnnstore.tools.commands.reorder",
+        "gnnstore.tools.commands.stores.reorder",
         "Number a store's nodes so that rows needed often lie together.",
     ),
     "gc": ("gnnstore.tools.commands.gc", "List and remove the leftovers of interrupted runs."),
@@ -36,7 +36,11 @@ _COMMANDS = {
     ),
     "verify": ("gnnstore.tools.commands.verify", "Check a store's files, checksums and contents."),
     "pack": ("gnnstore.tools.commands.pack", "Sample and pack epochs ahead of training."),
-    "rm": ("gnnstore.tools.commands.rm", "Remove a packed plan of a store."),
+    "partition": (
+        "gnnstore.tools.commands.stores.partition",
+        "Write a store's nodes and edges in partitions.",
+    ),
+    "rm": ("gnnstore.tools.commands.rm", "Remove a packed plan or partitions of a store."),
     "plan": ("gnnstore.tools.commands.plan", "Predict strategies and caches for a store."),
     "bench": ("gnnstore.tools.commands.bench", "Measure this disk, or strategies on a store."),
     "info": ("gnnstore.tools.commands.info", "Show versions, build and machine, for bug reports."),

@@ -20,7 +20,13 @@ from hypothesis import strategies as st
 import gnnstore
 from gnnstore import NeighborLoader, PartitionPolicy
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.errors import BudgetError, CorruptStoreError, StorageError, UsageError
+from gnnstore.errors import (
+    BudgetError,
+    CorruptStoreError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.parallel import THREAD_NAME
 from gnnstore.pipeline.order.partition import PartitionOrder
@@ -399,7 +405,7 @@ POLICIES_REFUSED: dict[str, tuple[Callable[[], PartitionPolicy], str]] = {
 @pytest.mark.parametrize("what", POLICIES_REFUSED)
 def test_policies_that_cannot_be_are_refused(store: gnnstore.GraphStore, what: str) -> None:
     policy, message = POLICIES_REFUSED[what]
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, NotFoundError), match=message):
         make(store, policy())
 
 

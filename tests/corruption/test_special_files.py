@@ -30,8 +30,8 @@ from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
 from gnnstore.formats.container.journal_file import append_record, read_records
 from gnnstore.formats.container.leftovers import find_leftovers
-from gnnstore.formats.packed.reader import PACKED, PackedReader, find_plan
-from gnnstore.formats.store.units import find_units, make_units_directory, remove_unit
+from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.store.units import find_unit, find_units, make_units_directory, remove_unit
 from gnnstore.graph.neighbor_cache.saved import ListsKey, load_lists, save_lists
 from gnnstore.testing import published
 from gnnstore.testing.disks import usual_profile
@@ -184,12 +184,15 @@ def test_links_in_place_of_plans(tmp_path: Path, store: Path) -> None:
     make_units_directory(PACKED, own)
     link = own / "plans" / "base"
     link.symlink_to(elsewhere)
-    for call in (partial(find_plan, own, "base"), partial(remove_unit, PACKED, own, "base")):
+    for call in (
+        partial(find_unit, PACKED, own, "base"),
+        partial(remove_unit, PACKED, own, "base"),
+    ):
         with pytest.raises(CorruptStoreError, match=said_of(link, "outside")):
             call()
     assert find_units(PACKED, own) == []
     assert [problem.path for problem in verify(own).problems] == [str(link)]
-    assert find_plan(own, link) == link  # asked for as a path: a link to the plan itself
+    assert find_unit(PACKED, own, link) == link  # asked for as a path: a link to the plan itself
     shutil.rmtree(own / "plans")
     (tmp_path / "plans").mkdir()
     (own / "plans").symlink_to(tmp_path / "plans")

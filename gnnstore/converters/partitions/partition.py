@@ -1,18 +1,40 @@
-"""Write the partitions of a store: its nodes in a new order, its edges in buckets."""
+"""Write the partitions of a store: its nodes in a new order, its edges in buckets.
+
+Everything is read in order and written in order. In memory are the new id of each node, and as many
+edges or rows as are put in order at a time.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
+from gnnstore.budget.ledger import Ledger, Reservation
+from gnnstore.budget.limits import parse_memory
+from gnnstore.converters.arrays.scattered import ScatteredRows
+from gnnstore.converters.arrays.source import MemoryArray
 from gnnstore.converters.edges.node_ids import check_ids, id_dtype
+from gnnstore.converters.edges.runs import WIDE_BYTES
 from gnnstore.converters.inputs import PathLike
+from gnnstore.converters.memory import memory_ledger
+from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once
 from gnnstore.converters.partitions.order import node_order, rows_per_partition
+from gnnstore.converters.read_ahead import read_ahead
+from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.errors import InputError, NoSpaceError, UsageError, limits_named
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import free_bytes
 from gnnstore.formats.partitions.manifest import (
     BUCKET_PTR_ARRAY,
     ORDER_ARRAY,
@@ -25,7 +47,171 @@ from gnnstore.formats.partitions.manifest import (
 )
 from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.partitions.writer import PartitionsWriter
-from gnnstore.formats.store.units import make_units_directory, unit_path
+from gnnstore.formats.store.units import (
+    drop_empty_units_directory,
+    make_units_directory,
+    unit_path,
+)
+from gnnstore.progress import NullProgress, Progress
+from gnnstore.units import format_size
+
+_LOG = logging.getLogger(__name__)
+
+_COPY_BYTES = 2**23  # pieces in which rows are copied
+_PIECE_NODES = 2**20
+# Of a writer; and of the pieces that are under way.
+_BUFFER_BYTES, _WORK_BYTES = 2**22, 2**26
+_LEAST_TO_SORT = 2**24
+# Of a node, while a piece of the order is drawn: its word and number, twice, and its rank.
+_BYTES_TO_DRAW = 5 * 8
+
+
+@dataclass(frozen=True)
+class Partitioning:
+    """The partitions that a store is to have: how many, how large, and what they cost.
+
+    Parameters
+    ----------
+    graph : StoreInput
+        The store.
+    num_partitions : int
+        p; none of them may be empty.
+    train_first : str or None
+        A split whose nodes fill the first partitions. Nodes are spread at random otherwise.
+    seed : int
+        Which nodes go where; in [0, 2**64).
+    memory_bytes : int or None
+        The most memory to use; None: all that is available.
+
+    Raises
+    ------
+    UsageError
+        If a partition would be empty, or there is no such split; names what works.
+    BudgetError
+        If memory does not suffice.
+    """
+
+    graph: StoreInput
+    num_partitions: int
+    train_first: str | None = None
+    seed: int = 0
+    memory_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise UsageError(f"seed={self.seed} is outside [0, 2^64)")
+        if self.train_first is not None and self.train_first not in self.graph.nodes.splits:
+            names = ", ".join(map(repr, self.graph.nodes.splits)) or "none"
+            raise UsageError(
+                f"{self.graph.reader.path} has no split {self.train_first!r}; its splits: {names}. "
+                "Name one of them, or spread nodes at random"
+            )
+        _ = self.rows
+        need = Reservation("edges that are sorted at a time", _LEAST_TO_SORT)
+        self.memory.add(need).check(None, "partition on a larger machine")
+
+    @property
+    def order_kind(self) -> OrderKind:
+        """How nodes are spread."""
+        return "random" if self.train_first is None else "train-first"
+
+    @property
+    def default_name(self) -> str:
+        """Name of the partitioning if none is given."""
+        return f"{self.order_kind}-{self.num_partitions}"
+
+    @cached_property
+    def attributes(self) -> Mapping[str, AttributeSpec]:
+        """Node attributes, by name; all are in pages here, compressed ones of the store too."""
+        return self.graph.nodes.attributes
+
+    @cached_property
+    def page_bytes(self) -> int:
+        """Page size of the store's node attributes."""
+        for spec in self.attributes.values():
+            if spec.layout == "paged":
+                return self.graph.reader.paged(spec).geometry.page_bytes
+        return DEFAULT_PAGE_BYTES
+
+    @property
+    def geometries(self) -> list[PageGeometry]:
+        """Pages of the rows of each node attribute."""
+        specs = self.attributes.values()
+        return [PageGeometry(spec.row_bytes, self.page_bytes) for spec in specs]
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of a partition, R."""
+        per_page = [geometry.rows_per_page for geometry in self.geometries]
+        id_bytes = id_dtype(self.graph.num_nodes).itemsize
+        return rows_per_partition(
+            self.graph.num_nodes, self.num_partitions, [self.page_bytes // id_bytes, *per_page]
+        )
+
+    @cached_property
+    def memory(self) -> Ledger:
+        """Memory that is taken, but for what is put in order at a time."""
+        num_nodes = self.graph.num_nodes
+        is_first = 0 if self.train_first is None else num_nodes
+        limit = None if self.memory_bytes is None else parse_memory(self.memory_bytes)
+        return memory_ledger("partitioning", limit).add(
+            Reservation("new ids of all nodes", id_dtype(num_nodes).itemsize * num_nodes),
+            Reservation("nodes of the split", is_first),
+            Reservation("the sizes of buckets", 4 * 8 * self.num_partitions**2),
+            Reservation(
+                "buffers of arrays", _WORK_BYTES + _BUFFER_BYTES * (6 + len(self.attributes))
+            ),
+        )
+
+    @property
+    def final_bytes(self) -> int:
+        """Bytes of the partitions on disk, about."""
+        num_nodes, num_edges = self.graph.num_nodes, self.graph.num_edges
+        ids = 2 * id_dtype(num_nodes).itemsize * num_nodes + 8 * (self.num_partitions**2 + 1)
+        edges = (4 + 4 + id_dtype(num_edges).itemsize) * num_edges
+        return ids + edges + sum(g.body_bytes(num_nodes) for g in self.geometries)
+
+    @property
+    def temporary_bytes(self) -> int:
+        """Bytes of files on disk besides, the most at a time."""
+        left = self.memory.left()
+        edges, num_nodes = self.graph.num_edges, self.graph.num_nodes
+        files = [0 if edges <= edges_at_once(self.memory) else WIDE_BYTES * edges]
+        files += [
+            s.num_bytes + 8 * num_nodes for s in self.attributes.values() if s.num_bytes > left
+        ]
+        return max(files)
+
+    @property
+    def moved_bytes(self) -> tuple[int, int]:
+        """Bytes that are read and that are written in all, about."""
+        edges, memory = self.graph.edges, self.memory
+        is_whole = edges.num_edges <= edges_at_once(memory)
+        spilled = 0 if is_whole else WIDE_BYTES * edges.num_edges
+        for spec in self.attributes.values():
+            spilled += spec.num_bytes if spec.num_bytes > memory.left() else 0
+        passes = 1 if is_whole else 2
+        read = passes * (edges.indptr.num_bytes + edges.indices.num_bytes)
+        read += sum(spec.num_bytes for spec in self.attributes.values())
+        return read + spilled, self.final_bytes + spilled
+
+    def check_space(self, final: Path) -> None:
+        """Check that the disk has room, before any work.
+
+        Raises
+        ------
+        NoSpaceError
+        """
+        place = next(path for path in final.absolute().parents if path.exists())
+        needed, free = self.final_bytes + self.temporary_bytes, free_bytes(place)
+        if needed > free:
+            raise NoSpaceError(
+                f"{final}: the partitions take about {format_size(self.final_bytes)}, and "
+                f"{format_size(self.temporary_bytes)} while they are made; {format_size(free)} are "
+                f"free: {format_size(needed - free)} too little. Free some space, or choose an "
+                "--output on another file system; nothing has been written",
+                path=final,
+            )
 
 
 @limits_named("partition the store")
@@ -34,111 +220,219 @@ def partition(
     num_partitions: int,
     *,
     name: str | None = None,
+    output: PathLike | None = None,
     train_first: str | None = None,
     seed: int = 0,
+    memory_bytes: int | None = None,
     overwrite: bool = False,
+    resume: bool = False,
+    progress: Progress | None = None,
 ) -> Path:
     """Write the nodes and edges of a store once more, in partitions, and return their path.
 
     Parameters
     ----------
-    num_partitions : int
-        p; none of them may be empty.
     name : str, optional
         Name of the partitioning in the store; by default its order and p, as in "random-16".
-    train_first : str, optional
-        A split whose nodes fill the first partitions. Nodes are spread at random otherwise.
-    seed : int
-        Which nodes go where; in [0, 2**64).
+    output : path-like, optional
+        Where to write it, if not in the store.
     overwrite : bool
-        Whether to replace a partitioning of that name.
+        Whether to replace a partitioning of that name, once the new one is complete.
+    resume : bool
+        Go on with what an interrupted attempt left. The result is that of an uninterrupted one,
+        byte for byte.
+    num_partitions, train_first, seed, memory_bytes
+        See `Partitioning`.
+
+    Raises
+    ------
+    UsageError, BudgetError
+        See `Partitioning`; also if the store is heterogeneous.
+    StoreExistsError
+        If there is one of that name.
+    NoSpaceError, NotFoundError, CorruptStoreError, StorageError
+        If the store cannot be read, or the partitions not written.
+    """
+    plan = Partitioning(StoreInput(store), num_partitions, train_first, seed, memory_bytes)
+    final = partitions_path(plan, name, output)
+    if not resume:
+        plan.check_space(final)
+    with (
+        _place_in(plan.graph.reader.path, is_needed=output is None),
+        PartitionsWriter(
+            final,
+            overwrite=overwrite,
+            page_bytes=plan.page_bytes,
+            on_event=_LOG.warning,
+            fingerprint={
+                "store": plan.graph.reader.uuid,
+                "partitions": num_partitions,
+                "train_first": train_first,
+                "seed": seed,
+            },
+            resume=resume,
+        ) as writer,
+    ):
+        return _Work(plan, writer, progress or NullProgress()).run()
+
+
+def partitions_path(plan: Partitioning, name: str | None, output: PathLike | None) -> Path:
+    """Return where partitions are to lie.
 
     Raises
     ------
     UsageError
-        If a partition would be empty, there is no such split, or the store is heterogeneous.
-    StoreExistsError
-        If there is one of that name.
-    NotFoundError, CorruptStoreError, StorageError
-        If the store cannot be read, or the partitions not written.
+        If both a name and an output are given, or that is no name.
     """
-    graph = StoreInput(store)
-    path, num_nodes, num_edges = graph.reader.path, graph.num_nodes, graph.num_edges
-    if not 0 <= seed < 2**64:
-        raise UsageError(f"seed={seed} is outside [0, 2^64)")
-    attributes = graph.nodes.attributes
-    page_bytes = next(
-        (
-            graph.reader.paged(spec).geometry.page_bytes
-            for spec in attributes.values()
-            if spec.layout == "paged"
-        ),
-        DEFAULT_PAGE_BYTES,
-    )
-    row_bytes = [id_dtype(num_nodes).itemsize, *(spec.row_bytes for spec in attributes.values())]
-    rows = rows_per_partition(
-        num_nodes,
-        num_partitions,
-        [PageGeometry(size, page_bytes).rows_per_page for size in row_bytes],
-    )
-    is_first = None if train_first is None else _nodes_of(graph, train_first)
-    num_train = 0 if is_first is None else int(is_first.sum())
-    order_kind: OrderKind = "random" if train_first is None else "train-first"
-    final = unit_path(PARTITIONS, path, name or f"{order_kind}-{num_partitions}")
-    make_units_directory(PARTITIONS, path)
-    with PartitionsWriter(final, overwrite=overwrite, page_bytes=page_bytes) as writer:
-        ids = id_dtype(num_nodes)
-        order = np.concatenate(list(node_order(num_nodes, seed, is_first, 2**27)))
-        place = np.empty(num_nodes, np.int64)
-        place[order] = np.arange(num_nodes)
-        for array, values in ((ORDER_ARRAY, order), (PLACE_ARRAY, place)):
-            writer.values(array, ids.name, num_nodes).append(values.astype(ids))
-        pieces = list(graph.edge_pieces(2**20))
-        targets = np.concatenate([np.empty(0, np.int64), *(place[p.targets] for p in pieces)])
-        sources = np.concatenate([np.empty(0, np.int64), *(place[p.sources] for p in pieces)])
-        bucket = targets // rows * num_partitions + sources // rows
-        position = np.lexsort((sources, targets, bucket))
-        bucket_ptr = np.zeros(num_partitions**2 + 1, np.int64)
-        np.cumsum(np.bincount(bucket, minlength=num_partitions**2), out=bucket_ptr[1:])
-        writer.values(BUCKET_PTR_ARRAY, "int64", len(bucket_ptr)).append(bucket_ptr)
-        for array, column in ((SOURCE_ARRAY, sources), (TARGET_ARRAY, targets)):
-            values = (column[position] % rows).astype(np.int32)
-            writer.values(array, "int32", num_edges).append(values)
+    if output is not None:
+        if name is not None:
+            raise UsageError("give the partitions a --name in the store, or an --output elsewhere")
+        return Path(output)
+    return unit_path(PARTITIONS, plan.graph.reader.path, name or plan.default_name)
+
+
+@contextmanager
+def _place_in(store: Path, *, is_needed: bool) -> Iterator[None]:
+    """Have a directory for the partitions of a store, as long as there are any."""
+    if is_needed:
+        make_units_directory(PARTITIONS, store)
+    try:
+        yield
+    finally:
+        if is_needed:
+            drop_empty_units_directory(PARTITIONS, store)
+
+
+class _Work:
+    """Writes the arrays, one after the other."""
+
+    def __init__(self, plan: Partitioning, writer: PartitionsWriter, progress: Progress) -> None:
+        self._plan = plan
+        self._graph = plan.graph
+        self._writer = writer
+        self._progress = progress
+        num_nodes = plan.graph.num_nodes
+        self._ids = id_dtype(num_nodes)
+        self._place = np.empty(num_nodes, self._ids)
+
+    def run(self) -> Path:
+        """Write everything, and return the path."""
+        plan, graph = self._plan, self._graph
+        num_train = self._write_order()
+        self._write_edges()
+        for name, spec in plan.attributes.items():
+            self._write_rows(name, spec)
+        with self._progress.phase("commit"):
+            return self._writer.commit(
+                store_uuid=graph.reader.uuid,
+                num_nodes=graph.num_nodes,
+                num_edges=graph.num_edges,
+                num_partitions=plan.num_partitions,
+                rows_per_partition=plan.rows,
+                order_kind=plan.order_kind,
+                seed=plan.seed,
+                train_split=plan.train_first,
+                num_train_partitions=-(-num_train // plan.rows),
+            )
+
+    def _write_order(self) -> int:
+        """Draw the order, write it and its inverse; return how many nodes come first."""
+        plan, num_nodes = self._plan, self._graph.num_nodes
+        is_first = None if plan.train_first is None else _nodes_of(self._graph, plan.train_first)
+        order = self._writer.values(ORDER_ARRAY, self._ids.name, num_nodes)
+        at_once = min(num_nodes, plan.memory.left() // _BYTES_TO_DRAW)
+        done = 0
+        with self._progress.phase("draw the order", num_nodes, "nodes") as phase:
+            for nodes in node_order(num_nodes, plan.seed, is_first, at_once):
+                for begin in range(0, len(nodes), _PIECE_NODES):
+                    piece = nodes[begin : begin + _PIECE_NODES]
+                    self._place[piece] = np.arange(done, done + len(piece))
+                    done += len(piece)
+                    order.append(piece.astype(self._ids))
+                phase.advance(len(nodes))
+        place = self._writer.values(PLACE_ARRAY, self._ids.name, num_nodes)
+        place.append(self._place)
+        for array in (order, place):
+            array.close()
+        return 0 if is_first is None else int(is_first.sum())
+
+    def _write_edges(self) -> None:
+        plan, graph, writer = self._plan, self._graph, self._writer
+        num_edges, num_buckets = graph.num_edges, plan.num_partitions**2
         positions = id_dtype(num_edges)
-        writer.values(POSITION_ARRAY, positions.name, num_edges).append(position.astype(positions))
-        for attribute, spec in attributes.items():
-            writer.paged(
-                node_rows(attribute),
-                name=attribute,
-                row_shape=spec.shape[1:],
-                dtype=spec.dtype,
-                num_rows=num_nodes,
-                cat_dim=spec.cat_dim,
-            ).append(graph.reader.read(spec)[order])
-        return writer.commit(
-            store_uuid=graph.reader.uuid,
-            num_nodes=num_nodes,
-            num_edges=num_edges,
-            num_partitions=num_partitions,
-            rows_per_partition=rows,
-            order_kind=order_kind,
-            seed=seed,
-            train_split=train_first,
-            num_train_partitions=-(-num_train // rows),
+        bucket_ptr = writer.values(BUCKET_PTR_ARRAY, "int64", num_buckets + 1)
+        columns = [
+            writer.values(path, dtype, num_edges)
+            for path, dtype in (
+                (SOURCE_ARRAY, "int32"),
+                (TARGET_ARRAY, "int32"),
+                (POSITION_ARRAY, positions.name),
+            )
+        ]
+        arrays = [bucket_ptr, *columns]
+        if all(array.num_committed_rows == array.spec.num_rows for array in arrays):
+            for array in arrays:
+                array.skip(array.spec.num_rows)
+            return
+        edges = BucketedEdges(
+            graph,
+            Grid(plan.num_partitions, plan.rows, self._place),
+            writer.journal.spill_directory,
+            plan.memory,
         )
+        edges.divide(self._progress)
+        bucket_ptr.append(np.concatenate([np.zeros(1, np.int64), np.cumsum(edges.counts)]))
+        with self._progress.phase("sort edges", num_edges, "edges") as phase:
+            for source, target, position in edges.sorted():
+                columns[0].append(source)
+                columns[1].append(target)
+                columns[2].append(position.astype(positions, copy=False))
+                phase.advance(len(source))
+        for array in arrays:
+            array.close()
+
+    def _write_rows(self, name: str, spec: AttributeSpec) -> None:
+        array = self._writer.paged(
+            node_rows(name),
+            name=name,
+            row_shape=spec.shape[1:],
+            dtype=spec.dtype,
+            num_rows=spec.num_rows,
+            cat_dim=spec.cat_dim,
+        )
+        done = array.skip(spec.num_rows)
+        with self._progress.phase(f"write rows of {name}", spec.num_rows, "rows") as phase:
+            phase.advance(done)
+            if done < spec.num_rows:
+                for rows in read_ahead(self._rows_in_order(spec, done)):
+                    array.append(rows)
+                    phase.advance(len(rows))
+        array.close()
+
+    def _rows_in_order(self, spec: AttributeSpec, start: int) -> Iterator[npt.NDArray[Any]]:
+        """Yield the rows of an attribute in the new order."""
+        source = CopiedRows(self._graph, spec)
+        step = max(1, _COPY_BYTES // max(1, spec.row_bytes))
+        left = self._plan.memory.left()
+        if spec.num_bytes <= left:
+            whole = _core.pool_empty(spec.num_bytes).view(source.dtype).reshape(spec.shape)
+            done = 0
+            for rows in source.rows(step):
+                whole[self._place[done : done + len(rows)]] = rows
+                done += len(rows)
+            for first in range(start, spec.num_rows, step):
+                yield whole[first : first + step]
+            return
+        place = MemoryArray("the new order", self._place)
+        scattered = ScatteredRows(source, place, self._writer.journal.spill_directory, left)
+        yield from scattered.rows(step, start)
+        scattered.close()
 
 
 def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:
     """Return which nodes are in a split; those that are in it twice count once."""
-    spec = graph.nodes.splits.get(split)
-    if spec is None:
-        names = ", ".join(map(repr, graph.nodes.splits)) or "none"
-        raise UsageError(
-            f"{graph.reader.path} has no split {split!r}; its splits: {names}. Name one with "
-            "--train-first, or leave that out"
-        )
     found = np.zeros(graph.num_nodes, bool)
-    nodes = graph.reader.read(spec)
+    nodes = graph.reader.read(graph.nodes.splits[split])
     check_ids(nodes, graph.num_nodes, f"split {split!r}: node id")
     found[nodes] = True
     if not found.any():

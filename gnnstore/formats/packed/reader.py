@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -10,13 +9,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import CorruptStoreError, NotFoundError
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.paged_array import PagedArray
-from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
 from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.container.regular_files import check_directories
 from gnnstore.formats.packed.manifest import (
     BATCHES_ARRAY,
     INDEX_ARRAY,
@@ -30,7 +27,6 @@ from gnnstore.formats.packed.manifest import (
     rows_array,
 )
 from gnnstore.formats.packed.segments import batches_sharing, check_segments
-from gnnstore.formats.store.units import unit_names
 
 _MAX_BATCHES = 8  # named for a damaged range
 
@@ -180,38 +176,6 @@ class PackedReader(SealedReader[PackedManifest]):
             f"{self.path / INDEX_ARRAY}: {reason}; restore the plan from a copy or pack again",
             path=self.path / INDEX_ARRAY,
         )
-
-
-def find_plan(store: Path, plan: str | os.PathLike[str]) -> Path:
-    """Return the directory of a plan that is named, or given as a path.
-
-    Parameters
-    ----------
-    store : Path
-        Whose plans are looked through.
-    plan : str or path-like
-        A name under `plans` of the store, or the path of a directory.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none; the message lists those of the store.
-    CorruptStoreError
-        If the name is that of a symbolic link.
-    """
-    text = os.fspath(plan)
-    named = store / PLANS_DIRECTORY / text
-    if "/" not in text and os.path.lexists(named / METADATA_FILE):
-        check_directories(store, f"{PLANS_DIRECTORY}/{text}")
-        return named
-    if os.path.lexists(Path(text) / METADATA_FILE):
-        return Path(text)
-    names = unit_names(PACKED, store)
-    raise NotFoundError(
-        f"{store}: no plan {text!r}, and no directory of a plan at {text}; the store's plans: "
-        f"{names}. Make one with 'gnnstore pack'",
-        path=named,
-    )
 
 
 PACKED = KINDS.register(

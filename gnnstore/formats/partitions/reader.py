@@ -8,7 +8,8 @@ are sorted by target, source and position.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,9 +18,10 @@ import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import Problem
 from gnnstore.formats.container.manifest import KINDS, Kind
 from gnnstore.formats.container.reader import SealedReader
-from gnnstore.formats.container.regular_files import check_directories
+from gnnstore.formats.partitions.checks import check_meaning
 from gnnstore.formats.partitions.manifest import (
     BUCKET_PTR_ARRAY,
     EDGES_GROUP,
@@ -33,7 +35,7 @@ from gnnstore.formats.partitions.manifest import (
     PartitionsManifest,
     node_rows,
 )
-from gnnstore.formats.store.units import find_units, unit_names, unit_path
+from gnnstore.formats.store.units import find_unit, find_units, unit_names
 
 _IDS = ("int32", "int64")
 
@@ -92,6 +94,15 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
                 f"{num_edges}",
                 BUCKET_PTR_ARRAY,
             )
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield where arrays cannot be read; or else, where they are no partitions of a graph."""
+        is_readable = True
+        for problem in super().problems():
+            is_readable = False
+            yield problem
+        if is_readable:
+            yield from check_meaning(self)
 
     def _corrupt(self, problem: str, array: str = "") -> CorruptStoreError:
         path = self.path / array
@@ -200,45 +211,42 @@ def find_partitions(store: Path) -> list[Path]:
     return find_units(PARTITIONS, store)
 
 
-def open_partitions(store: Path, name: str | None, *, store_uuid: str) -> PartitionsReader:
+def open_partitions(
+    store: Path, name: str | os.PathLike[str] | None, *, store_uuid: str
+) -> PartitionsReader:
     """Open a partitioning of a store.
 
     Parameters
     ----------
-    name : str or None
-        None: the only one.
+    name : str, path-like or None
+        Its name, or the path of its directory; None: the only one of the store.
 
     Raises
     ------
     UsageError
-        If there is none of that name, or none was named and there is not exactly one; or it is of
-        another store.
+        If none was named and there is not exactly one; or it is of another store.
+    NotFoundError
+        If there is none of that name; the message lists those there are.
     CorruptStoreError, UnsupportedVersionError, StorageError
         If it cannot be opened.
     """
-    found = find_partitions(store)
     if name is None:
-        if len(found) != 1:
-            what = "has no partitions" if not found else "is partitioned more than once"
-            hint = (
-                f"make some with 'gnnstore partition {store}'"
-                if not found
-                else f"name one of {unit_names(PARTITIONS, store)}"
+        found = find_partitions(store)
+        if not found:
+            raise UsageError(
+                f"{store} has no partitions; make some with 'gnnstore partition {store}'"
             )
-            raise UsageError(f"{store} {what}; {hint}")
+        if len(found) > 1:
+            raise UsageError(
+                f"{store} is partitioned more than once; name one of "
+                f"{unit_names(PARTITIONS, store)}"
+            )
         name = found[0].name
-    path = unit_path(PARTITIONS, store, name)
-    check_directories(store, f"{PARTITIONS_DIRECTORY}/{name}")
-    if path not in found:
-        raise UsageError(
-            f"{store}: no partitioning {name!r}; there are: {unit_names(PARTITIONS, store)}. Make "
-            f"one with 'gnnstore partition {store} --name {name}'"
-        )
+    path = find_unit(PARTITIONS, store, name)
     reader = PartitionsReader.open(path)
     if reader.store_uuid != store_uuid:
         raise UsageError(
             f"{path}: these are partitions of another store ({reader.store_uuid}); this one is "
-            f"{store_uuid}. Remove them with 'gnnstore rm {store} --partitions {name}' and "
-            "partition again"
+            f"{store_uuid}. Name others, or partition this store with 'gnnstore partition {store}'"
         )
     return reader

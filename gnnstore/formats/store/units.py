@@ -66,6 +66,39 @@ def unit_names(kind: Kind, store: Path) -> str:
     return ", ".join(repr(path.name) for path in find_units(kind, store)) or "none"
 
 
+def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
+    """Return the directory of a unit that is named, or given as a path.
+
+    Parameters
+    ----------
+    store : Path
+        Whose units are looked through.
+    unit : str or path-like
+        A name in the directory of the store, or the path of a directory.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none; the message lists those of the store.
+    CorruptStoreError
+        If the name is that of a symbolic link.
+    """
+    text = os.fspath(unit)
+    named = store / kind.directory / text
+    if "/" not in text and os.path.lexists(named / METADATA_FILE):
+        check_directories(store, f"{kind.directory}/{text}")
+        return named
+    if os.path.lexists(Path(text) / METADATA_FILE):
+        return Path(text)
+    manifest = kind.manifest
+    raise NotFoundError(
+        f"{store}: no {kind.name} {text!r}, and no directory of a {kind.name} at {text}; the "
+        f"store's {kind.directory}: {unit_names(kind, store)}. "
+        f"{manifest.MAKE[0].upper()}{manifest.MAKE[1:]}",
+        path=named,
+    )
+
+
 def make_units_directory(kind: Kind, store: Path) -> None:
     """Make the directory for units of a store, a group without attributes, if there is none.
 

@@ -11,7 +11,7 @@ import click
 from gnnstore.disk.scratch import find_runs, remove_run
 from gnnstore.errors import NotFoundError, StorageError, storage_errors
 from gnnstore.formats.container.leftovers import Leftover, find_leftovers, remove
-from gnnstore.formats.packed.manifest import PLANS_DIRECTORY
+from gnnstore.formats.container.manifest import KINDS
 from gnnstore.formats.store.schema import StoreManifest
 from gnnstore.tools.ui.options import session_options
 from gnnstore.tools.ui.session import Session
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 _HELP = """List the leftovers of interrupted conversions and training, and remove them with --yes.
 
 PATH is a directory of stores (default: the current one), or a store. A conversion builds its store
-next to the output, as .NAME.tmp-XXXXXXXX, and packing builds a plan likewise in the directory plans
-of its store; other directories below PATH are not searched. Training keeps spill files in
-.gnnstore-run-XXXXXXXX, which this command or the next run removes if the process was killed.
+next to the output, as .NAME.tmp-XXXXXXXX; packing and partitioning do so in the directories plans
+and partitions of their store. Other directories below PATH are not searched. Training keeps spill
+files in .gnnstore-run-XXXXXXXX, which this command or the next run removes if the process was
+killed.
 Directories in use are left alone, and a store that an interrupted --overwrite had set aside gets
 its name back.
 
@@ -69,7 +70,7 @@ def _find(path: Path) -> Iterator[Leftover]:
         yield from find_leftovers(path)
         yield from find_runs(path)
         for store in sorted(filter(StoreManifest.is_at, path.iterdir())):
-            yield from _find_of_plans(store)
+            yield from _find_in_store(store)
         return
     if not path.parent.is_dir():
         raise NotFoundError(f"{path}: there is no such directory or store", path=path)
@@ -78,14 +79,15 @@ def _find(path: Path) -> Iterator[Leftover]:
         raise NotFoundError(f"{path}: there is no such directory or store", path=path)
     yield from of_store
     if path.exists():
-        yield from _find_of_plans(path)
+        yield from _find_in_store(path)
 
 
-def _find_of_plans(store: Path) -> Iterator[Leftover]:
-    """Yield the leftovers of plans in a store, whose packing or removal was interrupted."""
-    directory = store / PLANS_DIRECTORY
-    if directory.is_dir() and not directory.is_symlink():
-        yield from find_leftovers(directory)
+def _find_in_store(store: Path) -> Iterator[Leftover]:
+    """Yield the leftovers of plans and partitions, whose making or removal was interrupted."""
+    for kind in KINDS:
+        directory = store / kind.directory
+        if kind.directory and directory.is_dir() and not directory.is_symlink():
+            yield from find_leftovers(directory)
 
 
 def _remove(leftover: Leftover) -> str:
@@ -130,6 +132,6 @@ def _render(console: Console, found: list[dict[str, Any]], removed: int, yes: bo
     elif any(item["state"] != "running" for item in found):
         console.print(
             "\n'gnnstore gc --yes' removes them. To continue a resumable one, repeat its "
-            "'gnnstore convert' or 'gnnstore pack' with --resume.",
+            "command with --resume.",
             soft_wrap=True,
         )

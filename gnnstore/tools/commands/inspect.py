@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnnstore.errors import UsageError
-from gnnstore.formats.packed.manifest import PackedManifest
-from gnnstore.formats.packed.reader import PackedReader, find_plan
+from gnnstore.formats.container.manifest import kind_of
+from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.partitions.reader import PARTITIONS, PartitionsReader
 from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.units import find_unit
 from gnnstore.tools.inspect.describe_store import (
     describe_array,
     describe_files,
@@ -19,6 +21,7 @@ from gnnstore.tools.inspect.describe_store import (
     find_array,
 )
 from gnnstore.tools.inspect.packed import describe_plan, render_plan, scan_plan
+from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
 from gnnstore.tools.inspect.render_store import render_array, render_store
 from gnnstore.tools.ui.options import plot_option, session_options
 from gnnstore.tools.ui.session import Session
@@ -30,8 +33,8 @@ _HELP = """Show the contents of a store and how they will be read.
 
 Reads metadata only, so it is fast on a store of any size. --stats also reads the arrays, once and
 in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and a histogram of
-the labels. Packed plans are listed; STORE may also be the directory of a plan. --plot draws the
-degrees of the graph; or of a plan, the rows of its batches and how soon rows are reused.
+the labels. Packed plans and partitions are listed; STORE may also be the directory of one. --plot
+draws the degrees of the graph; or of a plan, the rows of its batches and how soon rows are reused.
 
 \b
 Examples:
@@ -39,6 +42,7 @@ Examples:
   gnnstore inspect cora.gnn --stats
   gnnstore inspect cora.gnn --array nodes/node/x
   gnnstore inspect cora.gnn --plan base --plot base.png
+  gnnstore inspect cora.gnn --partitions random-16
   gnnstore inspect cora.gnn --json | jq '.arrays[] | {path, disk_bytes}'
 """
 
@@ -48,6 +52,7 @@ Examples:
 @click.option("--array", "array_path", metavar="PATH", help="Show one array, by path or name.")
 @click.option("--stats", is_flag=True, help="Read the arrays and summarise their values.")
 @click.option("--plan", "plan", metavar="NAME", help="Show one of the store's packed plans.")
+@click.option("--partitions", metavar="NAME", help="Show one of the store's partitionings.")
 @plot_option("Plot degrees, or the rows of a plan.")
 @session_options
 def command(
@@ -57,6 +62,7 @@ def command(
     array_path: str | None,
     stats: bool,
     plan: str | None,
+    partitions: str | None,
     plot_file: Path | None,
 ) -> None:
     """Open the store, describe it, plot it and print the description."""
@@ -66,14 +72,21 @@ def command(
         )
     path = Path(store)
     if plan is not None:
-        path = find_plan(StoreReader.open(store).path, plan)
-    if PackedManifest.is_at(path):
+        path = find_unit(PACKED, StoreReader.open(store).path, plan)
+    if partitions is not None:
+        path = find_unit(PARTITIONS, StoreReader.open(store).path, partitions)
+    if (kind := kind_of(path)) in {PACKED, PARTITIONS}:
         if array_path is not None or stats:
             raise UsageError(
-                "--array and --stats are for stores, not for packed plans; leave them out, or "
-                "inspect the store"
+                "--array and --stats are for stores, not for what was made of them; leave them "
+                "out, or inspect the store"
             )
-        _inspect_plan(session, PackedReader.open(path), plot_file)
+        if kind is PACKED:
+            _inspect_plan(session, PackedReader.open(path), plot_file)
+            return
+        if plot_file is not None:
+            raise UsageError("--plot draws the degrees of a graph, or a plan; leave it out")
+        _emit(session, describe_partitions(PartitionsReader.open(path)), render_partitions)
         return
     reader = StoreReader.open(store)
     if array_path is None:

@@ -16,16 +16,16 @@ from gnnstore.tools.ui.options import session_options, threads_option
 from gnnstore.tools.ui.session import Session
 from gnnstore.units import format_size
 
-_HELP = """Check a store's files, checksums and contents, and those of its packed plans.
+_HELP = """Check files, checksums and contents of a store, and of its packed plans and partitions.
 
-STORE may also be the directory of a plan, or of learned embeddings. For plans, "full" also reads
-each batch as training does.
+STORE may also be the directory of one of those, or of learned embeddings. For plans, "full" also
+reads each batch as training does.
 
 \b
 Levels, each including the one before:
   header     metadata, every file's presence and exact size; reads no data
   checksums  every byte against the crc32c recorded when it was written
-  full       also the values: ids in range, columns sorted, padding zero
+  full       also the values: ids in range, columns sorted, padding zero, edges of partitions
 
 Exits with 0 if the store is sound and with 1 if it is not; prints every problem with its file and
 byte range.

@@ -20,6 +20,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import place
 from gnnstore.tools.inspect.packed import describe_plans
+from gnnstore.tools.inspect.partitioned import describe_all_partitions
 
 
 def describe_store(reader: StoreReader) -> dict[str, Any]:
@@ -78,6 +79,7 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
         # Files of no array: group metadata and the checksums.
         "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
         "plans": describe_plans(reader.path),
+        "partitions": describe_all_partitions(reader.path),
         "provenance": dict(reader.manifest.provenance),
         "reading": _reading(reader),
     }

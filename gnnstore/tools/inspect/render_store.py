@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gnnstore.tools.inspect.partitioned import describe_order
 from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title, share_bar
 from gnnstore.units import format_size
 
@@ -18,6 +19,9 @@ def render_store(console: Console, store: Mapping[str, Any]) -> None:
     if store["plans"]:
         print_title(console, "Packed plans")
         _print_plans(console, store["plans"])
+    if store["partitions"]:
+        print_title(console, "Partitions")
+        _print_partitions(console, store["partitions"])
     print_title(console, "Provenance")
     print_facts(console, flatten(store["provenance"]))
     print_title(console, "Reading it here")
@@ -198,6 +202,26 @@ def _print_plans(console: Console, plans: list[Mapping[str, Any]]) -> None:
                 f"{plan['batch_size']:,}" + (", shuffled" if plan["shuffle"] else ""),
                 f"{plan['seed']}",
                 format_size(plan["disk_bytes"]),
+            )
+        )
+    print_table(console, columns, rows, right=("on disk",))
+
+
+def _print_partitions(console: Console, found: list[Mapping[str, Any]]) -> None:
+    columns = ("name", "partitions", "nodes of each", "order", "seed", "on disk")
+    rows = []
+    for one in found:
+        if one["problem"] is not None:
+            rows.append((one["name"], "damaged: see 'gnnstore verify'", *[""] * 4))
+            continue
+        rows.append(
+            (
+                one["name"],
+                f"{one['num_partitions']:,}",
+                f"{one['rows_per_partition']:,}",
+                describe_order(one),
+                f"{one['seed']}",
+                format_size(one["disk_bytes"]),
             )
         )
     print_table(console, columns, rows, right=("on disk",))

@@ -57,7 +57,7 @@ def plan_partitions(
     memory_bytes = MemoryBudget.of(memory_bytes).num_bytes
     with session.progress() as progress:
         profile = disk_profile(store.path, progress)
-    block_bytes = _block_bytes(profile)
+    block_bytes = full_rate_bytes(profile)
     found = buffer_sizes(contents, memory_bytes, block_bytes, for_edges=for_edges)
     best = best_sizes(
         found,
@@ -99,7 +99,7 @@ def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
     )
 
 
-def _block_bytes(profile: DeviceProfile) -> int:
+def full_rate_bytes(profile: DeviceProfile) -> int:
     """Return the smallest read that reaches most of the disk's rate in order."""
     share = _SHARE_OF_RATE / (1 - _SHARE_OF_RATE)
     needed = share * profile.seconds_per_read * profile.sequential_read_bytes_per_second

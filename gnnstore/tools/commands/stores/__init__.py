@@ -1,0 +1,1 @@
+"""Commands that take a store, and write its nodes and edges in another form."""

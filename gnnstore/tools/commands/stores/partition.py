@@ -1,0 +1,75 @@
+"""`gnnstore partition`: write a store's nodes and edges in partitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gnnstore.tools.ui.options import MEMORY, Parsed, seed_option, session_options
+from gnnstore.tools.ui.session import Session
+
+_HELP = """Write the nodes and edges of STORE once more, in partitions.
+
+A partition buffer trains on some partitions at a time, and reads them whole: their rows, and the
+buckets of edges between them. Nodes are spread over partitions at random; with --train-first, those
+of a split fill the first partitions, so that node classification reads few others. The result lies
+in the store, as partitions/NAME; the store itself stays as it is. It takes about as much space as
+the store, and some more for the edges.
+
+Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
+
+\b
+Examples:
+  gnnstore partition papers100M.gnn --memory 8GB
+  gnnstore partition papers100M.gnn -p 256 --name fine --estimate
+  gnnstore partition papers100M.gnn -p 64 --train-first --memory 8GB
+  gnnstore partition papers100M.gnn -p 64 --output /fast/papers-64
+"""
+
+
+def _parse_partitions(text: str, _: str) -> int | None:
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no number of partitions, nor 'auto'") from None
+
+
+@click.command(name="partition", help=_HELP)
+@click.argument("store", type=click.Path())
+@click.option(
+    "-p",
+    "--num-partitions",
+    type=Parsed("auto|N", _parse_partitions),
+    help="Number of partitions. Default: auto, the most that the disk reads at its full rate.",
+)
+@click.option(
+    "--train-first",
+    is_flag=False,
+    flag_value="train",
+    metavar="[SPLIT]",
+    help="Put the nodes of a split into the first partitions. Without a value: train.",
+)
+@click.option("--name", help="Name of the partitions in the store. Default: such as random-64.")
+@click.option("--output", type=click.Path(), help="Directory of the partitions, outside the store.")
+@click.option(
+    "--memory",
+    "memory_bytes",
+    type=MEMORY,
+    metavar="SIZE",
+    help="Budget of memory. Default: what is available.",
+)
+@seed_option("Seed of the order of nodes.")
+@click.option("--estimate", is_flag=True, help="Print sizes, disk and time, and write nothing.")
+@click.option(
+    "--overwrite", is_flag=True, help="Replace partitions when the new ones are complete."
+)
+@click.option("--resume", is_flag=True, help="Continue an interrupted attempt.")
+@session_options
+def command(session: Session, store: str, **options: Any) -> None:
+    """Partition the store and print what was made."""
+    from gnnstore.tools.partition import partition_store  # noqa: PLC0415 - not for --help
+
+    partition_store(session, store, **options)

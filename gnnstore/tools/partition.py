@@ -1,0 +1,175 @@
+"""The work of `gnnstore partition`: choose how many partitions, tell the cost, write, show."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gnnstore.caching.partitions.sizes import Contents, most_partitions
+from gnnstore.converters.partitions.order import rows_per_partition
+from gnnstore.converters.partitions.partition import Partitioning, partition, partitions_path
+from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
+from gnnstore.disk.profile.first_use import disk_profile
+from gnnstore.errors import StoreExistsError, UsageError
+from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
+from gnnstore.tools.plan.partitions import full_rate_bytes
+from gnnstore.tools.ui.session import Session
+from gnnstore.units import format_duration, format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# Two processors that do something else as well: dividing, sorting and writing edges.
+_EDGES_PER_SECOND = 2.5e6
+_MANY = 2**62
+
+
+def partition_store(
+    session: Session,
+    path: str,
+    *,
+    num_partitions: int | None,
+    name: str | None,
+    output: str | None,
+    train_first: str | None,
+    seed: int,
+    memory_bytes: int | None,
+    estimate: bool,
+    overwrite: bool,
+    resume: bool,
+) -> None:
+    """Choose, estimate, write, and print what was made.
+
+    Parameters
+    ----------
+    num_partitions : int or None
+        None: as many as the disk reads at its full rate.
+    estimate : bool
+        Whether to stop before anything is written.
+
+    Raises
+    ------
+    GnnstoreError
+        As of `partition`.
+    """
+    graph = StoreInput(path)
+    document: dict[str, Any] = {"store": str(graph.reader.path)}
+    with session.progress(show_usage=True) as progress:
+        if num_partitions is None or estimate:
+            profile: DeviceProfile | None = disk_profile(graph.reader.path, progress)
+        else:
+            profile = load_profile(graph.reader.path)
+        reason = ""
+        if num_partitions is None and profile is not None:
+            num_partitions, reason = _choose(graph, profile)
+            progress.note(reason)
+        plan = Partitioning(graph, num_partitions or 0, train_first, seed, memory_bytes)
+        final = partitions_path(plan, name, output)
+        if final.exists() and not overwrite and not estimate:
+            raise StoreExistsError(
+                f"{final} exists; choose another name, remove it with 'gnnstore rm', or pass "
+                "--overwrite to replace it once the new one is complete",
+                path=final,
+            )
+        facts = _facts(plan, profile, final, reason)
+        sentence = _describe(facts)
+        if not estimate:
+            progress.note(f"partitioning takes {sentence}", facts)
+            began = time.perf_counter()
+            made = partition(
+                path,
+                plan.num_partitions,
+                name=name,
+                output=output,
+                train_first=train_first,
+                seed=seed,
+                memory_bytes=memory_bytes,
+                overwrite=overwrite,
+                resume=resume,
+                progress=progress,
+            )
+            seconds = time.perf_counter() - began
+    document["estimate"] = facts
+    if estimate:
+        session.emit(document, lambda console: _render_estimate(console, facts, sentence))
+        return
+    document |= {"seconds": seconds, **describe_partitions(PartitionsReader.open(made))}
+    session.emit(document, lambda console: _render(console, document))
+
+
+def _choose(graph: StoreInput, profile: DeviceProfile) -> tuple[int, str]:
+    """Return the largest power of two that the disk reads well, and why it is that."""
+    if graph.num_nodes < 2:
+        raise UsageError(
+            f"{graph.reader.path} has {graph.num_nodes} nodes: nothing to divide into partitions"
+        )
+    block_bytes = full_rate_bytes(profile)
+    node_bytes = sum(spec.num_bytes for spec in graph.nodes.attributes.values())
+    # Without rows, edges alone decide: rows will be learned.
+    contents = Contents(node_bytes or _MANY, 12 * graph.num_edges, graph.num_nodes)
+    most = most_partitions(contents, block_bytes)
+    found = 1 << most.bit_length() - 1
+    while found > 2 and not _works(graph.num_nodes, found):
+        found //= 2
+    return found, (
+        f"{found} partitions: the most, as a power of two, whose rows and buckets are mostly read "
+        f"in pieces of {format_size(block_bytes)}, at the disk's full rate"
+    )
+
+
+def _works(num_nodes: int, num_partitions: int) -> bool:
+    try:
+        rows_per_partition(num_nodes, num_partitions, [1])
+    except UsageError:
+        return False
+    return True
+
+
+def _facts(
+    plan: Partitioning, profile: DeviceProfile | None, final: Path, reason: str
+) -> dict[str, Any]:
+    read, written = plan.moved_bytes
+    seconds = None
+    if profile is not None:
+        seconds = (
+            read / profile.sequential_read_bytes_per_second
+            + written / profile.sequential_write_bytes_per_second
+            + plan.graph.num_edges / _EDGES_PER_SECOND
+        )
+    return {
+        "path": str(final),
+        "num_partitions": plan.num_partitions,
+        "rows_per_partition": plan.rows,
+        "reason": reason or None,
+        "disk_bytes": plan.final_bytes,
+        "temporary_bytes": plan.temporary_bytes,
+        "read_bytes": read,
+        "written_bytes": written,
+        "seconds": seconds,
+    }
+
+
+def _describe(facts: dict[str, Any]) -> str:
+    seconds, temporary = facts["seconds"], facts["temporary_bytes"]
+    while_made = f" and {format_size(temporary)} while it is made" if temporary else ""
+    in_time = "" if seconds is None else f", and about {format_duration(max(1.0, seconds))}"
+    return f"about {format_size(facts['disk_bytes'])} on disk{while_made}{in_time}"
+
+
+def _render_estimate(console: Console, facts: dict[str, Any], sentence: str) -> None:
+    console.print(
+        f"Partitioning would take {sentence}. {facts['num_partitions']:,} partitions of "
+        f"{facts['rows_per_partition']:,} nodes, in {facts['path']}.",
+        soft_wrap=True,
+        highlight=False,
+    )
+    if facts["reason"]:
+        console.print(f"  {facts['reason']}", soft_wrap=True, highlight=False)
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    render_partitions(console, document)
+    console.print(f"\nPartitioned in {format_duration(document['seconds'])}.")
