@@ -2,10 +2,12 @@
 
     python examples/train_links.py
     python examples/train_links.py pages.npz --epochs 10
+    python examples/train_links.py friends.txt.gz --learned 64
 
-Takes arrays in a .npz file, `edge_index` [2, E] (each undirected edge once) and `x`, which it
-converts; by default a small graph with planted communities is made. A tenth of the edges is held
-out for validation and another tenth for the test. Prints the loss of every epoch and the mean
+Takes arrays in a .npz file, `edge_index` [2, E] (each undirected edge once) and `x`, or a text edge
+list, which it converts; by default a small graph with planted communities is made. Nodes have
+embeddings that are learned in place of features if `--learned` says so. A tenth of the edges is
+held out for validation and another tenth for the test. Prints the loss of every epoch and the mean
 reciprocal rank (MRR) among fixed negatives.
 """
 
@@ -22,7 +24,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch_geometric.nn import GraphSAGE
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy, from_rmat
+from gnnstore.converters import ConvertOptions, from_numpy, from_rmat, from_snap
 from gnnstore.evaluation import hits_at, mrr, ranks_among
 
 
@@ -32,34 +34,51 @@ def convert(graph: Path | None, path: Path, seed: int) -> gnnstore.GraphStore:
     if graph is None:
         from_rmat(path, scale=10, feature_dim=16, num_communities=8, seed=seed, options=options)
     else:
-        from_numpy(graph, path, options=options)
+        (from_numpy if graph.suffix == ".npz" else from_snap)(graph, path, options=options)
     return gnnstore.open(path)
 
 
 def train(
-    model: GraphSAGE, loader: gnnstore.LinkNeighborLoader, optimizer: torch.optim.Optimizer
+    model: GraphSAGE,
+    table: gnnstore.EmbeddingTable | None,
+    loader: gnnstore.LinkNeighborLoader,
+    optimizers: Sequence[torch.optim.Optimizer],
 ) -> float:
     """Train for one epoch and return the mean loss of a batch."""
     model.train()
     losses = []
     for batch in loader:
-        optimizer.zero_grad()
-        h = model(batch.x, batch.edge_index)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        h = model(batch.x if table is None else table(batch.n_id), batch.edge_index)
         source, target = batch.edge_label_index
         score = (h[source] * h[target]).sum(dim=-1)
         loss = binary_cross_entropy_with_logits(score, batch.edge_label)
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
     return sum(losses) / len(losses)
 
 
+@torch.no_grad()
+def embed(
+    model: GraphSAGE, table: gnnstore.EmbeddingTable | None, store: gnnstore.GraphStore
+) -> Tensor:
+    """Return what the model makes of all nodes."""
+    if table is None:
+        h = gnnstore.inference(model, store)
+        assert isinstance(h, Tensor)
+        return h
+    model.eval()
+    out: Tensor = model(table[:], store.to_pyg().edge_index)  # the whole graph, in memory
+    return out
+
+
 def evaluate(
-    model: GraphSAGE, store: gnnstore.GraphStore, split: str, arguments: argparse.Namespace
+    h: Tensor, store: gnnstore.GraphStore, split: str, arguments: argparse.Namespace
 ) -> Tensor:
     """Return the rank of the target of each edge of a split among fixed negatives."""
-    h = gnnstore.inference(model, store)
-    assert isinstance(h, Tensor)
     source, target = store.edge_splits[split].edge_index
     generator = torch.Generator().manual_seed(arguments.seed)  # the same each time
     nodes = torch.randint(store.num_nodes, (arguments.negatives, len(source)), generator=generator)
@@ -84,14 +103,25 @@ def run(arguments: argparse.Namespace) -> float:
             memory=arguments.memory,
             seed=arguments.seed,
         )
-        model = GraphSAGE(store.num_features, arguments.hidden, len(arguments.fanouts))
-        optimizer = torch.optim.Adam(model.parameters(), lr=arguments.lr)
+        table, width = None, arguments.learned or store.num_features
+        model = GraphSAGE(width, arguments.hidden, len(arguments.fanouts))
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Adam(model.parameters(), lr=arguments.lr)
+        ]
+        if arguments.learned:
+            path = Path(directory) / "nodes.emb"
+            table = gnnstore.EmbeddingTable.create(
+                path, store, dim=width, optimizer="sparse_adam", seed=arguments.seed
+            )
+            optimizers.append(gnnstore.SparseAdam(table, lr=arguments.lr))
         print(f"{store}\n{loader.stats().reason}", flush=True)
         for epoch in range(1, arguments.epochs + 1):
-            loss = train(model, loader, optimizer)
-            valid = mrr(evaluate(model, store, "valid", arguments))
+            loss = train(model, table, loader, optimizers)
+            valid = mrr(evaluate(embed(model, table, store), store, "valid", arguments))
             print(f"epoch {epoch:3d}  loss {loss:.4f}  valid MRR {valid:.4f}", flush=True)
-        ranks = evaluate(model, store, "test", arguments)
+        ranks = evaluate(embed(model, table, store), store, "test", arguments)
+        if table is not None:
+            table.close()
         constant = 1 / (1 + arguments.negatives / 2)
         print(f"test MRR {mrr(ranks):.4f}, Hits@10 {hits_at(ranks, 10):.2%} among", end=" ")
         print(f"{arguments.negatives} negatives; a model that learns nothing: {constant:.4f}")
@@ -104,9 +134,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("graph", type=Path, nargs="?", help="a .npz file; by default a demo graph")
+    parser.add_argument("graph", type=Path, nargs="?", help="a .npz file or a text edge list")
     parser.add_argument("--fanouts", type=int, nargs="+", default=[10, 10])
     parser.add_argument("--hidden", type=int, default=64, help="width of the embeddings")
+    parser.add_argument("--learned", type=int, metavar="DIM", help="learn embeddings of nodes")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--negatives", type=int, default=100, help="for each edge of evaluation")

@@ -48,6 +48,33 @@ def test_links() -> None:
     assert mrr > 3 / (1 + 50 / 2), "three times a model that learns nothing"
 
 
+def test_links_by_learned_embeddings() -> None:
+    example = module_of("train_links")
+    options = "--learned 32 --epochs 4 --negatives 50 --lr 0.01"
+    assert example.run(example.parse(options.split())) > 3 / (1 + 50 / 2)
+
+
+@pytest.mark.timeout(600)
+def test_links_of_twitch(pytestconfig: pytest.Config) -> None:
+    edges = pytestconfig.rootpath.parent / "shared" / "data" / "twitch-de"
+    if not is_long() or not edges.is_dir():
+        pytest.skip("takes a minute; part of the long form, where the graph is beside the project")
+    example = module_of("train_links")
+    path = edges / "musae-twitch-DE.txt.gz"
+    options = "--learned 64 --epochs 5 --lr 0.01 --batch-size 4096"
+    assert example.run(example.parse([str(path), *options.split()])) > 3 / (1 + 100 / 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "least"), [("complex", 0.25), ("distmult", 0.2), ("transe", 0.05)]
+)
+def test_knowledge_graph(model: str, least: float) -> None:
+    """Filtered, among 1,000 entities: a model that learns nothing has an MRR of 1/500."""
+    example = module_of("train_knowledge_graph")
+    options = ["--model", model, "--epochs", "4", "--chunks", "3"]
+    assert example.run(example.parse(options)) > least
+
+
 @pytest.mark.timeout(600)
 def test_links_of_facebook(facebook_npz: Path) -> None:
     if not is_long():
