@@ -35,6 +35,8 @@ from gnnstore.pipeline.seeds.nodes import to_numpy
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
+    from gnnstore.caching.partitions.policy import PartitionPolicy
+    from gnnstore.embeddings.base import ResidentTable
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import SamplingConfig
@@ -108,8 +110,13 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         What `batch.input_id` shows for each seed edge, by position; of all edges, by edge id.
     custom_cls : type, optional
         Class of the batches, derived from `Data`.
+    partitions : PartitionPolicy, optional
+        Hold some partitions of the store in memory at a time (`gnnstore partition`), which changes
+        batches: each edge is trained once an epoch while both ends are in memory, neighbours are
+        sampled and negatives drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
-cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
+cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size, \
+tables
         As for `NeighborLoader`.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22 edges
@@ -184,6 +191,8 @@ cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size
         world_size: int | None = None,
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
+        partitions: PartitionPolicy | None = None,
+        tables: Sequence[ResidentTable] = (),
         **kwargs: Any,
     ) -> None:
         if neg_sampling_ratio:

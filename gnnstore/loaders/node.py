@@ -7,7 +7,7 @@ samples from a store (`sampled`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
     from gnnstore.caching.partitions.policy import PartitionPolicy
+    from gnnstore.embeddings.base import ResidentTable
 
 
 class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
@@ -119,6 +120,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         Hold some partitions of the store in memory at a time (`gnnstore partition`), and sample
         from these alone, which changes batches; kind "dispersed" or "sequential". Each input node
         is trained once an epoch. `len(loader)` is that of the epoch to come.
+    tables : sequence of EmbeddingTable
+        Tables that follow the loader: with `partitions`, rows of the partitions in memory are in
+        memory; `commit` of a table notes where the loader stands.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
         `batch_sampler`, `drop_last`, `num_workers` (threads here), `pin_memory`,
@@ -187,6 +191,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         input_id: Any = None,
         custom_cls: type[Data] | None = None,
         partitions: PartitionPolicy | None = None,
+        tables: Sequence[ResidentTable] = (),
         **kwargs: Any,
     ) -> None:
         options = LoaderOptions.of(locals())

@@ -26,8 +26,8 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.partitions.batches import PartitionBatches
-from gnnstore.pipeline.partitions.buffer import PartitionBuffer
-from gnnstore.pipeline.partitions.seeds import NodesByState, SeedsByState
+from gnnstore.pipeline.partitions.buffer import EdgesRead, PartitionBuffer
+from gnnstore.pipeline.partitions.seeds import LinksByState, NodesByState, SeedsByState
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import STAGING, Placement
@@ -95,9 +95,15 @@ class PartitionSources:
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
         )
-        self.tables = tuple(tables)
-        self._has_edges = bool(config.fanouts) or config.subgraph_type == "induced"
-        self.seeds: SeedsByState = _seeds_by_state(seeds, unit)
+        for table in tables:
+            table.attach(unit.uuid, unit.num_partitions, unit.rows_per_partition)
+        self._tables = tuple(tables)
+        self._edges = _edges_read(seeds, config)
+        self.seeds: SeedsByState = (
+            NodesByState(seeds, unit)
+            if isinstance(seeds, InputNodes)
+            else LinksByState(seeds, unit, policy.assignment)
+        )
         path = unit.paged(unit.order_spec).file_paths[0]
         self.engine: Engine = shared_tables(store).engine(path, io_engine)
         self._num_building = min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
@@ -106,11 +112,6 @@ class PartitionSources:
         self._open_edges()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.tables:
-            raise UsageError(
-                "a loader with tables= cannot be sent to another process: only one may write "
-                "them; make it there"
-            )
         return (self._again, ())
 
     # --- memory --------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class PartitionSources:
         of_disk = 8 + unit.position_spec.row_bytes
         return Contents(
             node_bytes=unit.num_nodes * row_bytes,
-            edge_bytes=unit.num_edges * of_disk if self._has_edges else 0,
+            edge_bytes=0 if self._edges == "none" else unit.num_edges * of_disk,
             num_nodes=unit.num_nodes,
             # Two graphs, and the buckets that one is built of.
             memory_per_edge_byte=(2 * (of_disk - 4) + of_disk) / (2 * of_disk),
@@ -173,27 +174,26 @@ class PartitionSources:
         """Return what is held in memory as long as the loader lives."""
         unit, num_slots = self.unit, shape.capacity + shape.num_spare
         sizes = StoreSizes.of(self.store.schema)
-        edges = Reservation("edges")
-        if self._has_edges:
-            most = _most_edges(unit, shape.capacity)
-            # One is taken apart, or still sampled from, while the next is built.
-            num_graphs = 1 if shape.capacity == shape.num_partitions else 2
+        most = _most_edges(unit, shape.capacity)
+        in_graph, on_disk = 4 + unit.position_spec.row_bytes, 8 + unit.position_spec.row_bytes
+        edges_bytes = 0
+        # One is taken apart, or still sampled from, while the next is built.
+        num_states = 1 if shape.capacity == shape.num_partitions else 2
+        if self._edges == "graph":
             nodes = min(unit.num_nodes, shape.capacity * unit.rows_per_partition)
-            in_graph, on_disk = 4 + unit.position_spec.row_bytes, 8 + unit.position_spec.row_bytes
             building = 8 * unit.rows_per_partition * self._num_building
-            graphs = num_graphs * (most * in_graph + 8 * (nodes + 1))
-            edges = Reservation(
-                f"edges between {shape.capacity} partitions",
-                graphs + most * on_disk + building + 16 * shape.capacity**2,
-            )
+            graphs = num_states * (most * in_graph + 8 * (nodes + 1))
+            edges_bytes = graphs + most * on_disk + building + 16 * shape.capacity**2
+        elif self._edges == "trained":
+            edges_bytes = num_states * most * on_disk + 16 * shape.capacity**2
         parts = [
             Reservation(f"{num_slots} partitions", PartitionSlots.bytes_of(unit, num_slots)),
-            edges,
+            Reservation(f"edges between {shape.capacity} partitions", edges_bytes),
             Reservation("places of buckets", unit.bucket_ptr.nbytes + 12 * unit.num_partitions**2),
             Reservation("compressed attributes", sizes.cold_bytes),
-            Reservation("seeds and their order", self.seeds.num_bytes),
+            Reservation("seeds and their order", self.seeds.bytes_with(most)),
             Reservation(STAGING, self.engine.staging_bytes),
-            *(table.reserve(shape.capacity, shape.num_spare) for table in self.tables),
+            *(table.reserve(shape.capacity, shape.num_spare) for table in self._tables),
         ]
         who = f"a loader with {shape.capacity} of {shape.num_partitions} partitions in memory"
         return Ledger(limit, tuple(parts), who, source)
@@ -246,7 +246,7 @@ class PartitionSources:
         return PartitionBuffer(
             PartitionFiles(self.unit, self.engine),
             self.shape.capacity + self.shape.num_spare,
-            has_edges=self._has_edges,
+            edges=self._edges,
             num_threads=self._num_building,
         )
 
@@ -291,10 +291,18 @@ class PartitionSources:
         )
 
 
-def _seeds_by_state(seeds: Any, unit: PartitionsReader) -> SeedsByState:
+def _edges_read(seeds: Any, config: SamplingConfig) -> EdgesRead:
+    """Return which edges between the partitions in memory a loader needs."""
+    if config.fanouts or config.subgraph_type == "induced":
+        return "graph"
     if isinstance(seeds, InputNodes):
-        return NodesByState(seeds, unit)
-    raise UsageError("partitions= is for loaders of nodes so far")
+        return "none"
+    is_strict = seeds.negatives is not None and seeds.negatives.is_strict
+    is_all = seeds.edges is None
+    looks_up = bool(seeds.attributes) and not is_all and seeds.split is None
+    if is_strict or looks_up or seeds.exclude_edges is not None:
+        return "graph"
+    return "trained" if is_all else "none"
 
 
 def _most_edges(unit: PartitionsReader, capacity: int) -> int:

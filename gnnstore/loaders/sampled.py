@@ -6,8 +6,10 @@ What is left to each is PyG's signature, and which seeds its options name.
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_geometric.data import Data
 
@@ -18,13 +20,17 @@ from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.partitions import PartitionSources
 from gnnstore.pipeline.lookahead.presample import Presampler, batch_shape
 from gnnstore.pipeline.order.epoch import order_bytes
+from gnnstore.pipeline.order.partition import EpochByStates, PartitionOrder
 from gnnstore.pipeline.order.ranks import RankShard
-from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.pipeline.order.state import Position, sampling_fingerprint
 from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.open import open_sources
 from gnnstore.strategies.saved import open_packed_sources
+
+if TYPE_CHECKING:
+    from gnnstore.embeddings.base import ResidentTable
 
 _log = logging.getLogger(__name__)
 
@@ -53,13 +59,14 @@ class SampledLoader(BatchLoader):
     """
 
     data: GraphStore
+    tables: Sequence[ResidentTable]
 
     def __init__(self, options: LoaderOptions, seeds: SeedSource, **kept: Any) -> None:
         store, config, given, of_torch = options.store, options.config, options.given, options.torch
         shard = RankShard.of(
             given.get("rank"), given.get("world_size"), given.get("seed"), of_torch
         )
-        parts = None
+        tables, parts = tuple(given.get("tables") or ()), None
         if given.get("partitions") is not None:
             parts = PartitionSources(
                 store,
@@ -68,7 +75,11 @@ class SampledLoader(BatchLoader):
                 config,
                 memory=given.get("memory"),
                 io_engine=given.get("io_engine"),
+                tables=tables,
             )
+        else:
+            for table in tables:
+                table.attach(None, 1, store.num_nodes)
         super().__init__(
             len(seeds),
             labels=seeds.labels,
@@ -83,7 +94,7 @@ class SampledLoader(BatchLoader):
             own_order=None if parts is None else parts.order,
         )
         self._seeds: Any = seeds
-        attributes = {**given, **kept, "data": store}
+        attributes = {**given, **kept, "data": store, "tables": tables}
         per_worker = given.get("filter_per_worker")
         attributes["filter_per_worker"] = True if per_worker is None else per_worker
         for name in attributes.keys() - _OF_THE_BASE:
@@ -101,7 +112,9 @@ class SampledLoader(BatchLoader):
             store,
             options.read,
             presampler,
-            seeds_bytes=seeds.num_bytes + order_bytes(len(seeds), shuffles=self._order.shuffles),
+            seeds_bytes=seeds.num_bytes
+            + order_bytes(len(seeds), shuffles=self._order.shuffles)
+            + sum(table.reserve(1, 0).fixed for table in tables),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )
@@ -114,6 +127,43 @@ class SampledLoader(BatchLoader):
             assembler(opened),
             epoch_batches=presampler.epoch_batches,
         )
+
+    def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
+        start = self._cursor.position(self.epoch)
+        batches = super()._get_iterator()
+        return self._followed(start, batches) if self.tables else batches
+
+    def _followed(
+        self, start: Position, batches: Generator[Any, None, None]
+    ) -> Generator[Any, None, None]:
+        """Yield batches, with the tables at their state before each is handed out."""
+        tables, order, now = self.tables, self._order, -1
+        with closing(batches):
+            try:
+                for number, batch in enumerate(batches, start.batches):
+                    if isinstance(order, PartitionOrder):
+                        epoch = order.of(self._draw_seed(), start.epoch)
+                        if epoch.state_of(number) != now:
+                            now = epoch.state_of(number)
+                            _enter(tables, epoch, now)
+                    position = self.state_dict()
+                    for table in tables:
+                        table.note_position(position)
+                    yield batch
+                    del batch  # its buffers are recycled
+            finally:
+                for table in tables:
+                    table.leave()
+
+
+def _enter(tables: Sequence[ResidentTable], epoch: EpochByStates, state: int) -> None:
+    """Have the rows of a state's partitions in memory, and begin to read those of the next."""
+    for table in tables:
+        table.enter(epoch.schedule.partitions(state))
+    following = epoch.left(int(epoch.ends[state]))
+    if following:
+        for table in tables:
+            table.expect(epoch.schedule.partitions(following[0]))
 
 
 def _fingerprint(

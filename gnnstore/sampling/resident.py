@@ -62,11 +62,23 @@ class Members:
         rank, row = np.divmod(local.astype(np.int64, copy=False), self.rows)
         return self.partitions[rank] * self.rows + row
 
-    def bucket_starts(self, bucket_ptr: Int64Array, num_partitions: int) -> Int64Array:
-        """Return where the bucket of each pair begins in memory, int64 [c * c + 1]."""
+    def bucket_starts(
+        self,
+        bucket_ptr: Int64Array,
+        num_partitions: int,
+        wanted: npt.NDArray[np.bool_] | None = None,
+    ) -> Int64Array:
+        """Return where the bucket of each pair begins in memory, int64 [c * c + 1].
+
+        Parameters
+        ----------
+        wanted : ndarray of bool [c * c], optional
+            The others are taken for empty.
+        """
         starts = np.zeros(len(self.partitions) ** 2 + 1, np.int64)
         entries = self.bucket_entries(num_partitions)
-        np.cumsum(bucket_ptr[entries + 1] - bucket_ptr[entries], out=starts[1:])
+        sizes = bucket_ptr[entries + 1] - bucket_ptr[entries]
+        np.cumsum(sizes if wanted is None else sizes * wanted, out=starts[1:])
         return starts
 
     def bucket_entries(self, num_partitions: int) -> Int64Array:
@@ -93,6 +105,14 @@ class Buckets:
     source: npt.NDArray[np.int32]
     target: npt.NDArray[np.int32]
     position: npt.NDArray[Any]
+
+    def ends(self, members: Members, places: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the sources and targets of edges at some places [P], by the ids of members."""
+        bucket: Int64Array = np.searchsorted(self.starts, places, side="right") - 1
+        count, rows = len(members.partitions), members.rows
+        sources: Int64Array = bucket % count * rows + self.source[places]
+        targets: Int64Array = bucket // count * rows + self.target[places]
+        return sources, targets
 
     @classmethod
     def empty(cls, starts: Int64Array, dtype: np.dtype[Any]) -> Buckets:
@@ -156,6 +176,26 @@ class ResidentGraph:
             ) from error
         csc = Csc(indptr, indices, None, members.num_nodes, source)
         return cls(members, csc, positions)
+
+    def edges_of(self, trained: npt.NDArray[np.bool_]) -> npt.NDArray[Any]:
+        """Return the places in the columns of the edges of some buckets, ascending.
+
+        Parameters
+        ----------
+        trained : ndarray of bool [c * c]
+            By target and then source partition.
+        """
+        members, csc = self.members, self.csc
+        count, rows = len(members.partitions), members.rows
+        dtype = np.int32 if csc.num_edges < 2**31 else np.int64
+        found = [np.empty(0, dtype)]
+        for target, wanted in enumerate(trained.reshape(count, count)):
+            last = min((target + 1) * rows, members.num_nodes)
+            begin, end = csc.indptr[target * rows], csc.indptr[last]
+            if wanted.any():
+                places = np.flatnonzero(wanted[csc.indices[begin:end] // rows])
+                found.append((places + begin).astype(dtype))
+        return np.concatenate(found)
 
     def pass_on(self, members: Members, buckets: Buckets, *, num_threads: int) -> None:
         """Write the edges between partitions that stay to their buckets among other members."""

@@ -30,7 +30,7 @@ from gnnstore.errors import (
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.parallel import THREAD_NAME
 from gnnstore.pipeline.order.partition import PartitionOrder
-from gnnstore.pipeline.partitions.buffer import ResidentState
+from gnnstore.pipeline.partitions.buffer import ResidentState, StateToRead
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.effort import examples
 from gnnstore.testing.faults import inject
@@ -86,7 +86,9 @@ def states_of(loader: NeighborLoader, num_epochs: int = 1) -> list[ResidentState
     found = []
     for epoch in range(num_epochs):
         known = order.of(loader.seed, epoch)
-        states = [(i, known.schedule.partitions(i)) for i in range(len(known.num_batches))]
+        states = [
+            StateToRead(i, known.schedule.partitions(i)) for i in range(len(known.num_batches))
+        ]
         with buffer.run(states, in_thread=epoch % 2 == 1) as ahead:
             for _ in states:
                 state = ahead.next()

@@ -14,6 +14,7 @@ from gnnstore.errors import UsageError
 from gnnstore.features.memory import MemoryRows
 from gnnstore.pipeline.batch import EpochRun, Planned, Sampled, Task
 from gnnstore.pipeline.lookahead.superbatch import reselected
+from gnnstore.pipeline.partitions.buffer import StateToRead
 from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig, seeds_alone
 
@@ -78,9 +79,19 @@ class PartitionBatches:
     @contextmanager
     def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
         """Give the tasks of a run, and read the next state while those of one are prepared."""
-        epoch = self.order.of(run.seed, run.epoch)
-        states = [(i, epoch.schedule.partitions(i)) for i in epoch.left(run.first)]
-        with self.of.buffer.run(states, in_thread=bool(run.num_threads)) as ahead:
+        epoch, seeds = self.order.of(run.seed, run.epoch), self.of.seeds
+        states = []
+        for number in epoch.left(run.first):
+            partitions = epoch.schedule.partitions(number)
+            trained = seeds.trained(epoch.assigned, number, partitions)
+            states.append(StateToRead(number, partitions, trained))
+
+        def prepare(state: ResidentState) -> tuple[Any, Any]:
+            positions = seeds.positions(epoch.assigned, state.number, state)
+            return positions, epoch.order_of(state.number)
+
+        in_thread = bool(run.num_threads)
+        with self.of.buffer.run(states, in_thread=in_thread, prepare=prepare) as ahead:
             tasks = _TasksOfStates(self, planned, run, ahead)
             if run.lookahead is not None:
                 run.lookahead.must_wait = tasks.must_wait
@@ -105,7 +116,7 @@ class _TasksOfStates:
         return self._left == 0 and self._ahead.is_waited_for
 
     def __iter__(self) -> Iterator[Task]:
-        of, run, seeds = self._of, self._run, self._of.of.seeds
+        of, run = self._of, self._run
         epoch = of.order.of(run.seed, run.epoch)
         state: ResidentState | None = None
         try:
@@ -113,8 +124,7 @@ class _TasksOfStates:
                 if state is None or state.number != place.state:
                     with run.recorder.stage("partitions", epoch=run.epoch, state=place.state):
                         state = self._ahead.next()
-                    positions = seeds.positions(epoch.assigned, place.state, state)
-                    order = epoch.order_of(place.state)
+                    positions, order = state.prepared
                     sampler = _sampler(state, of.config, of.of.index_dtype)
                     self._left = int(epoch.ends[place.state]) - number
                 state.begin_batch()

@@ -12,18 +12,19 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots, Ranges
 from gnnstore.parallel import CancelledError, prefetch
 from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
 
 Int64Array = npt.NDArray[np.int64]
+EdgesRead = Literal["graph", "trained", "none"]
 
 
 @dataclass
@@ -43,6 +44,24 @@ class BufferTotals:
     seconds_waiting: float = 0.0
 
 
+class StateToRead(NamedTuple):
+    """A state that is to be in memory.
+
+    Attributes
+    ----------
+    number : int
+        In its epoch.
+    partitions : ndarray of int64 [c]
+        Ascending.
+    trained : ndarray of bool [c * c] or None
+        Whether the edges of each pair of partitions are trained in it, by target and then source.
+    """
+
+    number: int
+    partitions: Int64Array
+    trained: npt.NDArray[np.bool_] | None = None
+
+
 class ResidentState:
     """A state whose partitions are in memory, as long as batches need them.
 
@@ -51,18 +70,25 @@ class ResidentState:
     number : int
         In its epoch.
     graph : ResidentGraph or None
-        None where no edge is sampled.
+        None where no edge is sampled, or looked up.
+    buckets : Buckets or None
+        The edges that it trains, where these alone were read.
+    prepared : object
+        What `prepare` made for it.
     """
 
     def __init__(
         self,
         number: int,
         members: Members,
-        graph: ResidentGraph | None,
+        edges: ResidentGraph | Buckets | None,
         slots: PartitionSlots,
         changed: threading.Condition,
     ) -> None:
-        self.number, self.members, self.graph = number, members, graph
+        self.number, self.members = number, members
+        self.graph = edges if isinstance(edges, ResidentGraph) else None
+        self.buckets = edges if isinstance(edges, Buckets) else None
+        self.prepared: Any = None
         self._slots, self._changed = slots, changed
         self._first_rows = slots.first_rows(members.partitions)
         self._num_batches = self._num_reading = 0
@@ -130,38 +156,42 @@ class PartitionBuffer:
     ----------
     num_slots : int
         Partitions that there is room for: those of a state, and those read ahead.
-    has_edges : bool
-        Whether edges are read at all.
+    edges : "graph", "trained" or "none"
+        Whether all edges between partitions are read, those that are trained, or none.
     num_threads : int
         Threads that build graphs.
     """
 
     def __init__(
-        self, files: PartitionFiles, num_slots: int, *, has_edges: bool, num_threads: int
+        self, files: PartitionFiles, num_slots: int, *, edges: EdgesRead, num_threads: int
     ) -> None:
         self.files, self.totals = files, BufferTotals()
         self.changed = threading.Condition()
-        self._num_slots, self._has_edges, self._num_threads = num_slots, has_edges, num_threads
+        self._num_slots, self._edges, self._num_threads = num_slots, edges, num_threads
         self._slots: PartitionSlots | None = None
         self._graph: ResidentGraph | None = None
         self._run: StatesAhead | None = None
 
     @contextmanager
     def run(
-        self, states: Sequence[tuple[int, Int64Array]], *, in_thread: bool
+        self,
+        states: Sequence[StateToRead],
+        *,
+        in_thread: bool,
+        prepare: Callable[[ResidentState], Any] = lambda _: None,
     ) -> Iterator[StatesAhead]:
         """Bring states into memory one after the other; takes the memory from who has it.
 
         Parameters
         ----------
-        states : sequence of (int, ndarray of int64)
-            Number and partitions of each, ascending.
         in_thread : bool
             Whether a thread reads ahead; else each is read when it is asked for.
+        prepare : callable
+            Called with each state once it is in memory, in that thread.
         """
         if self._run is not None:
             self._run.lose()
-        self._run = ahead = StatesAhead(self, states, in_thread=in_thread)
+        self._run = ahead = StatesAhead(self, states, prepare, in_thread=in_thread)
         try:
             yield ahead
         finally:
@@ -171,8 +201,7 @@ class PartitionBuffer:
 
     def load(
         self,
-        number: int,
-        partitions: Int64Array,
+        wanted: StateToRead,
         before: ResidentState | None,
         wait: Callable[[Callable[[], bool]], None],
     ) -> ResidentState:
@@ -188,7 +217,7 @@ class PartitionBuffer:
         slots = self._slots
         if slots is None:
             slots = self._slots = PartitionSlots(self.files, self._num_slots)
-        unit = self.files.unit
+        unit, partitions = self.files.unit, wanted.partitions
         members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
 
         def proceed() -> None:
@@ -207,9 +236,13 @@ class PartitionBuffer:
             assert free is not None  # noqa: S101 - there are as many slots as a state has
             slots.read(partition, free, proceed)
             self.totals.partitions += 1
-        self._graph = self._build(members, proceed) if self._has_edges else None
+        edges: ResidentGraph | Buckets | None = None
+        if self._edges == "graph":
+            edges = self._graph = self._build(members, proceed)
+        elif self._edges == "trained":
+            edges = self._read_trained(members, wanted.trained, proceed)
         self.totals.states += 1
-        return ResidentState(number, members, self._graph, slots, self.changed)
+        return ResidentState(wanted.number, members, edges, slots, self.changed)
 
     def _free_slot(self, slots: PartitionSlots, kept: set[int]) -> int | None:
         taken = {slot for partition, slot in slots.slot_of.items() if partition in kept}
@@ -228,14 +261,7 @@ class PartitionBuffer:
             before.pass_on(members, buckets, num_threads=self._num_threads)
             stays = np.isin(members.partitions, before.members.partitions)
             new = ~(stays[:, None] & stays).ravel()
-        ranges = Ranges(bucket_ptr[entries[new]], bucket_ptr[entries[new] + 1], starts[:-1][new])
-        ranges = ranges.joined()
-        for spec, out in (
-            (unit.source_spec, buckets.source),
-            (unit.target_spec, buckets.target),
-            (unit.position_spec, buckets.position),
-        ):
-            self.files.read_edges(spec, ranges, out, proceed)
+        self._read_buckets(entries, new, buckets, proceed)
         return ResidentGraph.build(
             members,
             buckets,
@@ -244,6 +270,46 @@ class PartitionBuffer:
             source=str(unit.path),
         )
 
+    def _read_trained(
+        self,
+        members: Members,
+        trained: npt.NDArray[np.bool_] | None,
+        proceed: Callable[[], None],
+    ) -> Buckets:
+        unit = self.files.unit
+        starts = members.bucket_starts(unit.bucket_ptr, unit.num_partitions, trained)
+        buckets = Buckets.empty(starts, np.dtype(unit.position_spec.dtype))
+        entries = members.bucket_entries(unit.num_partitions)
+        new = np.ones(len(entries), bool) if trained is None else trained
+        self._read_buckets(entries, new, buckets, proceed)
+        for what, rows in (("source", buckets.source), ("target", buckets.target)):
+            if rows.size and int(rows.view(np.uint32).max()) >= members.rows:
+                raise CorruptStoreError(
+                    f"{unit.path}: an edge between the partitions {members.partitions.tolist()} "
+                    f"has the {what} {int(rows.view(np.uint32).max())} of {members.rows} rows, out "
+                    "of range; run 'gnnstore verify', or partition the store again",
+                    path=unit.path,
+                )
+        return buckets
+
+    def _read_buckets(
+        self,
+        entries: Int64Array,
+        wanted: npt.NDArray[np.bool_],
+        buckets: Buckets,
+        proceed: Callable[[], None],
+    ) -> None:
+        """Read some of the buckets to their places."""
+        unit = self.files.unit
+        firsts, ends = unit.bucket_ptr[entries[wanted]], unit.bucket_ptr[entries[wanted] + 1]
+        ranges = Ranges(firsts, ends, buckets.starts[:-1][wanted]).joined()
+        for spec, out in (
+            (unit.source_spec, buckets.source),
+            (unit.target_spec, buckets.target),
+            (unit.position_spec, buckets.position),
+        ):
+            self.files.read_edges(spec, ranges, out, proceed)
+
 
 class StatesAhead:
     """The states of an iteration, of which the next is read while one is in use."""
@@ -251,11 +317,13 @@ class StatesAhead:
     def __init__(
         self,
         buffer: PartitionBuffer,
-        states: Sequence[tuple[int, Int64Array]],
+        states: Sequence[StateToRead],
+        prepare: Callable[[ResidentState], Any],
         *,
         in_thread: bool,
     ) -> None:
         self._buffer, self._states, self._changed = buffer, states, buffer.changed
+        self._prepare = prepare
         self._is_stopped = self._is_lost = False
         self._num_loaded = self._num_taken = 0
         self._has_failed = False
@@ -304,7 +372,7 @@ class StatesAhead:
             self._changed.notify_all()
 
     def _name(self, k: int) -> int:
-        return self._states[min(k, len(self._states) - 1)][0]
+        return self._states[min(k, len(self._states) - 1)].number
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         with self._changed:
@@ -315,11 +383,12 @@ class StatesAhead:
     def _loaded(self) -> Generator[ResidentState, None, None]:
         before: ResidentState | None = None
         try:
-            for number, partitions in self._states:
+            for wanted in self._states:
                 while len(self._in_use) > 1:
                     self._wait(self._in_use[0].is_over)
                     self._in_use.pop(0)
-                before = self._buffer.load(number, partitions, before, self._wait)
+                before = self._buffer.load(wanted, before, self._wait)
+                before.prepared = self._prepare(before)
                 self._in_use.append(before)
                 self._num_loaded += 1
                 yield before

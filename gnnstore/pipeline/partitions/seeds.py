@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.caching.partitions.assignment import states_of_nodes
+from gnnstore.caching.partitions.assignment import states_of_buckets, states_of_nodes
+from gnnstore.errors import UsageError
+from gnnstore.pipeline.order.epoch import MAX_SORTED
 from gnnstore.pipeline.order.partition import Assigned, Assigner, Int64Array
 from gnnstore.pipeline.seeds.base import BatchKey, Seeds
+from gnnstore.pipeline.seeds.links import LinkGraph, Links, LinkSeeds
 from gnnstore.pipeline.seeds.nodes import InputNodes, NodeSeeds
+from gnnstore.sampling.edges import EdgeFinder
 
 if TYPE_CHECKING:
     from gnnstore.caching.partitions.orders import Schedule
@@ -30,10 +34,28 @@ class SeedsByState(Assigner):
     def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> Seeds:
         """Return the seeds at some of these positions; nodes by their ids in the state."""
 
-    @property
+    def trained(
+        self,
+        assigned: Any,  # noqa: ARG002
+        state: int,  # noqa: ARG002
+        partitions: Int64Array,  # noqa: ARG002
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return whether the edges of each pair of partitions are seeds of a state [c * c]."""
+        return None
+
     @abstractmethod
-    def num_bytes(self) -> int:
-        """Bytes of memory that dividing them takes, and what is kept of it."""
+    def bytes_with(self, most_edges: int) -> int:
+        """Return the memory that dividing them takes, and what is kept of it.
+
+        Parameters
+        ----------
+        most_edges : int
+            Edges that may be in memory together.
+        """
+
+
+# Two epochs are known; one is sorted; a state's seeds are shuffled.
+_ORDER_BYTES = 2 * 8 + 16 + 16
 
 
 class GroupedByState(Assigned):
@@ -73,10 +95,10 @@ class NodesByState(SeedsByState):
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._nodes, self._unit))
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the ids, and of the order of two epochs."""
-        return self._new_ids.nbytes + 2 * 8 * len(self._nodes) + 16 * len(self._nodes)
+    def bytes_with(self, most_edges: int) -> int:  # noqa: ARG002
+        """Return the bytes of the seeds, their ids here, and the order of two epochs."""
+        count = len(self._nodes)
+        return self._nodes.num_bytes + self._new_ids.nbytes + _ORDER_BYTES * count
 
     def assign(self, schedule: Schedule, seed: int, epoch: int) -> GroupedByState:
         """Draw a state for each node, of those that hold its partition."""
@@ -93,3 +115,113 @@ class NodesByState(SeedsByState):
         """Return the seed nodes at some positions in the input nodes."""
         labels = self._nodes.select(index, key).labels
         return NodeSeeds(resident.members.local(self._new_ids[index]), labels)
+
+
+class EdgesOfStates(Assigned):
+    """Seed edges that are all edges of the graph: known by the pairs of partitions.
+
+    Parameters
+    ----------
+    states : ndarray of int32 [p, p]
+        State that trains the edges of each pair, by source and target partition.
+    sizes : ndarray of int64 [p, p]
+        Number of these edges.
+    """
+
+    def __init__(self, states: npt.NDArray[np.int32], sizes: Int64Array, num_states: int) -> None:
+        self.states = states
+        counts = np.bincount(states.ravel(), sizes.ravel(), num_states)
+        self.counts = counts.astype(np.int64)
+
+
+class LinksByState(SeedsByState):
+    """Seed edges: each is trained in the state that the pair of its partitions is assigned to.
+
+    Parameters
+    ----------
+    links : Links
+        By the store's ids; negatives are drawn among the nodes in memory.
+    assignment : "random" or "greedy"
+        See `PartitionPolicy`.
+
+    Raises
+    ------
+    UsageError
+        If negatives are drawn by weight.
+    """
+
+    def __init__(self, links: Links, unit: PartitionsReader, assignment: str) -> None:
+        self._links, self._unit, self._assignment = links, unit, assignment
+        negatives = links.negatives
+        if negatives is not None and negatives.num_bytes:
+            raise UsageError(
+                "partitions= and src_weight or dst_weight: negatives are drawn uniformly from the "
+                "nodes in memory; leave the weights out (degree_fraction= draws by degree)"
+            )
+        self._new_ends: npt.NDArray[Any] | None = None
+        if links.edges is not None:
+            place = unit.paged(unit.place_spec)
+            self._new_ends = place.gather(links.edges.ravel()).reshape(2, -1)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self._links, self._unit, self._assignment))
+
+    def bytes_with(self, most_edges: int) -> int:
+        """Return the bytes of the edges, their ids here, and the orders of two states."""
+        shuffled = 16 * min(MAX_SORTED, len(self._links)) + 8 * min(most_edges, MAX_SORTED)
+        if self._new_ends is None:
+            id_bytes = 4 if most_edges < 2**31 else 8
+            return self._links.num_bytes + 2 * id_bytes * most_edges + shuffled
+        grouped = _ORDER_BYTES * len(self._links)
+        return self._links.num_bytes + self._new_ends.nbytes + grouped + shuffled
+
+    def assign(self, schedule: Schedule, seed: int, epoch: int) -> Assigned:
+        """Draw a state for the edges of each pair of partitions."""
+        states = states_of_buckets(schedule, assignment=self._assignment, seed=seed, epoch=epoch)
+        unit, num_states = self._unit, len(schedule.states)
+        if self._new_ends is None:
+            sizes = np.diff(unit.bucket_ptr).reshape(states.shape).T
+            return EdgesOfStates(states, sizes, num_states)
+        source, target = self._new_ends // unit.rows_per_partition
+        return GroupedByState(states[source, target], num_states)
+
+    def trained(
+        self, assigned: Any, state: int, partitions: Int64Array
+    ) -> npt.NDArray[np.bool_] | None:
+        """Return whether the edges of each pair of partitions are seeds of a state [c * c]."""
+        if not isinstance(assigned, EdgesOfStates):
+            return None
+        found: npt.NDArray[np.bool_] = assigned.states[np.ix_(partitions, partitions)] == state
+        return found.T.ravel()
+
+    def positions(self, assigned: Any, state: int, resident: ResidentState) -> npt.NDArray[Any]:
+        """Return positions among the given edges; of all edges, the places of those in memory."""
+        if not isinstance(assigned, EdgesOfStates):
+            return np.asarray(assigned.positions(state))
+        if resident.graph is None:
+            return np.arange(int(assigned.counts[state]), dtype=_place_dtype(resident))
+        trained = self.trained(assigned, state, resident.members.partitions)
+        assert trained is not None  # noqa: S101 - of all edges it is not
+        return resident.graph.edges_of(trained)
+
+    def select(self, index: npt.NDArray[Any], key: BatchKey, resident: ResidentState) -> LinkSeeds:
+        """Return the seed edges at some of these positions, and their negatives."""
+        members, graph, buckets = resident.members, resident.graph, resident.buckets
+        index = index.astype(np.int64, copy=False)
+        finder = None if graph is None else EdgeFinder(graph.csc)
+        known = None if graph is None else graph.positions
+        within = LinkGraph(finder, members.num_nodes, known)
+        if self._new_ends is not None:
+            source, target = (members.local(of) for of in self._new_ends[:, index])
+        elif graph is not None and finder is not None:
+            source, target = graph.csc.indices[index].astype(np.int64), finder.targets_of(index)
+            index = graph.positions[index].astype(np.int64)
+        elif buckets is not None:
+            source, target = buckets.ends(members, index)
+            index = buckets.position[index].astype(np.int64)
+        return self._links.seeds_in(within, index, (source, target), key)
+
+
+def _place_dtype(resident: ResidentState) -> type:
+    buckets = resident.buckets
+    return np.int32 if buckets is None or buckets.starts[-1] < 2**31 else np.int64

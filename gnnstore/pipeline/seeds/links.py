@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -131,6 +131,24 @@ _HIDDEN = {
     True: ("edge_label_index", "edge_label_time", "seed_time"),
     False: ("edge_label", "edge_label_time"),
 }
+
+
+class LinkGraph(NamedTuple):
+    """The graph that edges, their negatives and their neighbourhoods lie in.
+
+    Attributes
+    ----------
+    finder : EdgeFinder
+        Of its edges; None where none is looked up.
+    num_nodes : int
+        Negatives are 0 to num_nodes - 1.
+    positions : ndarray of int32 or int64 [E] or None
+        In the store, of each of its edges; None: it is the store's graph.
+    """
+
+    finder: Any
+    num_nodes: int
+    positions: npt.NDArray[Any] | None = None
 
 
 class LinkSeeds(NamedTuple):
@@ -274,22 +292,46 @@ class Links:
             none of the graph.
         """
         positions = checked_positions(index, len(self), "edge_label_index")
-        sources, targets = self.ends(positions)
+        graph = LinkGraph(self._finder, self.store.num_nodes)
+        return self.seeds_in(graph, positions, self.ends(positions), key)
+
+    def seeds_in(
+        self,
+        graph: LinkGraph,
+        positions: Int64Array,
+        ends: tuple[Int64Array, Int64Array],
+        key: BatchKey,
+    ) -> LinkSeeds:
+        """Return seed edges and the negatives of the batch, in the ids of a graph.
+
+        Parameters
+        ----------
+        positions : ndarray of int64 [P]
+            In `edge_label_index`; of all edges, in the store.
+        ends : pair of ndarray of int64 [P]
+            Sources and targets, in the ids of the graph.
+
+        Raises
+        ------
+        InputError
+            If an edge whose attributes are asked for is none of the graph.
+        """
+        sources, targets = ends
         places = positions if self.edges is None else None
         ids = positions if self.edges is not None else self.edge_ids(positions)
         values: dict[str, torch.Tensor] = {
             "input_id": torch.from_numpy(ids if self.ids is None else self.ids[ids])
         }
-        attributes = self._attributes_of(positions, sources, targets, places)
+        attributes = self._attributes_of(graph, positions, ends, places)
         if self.negatives is not None and self.negatives.mode == "triplet":
-            nodes = self._triplets(key, self.negatives, (sources, targets), values)
+            nodes = self._triplets(graph, key, ends, values)
         else:
-            nodes = self._pairs(key, sources, targets, ids, values)
+            nodes = self._pairs(graph, key, ends, ids, values)
         without = None
         if self.exclude_edges is not None:
-            ends = [(sources, targets), (targets, sources)]
-            pairs = ends if self.exclude_edges == "reverse" else ends[:1]
-            without = self._finder.excluding(*np.concatenate(pairs, axis=1))
+            both = [(sources, targets), (targets, sources)]
+            pairs = both if self.exclude_edges == "reverse" else both[:1]
+            without = graph.finder.excluding(*np.concatenate(pairs, axis=1))
         return LinkSeeds(nodes, LinkLabels({**values, **attributes}), without)
 
     def ends(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -315,18 +357,25 @@ class Links:
         ids = self.store.topology_at_hand().edge_id
         return positions if ids is None else ids[positions].astype(np.int64)
 
+    def _negatives_in(self, graph: LinkGraph) -> Negatives | None:
+        negatives = self.negatives
+        if negatives is None or negatives.num_nodes == graph.num_nodes:
+            return negatives
+        return replace(negatives, num_nodes=graph.num_nodes)
+
     def _pairs(
         self,
+        graph: LinkGraph,
         key: BatchKey,
-        sources: Int64Array,
-        targets: Int64Array,
+        ends: tuple[Int64Array, Int64Array],
         ids: Int64Array,
         values: dict[str, torch.Tensor],
     ) -> Int64Array:
         """Write the local indices and labels of positives and negatives; return the seeds."""
-        num_positives = len(sources)
-        if self.negatives is not None:
-            drawn = self.negatives.pairs(key, num_positives, self._finder)
+        sources, targets = ends
+        num_positives, negatives = len(sources), self._negatives_in(graph)
+        if negatives is not None:
+            drawn = negatives.pairs(key, num_positives, graph.finder)
             sources = np.concatenate([sources, drawn[0]])
             targets = np.concatenate([targets, drawn[1]])
             self._count(key, drawn[2])
@@ -344,17 +393,19 @@ class Links:
 
     def _triplets(
         self,
+        graph: LinkGraph,
         key: BatchKey,
-        negatives: Negatives,
         positives: tuple[Int64Array, Int64Array],
         values: dict[str, torch.Tensor],
     ) -> Int64Array:
         """Write the local indices of positives and of the negatives of each; return the seeds."""
+        negatives = self._negatives_in(graph)
+        assert negatives is not None  # noqa: S101 - for the type checker
         num_positives, amount = len(positives[0]), int(negatives.amount)
         parts, chunks = [*positives], {}
         for side in ("src", "dst"):
             if negatives.side in (side, "both"):
-                nodes, chunks[side], num_edges = negatives.ends(key, positives, side, self._finder)
+                nodes, chunks[side], num_edges = negatives.ends(key, positives, side, graph.finder)
                 self._count(key, num_edges)
                 # Of disjoint subgraphs tree t belongs to positive t mod P: negative j of all first.
                 parts.append(nodes[chunks[side]].T.ravel() if self.disjoint else nodes.ravel())
@@ -381,9 +432,9 @@ class Links:
 
     def _attributes_of(
         self,
+        graph: LinkGraph,
         positions: Int64Array,
-        sources: Int64Array,
-        targets: Int64Array,
+        ends: tuple[Int64Array, Int64Array],
         places: Int64Array | None,
     ) -> dict[str, torch.Tensor]:
         """Return the attributes of the seed edges, by the names that a batch has for them."""
@@ -393,15 +444,18 @@ class Links:
             found = self.store.edge_splits[self.split].attributes
             return {f"label_{name}": found[name].tensor(positions) for name in self.attributes}
         if places is None:
-            places, ends = self._finder.ranges(sources, targets)
-            missing = np.flatnonzero(places == ends)
+            places, lasts = graph.finder.ranges(*ends)
+            missing = np.flatnonzero(places == lasts)
             if missing.size:
                 first = missing[0]
+                source, target = (of[first] for of in self.ends(positions))
                 raise InputError(
-                    f"edge_label_attrs: edge {sources[first]} -> {targets[first]} at position "
+                    f"edge_label_attrs: edge {source} -> {target} at position "
                     f"{positions[first]} of edge_label_index is no edge of {self.store.path}, so "
                     "that it has no attributes; give edges of the graph, or leave the option out"
                 )
+            if graph.positions is not None:
+                places = graph.positions[places].astype(np.int64)
         return {
             f"label_{name}": self.store.edge_attribute(name).tensor(places)
             for name in self.attributes
