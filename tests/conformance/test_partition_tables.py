@@ -1,0 +1,133 @@
+"""Embeddings that follow a loader: their rows are in memory with the partitions they are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gnnstore
+from gnnstore import EmbeddingTable, LinkNeighborLoader, PartitionPolicy, RowwiseAdagrad
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.errors import UsageError
+from gnnstore.testing.graphs import random_graph
+
+POLICY = PartitionPolicy(capacity=4, name="spread")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> gnnstore.GraphStore:
+    path = random_graph(150, 1_200, seed=1).write(tmp_path_factory.mktemp("tables") / "g.gnn")
+    partition(path, 8, name="spread", seed=3)
+    partition(path, 6, name="other", seed=3)
+    return gnnstore.open(path)
+
+
+def table_of(store: gnnstore.GraphStore, path: Path, **options: Any) -> EmbeddingTable:
+    given: dict[str, Any] = {"dim": 3, "partitions": POLICY, "seed": 1}
+    return EmbeddingTable.create(path, store, **{**given, **options})
+
+
+def loader_of(store: gnnstore.GraphStore, table: EmbeddingTable, **options: Any) -> Any:
+    given: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 5, "num_threads": 2}
+    given |= {"partitions": POLICY, "neg_sampling": "binary", **options}
+    return LinkNeighborLoader(store, [], tables=[table], **given)
+
+
+def loss_of(table: EmbeddingTable, batch: Any) -> torch.Tensor:
+    rows = table(batch.n_id)
+    source, target = batch.edge_label_index
+    scores = (rows[source] * rows[target]).sum(dim=-1)
+    return torch.nn.functional.binary_cross_entropy_with_logits(scores, batch.edge_label)
+
+
+def train(table: EmbeddingTable, loader: Any, num_epochs: int = 1) -> list[float]:
+    optimizer, losses = RowwiseAdagrad(table, lr=0.3), []
+    for _ in range(num_epochs):
+        for batch in loader:
+            loss = loss_of(table, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def test_rows_are_those_of_a_table_in_memory(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    """Whoever prepares batches, and whether rows leave memory and come back."""
+    losses, rows = [], []
+    for name, options, how in (
+        ("whole", {"partitions": None}, {"num_threads": 0}),
+        ("parts", {}, {"num_threads": 3, "prefetch_batches": 8}),
+    ):
+        table = table_of(store, tmp_path / name, **options)
+        losses.append(train(table, loader_of(store, table, **how), 2))
+        rows.append(table[:].detach().clone())
+        table.close()
+    assert losses[0] == losses[1]
+    assert torch.equal(*rows)
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_training_goes_on_from_a_commit(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    whole = table_of(store, tmp_path / "whole")
+    expected = train(whole, loader_of(store, whole))
+    whole.close()
+    table = table_of(store, tmp_path / "parts")
+    loader, optimizer, found = loader_of(store, table), RowwiseAdagrad(table, lr=0.3), []
+    for batch in loader:
+        loss = loss_of(table, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+        if len(found) == 7:
+            break
+    table.commit()
+    table.close()
+    again = EmbeddingTable.open(tmp_path / "parts", store)
+    resumed = loader_of(store, again)
+    position = again.position()
+    assert position is not None
+    assert position["batches"] == 7
+    resumed.load_state_dict(position)
+    assert found + train(again, resumed) == expected
+    again.close()
+
+
+def test_gradients_that_wait_at_the_end_of_a_state_are_an_error(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    table = table_of(store, tmp_path / "parts")
+    optimizer = RowwiseAdagrad(table, lr=0.3)
+
+    def learn() -> None:
+        for batch in loader_of(store, table):
+            loss_of(table, batch).backward()
+
+    with pytest.raises(UsageError, match=r"call step\(\) before the next batch"):
+        learn()
+    optimizer.zero_grad()
+    table.close()
+
+
+def test_tables_of_other_partitions_are_refused(store: gnnstore.GraphStore, tmp_path: Path) -> None:
+    table = table_of(store, tmp_path / "parts")
+    with pytest.raises(UsageError, match="partitions"):
+        loader_of(store, table, partitions=PartitionPolicy(capacity=2, name="other"))
+    table.close()
+
+
+def test_a_loader_of_the_whole_graph_tells_tables_where_it_stands(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    table = table_of(store, tmp_path / "whole", partitions=None)
+    loader = loader_of(store, table, partitions=None)
+    assert train(table, loader)
+    table.commit()
+    position = table.position()
+    assert position is not None
+    assert position["batches"] == len(loader)
+    table.close()
