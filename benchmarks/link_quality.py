@@ -54,8 +54,10 @@ class Judge:
         # As a matrix by target: messages over all edges cost a third less than with lists of edges.
         source, target = self.edge_index
         ones = torch.ones(len(source))
-        coo = torch.sparse_coo_tensor(torch.stack([target, source]), ones, [store.num_nodes] * 2)
-        with warnings.catch_warnings(action="ignore"):  # that torch calls such matrices a beta
+        with warnings.catch_warnings(action="ignore"):  # torch calls such matrices a beta
+            coo = torch.sparse_coo_tensor(
+                torch.stack([target, source]), ones, [store.num_nodes] * 2
+            )
             self.adjacency = coo.to_sparse_csr()
         self.valid = store.edge_splits["valid"].edge_index[:, :VALID_EDGES]
         self.test = store.edge_splits["test"].edge_index
