@@ -20,10 +20,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters import ConvertOptions, from_numpy, partition
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.formats import StoreReader
+from gnnstore.formats import PartitionsReader, StoreReader
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.twins.reads import why_unavailable
@@ -94,6 +94,16 @@ else:
     options = ConvertOptions(undirected=True, memory_bytes=int(memory), edge_split=shares)
     from_numpy(source, output, options=options)
 print("split")
+"""
+
+PARTITION = """
+import numpy as np
+from gnnstore.converters import partition
+store, output, group, memory = sys.argv[1:]
+np.linalg.norm(np.zeros(3))
+enter(group)
+partition(store, 16, output=output, memory_bytes=int(memory), train_first="train")
+print("partitioned")
 """
 
 CONVERT_TEXT = """
@@ -326,6 +336,20 @@ def test_converting_four_times_the_budget(limited: tuple[Path, Path], tmp_path: 
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     # The uuid is derived from the checksums of all bytes.
     assert StoreReader.open(tmp_path / "b.gnn").uuid == StoreReader.open(whole).uuid
+
+
+@pytest.mark.timeout(600)
+def test_partitioning_six_times_the_budget(
+    store: Path, limited: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Edges and rows are put in order on disk; the result is that with all memory there is."""
+    memory = 64 * 10**6
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = run(PARTITION, store, tmp_path / "small", group, memory)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    whole = partition(store, 16, output=tmp_path / "whole", train_first="train")
+    assert PartitionsReader.open(tmp_path / "small").uuid == PartitionsReader.open(whole).uuid
 
 
 @pytest.mark.timeout(600)

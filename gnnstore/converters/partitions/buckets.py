@@ -27,7 +27,7 @@ from gnnstore.formats.container.files import free_bytes
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
-PIECE_EDGES = 2**18
+PIECE_EDGES = 2**17
 # Groups come out within a few per cent of the size that such a sample promises.
 _SAMPLE_EDGES, _FILL = 2**16, 0.75
 _KEY_BITS = 64

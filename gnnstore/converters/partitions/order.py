@@ -13,7 +13,7 @@ from gnnstore.errors import UsageError
 from gnnstore.formats.partitions.manifest import MOST_PARTITIONS, MOST_ROWS
 
 _PURPOSE = int.from_bytes(b"node-row", "big")
-_PIECE = 2**20  # a multiple of four: a block of random words
+_PIECE = 2**18  # a multiple of four: a block of random words
 
 
 def node_order(

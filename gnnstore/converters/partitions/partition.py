@@ -57,10 +57,10 @@ from gnnstore.units import format_size
 
 _LOG = logging.getLogger(__name__)
 
-_COPY_BYTES = 2**23  # pieces in which rows are copied
-_PIECE_NODES = 2**20
-# Of a writer; and of the pieces that are under way.
-_BUFFER_BYTES, _WORK_BYTES = 2**22, 2**26
+_COPY_BYTES = 2**22  # pieces in which rows are copied
+_PIECE_NODES = 2**18
+# Of the writers of edges and of their buckets; and of the pieces that are under way.
+_BUFFER_BYTES, _WORK_BYTES = 4 * 2**22, 2**24
 _LEAST_TO_SORT = 2**24
 # Of a node, while a piece of the order is drawn: its word and number, twice, and its rank.
 _BYTES_TO_DRAW = 5 * 8
@@ -158,9 +158,7 @@ class Partitioning:
             Reservation("new ids of all nodes", id_dtype(num_nodes).itemsize * num_nodes),
             Reservation("nodes of the split", is_first),
             Reservation("the sizes of buckets", 4 * 8 * self.num_partitions**2),
-            Reservation(
-                "buffers of arrays", _WORK_BYTES + _BUFFER_BYTES * (6 + len(self.attributes))
-            ),
+            Reservation("pieces on their way", _BUFFER_BYTES + _WORK_BYTES),
         )
 
     @property

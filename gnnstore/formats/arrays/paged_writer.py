@@ -237,6 +237,7 @@ class PagedArrayWriter:
             )
         self._flush()
         self._finish_shard()
+        self._pages = np.empty((0, 0), dtype=np.uint8)  # its memory, until the whole is written
         document = paged_metadata(
             self.spec.dtype, self.row_shape, self.layout, self._dimension_names
         )
