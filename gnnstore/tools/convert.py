@@ -15,6 +15,11 @@ from gnnstore import converters
 from gnnstore.converters import ConvertOptions
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.tools.inspect.describe_store import describe_store
+from gnnstore.tools.inspect.node_order import (
+    describe_saving,
+    reorder_command,
+    saving_by_degree,
+)
 from gnnstore.tools.inspect.render_store import next_commands, render_summary
 from gnnstore.tools.ui.interrupts import interrupts_wait
 from gnnstore.tools.ui.progress import Style
@@ -73,11 +78,16 @@ def convert(
     with session.progress(show_usage=True, style=style) as progress:
         run = getattr(converters, converter)
         path = run(options=options, progress=progress, **arguments)
-    seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        saving = None
+        if options.node_order == "none" and converter != "reorder":
+            saving = saving_by_degree(StoreReader.open(path), progress)
     document: dict[str, Any] = {
         "store": describe_store(StoreReader.open(path)),
         "seconds": seconds,
     }
+    if saving is not None:
+        document["node_order"] = saving.to_json()
     if converter == "from_kronecker":
         document |= _compare_degrees(arguments["seed_store"], path, plot_file)
     session.emit(document, lambda console: _render(console, document))
@@ -115,7 +125,12 @@ def _render(console: Console, document: Mapping[str, Any]) -> None:
         _render_degrees(console, document)
     speed = format_size(store["state"]["disk_bytes"] / max(seconds, 1e-9))
     console.print(f"\nConverted in {seconds:.1f} s ({speed}/s written).")
-    print_next(console, next_commands(store["path"]))
+    commands = next_commands(store["path"])
+    saving = document.get("node_order")
+    if saving and saving["is_worth_it"]:
+        console.print(f"In another order, {describe_saving(saving)}.")
+        commands.append(reorder_command(store["path"]))
+    print_next(console, commands)
 
 
 def _render_degrees(console: Console, document: Mapping[str, Any]) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.graphs import random_graph, read_store, write_store
+from gnnstore.tools.inspect import node_order
 
 
 @pytest.fixture
@@ -48,3 +49,52 @@ def test_by_frequency_rows_that_batches_need_come_first(
     assert train.max() < len(reached)
     done = run("reorder", store, tmp_path / "c.gnn", "--by", "frequency", "--input-nodes", "no")
     assert done.status == 3
+
+
+def half_drawn(path: Path) -> Path:
+    """Write a graph whose even nodes are in-neighbours, of 8 rows in a page."""
+    rng = np.random.default_rng(0)
+    edges = np.stack([rng.permutation(1000) * 2, rng.integers(0, 2000, 1000)])
+    return write_store(path, edges, x=np.zeros((2000, 128), np.float32))
+
+
+def test_what_it_would_save_is_said_before(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = half_drawn(tmp_path / "a.gnn")
+    done = run("reorder", store, "--estimate", "--json")
+    assert done.status == 0
+    order = done.document["node_order"]
+    assert order["table"] == "nodes/node/x"
+    assert order["table_bytes"] == order["read_bytes"] == 2000 * 512
+    assert (order["ordered_bytes"], order["needed_share"]) == (1000 * 512, 0.5)
+    assert not order["is_worth_it"]  # a megabyte
+    assert "50% less" in run("reorder", store, "--estimate", "-q").stdout
+    command = "gnnstore reorder"
+    assert command not in run("inspect", store, "--stats", "-q").stdout
+    monkeypatch.setattr(node_order, "_WORTH_BYTES", 2**16)
+    shown = run("inspect", store, "--stats", "-q").stdout
+    assert command in shown
+    assert "50% less" in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gnn"]
+    ordered = tmp_path / "b.gnn"
+    assert command not in run("reorder", store, ordered, "-q").stdout
+    assert command not in run("inspect", ordered, "--stats", "-q").stdout
+    assert run("reorder", store).status == 2
+
+
+def test_a_conversion_names_the_order(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_order, "_WORTH_BYTES", 2**16)
+    words = ("--scale", "10", "--feature-dim", "128", "--overwrite")
+    done = run("convert", "rmat", tmp_path / "a.gnn", *words, "--json")
+    order = done.document["node_order"]
+    degrees = np.bincount(read_store(tmp_path / "a.gnn").edge_index[0], minlength=1024)
+    assert order["needed_share"] == (degrees > 0).mean()
+    assert order["is_worth_it"]
+    assert "gnnstore reorder" in run("convert", "rmat", tmp_path / "a.gnn", *words, "-q").stdout
+    more = ("--node-order", "degree", "-q")
+    assert (
+        "gnnstore reorder" not in run("convert", "rmat", tmp_path / "a.gnn", *words, *more).stdout
+    )

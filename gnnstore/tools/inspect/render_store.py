@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from gnnstore.tools.inspect.node_order import describe_saving, reorder_command
 from gnnstore.tools.inspect.partitioned import describe_order
 from gnnstore.tools.ui.tables import print_facts, print_next, print_table, print_title, share_bar
 from gnnstore.units import format_size
@@ -28,7 +29,10 @@ def render_store(console: Console, store: Mapping[str, Any]) -> None:
     print_facts(console, _reading(store["reading"]))
     if "stats" in store:
         render_stats(console, store["stats"])
-    print_next(console, next_commands(store["path"])[:2])
+    commands = next_commands(store["path"])[:2]
+    if store.get("stats", {}).get("node_order", {}).get("is_worth_it"):
+        commands.append(reorder_command(store["path"]))
+    print_next(console, commands)
 
 
 def next_commands(path: str) -> list[tuple[str, ...]]:
@@ -87,6 +91,7 @@ def render_stats(console: Console, stats: Mapping[str, Any]) -> None:
                 "mean": f"{degrees['mean']:.2f}",
                 "without in-edge": _count(degrees["no_in_edge"], degrees["num_nodes"]),
                 "isolated": _count(degrees["isolated"], degrees["num_nodes"]),
+                "node order": _worth(stats.get("node_order")),
             },
         )
     if stats.get("values"):
@@ -105,6 +110,10 @@ def render_stats(console: Console, stats: Mapping[str, Any]) -> None:
             for label, count in counts.items()
         ]
         print_table(console, ("label", "nodes", "share", ""), rows, right=("nodes", "share"))
+
+
+def _worth(saving: dict[str, Any] | None) -> str | None:
+    return describe_saving(saving) if saving and saving["is_worth_it"] else None
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -21,6 +21,7 @@ from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.progress import Progress
+from gnnstore.tools.inspect.node_order import OrderSaving
 
 _CHUNK_BYTES = 2**23
 _CHUNK_NODES = 2**20
@@ -34,7 +35,10 @@ def scan_store(reader: StoreReader, progress: Progress) -> dict[str, Any]:
     schema = reader.schema
     stats: dict[str, Any] = {"degrees": None, "values": {}, "labels": {}}
     if len(schema.edge_types) == 1 and len(schema.node_types) == 1:
-        stats["degrees"] = count_degrees(reader, progress).stats()
+        degrees = count_degrees(reader, progress)
+        stats["degrees"] = degrees.stats()
+        if degrees.saving is not None:
+            stats["node_order"] = degrees.saving.to_json()
     attributes = [spec for node in schema.node_types for spec in node.attributes.values()]
     attributes += [spec for edge in schema.edge_types for spec in edge.attributes.values()]
     for spec in attributes:
@@ -69,11 +73,14 @@ class Degrees:
     ----------
     num_isolated : int
         Nodes without any edge.
+    saving : OrderSaving or None
+        What the order of degrees would save.
     """
 
     inward: DegreeDistribution
     outward: DegreeDistribution
     num_isolated: int
+    saving: OrderSaving | None
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics that `gnnstore inspect --stats` shows, as JSON values."""
@@ -113,7 +120,8 @@ def count_degrees(reader: StoreReader, progress: Progress) -> Degrees:
         counts[first : first + _CHUNK_NODES].astype(np.int64)
         for first in range(0, num_nodes, _CHUNK_NODES)
     )
-    return Degrees(inward, outward, int(np.count_nonzero(is_isolated)))
+    saving = OrderSaving.of(reader, counts > 0)
+    return Degrees(inward, outward, int(np.count_nonzero(is_isolated)), saving)
 
 
 def _in_degrees(

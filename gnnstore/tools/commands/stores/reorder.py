@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gnnstore.converters.stores.reorder import ORDERS
+from gnnstore.errors import UsageError
 from gnnstore.tools.commands.convert import output_options
 from gnnstore.tools.convert import convert
 from gnnstore.tools.ui.options import batch_options, seed_option, session_options
@@ -28,6 +29,7 @@ whose nodes are needed most, and in each the nodes of high degree.
 
 \b
 Examples:
+  gnnstore reorder graph.gnn --estimate
   gnnstore reorder graph.gnn ordered.gnn
   gnnstore reorder graph.gnn ordered.gnn --by frequency --num-neighbors 15,10 --input-nodes train
 """
@@ -35,9 +37,12 @@ Examples:
 
 @click.command(name="reorder", help=_HELP)
 @click.argument("store", type=click.Path())
-@click.argument("output", metavar="OUT", type=click.Path())
+@click.argument("output", metavar="OUT", type=click.Path(), required=False)
 @click.option(
     "--by", type=click.Choice(ORDERS), default="degree", help="What the first nodes have most of."
+)
+@click.option(
+    "--estimate", is_flag=True, help="Say what it would save and take, and write nothing."
 )
 @click.option(
     "--edge-ids/--no-edge-ids",
@@ -61,13 +66,21 @@ def command(
     fanouts: tuple[int, ...],
     batch_size: int,
     seeds_asked: SeedOptions,
+    estimate: bool,
     **arguments: Any,
 ) -> None:
     """Reorder a store; users see `_HELP`."""
+    if not estimate and arguments["output"] is None:
+        raise UsageError("OUT is missing: where the new store is to be; or give --estimate")
     scores = None
     if arguments["by"] == "frequency":
         # On demand: torch and the kernels take longer to load than --help may.
-        from gnnstore.tools.frequency import count_batches  # noqa: PLC0415
+        from gnnstore.tools.reorder import count_batches  # noqa: PLC0415
 
         scores = count_batches(session, arguments["store"], fanouts, batch_size, seeds_asked)
-    convert(session, "reorder", scores=scores, **arguments)
+    if estimate:
+        from gnnstore.tools.reorder import estimate_order  # noqa: PLC0415
+
+        edge_ids = arguments["edge_ids"] is not False
+        return estimate_order(session, arguments["store"], arguments["by"], scores, edge_ids)
+    return convert(session, "reorder", scores=scores, **arguments)

@@ -1,0 +1,139 @@
+"""What another order of nodes would save: estimated from which rows batches need at all."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.caching.scores import count_out_degrees
+from gnnstore.disk.profile.device_profile import load_profile
+from gnnstore.disk.profile.tuning import tune_reads
+from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.progress import Progress
+from gnnstore.units import format_size
+
+# Smaller tables are held in memory, and a smaller share is not worth new ids.
+_WORTH_BYTES, _WORTH_SHARE = 2**30, 0.1
+_PIECE_BYTES = 2**23
+_PIECE_RUNS = 2**18
+
+
+@dataclass(frozen=True)
+class OrderSaving:
+    """The bytes that a pass over a table reads for the rows that batches need.
+
+    Attributes
+    ----------
+    table : str
+        The widest paged attribute of nodes, by its path.
+    table_bytes : int
+        Its pages.
+    read_bytes, ordered_bytes : int
+        What a pass reads now, gaps included that cost less than a read of their own; and if the
+        rows that are needed lay in front of the others.
+    needed_share : float
+        Rows that are needed, among all.
+    """
+
+    table: str
+    table_bytes: int
+    read_bytes: int
+    ordered_bytes: int
+    needed_share: float
+
+    @classmethod
+    def of(cls, reader: StoreReader, needed: npt.NDArray[np.bool_]) -> Self | None:
+        """Estimate it for a store; None if no attribute of nodes lies in pages.
+
+        Parameters
+        ----------
+        needed : ndarray of bool [N]
+            Which rows batches may need.
+        """
+        spec = _widest(reader)
+        if spec is None or not len(needed):
+            return None
+        geometry = reader.paged(spec).geometry
+        stride, per_run = geometry.page_stride_bytes, geometry.rows_per_page
+        step = _PIECE_RUNS * per_run
+        runs = np.concatenate(
+            [
+                first // per_run
+                + np.flatnonzero(np.logical_or.reduceat(part, np.arange(0, len(part), per_run)))
+                for first in range(0, len(needed), step)
+                for part in (needed[first : first + step],)
+            ]
+        )
+        gaps = np.diff(runs) - 1
+        gap_runs = tune_reads(load_profile(reader.path)).gap_bytes // stride
+        num_needed = int(np.count_nonzero(needed))
+        return cls(
+            spec.path,
+            geometry.num_runs(spec.num_rows) * stride,
+            (len(runs) + int(gaps[gaps <= gap_runs].sum())) * stride,
+            geometry.num_runs(num_needed) * stride,
+            num_needed / len(needed),
+        )
+
+    @property
+    def share(self) -> float:
+        """Share of a pass that another order would not read."""
+        return 1 - self.ordered_bytes / self.read_bytes if self.read_bytes else 0.0
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether a pass would be shorter by enough to number nodes anew."""
+        return self.read_bytes >= _WORTH_BYTES and self.share >= _WORTH_SHARE
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the estimate, and whether it is worth it, as JSON values."""
+        return {**asdict(self), "is_worth_it": self.is_worth_it}
+
+
+def saving_by_degree(reader: StoreReader, progress: Progress) -> OrderSaving | None:
+    """Estimate what the order of degrees would save; None where that cannot be worth it.
+
+    Takes a pass over the edges and 4 bytes a node.
+    """
+    schema, spec = reader.schema, _widest(reader)
+    if len(schema.edge_types) != 1 or spec is None or spec.num_bytes < _WORTH_BYTES:
+        return None
+    indices = schema.edge.indices
+    with progress.phase("count degrees", indices.num_bytes, "bytes") as phase:
+
+        def pieces() -> Any:
+            for _, rows in reader.paged(indices).pieces(_PIECE_BYTES):
+                yield rows
+                phase.advance(rows.nbytes)
+
+        degrees = count_out_degrees(pieces(), schema.node.num_nodes, str(reader.path))
+    return OrderSaving.of(reader, degrees > 0)
+
+
+def describe_saving(saving: dict[str, Any]) -> str:
+    """Return in words what a pass reads along, from `OrderSaving.to_json`."""
+    read, rest = saving["read_bytes"], saving["read_bytes"] - saving["ordered_bytes"]
+    return (
+        f"a pass over {saving['table']} reads {format_size(read)}; for the rows that are needed, "
+        f"side by side, it would read {format_size(saving['ordered_bytes'])}: "
+        f"{rest / max(1, read):.0%} less"
+    )
+
+
+def reorder_command(path: str) -> tuple[str, ...]:
+    """Return the command that puts the nodes of a store in order."""
+    store = Path(path)
+    return "gnnstore", "reorder", path, str(store.with_name(f"{store.stem}-ordered.gnn"))
+
+
+def _widest(reader: StoreReader) -> AttributeSpec | None:
+    schema = reader.schema
+    if len(schema.node_types) != 1:
+        return None
+    paged = [spec for spec in schema.node.attributes.values() if spec.layout == "paged"]
+    return max(paged, key=lambda spec: spec.num_bytes, default=None)

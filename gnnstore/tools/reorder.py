@@ -1,0 +1,113 @@
+"""What `gnnstore reorder` finds out before it writes: frequencies, and what an order saves."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.converters.stores.places import out_degrees
+from gnnstore.formats.store.reader import StoreReader
+from gnnstore.graph.sizes import StoreSizes
+from gnnstore.graph.store import open as open_store
+from gnnstore.graph.topology import Topology
+from gnnstore.pipeline.lookahead.presample import Presampler
+from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.sampling.neighbor import SamplingConfig
+from gnnstore.strategies.builtin import MMAP
+from gnnstore.strategies.sizes.placement import place
+from gnnstore.tools.inspect.node_order import OrderSaving, describe_saving
+from gnnstore.tools.plan.seeds import choose_seeds
+from gnnstore.tools.ui.session import Session
+from gnnstore.tools.ui.tables import print_facts
+from gnnstore.units import format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gnnstore.tools.ui.options import SeedOptions
+
+
+def count_batches(
+    session: Session,
+    path: str,
+    fanouts: tuple[int, ...],
+    batch_size: int,
+    seeds_asked: SeedOptions,
+) -> npt.NDArray[np.uint8]:
+    """Sample batches and return how many of them need each node, up to 255; at least 1 for seeds.
+
+    Raises
+    ------
+    GnnstoreError
+        If the store or the split is not there.
+    """
+    store = open_store(path)
+    config = SamplingConfig(fanouts)
+    _, seeds = choose_seeds(store, config, seeds_asked)
+    counts = np.zeros(store.num_nodes, np.uint8)
+    with session.progress() as progress:
+        with progress.phase("read the topology"):
+            sizes = StoreSizes.of(store.schema)
+            csc = store.topology(place(sizes, MemoryBudget.of(None), strategy=MMAP).topology)
+        with progress.phase("sample", unit="batches"):
+            presampler = Presampler.of(store, config, seeds, batch_size, False)
+            presampler.run(Topology(csc), len(os.sched_getaffinity(0)), counts)
+    if isinstance(seeds, InputNodes):  # an epoch has each of them, if these batches did not
+        nodes = slice(None) if seeds.nodes is None else seeds.nodes
+        counts[nodes] = np.maximum(counts[nodes], 1)
+    return counts
+
+
+def estimate_order(
+    session: Session,
+    path: str,
+    by: str,
+    scores: npt.NDArray[np.uint8] | None,
+    edge_ids: bool,
+) -> None:
+    """Print what an order would save, and what the new store takes.
+
+    Parameters
+    ----------
+    by : str
+        See `gnnstore.converters.reorder`.
+    scores : ndarray of uint8 [N], optional
+        How many batches need each node; None: by degree, of which only nodes that are nobody's
+        in-neighbour are known to be needed by no batch but those that start from them.
+    """
+    reader = StoreReader.open(path)
+    needed: npt.NDArray[Any] | None = scores
+    if needed is None:
+        with session.progress() as progress:
+            needed = out_degrees(StoreInput(path), progress)
+    saving = OrderSaving.of(reader, needed > 0)
+    schema = reader.schema
+    added = schema.edge.indices.num_bytes if edge_ids and schema.edge.edge_id is None else 0
+    widest = max((spec.num_bytes for spec in schema.node.attributes.values()), default=0)
+    document = {
+        "store": str(reader.path),
+        "by": by,
+        "node_order": None if saving is None else saving.to_json(),
+        "result_bytes": reader.total_bytes + added + 8 * schema.node.num_nodes,
+        "spill_bytes": widest + 8 * schema.node.num_nodes,
+    }
+    session.emit(document, lambda console: _render(console, document))
+
+
+def _render(console: Console, document: dict[str, Any]) -> None:
+    saving = document["node_order"]
+    said = "no attribute of nodes lies in pages, so that their order makes no difference"
+    if saving is not None:
+        said = f"{saving['needed_share']:.1%} of the rows are needed; {describe_saving(saving)}"
+    most = {name: format_size(document[f"{name}_bytes"]) for name in ("result", "spill")}
+    facts = {
+        "order": f"by {document['by']}",
+        "saves": said,
+        "takes": f"{most['result']} for the store, and up to {most['spill']} meanwhile",
+    }
+    print_facts(console, facts)
