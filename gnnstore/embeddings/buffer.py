@@ -61,6 +61,8 @@ class PartitionBuffer:
         self._free: list[int] = []
         self._reads: dict[int, Future[None]] = {}
         self._writes: dict[int, Future[None]] = {}
+        # Of partitions that are being written, the one that is read to the slot afterwards.
+        self._heirs: dict[int, int] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     @property
@@ -105,10 +107,14 @@ class PartitionBuffer:
             if partition not in wanted:
                 self.slots[partition] = -1
                 self._let_go(partition)
-        for partition in wanted & self._writes.keys():  # it comes back
+        for partition in sorted(wanted & self._writes.keys()):  # it comes back
+            write = self._writes[partition]
+            if partition in self._heirs:
+                wait([write])
+                continue
             self.slots[partition] = self._held[partition]
-            if not self._writes[partition].cancel():
-                wait([self._writes[partition]])
+            if not write.cancel():
+                wait([write])
         self._finish_writes()
         for partition in sorted(wanted):
             if partition not in self._held:
@@ -118,17 +124,23 @@ class PartitionBuffer:
             self.slots[partition] = self._held[partition]
 
     def expect(self, state: npt.NDArray[np.int64]) -> None:
-        """Begin to read partitions of the next state, as far as slots are free."""
+        """Begin to read partitions of the next state, where slots are free or being written."""
         self._finish_writes()
-        for partition in state.tolist():
-            if partition not in self._held and self._free:
+        wanted = set(state.tolist())
+        leaving = [k for k in self._writes if k not in wanted and k not in self._heirs]
+        for partition in sorted(wanted - self._held.keys()):
+            if self._free:
                 self._begin_read(partition, self._free.pop())
+            elif leaving:
+                before = leaving.pop(0)
+                self._heirs[before] = partition
+                self._begin_read(partition, self._held[before], self._writes[before])
 
     def read_copy(self, partition: int, out: Slot) -> None:
         """Fill an array with a partition as it is now, wherever it lies."""
-        if partition in self._writes:
-            wait([self._writes[partition]])
-        if partition in self._held and partition not in self._reads:
+        # What is written may give its slot to another at any moment; what could not be does not.
+        is_given_away = partition in self._heirs and self._writes[partition].exception() is None
+        if partition in self._held and partition not in self._reads and not is_given_away:
             out[:] = self.slot(partition)
         else:
             self._load(partition, out)
@@ -148,11 +160,8 @@ class PartitionBuffer:
     def leave(self) -> None:
         """Let go of all that is not resident, and of the threads."""
         try:
-            for partition, read in list(self._reads.items()):
-                read.cancel()
-                wait([read])
-                del self._reads[partition]
-                self._release(partition)
+            for partition in list(self._reads):
+                self._drop_read(partition)
             self._drain()
         finally:
             pool, self._pool = self._pool, None
@@ -163,14 +172,11 @@ class PartitionBuffer:
         """Return a slot for a partition of a state, once there is one."""
         while not self._free:
             for partition in set(self._reads) - wanted:  # it was expected, and has not come
-                read = self._reads.pop(partition)
-                read.cancel()
-                wait([read])
-                self._release(partition)
-            if self._free:
-                break
+                self._drop_read(partition)
             for partition in set(self._held) - wanted - set(self._writes):
                 self._let_go(partition)  # it could not be written before
+            if self._free:
+                break
             if self._writes:
                 wait(self._writes.values(), return_when=FIRST_COMPLETED)
                 self._finish_writes()
@@ -185,39 +191,74 @@ class PartitionBuffer:
     def _release(self, partition: int) -> None:
         self._free.append(self._held.pop(partition))
 
-    def _begin_read(self, partition: int, slot: int) -> None:
+    def _begin_read(self, partition: int, slot: int, after: Future[None] | None = None) -> None:
         self._held[partition] = slot
-        self._reads[partition] = self._submit(self._load, partition)
+        target = self.slot(partition)
+
+        def read() -> None:
+            if after is not None:  # it was submitted before, so that it runs by now
+                after.result()
+            self._load(partition, target)
+
+        self._reads[partition] = self._threads().submit(read)
 
     def _begin_write(self, partition: int) -> None:
-        self._writes[partition] = self._submit(self._store, partition)
+        work = self._threads().submit(self._store, partition, self.slot(partition))
+        self._writes[partition] = work
 
-    def _submit(self, work: Callable[[int, Slot], None], partition: int) -> Future[None]:
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_NUM_THREADS, THREAD_NAME)
-        return self._pool.submit(work, partition, self.slot(partition))
+        return self._pool
 
     def _finish_read(self, partition: int) -> None:
-        read = self._reads.pop(partition, None)
-        if read is not None:
-            try:
-                read.result()
-            except BaseException:
-                wait([read])
-                self._release(partition)
-                raise
+        read = self._reads.get(partition)
+        if read is None:
+            return
+        self._finish_writes(to_slot_of=partition)
+        try:
+            read.result()
+        except BaseException:
+            self._drop_read(partition)
+            raise
+        self._reads.pop(partition)
 
-    def _finish_writes(self) -> None:
-        for partition in [k for k, write in self._writes.items() if write.done()]:
-            self._finish_write(partition)
+    def _drop_read(self, partition: int) -> None:
+        """Let go of a partition that is being read, and is not needed or could not be."""
+        read = self._reads.pop(partition)
+        read.cancel()
+        wait([read])
+        before = next((k for k, heir in self._heirs.items() if heir == partition), None)
+        if before is None:
+            self._release(partition)
+            return
+        del self._heirs[before], self._held[partition]
+        write = self._writes[before]
+        wait([write])
+        if write.exception() is None:  # else it is raised where writes are finished
+            self._finish_write(before)
+
+    def _finish_writes(self, to_slot_of: int = -1) -> None:
+        """Take note of what is written, waiting only for what a partition is read after."""
+        for partition, write in list(self._writes.items()):
+            if self._heirs.get(partition) == to_slot_of:
+                wait([write])
+            if write.done():
+                self._finish_write(partition)
 
     def _finish_write(self, partition: int) -> None:
         write = self._writes.pop(partition)
         if write.cancelled():  # it came back, as it was
             return
+        heir = self._heirs.pop(partition, None)
+        if heir is not None and write.exception() is not None:
+            wait([self._reads.pop(heir)])  # it fails with the write, and has read nothing
+            del self._held[heir]
         write.result()
         self.dirty[partition] = False
-        if self.slots[partition] < 0:
+        if heir is not None:
+            del self._held[partition]  # the slot is that of the heir
+        elif self.slots[partition] < 0:
             self._release(partition)
 
     def _drain(self) -> None:

@@ -85,6 +85,8 @@ class EmbeddingTable(torch.nn.Module):
         self._buffer = PartitionBuffer(
             manifest.num_partitions, manifest.slot_floats, make.load, make.store
         )
+        # Whether all partitions are in memory: without partitions, or with a loader that has none.
+        self._is_whole = unit is None
         self._num_slots = self._num_spare = 0
         self._steps = directory.base.steps
         self._committed_steps = self._steps
@@ -288,7 +290,7 @@ class EmbeddingTable(torch.nn.Module):
 
     def _find(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         manifest, rows = self._manifest, np.empty(len(nodes), np.int64)
-        if manifest.partitions is None and not self._buffer.num_slots:
+        if self._is_whole and len(self._buffer.resident()) < manifest.num_partitions:
             self.load()
         try:
             found = _core.resident_rows(
@@ -390,10 +392,8 @@ class EmbeddingTable(torch.nn.Module):
     def attach(self, unit_uuid: str | None, num_partitions: int, rows_per_partition: int) -> None:
         """Follow a loader; see `ResidentTable`."""
         manifest = self._manifest
-        if manifest.partitions is None:
-            return
-        if unit_uuid is None:
-            self.load()
+        self._is_whole = unit_uuid is None or manifest.partitions is None
+        if self._is_whole:
             return
         if unit_uuid != manifest.partitions_uuid:
             raise UsageError(
@@ -413,7 +413,7 @@ class EmbeddingTable(torch.nn.Module):
 
     def reserve(self, num_slots: int, num_spare: int) -> Reservation:
         """Return the memory with so many partitions at once; see `ResidentTable`."""
-        if self._manifest.partitions is None:
+        if self._is_whole:
             num_slots, num_spare = self._manifest.num_partitions, 0
         self._num_slots, self._num_spare = num_slots, num_spare
         slots = (num_slots + num_spare) * self._manifest.slot_bytes
@@ -422,9 +422,7 @@ class EmbeddingTable(torch.nn.Module):
     def enter(self, state: npt.NDArray[np.int64]) -> None:
         """Have the partitions of a state in memory; see `ResidentTable`."""
         self._check_process()
-        if self._manifest.partitions is None:
-            if not self._buffer.num_slots:
-                self.load()
+        if self._is_whole:
             return
         if np.array_equal(np.sort(state), self._buffer.resident()):
             return
@@ -454,7 +452,7 @@ class EmbeddingTable(torch.nn.Module):
 
     def expect(self, state: npt.NDArray[np.int64]) -> None:
         """Begin to read the next state; see `ResidentTable`."""
-        if self._manifest.partitions is not None:
+        if not self._is_whole:
             self._buffer.expect(np.asarray(state, np.int64))
 
     def leave(self) -> None:
