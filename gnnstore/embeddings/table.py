@@ -338,6 +338,7 @@ class EmbeddingTable(torch.nn.Module):
         BudgetError
             If they do not fit.
         """
+        self._check_stepped()
         every = np.arange(self._manifest.num_partitions)
         if not self._num_slots:  # else they are part of a loader's budget
             budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * _FLOAT_BYTES)
@@ -426,6 +427,22 @@ class EmbeddingTable(torch.nn.Module):
             return
         if np.array_equal(np.sort(state), self._buffer.resident()):
             return
+        self._check_stepped()
+        self._enter(np.asarray(state, np.int64), max(len(state), self._num_slots) + self._num_spare)
+
+    def _enter(self, state: npt.NDArray[np.int64], num_slots: int) -> None:
+        if self._buffer.num_slots != num_slots:
+            self._buffer.resize(num_slots)
+        self._buffer.enter(state)
+
+    def _check_stepped(self) -> None:
+        """Forget rows that were given out, as their places in memory change.
+
+        Raises
+        ------
+        UsageError
+            If gradients of them wait for a step.
+        """
         waiting = sum(leaf.grad is not None for leaf in self.leaves)
         if waiting:
             raise UsageError(
@@ -437,12 +454,6 @@ class EmbeddingTable(torch.nn.Module):
         for leaf in self.leaves:  # of which a loss may still be computed
             leaf.register_hook(self._refuse_late)
         self._forget()
-        self._enter(np.asarray(state, np.int64), max(len(state), self._num_slots) + self._num_spare)
-
-    def _enter(self, state: npt.NDArray[np.int64], num_slots: int) -> None:
-        if self._buffer.num_slots != num_slots:
-            self._buffer.resize(num_slots)
-        self._buffer.enter(state)
 
     def _refuse_late(self, _: Tensor) -> NoReturn:
         raise UsageError(
@@ -524,7 +535,14 @@ class EmbeddingTable(torch.nn.Module):
             If it is not that of the commit; says where both stand.
         """
         position = self._position
-        if position is None or position == _as_json(state_dict):
+        if position is None:
+            return
+        if not self.is_committed:
+            raise UsageError(
+                f"{self.path}: {self._steps - self._committed_steps} steps were made since the "
+                "commit, so that the rows are beyond any state of a loader; open the table again"
+            )
+        if position == _as_json(state_dict):
             return
         ours, theirs = (
             f"batch {state.get('batches')} of epoch {state.get('epoch')}"

@@ -128,6 +128,12 @@ class SampledLoader(BatchLoader):
             epoch_batches=presampler.epoch_batches,
         )
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `BatchLoader.load_state_dict`; tables must be at the commit that goes with it."""
+        for table in self.tables:
+            table.check_position(state)
+        super().load_state_dict(state)
+
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
         start = self._cursor.position(self.epoch)
         batches = super()._get_iterator()
@@ -151,6 +157,9 @@ class SampledLoader(BatchLoader):
                         table.note_position(position)
                     yield batch
                     del batch  # its buffers are recycled
+                position = self.state_dict()  # that of the next epoch
+                for table in tables:
+                    table.note_position(position)
             finally:
                 for table in tables:
                     table.leave()

@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--every", type=int, default=3)
+    parser.add_argument("--partitions", action="store_true")
     options = parser.parse_args()
 
     store = gnnstore.open(options.store)
@@ -27,11 +28,22 @@ def main() -> None:
     scale = torch.nn.Parameter(torch.ones(8))
     checkpoint, path = options.run / "run.pt", options.run / "rows.emb"
     saved = torch.load(checkpoint, weights_only=True) if checkpoint.exists() else None
+    policy = None
+    if options.partitions:
+        policy = gnnstore.PartitionPolicy("two-level", capacity=2, logical=4)
     if saved is not None:
         table = gnnstore.EmbeddingTable.open(path, store, commit=saved["table"])
         scale.data.copy_(saved["scale"])
     else:  # also over what a run that was killed before its first checkpoint has left
-        table = gnnstore.EmbeddingTable.create(path, store, dim=8, seed=1, overwrite=True, keep=2)
+        table = gnnstore.EmbeddingTable.create(
+            path,
+            store,
+            dim=8,
+            partitions=policy,
+            seed=1,
+            overwrite=True,
+            keep=2,
+        )
     loader = gnnstore.LinkNeighborLoader(
         store,
         [],
@@ -39,12 +51,13 @@ def main() -> None:
         shuffle=True,
         seed=5,
         neg_sampling="binary",
+        partitions=policy,
+        tables=[table],
     )
     rows = gnnstore.RowwiseAdagrad(table, lr=0.1)
     dense = torch.optim.SGD([scale], lr=0.1)
     if saved is not None:
         loader.load_state_dict(saved["loader"])
-        table.check_position(saved["loader"])
     while loader.epoch < options.epochs:
         epoch = loader.epoch
         for batch in loader:

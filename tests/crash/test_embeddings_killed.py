@@ -16,6 +16,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import from_rmat
+from gnnstore.converters.partitions.partition import partition
 from gnnstore.testing.effort import choose
 from gnnstore.testing.forks import RUN_SCRIPT, ForkServer
 from gnnstore.testing.stores import write_example_store
@@ -105,12 +106,14 @@ def test_killed_at_every_call_of_a_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_killed_and_resumed(tmp_path: Path, forks: ForkServer) -> None:
+@pytest.mark.parametrize("partitions", [False, True])
+def test_killed_and_resumed(tmp_path: Path, forks: ForkServer, partitions: bool) -> None:
     store = from_rmat(tmp_path / "s.gnn", scale=9, feature_dim=1, seed=1)
+    partition(store, 4)
 
     def command(run: Path) -> list[str]:
         run.mkdir(exist_ok=True)
-        words = f"--epochs {NUM_EPOCHS} --every {EVERY}"
+        words = f"--epochs {NUM_EPOCHS} --every {EVERY}" + " --partitions" * partitions
         return [str(SCRIPT), str(store), str(run), *words.split()]
 
     whole = forks.run(RUN_SCRIPT, *command(tmp_path / "whole"))
