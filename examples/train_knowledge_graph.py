@@ -8,6 +8,9 @@ and edge splits "valid" and "test"; by default a small graph is made whose tripl
 (`gnnstore convert planted-kg`). Entities have rows of a `gnnstore.EmbeddingTable`, and relations a
 module of torch. Prints the loss of every epoch, and the mean reciprocal rank (MRR) among all
 entities, of heads and of tails, without other true answers.
+
+With `--capacity`, a share of the rows is in memory at a time: partitions of the store, which
+`gnnstore partition` makes.
 """
 
 from __future__ import annotations
@@ -172,10 +175,14 @@ def run(arguments: argparse.Namespace) -> float:
         if names is None:
             raise SystemExit(f"{store.path}: relations have no names, so their number is unknown")
         model = MODELS[arguments.model](len(names), arguments.dim)
+        policy = None
+        if arguments.capacity is not None:
+            policy = gnnstore.PartitionPolicy("two-level", capacity=arguments.capacity)
         table = gnnstore.EmbeddingTable.create(
             arguments.table or Path(directory) / "entities.emb",
             store,
             dim=arguments.dim,
+            partitions=policy,
             seed=arguments.seed,
         )
         loader = gnnstore.LinkNeighborLoader(
@@ -189,6 +196,8 @@ def run(arguments: argparse.Namespace) -> float:
             shuffle=True,
             seed=arguments.seed,
             memory=arguments.memory,
+            partitions=policy,
+            tables=[table],
         )
         optimizers = [
             torch.optim.Adagrad(model.parameters(), lr=arguments.lr),
@@ -202,7 +211,7 @@ def run(arguments: argparse.Namespace) -> float:
         ranks = ranks_of(model, table, store, "test", arguments.memory)
         print(f"test MRR {mrr(ranks):.4f}, Hits@10 {hits_at(ranks, 10):.2%}")
         if arguments.table is not None:
-            table.commit(loader.state_dict())
+            table.commit()
         table.close()
         return mrr(ranks)
 
@@ -221,6 +230,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--negatives", type=int, default=128, help="entities that a chunk shares")
     parser.add_argument("--chunks", type=int, default=4, help="parts of a batch")
     parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--capacity", type=float, help="share of partitions in memory")
     parser.add_argument("--table", type=Path, help="where the rows of entities are kept")
     parser.add_argument("--memory", help="budget, such as 8GB; by default what is available")
     parser.add_argument("--seed", type=int, default=0)

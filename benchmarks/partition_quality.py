@@ -1,0 +1,226 @@
+"""What training by partitions costs in quality: accuracy of nodes, ranks of triples.
+
+*Nodes*: a two-layer GraphSAGE with all of the graph to sample from, and by partitions of which a
+half or a quarter are in memory: "dispersed", and "sequential" of a unit whose first partitions hold
+the training nodes. `--graph` takes a .npz file or a directory of OGB's layout; by default a small
+R-MAT graph. Accuracy of the test nodes in the epoch whose validation is best, on the whole graph.
+
+*Triples*: ComplEx on a planted knowledge graph, with the rows of all entities in memory, and by
+partitions of which a quarter are: Marius' BETA order, its edges assigned to the first state
+("beta, greedy") or to a random one ("beta"), and the even order ("even"). Filtered MRR of the test
+triples after the last epoch, among all entities.
+
+Seeds are paired: each differs from the others in the split of the graph into partitions, too. Means
+and standard errors of the differences to training in memory. Run
+`python -m benchmarks.partition_quality --graph facebook.npz`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import GraphSAGE
+
+import gnnstore
+from benchmarks.harness import parser, report
+from examples.train_knowledge_graph import ComplEx, ranks_of, train
+from gnnstore.converters import ConvertOptions, from_numpy, from_ogb, from_planted_kg, from_rmat
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.evaluation import mrr
+
+IN_MEMORY = "in memory"
+SHARES = {"1/2": 0.5, "1/4": 0.25}
+KNOWLEDGE_GRAPH = {
+    "num_entities": 4000,
+    "num_relations": 30,
+    "num_triples": (80_000, 2000, 4000),
+    "num_communities": 6,
+}
+QUICK_GRAPH = KNOWLEDGE_GRAPH | {"num_entities": 600, "num_triples": (8000, 300, 300)}
+DIM, CHUNKS = 64, 4
+
+Scores = dict[str, list[float]]
+
+
+def graph_of(path: Path | None, directory: Path, *, quick: bool) -> Path:
+    """Return a store of the graph to classify nodes of."""
+    store = directory / "graph.gnn"
+    if path is None:
+        few = (0.1, 0.2, 0.7)
+        return from_rmat(store, scale=10 if quick else 13, homophily=0.6, split_fractions=few)
+    if path.is_dir():
+        return from_ogb(path, store)
+    return from_numpy(path, store, options=ConvertOptions(undirected=True))
+
+
+def accuracy(store: gnnstore.GraphStore, seed: int, policy: Any, args: argparse.Namespace) -> float:
+    """Train a classifier, and return the accuracy of the test nodes."""
+    torch.manual_seed(seed)
+    labels = store.y.tensor().flatten()
+    model = GraphSAGE(store.num_features, 64, 2, int(labels.max()) + 1, dropout=0.4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=1e-4)
+    loader = gnnstore.NeighborLoader(
+        store,
+        [10, 10],
+        "train",
+        batch_size=args.batch_size,
+        shuffle=True,
+        seed=seed,
+        partitions=policy,
+    )
+    splits = {name: torch.from_numpy(store.splits[name][:]) for name in ("valid", "test")}
+    best = {"valid": -1.0, "test": 0.0}
+    for _ in range(args.epochs):
+        model.train()
+        for batch in loader:
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]
+            cross_entropy(out, batch.y[: batch.batch_size].flatten()).backward()
+            optimizer.step()
+        found = gnnstore.inference(model, store)
+        assert isinstance(found, Tensor)
+        right = found.argmax(dim=1) == labels
+        now = {name: float(right[nodes].float().mean()) for name, nodes in splits.items()}
+        best = now if now["valid"] > best["valid"] else best
+    return best["test"]
+
+
+def nodes(directory: Path, args: argparse.Namespace) -> Scores:
+    """Return the accuracies of each way, by seed."""
+    path = graph_of(args.graph, directory, quick=args.quick)
+    scores: Scores = {}
+    for seed in range(args.seeds):
+        random, first = f"random{seed}", f"train{seed}"
+        partition(path, args.partitions, name=random, seed=seed)
+        partition(path, args.partitions, name=first, seed=seed, train_first="train")
+        store = gnnstore.open(path)
+        policies: dict[str, Any] = {IN_MEMORY: None}
+        for name, share in SHARES.items():
+            policies[f"dispersed {name}"] = gnnstore.PartitionPolicy(
+                "dispersed", capacity=share, name=random
+            )
+            policies[f"sequential {name}"] = gnnstore.PartitionPolicy(
+                "sequential", capacity=share, name=first
+            )
+        for name, policy in policies.items():
+            scores.setdefault(name, []).append(accuracy(store, seed, policy, args))
+    return scores
+
+
+def rank(
+    store: gnnstore.GraphStore, path: Path, seed: int, policy: Any, args: argparse.Namespace
+) -> float:
+    """Train embeddings, and return the MRR of the test triples."""
+    torch.manual_seed(seed)
+    assert store.relation_names is not None
+    model = ComplEx(len(store.relation_names), DIM)
+    table = gnnstore.EmbeddingTable.create(
+        path, store, dim=DIM, partitions=policy, seed=seed, overwrite=True
+    )
+    by_partitions: dict[str, Any] = (
+        {} if policy is None else {"partitions": policy, "tables": [table]}
+    )
+    loader = gnnstore.LinkNeighborLoader(
+        store,
+        [],
+        neg_sampling={"mode": "triplet", "amount": 128},
+        neg_side="both",
+        shared_negatives=CHUNKS,
+        edge_label_attrs=("edge_type",),
+        batch_size=args.batch_size,
+        shuffle=True,
+        seed=seed,
+        **by_partitions,
+    )
+    optimizers = [
+        torch.optim.Adagrad(model.parameters(), lr=0.2),
+        gnnstore.RowwiseAdagrad(table, lr=0.2),
+    ]
+    for _ in range(args.epochs):
+        train(model, table, loader, optimizers, CHUNKS)
+    found = mrr(ranks_of(model, table, store, "test", None))
+    table.close()
+    return found
+
+
+def triples(directory: Path, args: argparse.Namespace) -> Scores:
+    """Return the MRR of each way, by seed."""
+    size: dict[str, Any] = QUICK_GRAPH if args.quick else KNOWLEDGE_GRAPH
+    path = from_planted_kg(directory / "kg.gnn", **size)
+    scores: Scores = {}
+    for seed in range(args.seeds):
+        name = f"random{seed}"
+        partition(path, args.partitions, name=name, seed=seed)
+        store = gnnstore.open(path)
+        policies: dict[str, Any] = {IN_MEMORY: None}
+        for way, order, assignment in (
+            ("beta, greedy", "beta", "greedy"),
+            ("beta", "beta", "random"),
+            ("even", "even", "random"),
+        ):
+            policies[f"{way} 1/4"] = gnnstore.PartitionPolicy(
+                "two-level", capacity=0.25, order=order, assignment=assignment, name=name
+            )
+        for way, policy in policies.items():
+            emb = directory / "entities.emb"
+            scores.setdefault(way, []).append(rank(store, emb, seed, policy, args))
+    return scores
+
+
+def rows_of(scores: Scores) -> list[tuple[str, str]]:
+    """Return the rows of a table: means, and paired differences with their standard errors."""
+    base = scores[IN_MEMORY]
+    rows = []
+    for name, found in scores.items():
+        text = f"{mean(found):.4f}"
+        if name != IN_MEMORY:
+            differences = [a - b for a, b in zip(found, base, strict=True)]
+            error = stdev(differences) / len(found) ** 0.5 if len(found) > 1 else float("nan")
+            text += f"  {mean(differences):+.4f} ± {error:.4f}"
+        rows.append((name, text))
+    return rows
+
+
+TASKS: dict[str, tuple[str, Callable[[Path, argparse.Namespace], Scores]]] = {
+    "nodes": ("accuracy of test nodes", nodes),
+    "triples": ("filtered MRR of test triples", triples),
+}
+
+
+def run(arguments: argparse.Namespace, tasks: Sequence[str]) -> None:
+    """Train everything, and print."""
+    rows, found = [], {}
+    for task in tasks:
+        title, work = TASKS[task]
+        with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as directory:
+            found[task] = work(Path(directory), arguments)
+        rows += [(title, f"{arguments.seeds} seeds, {arguments.epochs} epochs")]
+        rows += [(f"  {name}", text) for name, text in rows_of(found[task])]
+    report("benchmarks.partition_quality", rows, as_json=arguments.json, scores=found)
+
+
+def main() -> None:
+    """Read the command line and run."""
+    options = parser(__doc__)
+    options.add_argument("--task", choices=list(TASKS), help="one of them; by default both")
+    options.add_argument("--graph", type=Path, help="whose nodes are classified")
+    options.add_argument("--partitions", type=int, default=16, help="(16)")
+    options.add_argument("--seeds", type=int, help="(5; 2 with --quick)")
+    options.add_argument("--epochs", type=int, help="(15; 3 with --quick)")
+    options.add_argument("--batch-size", type=int, default=1024, help="(1024)")
+    arguments = options.parse_args()
+    arguments.seeds = arguments.seeds or (2 if arguments.quick else 5)
+    arguments.epochs = arguments.epochs or (3 if arguments.quick else 15)
+    run(arguments, [arguments.task] if arguments.task else list(TASKS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Training on some partitions of a graph at a time, beside the disk's own speed in order.
+
+An R-MAT graph is partitioned, and a loader of nodes goes through it by "dispersed" partitions, a
+quarter of them in memory, in two ways. *Swapping alone*: one seed for each partition, so that
+states are read, built and left at once. *Training*: all seeds, and a consumer that takes half as
+long again for each state as reading it took. In the same rounds the unit's largest file is read in
+order by large direct reads.
+
+Reported, with the bars of the project:
+
+- bytes read in an epoch over those of the partitions and of the buckets that become resident, by
+  formula (at most 1.02), and what was written to the unit (nothing);
+- bytes a second while states are read, over the disk's in order (at least 0.9);
+- the share of reading, from the second state on, that hides behind training (at least 0.9);
+- building the graph of a state over reading it (at most 0.1).
+
+Run `python -m benchmarks.partitions --cache DIR` with DIR on the disk in question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+import gnnstore
+from benchmarks.harness import directory_of, parser, report, spread
+from benchmarks.parts import sequential
+from gnnstore.converters import from_rmat
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.features.tiers.partition import PartitionFiles
+from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
+from gnnstore.sampling.resident import ResidentGraph
+
+SEED, FEATURE_DIM, EDGE_FACTOR, FANOUTS = 0, 128, 15, [5, 5]
+SHARE, READING_THREADS = 0.25, 4
+
+Found = dict[str, float]
+
+
+def make_unit(directory: Path, scale: int, num_partitions: int) -> gnnstore.GraphStore:
+    """Return a store with a unit of partitions."""
+    path = directory / f"rmat{scale}.gnn"
+    if not path.exists():
+        from_rmat(path, scale=scale, edge_factor=EDGE_FACTOR, feature_dim=FEATURE_DIM, seed=SEED)
+    if not (path / "partitions" / f"random-{num_partitions}").exists():
+        partition(path, num_partitions)
+    return gnnstore.open(path)
+
+
+class Seconds:
+    """How long calls of some methods took, by name."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, owner: Any, method: str, name: str) -> Iterator[None]:
+        """Time all calls of a method meanwhile."""
+        whole = getattr(owner, method)  # of a class method: bound
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return whole(*arguments, **options)
+            finally:
+                self.of[name] = self.of.get(name, 0) + time.perf_counter() - start
+
+        with patch.object(owner, method, call):
+            yield
+
+
+def expected_bytes(unit: PartitionsReader, schedule: Any) -> int:
+    """Return what an epoch from cold reads by formula: partitions and buckets that come."""
+    row_bytes = unit.order_spec.row_bytes + sum(spec.row_bytes for spec in unit.nodes.values())
+    edge_bytes = sum(
+        spec.row_bytes for spec in (unit.source_spec, unit.target_spec, unit.position_spec)
+    )
+    p, before, total = unit.num_partitions, set[int](), 0
+    for state in range(len(schedule.states)):
+        there = {*schedule.partitions(state).tolist()}
+        total += row_bytes * sum(len(unit.rows(k)) for k in there - before)
+        for i in there:
+            for j in there:
+                if not {i, j} <= before:
+                    entry = j * p + i
+                    total += edge_bytes * int(unit.bucket_ptr[entry + 1] - unit.bucket_ptr[entry])
+        before = there
+    return total
+
+
+def run_epoch(
+    store: gnnstore.GraphStore, seeds: Any, pause: float, arguments: argparse.Namespace
+) -> Found:
+    """Go through an epoch from cold; sleep for each state in place of training on it."""
+    policy = gnnstore.PartitionPolicy("dispersed", capacity=SHARE)
+    loader = gnnstore.NeighborLoader(
+        store,
+        FANOUTS,
+        seeds,
+        batch_size=arguments.batch_size,
+        shuffle=True,
+        seed=SEED,
+        partitions=policy,
+        memory=arguments.memory,
+    )
+    unit = open_partitions(store.path, None, store_uuid=store.reader.uuid)
+    drop_from_cache([unit.path])
+    seconds, start = Seconds(), time.perf_counter()
+    with (
+        seconds.timed(PartitionFiles, "read_rows", "reading"),
+        seconds.timed(PartitionFiles, "read_edges", "reading"),
+        seconds.timed(ResidentGraph, "build", "building"),
+    ):
+        num_batches, first = len(loader), None
+        for _ in loader:
+            # Nothing can hide the reading of what the first batch needs.
+            first = loader.stats().seconds_swapping if first is None else first
+            time.sleep(pause / num_batches)
+    stats = loader.stats()
+    (shape,) = policy.shapes(unit.num_partitions, for_edges=False)
+    schedule = shape.schedule(SEED, 0)
+    return {
+        "seconds": time.perf_counter() - start,
+        "bytes": stats.bytes_read,
+        "expected": expected_bytes(unit, schedule),
+        "reading": seconds.of["reading"],
+        "building": seconds.of["building"],
+        "swapping": stats.seconds_swapping - (first or 0),
+        "waiting": stats.seconds_waiting,
+        "states": stats.states,
+    }
+
+
+def one_seed_each(unit: PartitionsReader) -> torch.Tensor:
+    """Return a node of each partition."""
+    order = unit.paged(unit.order_spec).load()
+    return torch.from_numpy(
+        np.array([int(order[unit.rows(k).start]) for k in range(unit.num_partitions)])
+    )
+
+
+def read_in_order(unit: PartitionsReader) -> float:
+    """Return bytes a second of the unit's largest file, read in order."""
+    paths = (unit.path / entry.path for entry in unit.manifest.files)
+    path = max(paths, key=lambda path: path.stat().st_size)
+    drop_from_cache([path])
+    return sequential.read(path, path.stat().st_size, READING_THREADS).rate
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure in rounds, and print."""
+    with directory_of(arguments) as directory:
+        store = make_unit(directory, arguments.scale, arguments.partitions)
+        unit = open_partitions(store.path, None, store_uuid=store.reader.uuid)
+        files = [unit.path / entry.path for entry in unit.manifest.files]
+        before = [path.stat().st_mtime_ns for path in files]
+        disk, swaps, epochs = [], [], []
+        for _ in range(arguments.repeats):
+            disk.append(read_in_order(unit))
+            swaps.append(run_epoch(store, one_seed_each(unit), 0, arguments))
+            epochs.append(run_epoch(store, "train", 1.5 * swaps[-1]["reading"], arguments))
+        written = sum(
+            path.stat().st_mtime_ns != time for path, time in zip(files, before, strict=True)
+        )
+    ratios = {
+        "bytes": [e["bytes"] / e["expected"] for e in swaps],
+        "bandwidth": [s["bytes"] / s["reading"] / d for s, d in zip(swaps, disk, strict=True)],
+        "hidden": [1 - e["swapping"] / (e["reading"] * (1 - 1 / e["states"])) for e in epochs],
+        "building": [e["building"] / e["reading"] for e in swaps],
+    }
+    size = swaps[0]["expected"]
+    share = f"{arguments.partitions} partitions, a quarter of them in memory"
+    waiting = f"{median(e['waiting'] for e in epochs):.2f} s waiting"
+    report(
+        "benchmarks.partitions",
+        [
+            ("graph", f"2^{arguments.scale} nodes, {size / 1e6:,.0f} MB; {share}"),
+            ("the disk in order", f"{spread(d / 1e9 for d in disk)} GB/s"),
+            ("bytes read / by formula", f"{spread(ratios['bytes'], '.3f')} (at most 1.02)"),
+            ("files of the unit that changed", f"{written} (none)"),
+            ("reading / the disk in order", f"{spread(ratios['bandwidth'])} (at least 0.9)"),
+            ("reading hidden by training", f"{spread(ratios['hidden'])} (at least 0.9)"),
+            ("building / reading", f"{spread(ratios['building'])} (at most 0.1)"),
+            ("epoch of swapping alone", f"{spread(s['seconds'] for s in swaps)} s"),
+            ("epoch with training", f"{spread(e['seconds'] for e in epochs)} s, {waiting}"),
+        ],
+        as_json=arguments.json,
+        disk_bytes_per_second=disk,
+        swapping_alone=swaps,
+        training=epochs,
+        files_written=written,
+    )
+
+
+def main() -> None:
+    """Read the command line and run."""
+    options = parser(__doc__)
+    options.set_defaults(repeats=3)
+    options.add_argument("--scale", type=int, help="2^SCALE nodes (21; 15 with --quick)")
+    options.add_argument("--partitions", type=int, default=32, help="(32)")
+    options.add_argument("--batch-size", type=int, default=1024, help="(1024)")
+    options.add_argument("--memory", help="budget of the loader; by default what is available")
+    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    arguments = options.parse_args()
+    arguments.scale = arguments.scale or (15 if arguments.quick else 21)
+    run(arguments)
+
+
+if __name__ == "__main__":
+    main()
