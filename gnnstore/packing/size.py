@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
+from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.features.tiers.planned import PlannedCache
-from gnnstore.strategies.sizes.superbatch import MAX_BATCHES
 
 if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement
@@ -72,7 +72,7 @@ def size_plan(
     """
     size = placement.superbatch
     if size is None:
-        return PlanSize(0, min(num_batches, MAX_BATCHES), _PACKING_BYTES)
+        return PlanSize(0, min(num_batches, MAX_PLANNED), _PACKING_BYTES)
     if row_bytes == 0 or num_rows == 0:
         return PlanSize(0, size.num_batches, size.num_bytes, size.table_bytes)
     rows, slots = PlannedCache.reserve(row_bytes), PlannedCache.reserve(0)
@@ -86,7 +86,7 @@ def size_plan(
         planned = packing.largest(SLOTS, {PLANNED: superbatch})
         num_slots = max(num_slots, min(planned, training.largest(SLOTS, most=num_rows)))
     if not superbatch_is_given:
-        most = min(num_batches, MAX_BATCHES)
+        most = min(num_batches, MAX_PLANNED)
         superbatch = max(superbatch, packing.largest(PLANNED, {SLOTS: num_slots}, most))
     memory_bytes = size.num_bytes - num_slots * packing.bytes_each(SLOTS)
     return PlanSize(num_slots, superbatch, memory_bytes, size.table_bytes)

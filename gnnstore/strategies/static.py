@@ -19,7 +19,12 @@ from gnnstore.caching.scores import (
     count_out_degrees,
     select_nodes,
 )
-from gnnstore.features.tiers.static import LONG_READ_BYTES, StaticCache, cache_cost
+from gnnstore.features.tiers.static import (
+    LONG_READ_BYTES,
+    StaticCache,
+    bytes_to_read,
+    cache_cost,
+)
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.planning.cost_model import Prediction, Resources, predict
@@ -90,12 +95,6 @@ class CacheMaker:
     def scores_bytes(self) -> int:
         """Memory for the scores of all nodes, until the cache is filled."""
         return self.store.num_nodes * np.dtype(SCORE_DTYPES[self.settings.score]).itemsize
-
-    @property
-    def filling_bytes(self) -> int:
-        """Memory for reading its rows beside batches, if that takes long."""
-        row_bytes = sum(spec.row_bytes for spec in self.specs)
-        return bytes_to_fill(self.store.num_nodes * row_bytes, self.engine)
 
     def find(self) -> StaticCache | None:
         """Return the cache that a loader on the same store has made with the same settings."""
@@ -191,7 +190,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
 
     num_rows = cache_rows(
         *(placement, maker.settings, maker.cost, batch_bytes, num_threads),
-        filling_bytes=maker.filling_bytes,
+        staging_bytes=maker.engine.staging_bytes,
     )
     if existing is not None:
         cache: StaticCache | None = existing
@@ -226,10 +225,9 @@ def predict_epoch(
         settings = loader.options.cache or CacheSettings()
         cost = cache_cost(work.num_rows, work.row_bytes, settings.score)
         if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
-            filling = bytes_to_fill(work.num_rows * work.row_bytes, epoch.engine)
-            num_threads = epoch.machine.num_threads
             num_rows = cache_rows(
-                placement, settings, cost, batch_bytes, num_threads, filling_bytes=filling
+                *(placement, settings, cost, batch_bytes, epoch.machine.num_threads),
+                staging_bytes=epoch.engine.staging_bytes,
             )
         taken += cost.bytes_of(num_rows)
     resources = Resources(taken, num_rows, num_rows * work.row_bytes)
@@ -247,11 +245,6 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
     return DataSources(loader, placement, structure, engine, again=again, cache=cache)
 
 
-def bytes_to_fill(table_bytes: int, engine: Engine) -> int:
-    """Return the memory for filling a cache beside batches; none where it is filled before them."""
-    return engine.staging_bytes if table_bytes >= LONG_READ_BYTES else 0
-
-
 def cache_rows(
     placement: Placement,
     settings: CacheSettings,
@@ -259,7 +252,7 @@ def cache_rows(
     batch_bytes: int,
     num_threads: int,
     *,
-    filling_bytes: int = 0,
+    staging_bytes: int = 0,
 ) -> int:
     """Return the number of nodes whose rows can be cached.
 
@@ -269,8 +262,8 @@ def cache_rows(
         Bytes of a batch, at most; 0 if no budget was promised.
     num_threads : int
         Preparing threads.
-    filling_bytes : int
-        Memory for reading the rows beside batches.
+    staging_bytes : int
+        Of a thread that reads: of one more, where the cache will be filled beside batches.
 
     Raises
     ------
@@ -278,8 +271,9 @@ def cache_rows(
         If the cache was given a size that does not fit beside two batches.
     """
     memory = placement.ledger
-    if filling_bytes:
-        memory = memory.add(Reservation("filling the cache beside batches", filling_bytes))
+    most = cost.rows_in(memory.left())
+    if bytes_to_read(cost.num_nodes, cost.node_bytes, most) >= LONG_READ_BYTES:
+        memory = memory.add(Reservation("filling the cache beside batches", staging_bytes))
     if settings.num_bytes is not None:
         num_rows = cost.rows_in(settings.num_bytes)
         cached = Reservation("cached rows", cost.bytes_of(num_rows))

@@ -19,10 +19,10 @@ from gnnstore.caching.trace import Trace, TraceBuilder
 STATE_BYTES = 12
 
 
-def transient_bytes(num_accesses: int, num_slots: int) -> int:
+def transient_bytes(num_batches: int, batch_rows: int, num_slots: int) -> int:
     """Return what a loader reserves for planning, beside the state of the planner."""
-    memory = Ledger(0, tuple(BELADY.reserve(1)))
-    return memory.peak({PLANNED: num_accesses, SLOTS: num_slots}) - STATE_BYTES * num_slots
+    memory = Ledger(0, tuple(BELADY.reserve(batch_rows)))
+    return memory.peak({PLANNED: num_batches, SLOTS: num_slots}) - STATE_BYTES * num_slots
 
 
 def spilled_transient_bytes(
@@ -72,7 +72,7 @@ def skewed_trace(num_batches: int, batch_rows: int, num_rows: int, stride: int) 
         (1 << 20, 2**42 + 1),
     ],
 )
-@pytest.mark.parametrize("num_batches", [2, 500])
+@pytest.mark.parametrize("num_batches", [2, 3, 16, 500])
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_planning_takes_no_more_than_it_says(
     num_threads: int, num_batches: int, num_rows: int, stride: int, num_slots: int
@@ -86,7 +86,7 @@ def test_planning_takes_no_more_than_it_says(
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
         planned = _core.plan_belady(trace.ids, trace.offsets, *state, num_threads)
         taken = resident("VmHWM") - resident("VmRSS")
-        assert taken <= transient_bytes(num_accesses, num_slots)
+        assert taken <= transient_bytes(num_batches, num_accesses // num_batches, num_slots)
         # What it surely takes is seen: the slots of one batch, and what waits.
         assert taken + 2**20 >= 4 * (num_accesses // num_batches) + 8 * num_slots
         held.append(planned)  # what is given back would count as taken
@@ -148,10 +148,12 @@ def test_what_planning_in_files_takes() -> None:
 
 def test_what_planning_takes() -> None:
     """Loaders reserve it all the time: a batch of 136,000 rows, and a slot, may cost so much."""
-    least = transient_bytes(0, 0)
+    least = transient_bytes(0, 0, 0)
     assert least <= 4 * 2**20
-    assert transient_bytes(136_000, 0) - least == 6 * 136_000
-    assert transient_bytes(0, 1000) - least <= 24 * 1000
-    assert transient_bytes(136_000, 1000) == (
-        transient_bytes(136_000, 0) + transient_bytes(0, 1000) - least
+    assert transient_bytes(2, 100, 0) - least == (12 + 4) * 100, "all next uses are counted"
+    assert 12 * 136_000 <= transient_bytes(2, 136_000, 0) - least <= 12.5 * 136_000
+    assert transient_bytes(100, 136_000, 0) - least <= 135 * 136_000
+    assert transient_bytes(0, 0, 1000) - least <= 24 * 1000
+    assert transient_bytes(5, 136_000, 1000) == (
+        transient_bytes(5, 136_000, 0) + transient_bytes(0, 0, 1000) - least
     )

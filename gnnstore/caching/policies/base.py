@@ -62,6 +62,10 @@ class SpillingPlanner(Planner, Protocol):
         """Plan the next superbatch; in files if its trace is in one."""
 
 
+# Batches that are planned together, at most: with more, a plan reaches further than a cache does.
+MAX_PLANNED = 1024
+
+
 @dataclass(frozen=True)
 class PlanningBytes:
     """The memory that a planner takes beside the trace and the plan.
@@ -74,11 +78,14 @@ class PlanningBytes:
         For each row of all batches that are planned together.
     per_slot : int
         For each row that the cache holds, its own state included.
+    per_batch_row : int
+        For each row of the largest batch.
     """
 
     fixed: int
     per_access: int
     per_slot: int
+    per_batch_row: int = 0
 
 
 class CachePolicy(ABC):
@@ -138,7 +145,7 @@ class CachePolicy(ABC):
         assert self.planning is not None  # noqa: S101 - asked of those that loaders follow
         of = self.planning
         per = {PLANNED: of.per_access * batch_rows, SLOTS: of.per_slot}
-        return [Reservation("planning", of.fixed, per)]
+        return [Reservation("planning", of.fixed + of.per_batch_row * batch_rows, per)]
 
 
 class SpillingPolicy(CachePolicy):

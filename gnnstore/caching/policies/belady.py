@@ -9,6 +9,7 @@ once it has been assembled, so that nothing is looked up by node id at run time.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
 from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace
-from gnnstore.caching.policies.base import PlanningBytes, SpillingPolicy
+from gnnstore.caching.policies.base import MAX_PLANNED, PlanningBytes, SpillingPolicy
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
@@ -32,10 +33,13 @@ MAX_SLOTS = 2**31 - 3
 # What the planner knows of a slot: the row, and how often it was needed. It takes as much again for
 # what it knows after a plan.
 _STATE_BYTES = 8 + 4
-# What the kernel takes at most while it plans: for each access 2 bytes to count next uses by batch,
-# and of one batch, which may have half of the accesses, slots and which rows enter where. A batch
-# with more than half of them takes 4 bytes more for each row beyond.
-_ACCESS_BYTES = 6
+# What the kernel takes at most while it plans: of an access, its part of the tables of threads; of
+# one batch, slots and which rows enter where, 12 bytes a row, of which the accesses of two batches
+# hold 2.
+_ACCESS_BYTES, _PLANNED_ROW_BYTES = 1, 10
+# To count next uses by batch: 2 bytes an access, or less, 8 bytes for each two batches, again for
+# each window of so many accesses.
+_COUNTED_ACCESS_BYTES, _COUNT_BYTES, _WINDOW = 2, 8, 50_000
 # For each slot: where its row is used next, and the place and slot of a row that waits; what links
 # those that wait for the same batch; and the rows that enter, as far as accesses do not hold them.
 _SLOT_BYTES = 18
@@ -63,7 +67,7 @@ class Belady(SpillingPolicy):
     # It does not depend on which rows are needed, or on how many there are: neither on the graph's
     # size, nor on how far ids lie apart. All but the state is given back when the plan is made.
     planning: ClassVar[PlanningBytes] = PlanningBytes(
-        _TABLES_BYTES, _ACCESS_BYTES, _STATE_BYTES + _SLOT_BYTES
+        _TABLES_BYTES, _ACCESS_BYTES, _STATE_BYTES + _SLOT_BYTES, _PLANNED_ROW_BYTES
     )
 
     def planner(self, num_slots: int) -> BeladyPlanner:
@@ -79,6 +83,13 @@ class Belady(SpillingPolicy):
     def max_kept_distance(self, reuse: ReuseCurve, num_slots: int, num_batches: int) -> int:
         """Return for how many batches rows are kept until they are needed again, at most."""
         return reuse.max_kept_distance(num_slots, num_batches)
+
+    def reserve(self, batch_rows: int) -> list[Reservation]:
+        """Return the memory for making a plan, beside the trace, the plan and the cached rows."""
+        of_batches = _COUNT_BYTES * MAX_PLANNED * (1 + batch_rows / _WINDOW)
+        counts = math.ceil(min(_COUNTED_ACCESS_BYTES * batch_rows, of_batches))
+        planning = super().reserve(batch_rows)
+        return [*planning, Reservation("counts of next uses", 0, {PLANNED: counts})]
 
     def reserve_spilled(
         self, *, num_nodes: int, largest_batch: int, table_bytes: int

@@ -49,6 +49,11 @@ def cache_cost(num_nodes: int, row_bytes: int, score: Score) -> CacheCost:
     )
 
 
+def bytes_to_read(num_rows: int, row_bytes: int, num_wanted: int) -> int:
+    """Return the bytes that are read in order for some of the rows of a table, at most."""
+    return min(num_rows * row_bytes, num_wanted * max(_PAGE_BYTES, row_bytes))
+
+
 @dataclass(frozen=True, eq=False)
 class SlotIndex:
     """The slots of the cached nodes, in 1.5 bits per node of the graph.
@@ -178,7 +183,8 @@ class StaticCache:
         index = SlotIndex.of(nodes, self._num_nodes)
         tables = list(self._tables.values())
         filling = _Filling([(rows.below, _Held.empty(index, rows.row_bytes)) for rows in tables])
-        is_long = sum(rows.bytes_to_read(len(nodes)) for rows in tables) >= LONG_READ_BYTES
+        sizes = ((rows.num_rows, rows.row_bytes, len(nodes)) for rows in tables)
+        is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
             filling.fill(WARM_UP_BYTES)
         self._index, self._scores = index, scores
@@ -308,10 +314,6 @@ class StaticRows(Tier):
             return self.below.read_into(RowRequest(ids, held.slots(ids), held.table), out)
         finally:
             held.has_read.set()
-
-    def bytes_to_read(self, num_rows: int) -> int:
-        """Return the bytes that are read in order for so many of its rows, at most."""
-        return min(self.num_rows * self.row_bytes, num_rows * max(_PAGE_BYTES, self.row_bytes))
 
     @property
     def cached_bytes(self) -> int:

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from gnnstore.budget.ledger import ALWAYS, PLANNED, SLOTS, Ledger, Reservation
-from gnnstore.caching.policies.base import CachePolicy, SpillingPolicy
+from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError
@@ -38,8 +38,6 @@ _TABLE_ENTRY_BYTES = 4
 # On disk, for each node of a batch, beside its id: its slot, and the change that it may bring.
 _SPILLED_NODE_BYTES = 4 + 8
 
-# With more, a plan reaches further than a cache does; and it is made before the first batch.
-MAX_BATCHES = 1024
 # Sizes that are tried where there is something to weigh: the largest that leaves half of the rest
 # to rows, and smaller ones.
 _TRIED = 4
@@ -213,7 +211,7 @@ class SuperbatchSizer:
     @property
     def _counts(self) -> range:
         """The numbers of batches that may be planned at a time."""
-        most = max(1, min(self.num_batches, MAX_BATCHES))
+        most = max(1, min(self.num_batches, MAX_PLANNED))
         given = self.settings.num_batches
         least = min(2 if given is None else given, most)
         return range(least, (most if given is None else least) + 1)
