@@ -62,8 +62,9 @@ class Lookahead:
 
     def __call__(self) -> int:
         """Return the number of batches that may be in the queue now, at least 1."""
-        if self.must_wait():
-            return 1
+        return 1 if self.must_wait() else self._most()
+
+    def _most(self) -> int:
         if self._spare_bytes is None:
             return self._num_batches
         if self._largest_bytes == 0:
@@ -75,7 +76,7 @@ class Lookahead:
         """Bytes of buffers that may lie free; None without a budget."""
         if self._spare_bytes is None:
             return None
-        return max(0, self._spare_bytes - self() * self._largest_bytes)
+        return max(0, self._spare_bytes - self._most() * self._largest_bytes)
 
     def observe(self, batch_bytes: int) -> None:
         """Learn the size of a batch.

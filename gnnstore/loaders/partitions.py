@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,7 +27,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.partitions.batches import PartitionBatches
-from gnnstore.pipeline.partitions.buffer import EdgesRead, PartitionBuffer
+from gnnstore.pipeline.partitions.buffer import EdgesRead, StateBuffer
 from gnnstore.pipeline.partitions.seeds import LinksByState, NodesByState, SeedsByState
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.traits import StrategyTraits
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.stats import LoaderStats
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
 
-_TRAITS = StrategyTraits("partitions", "disk")
+_TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches read nothing
 # Edge attributes and ids are read edge by edge: held in memory where they take little of it.
 _HELD_SHARE = 4
 _MOST_BUILDING = 8
@@ -108,7 +109,7 @@ class PartitionSources:
         self.engine: Engine = shared_tables(store).engine(path, io_engine)
         self._num_building = min(_MOST_BUILDING, len(os.sched_getaffinity(0)))
         self.shape, self.placement = self._sized(policy, isinstance(seeds, InputNodes))
-        self.num_threads = _MOST_BUILDING * 8
+        self.num_threads = sys.maxsize  # they need no memory of their own
         self._open_edges()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -145,7 +146,7 @@ class PartitionSources:
                 continue
             return shape, Placement(
                 strategy=_TRAITS,
-                topology="disk",
+                topology="memory",
                 modes={},
                 ledger=ledger.with_limit(budget.num_bytes),
                 budget_is_promise=budget.is_promise,
@@ -241,9 +242,9 @@ class PartitionSources:
         return self.store.schema.index_dtype
 
     @cached_property
-    def buffer(self) -> PartitionBuffer:
+    def buffer(self) -> StateBuffer:
         """The memory for partitions, taken when the first is read."""
-        return PartitionBuffer(
+        return StateBuffer(
             PartitionFiles(self.unit, self.engine),
             self.shape.capacity + self.shape.num_spare,
             edges=self._edges,

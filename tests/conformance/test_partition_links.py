@@ -21,7 +21,7 @@ from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.effort import examples
+from gnnstore.testing.effort import choose
 from gnnstore.testing.graphs import GraphArrays, random_graph
 
 N, E, SEED = 230, 1_500, 5
@@ -152,7 +152,7 @@ def test_every_edge_is_trained_once_beside_nodes_of_its_state(
 
 
 @settings(
-    max_examples=examples(6),
+    max_examples=choose(6, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

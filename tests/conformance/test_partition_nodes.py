@@ -32,7 +32,7 @@ from gnnstore.parallel import THREAD_NAME
 from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.partitions.buffer import ResidentState, StateToRead
 from gnnstore.testing.batches import assert_same_batches, batches_of
-from gnnstore.testing.effort import examples
+from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 
@@ -124,7 +124,7 @@ def check_state(state: ResidentState, loader: NeighborLoader) -> None:
 
 
 @settings(
-    max_examples=examples(12),
+    max_examples=choose(8, 60),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -70,14 +70,14 @@ void extract(const InputArray &indptr, const InputArray &indices, const InputArr
     check_buckets(starts, new_count, length(position));
     check_lengths(length(position), source, target);
     check_lengths(num_edges, positions);
-    for (int64_t v = 0; v < num_nodes; ++v)
-        if (columns[v] < 0 || columns[v] > columns[v + 1] || columns[v + 1] > num_edges)
-            throw std::invalid_argument("indptr: the column of node " + std::to_string(v) +
-                                        " is not among the edges");
-    check_ids(neighbors, num_edges, num_nodes);
     with_integers(positions, "positions", [&]<class Position>(const Position *places) {
         auto *out = output_data<Position>(position, "position", "of the dtype of positions");
         const GilRelease release;
+        for (int64_t v = 0; v < num_nodes; ++v)
+            if (columns[v] < 0 || columns[v] > columns[v + 1] || columns[v + 1] > num_edges)
+                throw std::invalid_argument("indptr: the column of node " + std::to_string(v) +
+                                            " is not among the edges");
+        check_ids(neighbors, num_edges, num_nodes);
         resident_buckets<Position>(shape, columns, neighbors, places, stays, new_count,
                                    {first, sources, targets, out}, num_threads);
     });

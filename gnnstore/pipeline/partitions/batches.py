@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from gnnstore.features.source import Rows
     from gnnstore.pipeline.order.partition import PartitionOrder
-    from gnnstore.pipeline.partitions.buffer import PartitionBuffer, ResidentState, StatesAhead
+    from gnnstore.pipeline.partitions.buffer import ResidentState, StateBuffer, StatesAhead
     from gnnstore.pipeline.partitions.seeds import SeedsByState
     from gnnstore.sampling.neighbor import IndexDtype
 
@@ -32,7 +32,7 @@ class Partitioned(Protocol):
     """The partitions of a loader, open; pickles as what is to be opened."""
 
     @property
-    def buffer(self) -> PartitionBuffer:
+    def buffer(self) -> StateBuffer:
         """Their memory."""
 
     @property

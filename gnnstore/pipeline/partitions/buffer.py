@@ -149,7 +149,7 @@ class ResidentState:
         return self._first_rows[rank] + row
 
 
-class PartitionBuffer:
+class StateBuffer:
     """The memory for the partitions of a loader, which its iterations take in turn.
 
     Parameters
@@ -316,7 +316,7 @@ class StatesAhead:
 
     def __init__(
         self,
-        buffer: PartitionBuffer,
+        buffer: StateBuffer,
         states: Sequence[StateToRead],
         prepare: Callable[[ResidentState], Any],
         *,

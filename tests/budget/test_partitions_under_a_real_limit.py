@@ -1,0 +1,81 @@
+"""A partition buffer keeps within `memory=` where the kernel kills a process that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters.partitions.partition import partition
+from gnnstore.testing.effort import choose
+from gnnstore.testing.forks import ForkServer
+
+ALLOWANCE_BYTES = 48 * 10**6
+NUM_NODES, NUM_EDGES, MEMORY = choose(
+    (60_000, 800_000, 60 * 10**6), (150_000, 2_000_000, 90 * 10**6)
+)
+
+TRAIN = """
+import json, os, re, sys
+from pathlib import Path
+import torch
+import gnnstore
+torch.zeros(1)
+store, group, options = sys.argv[1:]
+def resident(field):
+    return 1024 * int(re.search(field + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+Path(group, "cgroup.procs").write_text(str(os.getpid()))
+before = resident("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew
+options = json.loads(options)
+policy = gnnstore.PartitionPolicy(**options.pop("policy"))
+options |= {"shuffle": True, "seed": 0, "partitions": policy}
+if options.pop("links"):
+    loader = gnnstore.LinkNeighborLoader(store, [5], batch_size=2048, **options)
+else:
+    loader = gnnstore.NeighborLoader(store, [10, 10], None, batch_size=1024, **options)
+for batch in loader:
+    pass
+stats = loader.stats()
+print(json.dumps({
+    "grown": resident("VmHWM") - before, "states": stats.states, "reason": stats.reason,
+    "bytes_read": stats.bytes_read,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a skewed graph with 512 bytes of features a node, and edges of hubs."""
+    directory = tmp_path_factory.mktemp("skewed")
+    rng = np.random.default_rng(0)
+    np.save(directory / "x.npy", rng.random((NUM_NODES, 128), dtype=np.float32))
+    ends = (NUM_NODES * rng.random((2, NUM_EDGES)) ** 3).astype(np.int64)
+    np.save(directory / "edge_index.npy", ends)
+    path = from_numpy(directory, directory / "s.gnn", options=ConvertOptions(edge_ids=False))
+    partition(path, 16, seed=0)
+    return path
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("links", [False, True], ids=["nodes", "links"])
+def test_a_skewed_graph(
+    forks: ForkServer, store: Path, limited: tuple[Path, Path], links: bool
+) -> None:
+    group, limit = limited
+    limit.write_text(str(MEMORY + ALLOWANCE_BYTES))
+    policy: dict[str, Any] = {"kind": "two-level" if links else "dispersed", "capacity": 4}
+    options = {"memory": MEMORY, "num_threads": 2, "policy": policy, "links": links}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    finished = forks.run(
+        TRAIN, store, group, json.dumps(options), environment=environment, own_memory=True
+    )
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    found = json.loads(finished.stdout)
+    assert found["states"] > 3
+    assert found["grown"] <= MEMORY + ALLOWANCE_BYTES
