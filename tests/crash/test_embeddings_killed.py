@@ -124,7 +124,7 @@ def test_killed_and_resumed(tmp_path: Path, forks: ForkServer, partitions: bool)
     chance = random.Random(3)
     seen: dict[str, str] = {}
     starts = set()
-    num_kills = choose(3, 30)
+    num_kills = choose(2, 30)
     for i in range(num_kills + 1):
         lines = chance.randrange(1, 2 * EVERY + 2)
         with forks.start(RUN_SCRIPT, *command(tmp_path / "killed")) as process:

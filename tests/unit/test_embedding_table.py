@@ -28,6 +28,7 @@ from gnnstore.errors import (
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.learned_rows import initial_rows
+from gnnstore.tools import cli
 
 N, DIM, P = 60, 8, 5
 
@@ -454,3 +455,34 @@ def test_edges_are_ranked_by_rows_of_a_table(table_of: Open, store: Path) -> Non
 
     found = gnnstore.link_ranks(score, queries, table)
     assert torch.equal(found, gnnstore.link_ranks(score, queries, table[:]))
+
+
+def test_a_table_can_be_inspected(table_of: Open, capsys: pytest.CaptureFixture[str]) -> None:
+    table = table_of(partitions="five")
+    table.load()
+    learn(table, [1])
+    done = table.commit({"epoch": 2, "batches": 7})
+    assert cli.main(["inspect", str(table.path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["num_nodes"], found["dim"], found["partitions"]) == (N, DIM, "five")
+    assert found["commits"][-1] == {
+        "id": done,
+        "parent": found["commits"][0]["id"],
+        "steps": 1,
+        "epoch": 2,
+        "batches": 7,
+        "learned_partitions": 1,
+    }
+    assert cli.main(["inspect", str(table.path)]) == 0
+    assert "1 steps, at batch 7 of epoch 2; 1 partitions learned" in capsys.readouterr().out
+    assert cli.main(["inspect", str(table.path), "--stats"]) == 2
+    assert cli.main(["verify", str(table.path)]) == 0
+
+
+def test_state_of_a_row_takes_half_of_what_adagrad_keeps(table_of: Open) -> None:
+    sizes = [
+        table_of(dim=100, optimizer=rule, partitions="five", overwrite=True)._manifest
+        for rule in ("rowwise_adagrad", "adagrad")
+    ]
+    rows = [manifest.dim + manifest.state_floats for manifest in sizes]
+    assert rows[0] / rows[1] <= 0.51

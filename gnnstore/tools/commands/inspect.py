@@ -14,6 +14,7 @@ from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.partitions.reader import PARTITIONS, PartitionsReader
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.units import find_unit
+from gnnstore.formats.tables.verify import is_table
 from gnnstore.tools.inspect.describe_store import (
     describe_array,
     describe_files,
@@ -23,6 +24,7 @@ from gnnstore.tools.inspect.describe_store import (
 from gnnstore.tools.inspect.packed import describe_plan, render_plan, scan_plan
 from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
 from gnnstore.tools.inspect.render_store import render_array, render_store
+from gnnstore.tools.inspect.tables import describe_table, render_table
 from gnnstore.tools.ui.options import plot_option, session_options
 from gnnstore.tools.ui.session import Session
 
@@ -33,8 +35,9 @@ _HELP = """Show the contents of a store and how they will be read.
 
 Reads metadata only, so it is fast on a store of any size. --stats also reads the arrays, once and
 in bounded memory: degrees, isolated nodes, range and NaN of every attribute, and a histogram of
-the labels. Packed plans and partitions are listed; STORE may also be the directory of one. --plot
-draws the degrees of the graph; or of a plan, the rows of its batches and how soon rows are reused.
+the labels. Packed plans and partitions are listed; STORE may also be the directory of one, or of
+learned embeddings. --plot draws the degrees of the graph; or of a plan, the rows of its batches and
+how soon rows are reused.
 
 \b
 Examples:
@@ -71,6 +74,14 @@ def command(
             "--plot draws the degrees of a graph, or a plan; leave out --array, or --plot"
         )
     path = Path(store)
+    if is_table(path):
+        if array_path is not None or stats or plot_file is not None:
+            raise UsageError(
+                "--array, --stats and --plot are for stores and plans, not for embeddings that are "
+                "learned; leave them out, or export the table"
+            )
+        _emit(session, describe_table(path), render_table)
+        return
     if plan is not None:
         path = find_unit(PACKED, StoreReader.open(store).path, plan)
     if partitions is not None:
