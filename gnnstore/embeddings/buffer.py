@@ -136,14 +136,12 @@ class PartitionBuffer:
                 self._heirs[before] = partition
                 self._begin_read(partition, self._held[before], self._writes[before])
 
-    def read_copy(self, partition: int, out: Slot) -> None:
-        """Fill an array with a partition as it is now, wherever it lies."""
+    def find(self, partition: int) -> Slot | None:
+        """Return a partition as it is now, resident or not; None if that is on disk."""
         # What is written may give its slot to another at any moment; what could not be does not.
         is_given_away = partition in self._heirs and self._writes[partition].exception() is None
-        if partition in self._held and partition not in self._reads and not is_given_away:
-            out[:] = self.slot(partition)
-        else:
-            self._load(partition, out)
+        is_here = partition in self._held and partition not in self._reads and not is_given_away
+        return self.slot(partition) if is_here else None
 
     def flush(self) -> None:
         """Write all that has changed."""

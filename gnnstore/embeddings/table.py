@@ -33,6 +33,8 @@ _FLOAT_BYTES = 4
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64
 # Of a table of more partitions than these, messages name the first.
 _NAMED = 8
+# A partition is read whole where one row in so many is asked for.
+_READ_WHOLE = 16
 
 
 class EmbeddingTable(torch.nn.Module):
@@ -617,7 +619,8 @@ class EmbeddingTable(torch.nn.Module):
     def __getitem__(self, ids: Any) -> Tensor:
         """Return the rows of nodes as they are now, from memory or from disk.
 
-        Rows on disk are read a partition at a time, so that many are best asked for at once.
+        Rows on disk are read a partition at a time where many of it are asked for, and its checksum
+        is compared; else one by one.
 
         Parameters
         ----------
@@ -638,10 +641,16 @@ class EmbeddingTable(torch.nn.Module):
         partitions = rows // self._manifest.rows_per_partition
         order = np.argsort(partitions, kind="stable")
         cuts = np.flatnonzero(np.diff(partitions[order])) + 1
-        for part in np.split(order, cuts) if len(order) else []:
-            partition = int(partitions[part[0]])
-            values = self._values_of(partition)
-            out[part] = values[rows[part] - partition * self._manifest.rows_per_partition]
+        alone = [
+            part
+            for part in (np.split(order, cuts) if len(order) else [])
+            if not self._fill(int(partitions[part[0]]), rows[part], nodes[part], part, out)
+        ]
+        if alone:
+            few = np.concatenate(alone)
+            found = np.empty((len(few), self.embedding_dim), np.float32)
+            self._directory.read_rows(rows[few], found)
+            out[few] = found
         return torch.from_numpy(out)
 
     def export(
@@ -704,16 +713,30 @@ class EmbeddingTable(torch.nn.Module):
             overwrite=overwrite,
         )
 
-    def _values_of(self, partition: int) -> npt.NDArray[np.float32]:
-        """Return the values of a partition's rows, of memory or of disk."""
+    def _fill(
+        self,
+        partition: int,
+        rows: npt.NDArray[np.int64],
+        nodes: npt.NDArray[np.int64],
+        places: npt.NDArray[np.int64],
+        out: npt.NDArray[np.float32],
+    ) -> bool:
+        """Put rows of one partition to their places; return whether they are not read alone."""
         manifest = self._manifest
-        if self._buffer.slots[partition] >= 0:
-            slot = self._buffer.slot(partition)
-        else:
+        slot = self._buffer.find(partition)
+        if slot is None and not self._directory.is_written(partition):
+            made = np.empty(len(nodes) * manifest.dim, np.float32)
+            self._initial.fill(nodes, made, _num_threads())
+            out[places] = made.reshape(-1, manifest.dim)
+            return True
+        if slot is None:
+            if len(rows) * _READ_WHOLE < manifest.rows_per_partition:
+                return False
             slot = np.empty(manifest.slot_floats, np.float32)
-            self._buffer.read_copy(partition, slot)
-        values = slot[: manifest.rows_per_partition * manifest.dim]
-        return values.reshape(-1, manifest.dim)
+            self._directory.read(partition, slot.view(np.uint8))
+        values = slot[: manifest.rows_per_partition * manifest.dim].reshape(-1, manifest.dim)
+        out[places] = values[rows - partition * manifest.rows_per_partition]
+        return True
 
     # --- what a table is not ---------------------------------------------------------------
 

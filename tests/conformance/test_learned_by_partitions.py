@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import gnnstore
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.errors import UsageError
+from gnnstore.errors import StorageError, UsageError
 
 POLICY = gnnstore.PartitionPolicy("two-level", capacity=2, logical=6, name="six")
 
@@ -144,3 +145,37 @@ def test_a_loader_of_the_whole_graph_has_all_rows(
     for batch in loader_of(store, table, partitions=None):
         learn(table, batch)
     assert table(torch.arange(256)).shape == (256, 8)
+
+
+def test_a_read_ahead_that_fails_reaches_the_loop(
+    store: Path, table: gnnstore.EmbeddingTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that have changed can still be committed."""
+    for batch in loader_of(store, table):
+        learn(table, batch)
+    table.commit()
+    loader = loader_of(store, table)
+    slots, learned = table.path / "slots", table[:]
+    preadv = os.preadv
+
+    def fail(descriptor: int, *arguments: Any) -> int:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == slots:
+            raise OSError(5, "Input/output error")
+        return preadv(descriptor, *arguments)
+
+    def until_it_fails() -> None:
+        for number, batch in enumerate(loader):
+            if number == 0:
+                monkeypatch.setattr(os, "preadv", fail)
+            learn(table, batch)
+
+    with pytest.raises(StorageError, match=r"slots: Input/output error") as caught:
+        until_it_fails()
+    assert caught.value.path == str(slots)
+    assert caught.value.offset is not None
+    monkeypatch.undo()
+    now = table[:]
+    assert not torch.equal(now, learned)
+    table.commit()
+    assert torch.equal(table[:], now)
+    assert gnnstore.verify(table.path).ok

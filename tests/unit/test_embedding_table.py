@@ -39,6 +39,7 @@ Open = Callable[..., gnnstore.EmbeddingTable]
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_example_store(tmp_path_factory.mktemp("s") / "a.gnn", num_nodes=N).path
     partition(path, P, name="five")
+    partition(path, 2, name="two")
     return path
 
 
@@ -486,3 +487,25 @@ def test_state_of_a_row_takes_half_of_what_adagrad_keeps(table_of: Open) -> None
     ]
     rows = [manifest.dim + manifest.state_floats for manifest in sizes]
     assert rows[0] / rows[1] <= 0.51
+
+
+def test_few_rows_of_a_partition_are_read_alone(
+    table_of: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of(partitions="two")
+    table.load()
+    learn(table, np.arange(N))
+    expected = table[:]
+    table.commit()
+    table = table_of()
+    assert torch.equal(table[:], expected)
+    monkeypatch.setattr(type(table._directory), "read", None)  # a whole partition
+    for ids in ([], [7], [59]):
+        assert torch.equal(table[ids], expected[ids])
+
+
+def test_one_process_of_several_is_refused(table_of: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(UsageError, match="one of 2 processes"):
+        table_of()

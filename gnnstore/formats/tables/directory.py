@@ -19,11 +19,15 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import UsageError, storage_errors
 from gnnstore.formats.container.regular_files import open_regular
 from gnnstore.formats.container.transaction import DirectoryTransaction
 from gnnstore.formats.tables.commit import MANIFEST_FILE, SLOTS_FILE, Commit, TableManifest
 from gnnstore.formats.tables.slots import SlotFile
+
+# Rows that are read alone: so many reads at once, of rows that lie no further apart.
+_READS, _GAP_BYTES = 16, 4096
 
 
 class TableDirectory:
@@ -96,6 +100,33 @@ class TableDirectory:
         if slot >= 0:
             self._file.read(slot, out, int(self._crcs[partition]))
         return slot >= 0
+
+    def is_written(self, partition: int) -> bool:
+        """Return whether a partition was ever written."""
+        return bool(self._slots[partition] >= 0)
+
+    def read_rows(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.float32]) -> None:
+        """Read the values of rows [n] of partitions that are written, without their checksums.
+
+        Raises
+        ------
+        StorageError
+            If the operating system refuses.
+        """
+        manifest = self.manifest
+        partition, row = np.divmod(rows, manifest.rows_per_partition)
+        size = self._file.path.stat().st_size // manifest.slot_bytes
+        with storage_errors("read embeddings", self._file.path):
+            _core.Reader("pread", queue_depth=_READS, num_threads=_READS).gather_rows(
+                _core.FileSet([self._file.path], [size * manifest.slot_bytes], direct=False),
+                self._slots[partition] * manifest.rows_per_partition + row,
+                out.reshape(-1).view(np.uint8),
+                num_rows=size * manifest.rows_per_partition,
+                row_bytes=manifest.dim * out.itemsize,
+                rows_per_page=manifest.rows_per_partition,
+                page_stride_bytes=manifest.slot_bytes,
+                gap_bytes=_GAP_BYTES,
+            )
 
     def write(self, partition: int, data: npt.NDArray[np.uint8]) -> None:
         """Write a partition beside what is committed.
