@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv
 
-from gnnstore.converters import ConvertOptions, from_numpy, partition
+from gnnstore.converters import ConvertOptions, from_numpy, partition, reorder
 from gnnstore.converters.edges.columns import estimate_peak_bytes
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.formats import PartitionsReader, StoreReader
@@ -94,6 +94,16 @@ else:
     options = ConvertOptions(undirected=True, memory_bytes=int(memory), edge_split=shares)
     from_numpy(source, output, options=options)
 print("split")
+"""
+
+REORDER = """
+import numpy as np
+from gnnstore.converters import ConvertOptions, reorder
+store, output, group, memory = sys.argv[1:]
+np.linalg.norm(np.zeros(3))
+enter(group)
+reorder(store, output, "community", options=ConvertOptions(memory_bytes=int(memory)))
+print("reordered")
 """
 
 PARTITION = """
@@ -350,6 +360,20 @@ def test_partitioning_six_times_the_budget(
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     whole = partition(store, 16, output=tmp_path / "whole", train_first="train")
     assert PartitionsReader.open(tmp_path / "small").uuid == PartitionsReader.open(whole).uuid
+
+
+@pytest.mark.timeout(600)
+def test_reordering_six_times_the_budget(
+    store: Path, limited: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Edges and rows are put in order on disk; the result is that with all memory there is."""
+    memory = 64 * 10**6
+    group, limit = limited
+    limit.write_text(str(memory + ALLOWANCE_BYTES))
+    finished = run(REORDER, store, tmp_path / "small.gnn", group, memory)
+    assert finished.returncode == 0, finished.stderr or "killed by the kernel"
+    whole = reorder(store, tmp_path / "whole.gnn", "community")
+    assert StoreReader.open(tmp_path / "small.gnn").uuid == StoreReader.open(whole).uuid
 
 
 @pytest.mark.timeout(600)
