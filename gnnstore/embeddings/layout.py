@@ -36,7 +36,7 @@ class RowLayout:
 
     def __init__(self, manifest: TableManifest, unit: PartitionsReader | None) -> None:
         self._manifest, self._unit = manifest, unit
-        self.place: _Ids | None = None if unit is None else unit.paged(unit.place_spec).load()
+        self.place: _Ids | None = None if unit is None else unit.new_ids()
 
     @property
     def place_bytes(self) -> int:

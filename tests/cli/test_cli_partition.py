@@ -164,8 +164,9 @@ def swap(values: Any) -> None:
         (
             "edges/position",
             lambda v: v.__setitem__(0, v[1]),
-            "the edges are not those of the store",
+            "not every position is there once",
         ),
+        ("edges/position", lambda v: v.__setitem__(0, 8000), "edge 0 has position 8000"),
         ("edges/bucket_ptr", lambda v: v.__setitem__(1, 9000), "ascending places from 0 to 8000"),
     ],
 )

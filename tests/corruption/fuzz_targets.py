@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import gnnstore
-from gnnstore.converters import ConvertOptions, from_numpy
+from gnnstore.converters import ConvertOptions, from_numpy, partition
 from gnnstore.converters.edges import builder
 from gnnstore.disk.engines import open_engine
 from gnnstore.disk.profile.device_profile import load_kept
@@ -194,6 +194,30 @@ def target_shared(folder: Path) -> Target:
 
 def target_compressed(folder: Path) -> Target:
     return _plan(folder, compress="lz4")
+
+
+def target_partitions(folder: Path) -> Target:
+    store = write_example_store(
+        folder / "base.gnn", num_nodes=NUM_NODES, num_edges=NUM_EDGES, feature_shape=(3,)
+    ).path
+    base = partition(store, 4, output=folder / "partitions")
+    copy = folder / "copy"
+    policy = gnnstore.PartitionPolicy("dispersed", capacity=2, name=str(copy))
+
+    def train() -> None:
+        loader = gnnstore.NeighborLoader(store, [3, 2], batch_size=16, seed=1, partitions=policy)
+        for number, batch in enumerate(loader):
+            ids = batch.n_id.numpy()
+            if len(ids) and not 0 <= ids.min() <= ids.max() < NUM_NODES:
+                raise UnsoundError(f"batch {number} has nodes that do not exist")
+
+    def check(changes: Any) -> None:
+        _changed(base, copy, changes)
+        problems = verified(copy)
+        inspected(copy)
+        must_load(problems, train)
+
+    return edits(), check
 
 
 def _changed(base: Path, copy: Path, changes: Any) -> None:

@@ -24,6 +24,7 @@ TARGETS = {
     "plan": choose(1.0, 60),
     "shared": choose(0.5, 60),
     "compressed": choose(0.5, 60),
+    "partitions": choose(1.0, 60),
     "conversion": choose(1.5, 90),
     "packing": choose(1.0, 60),
     "state": choose(0.3, 20),

@@ -202,6 +202,14 @@ class PartitionSlots:
         for path, spec in self._specs.items():
             out = self._tables[path].table[begin : begin + len(new_ids)]
             self.files.read_rows(spec, new_ids.start, out, proceed)
+            is_order = path == unit.order_spec.path
+            if is_order and not 0 <= out.min() <= out.max() < unit.num_nodes:
+                raise CorruptStoreError(
+                    f"{unit.path / path}: partition {partition} has nodes outside [0, "
+                    f"{unit.num_nodes}). It is damaged: run 'gnnstore verify', or partition the "
+                    "store again",
+                    path=unit.path / path,
+                )
         self.slot_of[partition] = slot
 
     def first_rows(self, partitions: Int64Array) -> Int64Array:

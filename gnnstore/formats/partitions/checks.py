@@ -44,6 +44,13 @@ def check_meaning(reader: Reader) -> Iterator[Problem]:
     for problem in _check_edges(reader, found):
         yield problem
         return
+    each = EdgeSums(found.seed)
+    for first in range(0, reader.manifest.num_edges, _SCAN_EDGES):
+        positions = np.arange(first, min(first + _SCAN_EDGES, reader.manifest.num_edges))
+        each.add(positions, positions, positions)
+    if each.sums[0] != found.sums[0]:
+        yield Problem(str(reader.path / POSITION_ARRAY), "not every position is there once")
+        return
     # The store, where they lie in one; elsewhere there is nothing to compare them with.
     store = reader.path.parent.parent
     if reader.path.parent.name == PARTITIONS_DIRECTORY and StoreManifest.is_at(store):
@@ -115,15 +122,19 @@ def _check_edges(reader: Reader, found: EdgeSums) -> Iterator[Problem]:
         bounds = np.clip(bucket_ptr[buckets.start : buckets.stop + 1], first, end)
         bucket = np.repeat(np.arange(buckets.start, buckets.stop), np.diff(bounds))
         to, origin = np.divmod(bucket, num_partitions)
-        for path, partition, row in ((SOURCE_ARRAY, origin, source), (TARGET_ARRAY, to, target)):
-            sizes = np.minimum(rows, manifest.num_nodes - partition * rows)
-            outside = np.flatnonzero((row < 0) | (row >= sizes))
+        for path, values, limits in (
+            (SOURCE_ARRAY, source, np.minimum(rows, manifest.num_nodes - origin * rows)),
+            (TARGET_ARRAY, target, np.minimum(rows, manifest.num_nodes - to * rows)),
+            (POSITION_ARRAY, position, np.full(len(position), manifest.num_edges)),
+        ):
+            outside = np.flatnonzero((values < 0) | (values >= limits))
             if len(outside):
                 edge = int(outside[0])
+                kind = "position" if path == POSITION_ARRAY else "row"
                 yield Problem(
                     str(reader.path / path),
-                    f"edge {first + edge} has row {int(row[edge])}, outside [0, "
-                    f"{int(sizes[edge])}), the rows of partition {int(partition[edge])}",
+                    f"edge {first + edge} has {kind} {int(values[edge])}, outside [0, "
+                    f"{int(limits[edge])})",
                 )
                 return
         keys = np.concatenate([last, np.stack([bucket, target, source, position])], axis=1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -164,6 +164,20 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         """Return the places of the edges from one partition to another."""
         entry = target * self.num_partitions + source
         return range(int(self.bucket_ptr[entry]), int(self.bucket_ptr[entry + 1]))
+
+    def new_ids(self, nodes: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """Return the new ids of some nodes of the store; by default of all.
+
+        Raises
+        ------
+        CorruptStoreError
+            If one is no row of the partitions.
+        """
+        place = self.paged(self.place_spec)
+        found = place.load() if nodes is None else place.gather(nodes)
+        if len(found) and not 0 <= found.min() <= found.max() < self.num_nodes:
+            raise self._corrupt(f"new ids lie outside [0, {self.num_nodes})", PLACE_ARRAY)
+        return found
 
     @property
     def order_spec(self) -> AttributeSpec:

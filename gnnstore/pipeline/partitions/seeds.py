@@ -89,8 +89,7 @@ class NodesByState(SeedsByState):
 
     def __init__(self, nodes: InputNodes, unit: PartitionsReader) -> None:
         self._nodes, self._unit = nodes, unit
-        place = unit.paged(unit.place_spec)
-        self._new_ids = place.load() if nodes.nodes is None else place.gather(nodes.nodes)
+        self._new_ids = unit.new_ids(nodes.nodes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._nodes, self._unit))
@@ -160,8 +159,7 @@ class LinksByState(SeedsByState):
             )
         self._new_ends: npt.NDArray[Any] | None = None
         if links.edges is not None:
-            place = unit.paged(unit.place_spec)
-            self._new_ends = place.gather(links.edges.ravel()).reshape(2, -1)
+            self._new_ends = unit.new_ids(links.edges.ravel()).reshape(2, -1)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self._links, self._unit, self._assignment))
