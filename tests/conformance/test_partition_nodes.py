@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -324,6 +325,16 @@ def test_an_iteration_takes_the_partitions_of_the_one_before(
     with pytest.raises(UsageError, match="another iteration of this loader"):
         for _ in first:
             pass
+    assert threads_of_loaders() == []
+
+
+def test_ctrl_c_in_a_state(store: gnnstore.GraphStore) -> None:
+    def interrupt(batch: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return batch
+
+    with pytest.raises(KeyboardInterrupt):
+        batches_of(make(store, DISPERSED, transform=interrupt))
     assert threads_of_loaders() == []
 
 

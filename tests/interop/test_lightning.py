@@ -15,6 +15,7 @@ import torch
 
 import gnnstore
 from gnnstore.converters import from_rmat
+from gnnstore.converters.partitions.partition import partition
 
 pytest.importorskip("lightning")
 
@@ -180,3 +181,51 @@ def test_two_processes_share_an_epoch(store: Path, found: dict[str, list[Any]]) 
         assert set(epoch) == set(train)
         assert len(epoch) - len(train) in {0, 1}  # the one that makes both equally long
     assert epochs[0] != epochs[1]
+
+
+def test_epochs_of_different_lengths_are_trained_whole(store: Path) -> None:
+    """The loader of the how-to does not tell its length, which Lightning would ask for once."""
+    import lightning  # noqa: PLC0415
+
+    partition(store, 8, seed=0)
+
+    class TrainLoader(gnnstore.NeighborLoader):
+        def __len__(self) -> int:
+            raise NotImplementedError("epochs differ in their number of batches")
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(16, 1)
+            self.seen = [0]
+
+        def train_dataloader(self) -> Any:
+            return loader
+
+        def training_step(self, batch: Any) -> torch.Tensor:
+            self.seen[-1] += 1
+            loss: torch.Tensor = self.layer(batch.x).mean()
+            return loss
+
+        def on_train_epoch_end(self) -> None:
+            self.seen.append(0)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    policy = gnnstore.PartitionPolicy("dispersed", capacity=4, logical=8)
+    loader = TrainLoader(
+        store, [2], batch_size=9, shuffle=True, seed=0, num_threads=1, partitions=policy
+    )
+    model = Model()
+    lightning.Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(model)
+    lengths = [loader.len_of(epoch) for epoch in range(4)]
+    assert model.seen[:-1] == lengths
+    assert len(set(lengths)) > 1
