@@ -23,7 +23,7 @@ from gnnstore.embeddings.export import export_rows
 from gnnstore.embeddings.layout import InitialRows, RowLayout, rows_in_order
 from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
-from gnnstore.formats.tables.commit import MAX_PARTITIONS, STATE_FLOATS, TableManifest
+from gnnstore.formats.tables.commit import MAX_KEPT, MAX_PARTITIONS, STATE_FLOATS, TableManifest
 from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.store import GraphStore
 
@@ -194,6 +194,12 @@ class EmbeddingTable(torch.nn.Module):
             raise UsageError(
                 f"{unit and unit.path}: {manifest.num_partitions} partitions are more than the "
                 f"{MAX_PARTITIONS} that a table may have; partition the store with fewer"
+            )
+        if manifest.num_partitions * (keep + 1) > MAX_KEPT:
+            most = MAX_KEPT // manifest.num_partitions - 1
+            raise UsageError(
+                f"keep={keep}: the manifest has room for {most} commits of "
+                f"{manifest.num_partitions} partitions; expected at most that"
             )
         directory = TableDirectory.create(Path(path), manifest, overwrite=overwrite)
         return cls(directory, graph, unit, memory)

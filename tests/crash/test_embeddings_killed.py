@@ -24,7 +24,7 @@ from gnnstore.testing.stores import write_example_store
 pytest.importorskip("torch_geometric")
 
 SCRIPT = Path(__file__).with_name("learn_embeddings.py")
-NUM_EPOCHS, EVERY = 2, 2
+NUM_EPOCHS, EVERY = choose(2, 4), 2
 N, DIM = 40, 4
 CALLS = ("pwrite", "fsync", "replace", "unlink")
 
@@ -108,7 +108,7 @@ def test_killed_at_every_call_of_a_commit(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("partitions", [False, True])
 def test_killed_and_resumed(tmp_path: Path, forks: ForkServer, partitions: bool) -> None:
-    store = from_rmat(tmp_path / "s.gnn", scale=9, feature_dim=1, seed=1)
+    store = from_rmat(tmp_path / "s.gnn", scale=9, edge_factor=4, feature_dim=1, seed=1)
     partition(store, 4)
 
     def command(run: Path) -> list[str]:

@@ -398,6 +398,7 @@ def test_other_stores_and_partitions_are_refused(
     wrong: dict[str, dict[str, Any]] = {
         "dim=0": {"dim": 0},
         "keep=0": {"keep": 0},
+        "keep=300000.*at most": {"keep": 300_000, "partitions": "two"},
         "optimizer='lion'": {"optimizer": "lion"},
         "init='he'": {"init": "he"},
         "scale=nan": {"scale": float("nan")},

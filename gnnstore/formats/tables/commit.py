@@ -40,6 +40,8 @@ _FLOAT_BYTES = 4
 _MAX_BYTES = 2**26
 _MAX_VALUES = 2**21  # of a commit of 4,096 partitions 8,200, and of its position what it may hold
 MAX_PARTITIONS = 2**16
+# Partitions of all commits that are kept, with the one that is being made.
+MAX_KEPT = 2**19
 
 # What optimizers keep of each row: so many floats, and so many for each column.
 STATE_FLOATS = {
