@@ -71,6 +71,34 @@ def test_rows_are_those_of_a_table_in_memory(store: gnnstore.GraphStore, tmp_pat
     assert losses[0][-1] < losses[0][0]
 
 
+def test_ranks_in_the_middle_of_an_epoch_go_by_all_rows(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    """By those in memory as they are now, and by those on disk, not by a state's alone."""
+    queries = torch.randint(150, (2, 60), generator=torch.Generator().manual_seed(0))
+
+    def ranks(rows: Any) -> torch.Tensor:
+        return gnnstore.link_ranks(
+            lambda known, candidates, _: known @ candidates.T, queries, rows, side="both"
+        )
+
+    at: dict[str, list[torch.Tensor]] = {}
+    for name, options in {"whole": {"partitions": None}, "parts": {}}.items():
+        table = table_of(store, tmp_path / name, **options)
+        optimizer = RowwiseAdagrad(table, lr=0.3)
+        for batch in loader_of(store, table):
+            loss = loss_of(table, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            at.setdefault(name, []).append(ranks(table))
+        table.close()
+    assert len(at["whole"]) > 6, "some states of some batches"
+    assert all(a.equal(b) for a, b in zip(at["whole"], at["parts"], strict=True))
+    assert not at["whole"][0].equal(at["whole"][-1])
+    assert ranks(torch.zeros(150, 3)).eq(1 + 149 / 2).all(), "a model that knows nothing"
+
+
 def test_training_goes_on_from_a_commit(store: gnnstore.GraphStore, tmp_path: Path) -> None:
     whole = table_of(store, tmp_path / "whole")
     expected = train(whole, loader_of(store, whole))
