@@ -22,8 +22,8 @@ from gnnstore.units import format_duration, format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Two processors that do something else as well: dividing, sorting and writing edges.
-_EDGES_PER_SECOND = 2.5e6
+# Dividing, sorting and writing edges, on two processors that do something else as well.
+_EDGES_PER_SECOND = 1.5e6
 _MANY = 2**62
 
 

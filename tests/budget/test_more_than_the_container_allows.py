@@ -38,6 +38,7 @@ def refusals(store: str, output: str) -> dict[str, str]:
     commands = {
         "convert": ("convert", "snap", output, f"{output}.gnn"),
         "pack": ("pack", store, "--name", "b", "--num-neighbors", "2", "--batch-size", "2"),
+        "partition": ("partition", store, "-p", "2"),
         "plan": ("plan", store, "--num-neighbors", "2", "--batch-size", "2"),
         "bench load": ("bench", "load", store, "--no-limit"),
     }
@@ -88,7 +89,7 @@ def check(said: dict[str, str], printed: str) -> None:
     for name in ("loader", "loader of a plan", "inference", "options"):
         assert "memory" in said[name]
         assert "2500000000 bytes, but the cgroup of this process" in said[name], name
-    for name in ("convert", "pack", "plan", "bench load"):
+    for name in ("convert", "pack", "partition", "plan", "bench load"):
         assert said[name] == "not refused: 2", name  # the status of the command
     refused = "--memory='2.5GB' is 2500000000 bytes, but the cgroup of this process"
-    assert printed.count(refused) == 4, printed
+    assert printed.count(refused) == 5, printed

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gnnstore.converters import reorder
 from gnnstore.converters.partitions.order import node_order, rows_per_partition
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import NotFoundError, UsageError
@@ -93,6 +94,24 @@ def test_rows_of_any_width(tmp_path: Path, num_partitions: int, width: int) -> N
     graph = random_graph(501, 3000, feature_dim=width, edge_feature_dim=3, skew=3)
     store = graph.write(tmp_path / "graph.gnn")
     check(store, make(store, num_partitions))
+
+
+def test_a_reordered_store(tmp_path: Path) -> None:
+    graph = random_graph(300, 2000, feature_dim=5, num_classes=3, edge_feature_dim=2, skew=2)
+    store = reorder(graph.write(tmp_path / "graph.gnn"), tmp_path / "reordered.gnn")
+    check(store, make(store, 4, train_first="train"))
+
+
+def test_xarray_opens_partitions_in_their_store(tmp_path: Path) -> None:
+    """Axes of one name have one length, in all groups below one another."""
+    xarray = pytest.importorskip("xarray")
+    store = random_graph(50, 300, feature_dim=4).write(tmp_path / "graph.gnn")
+    unit = make(store, 4, name="a")
+    tree = xarray.open_datatree(store, engine="zarr", consolidated=False)
+    found = tree["partitions/a"]
+    assert found["nodes/x"].dims == ("node", "x_1")
+    assert found["edges/source"].dims == found["edges/position"].dims == ("edge",)
+    np.testing.assert_array_equal(found["edges/bucket_ptr"].values, unit.bucket_ptr)
 
 
 def test_types_and_shapes_of_attributes_stay(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
             f"{store.num_edges} edges: nothing to divide into partitions; give --embedding-dim for "
             "rows that are learned"
         )
-    per_edge = _ENDS_BYTES + (_ENDS_BYTES if store.schema.edge.edge_id is not None else 0)
+    per_edge = _ENDS_BYTES + (4 if store.num_edges < 2**31 else 8)  # and a position
     return Contents(
         node_bytes,
         per_edge * store.num_edges,
