@@ -359,6 +359,22 @@ def test_damaged_edges_are_an_error_that_names_them(
     assert threads_of_loaders() == []
 
 
+@pytest.mark.parametrize("feature_dim", [256, 300], ids=["full pages", "padded pages"])
+def test_whole_blocks_are_compared_with_their_checksums(tmp_path: Path, feature_dim: int) -> None:
+    graph = random_graph(6_000, 6_000, seed=1, feature_dim=feature_dim)
+    path = graph.write(tmp_path / "g.gnn")
+    unit = PartitionsReader.open(partition(path, 2, seed=0))
+    policy = PartitionPolicy("dispersed", capacity=1)
+    options: dict[str, Any] = {"input_nodes": None, "batch_size": 3_000, "num_neighbors": [1]}
+    batches_of(make(path, policy, **options))
+    file = unit.paged(unit.nodes["x"]).file_paths[0]
+    data = bytearray(file.read_bytes())
+    data[1_500_000] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptStoreError, match="bytes 1048576 to 2097151 have the checksum"):
+        batches_of(make(path, policy, **options))
+
+
 @pytest.mark.parametrize("num_threads", [0, 2])
 def test_a_read_that_fails_reaches_the_loop(store: gnnstore.GraphStore, num_threads: int) -> None:
     loader = make(store, DISPERSED, num_threads=num_threads, io_engine="pread")
