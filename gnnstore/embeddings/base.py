@@ -6,7 +6,7 @@ All calls come from the thread that takes batches, between two batches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Reservation
 
 
+@runtime_checkable
 class ResidentTable(Protocol):
     """A table of rows by node, of which the partitions of a state are in memory."""
 

@@ -79,8 +79,8 @@ class InitialRows:
             raise UsageError(f"init={self.kind!r} is unknown; choose one of {', '.join(INITIAL)}")
         if not 0 <= self.scale < math.inf:
             raise UsageError(f"scale={self.scale}: expected a number of at least 0")
-        if not 0 <= self.seed < 2**64:
-            raise UsageError(f"seed={self.seed}: expected an integer in [0, 2**64)")
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:
+            raise UsageError(f"seed={self.seed!r}: expected an integer in [0, 2**64)")
 
     def fill(self, ids: _Ids, out: npt.NDArray[np.float32], num_threads: int = 1) -> None:
         """Fill an array [n * dim] with the rows of nodes."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
+from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.buffer import PartitionBuffer
 from gnnstore.embeddings.export import export_rows
 from gnnstore.embeddings.layout import InitialRows, RowLayout, rows_in_order
@@ -25,6 +26,7 @@ from gnnstore.errors import BadIndexError, UsageError, limits_named
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.formats.tables.commit import MAX_KEPT, MAX_PARTITIONS, STATE_FLOATS, TableManifest
 from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.graph.indexing import select
 from gnnstore.graph.store import GraphStore
 
 _MAX_THREADS = 8
@@ -107,7 +109,7 @@ class EmbeddingTable(torch.nn.Module):
         store: GraphStore | str | os.PathLike[str],
         *,
         dim: int,
-        partitions: Any = None,
+        partitions: PartitionPolicy | str | None = None,
         optimizer: str = "rowwise_adagrad",
         init: str = "xavier_uniform",
         scale: float = 1.0,
@@ -157,10 +159,12 @@ class EmbeddingTable(torch.nn.Module):
         """
         graph = _opened(store)
         _check_alone()
-        if dim < 1:
-            raise UsageError(f"dim={dim}: a row has at least one element")
-        if keep < 1:
-            raise UsageError(f"keep={keep}: the last commit stays; expected at least 1")
+        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+            raise UsageError(f"dim={dim!r}: expected an integer of at least 1")
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise UsageError(
+                f"keep={keep!r}: expected an integer of at least 1; the last commit stays"
+            )
         if optimizer not in STATE_FLOATS:
             raise UsageError(
                 f"optimizer={optimizer!r} is unknown; choose one of {', '.join(STATE_FLOATS)}"
@@ -170,8 +174,9 @@ class EmbeddingTable(torch.nn.Module):
         InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks them
         unit = None
         if partitions is not None:
-            name = partitions if isinstance(partitions, str) else partitions.name
-            unit = open_partitions(graph.path, name, store_uuid=graph.reader.uuid)
+            if not isinstance(partitions, PartitionPolicy):
+                partitions = PartitionPolicy(name=partitions)
+            unit = open_partitions(graph.path, partitions.name, store_uuid=graph.reader.uuid)
         fixed, per_column = STATE_FLOATS[optimizer]
         row_bytes = (dim * (1 + per_column) + fixed) * _FLOAT_BYTES
         manifest = TableManifest(
@@ -277,7 +282,12 @@ class EmbeddingTable(torch.nn.Module):
         BadIndexError
             If an id is no node.
         """
-        self._check_process()
+        self._check_usable()
+        ids = torch.as_tensor(ids)
+        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+            raise BadIndexError(
+                f"{self.path}: expected ids of nodes, integers; found a tensor of {ids.dtype}"
+            )
         nodes = ids.detach().reshape(-1).to("cpu", torch.int64).contiguous().numpy()
         rows = self._find(nodes)
         found = _core.empty((len(nodes), self.embedding_dim), np.float32)
@@ -346,6 +356,7 @@ class EmbeddingTable(torch.nn.Module):
         BudgetError
             If they do not fit.
         """
+        self._check_usable()
         self._check_stepped()
         every = np.arange(self._manifest.num_partitions)
         if not self._num_slots:  # else they are part of a loader's budget
@@ -367,7 +378,7 @@ class EmbeddingTable(torch.nn.Module):
         scalars : callable
             Given the number of the step, from 1, returns the numbers of the rule.
         """
-        self._check_process()
+        self._check_usable()
         given = [(rows, leaf.grad) for rows, leaf in self._given if leaf.grad is not None]
         if given:
             gradients = [grad.reshape(-1).to("cpu", torch.float32) for _, grad in given]
@@ -430,7 +441,7 @@ class EmbeddingTable(torch.nn.Module):
 
     def enter(self, state: npt.NDArray[np.int64]) -> None:
         """Have the partitions of a state in memory; see `ResidentTable`."""
-        self._check_process()
+        self._check_usable()
         if self._is_whole:
             return
         if np.array_equal(np.sort(state), self._buffer.resident()):
@@ -516,7 +527,7 @@ class EmbeddingTable(torch.nn.Module):
             If the operating system refuses. The last commit stays, and rows stay in memory: make
             room, and call it again.
         """
-        self._check_process()
+        self._check_usable()
         noted = self._noted if position is None else position
         plain = None if noted is None else _as_json(noted)
         self._buffer.flush()
@@ -630,18 +641,17 @@ class EmbeddingTable(torch.nn.Module):
 
         Parameters
         ----------
-        ids : slice, or integers [n]
+        ids : as NumPy indexes a matrix
+            A slice, integers or a mask; negative integers count from the last node.
+
+        Raises
+        ------
+        BadIndexError
+            If there is no such node.
         """
-        self._check_process()
-        if isinstance(ids, slice):
-            nodes = np.arange(*ids.indices(self.num_embeddings))
-        else:
-            nodes = np.asarray(ids, np.int64).reshape(-1)
-        if len(nodes) and not (nodes.min() >= 0 and nodes.max() < self.num_embeddings):
-            raise BadIndexError(
-                f"{self.path}: ids from {nodes.min()} to {nodes.max()} were asked for, and nodes "
-                f"are 0 to {self.num_embeddings - 1}"
-            )
+        self._check_usable()
+        selection = select(ids, self.shape, str(self.path))
+        nodes = np.asarray(selection.rows, np.int64)
         out = np.empty((len(nodes), self.embedding_dim), np.float32)
         rows = self._layout.rows_of(nodes)
         partitions = rows // self._manifest.rows_per_partition
@@ -657,7 +667,7 @@ class EmbeddingTable(torch.nn.Module):
             found = np.empty((len(few), self.embedding_dim), np.float32)
             self._directory.read_rows(rows[few], found)
             out[few] = found
-        return torch.from_numpy(out)
+        return torch.as_tensor(selection.take(out))
 
     def export(
         self,
@@ -746,7 +756,11 @@ class EmbeddingTable(torch.nn.Module):
 
     # --- what a table is not ---------------------------------------------------------------
 
-    def _check_process(self) -> None:
+    def _check_usable(self) -> None:
+        if not self._close.alive:
+            raise UsageError(
+                f"{self.path}: the table was closed; open it again with EmbeddingTable.open"
+            )
         if os.getpid() != self._process:
             raise UsageError(
                 f"{self.path}: the table is open in process {self._process}, and this is a fork of "

@@ -15,9 +15,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import CacheSettings, read_cache_settings
 from gnnstore.disk.engines import ENGINES
+from gnnstore.embeddings.base import ResidentTable
 from gnnstore.errors import UsageError
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
@@ -69,6 +71,7 @@ class LoaderOptions:
         _call(_refuse_unsupported, given)
         if given.get("partitions") is not None:
             _call(_refuse_beside_partitions, given)
+        _call(_refuse_no_tables, given)
         config = _call(sampling_config, given)
         read = _call(read_options, given)
         return cls(given, as_store(given["data"]), config, read, parameters["kwargs"])
@@ -222,7 +225,20 @@ def _refuse_beside_plan(**options: Any) -> None:
         )
 
 
+def _refuse_no_tables(tables: Any) -> None:
+    """Refuse what is no sequence of tables; a table alone would be taken for one of its rows.
+
+    Raises
+    ------
+    UsageError
+    """
+    is_sequence = isinstance(tables, list | tuple | None)
+    if not is_sequence or not all(isinstance(table, ResidentTable) for table in tables or ()):
+        raise UsageError(f"tables={tables!r}: expected a list of gnnstore.EmbeddingTable")
+
+
 def _refuse_beside_partitions(
+    partitions: Any,
     *,
     strategy: str = "auto",
     topology: str = "auto",
@@ -255,6 +271,11 @@ def _refuse_beside_partitions(
         raise UsageError(
             f"partitions= has no use for {' and '.join(given)}: rows and edges of the partitions "
             "in memory are in memory, and all others are read when their turn comes; leave it out"
+        )
+    if not isinstance(partitions, PartitionPolicy):
+        raise UsageError(
+            f"partitions={partitions!r}: expected a gnnstore.PartitionPolicy, as "
+            "PartitionPolicy('dispersed', capacity=0.5, name='random-8')"
         )
     if rank is not None:
         raise UsageError(

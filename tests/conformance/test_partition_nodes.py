@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -397,6 +397,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a plan": ({"plan": "p"}, "plan='p'"),
     "a cache": ({"cache_bytes": "1MB"}, "cache_bytes"),
     "ranks": ({"rank": 0, "world_size": 2}, "rank=0"),
+    "no tables": ({"tables": [3]}, r"tables=\[3\]: expected a list"),
+    "a table alone": ({"tables": 3}, "tables=3: expected a list"),
     "a sampler": ({"sampler": [1, 2], "shuffle": None}, "sampler"),
 }
 
@@ -408,7 +410,7 @@ def test_what_cannot_go_together_is_refused(store: gnnstore.GraphStore, what: st
         make(store, DISPERSED, **options)
 
 
-POLICIES_REFUSED: dict[str, tuple[Callable[[], PartitionPolicy], str]] = {
+POLICIES_REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "edges' kind": (lambda: PartitionPolicy(capacity=3, name="spread"), "nearest that work"),
     "not dividing": (lambda: PartitionPolicy("dispersed", capacity=3, name="spread"), "2 and 4"),
     "too many": (lambda: PartitionPolicy("dispersed", capacity=9, name="spread"), "nearest"),
@@ -427,6 +429,10 @@ POLICIES_REFUSED: dict[str, tuple[Callable[[], PartitionPolicy], str]] = {
     "order": (lambda: PartitionPolicy(order="walecki"), "'even', 'beta'"),
     "share": (lambda: PartitionPolicy(capacity=1.5), "share"),
     "both": (lambda: PartitionPolicy(capacity=2, memory="1GB"), "leave out one"),
+    "no policy": (lambda: "spread", "expected a gnnstore.PartitionPolicy"),
+    "name of a number": (lambda: PartitionPolicy(name=cast("Any", 3)), "name=3: expected a name"),
+    "empty name": (lambda: PartitionPolicy(name=""), "name='': expected a name"),
+    "bias": (lambda: PartitionPolicy(max_bias=2), "max_bias=2: expected a number from 0 to 1"),
     "groups alone": (lambda: PartitionPolicy(logical=4), "give both"),
 }
 

@@ -230,8 +230,37 @@ def test_a_node_whose_partition_is_away_is_named(table_of: Open, store: Path) ->
         with pytest.raises(BadIndexError, match=r"outside \[0, 60\)"):
             table(torch.tensor([bad]))
     table.leave()
-    with pytest.raises(BadIndexError, match="nodes are 0 to 59"):
+    with pytest.raises(BadIndexError, match=r"outside \[-60, 60\)"):
         table[[N]]
+
+
+def test_rows_are_asked_for_by_integers_and_indexed_as_arrays_are(table_of: Open) -> None:
+    table = table_of().eval()
+    rows = table[:]
+    mask = torch.zeros(N, dtype=torch.bool)
+    mask[[3, 7]] = True
+    for ids in ([3, 7], np.array([[3], [7]]), torch.tensor(7, dtype=torch.int32)):
+        assert torch.equal(table(ids), rows[torch.as_tensor(ids).long()])
+    for key in (-1, [0, -N], mask, slice(5, None, 3), np.array([[3], [7]]), (slice(2), 1)):
+        assert torch.equal(table[key], rows[key])
+    for wrong in (mask, torch.rand(3)):
+        with pytest.raises(BadIndexError, match="expected ids of nodes, integers; found"):
+            table(wrong)
+    for bad in (mask[1:], [0.5]):
+        with pytest.raises(BadIndexError):
+            table[bad]
+
+
+def test_a_closed_table_is_not_used(table_of: Open) -> None:
+    table = table_of()
+    optimizer = gnnstore.RowwiseAdagrad(table)
+    table(torch.tensor([1])).sum().backward()
+    table.close()
+    table.close()
+    uses = (optimizer.step, table.commit, table.load, lambda: table[:], lambda: table([1]))
+    for use in uses:
+        with pytest.raises(UsageError, match="table was closed; open it again"):
+            use()
 
 
 def test_gradients_that_wait_are_not_forgotten(table_of: Open, store: Path) -> None:
@@ -342,6 +371,11 @@ def test_damage_is_named(table_of: Open, store: Path) -> None:
         enter(table, 0, 1, 2, 3, 4)
     table.leave()
     table.close()
+    slots.rename(slots.with_name("away"))
+    with pytest.raises(CorruptStoreError, match="slots: missing"):
+        table_of()
+    assert "missing" in gnnstore.verify(table.path).problems[0].message
+    slots.with_name("away").rename(slots)
     manifest = table.path / "table.json"
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
     with pytest.raises(CorruptStoreError, match=r"table\.json: damaged"):
@@ -397,6 +431,9 @@ def test_other_stores_and_partitions_are_refused(
         create(store, store, dim=4, overwrite=True)
     wrong: dict[str, dict[str, Any]] = {
         "dim=0": {"dim": 0},
+        "dim=2.5": {"dim": 2.5},
+        "name=3": {"partitions": 3},
+        "name=''": {"partitions": ""},
         "keep=0": {"keep": 0},
         "keep=300000.*at most": {"keep": 300_000, "partitions": "two"},
         "optimizer='lion'": {"optimizer": "lion"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -111,8 +112,8 @@ class PartitionPolicy:
         loader's state.
     max_bias : float or None
         Of what `memory` allows, take what has at most this Edge Permutation Bias.
-    name : str or None
-        Of the partitions, where a store has them more than once.
+    name : str, path-like or None
+        Of the partitions, where a store has them more than once; or the path of their directory.
 
     Raises
     ------
@@ -132,12 +133,17 @@ class PartitionPolicy:
     assignment: str = "random"
     memory: int | str | None = None
     max_bias: float | None = None
-    name: str | None = None
+    name: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         _check_choice("kind", self.kind, KINDS)
         _check_choice("order", self.order, ORDERS)
         _check_choice("assignment", self.assignment, ASSIGNMENTS)
+        if not isinstance(self.name, str | os.PathLike | None) or self.name == "":
+            raise UsageError(f"name={self.name!r}: expected a name of partitions, or their path")
+        bias = self.max_bias
+        if bias is not None and (not isinstance(bias, int | float) or not 0 <= bias <= 1):
+            raise UsageError(f"max_bias={bias!r}: expected a number from 0 to 1")
         capacity, logical = self.capacity, self.logical
         if isinstance(capacity, float) and not 0 < capacity <= 1:
             raise UsageError(f"capacity={capacity}: a share of all partitions is above 0, up to 1")

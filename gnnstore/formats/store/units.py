@@ -85,7 +85,7 @@ def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
     """
     text = os.fspath(unit)
     named = store / kind.directory / text
-    if "/" not in text and os.path.lexists(named / METADATA_FILE):
+    if text and "/" not in text and os.path.lexists(named / METADATA_FILE):
         check_directories(store, f"{kind.directory}/{text}")
         return named
     if os.path.lexists(Path(text) / METADATA_FILE):

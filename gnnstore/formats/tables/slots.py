@@ -35,6 +35,12 @@ class SlotFile:
         self.path, self.slot_bytes = path, slot_bytes
         self._flags = os.O_RDWR if writable else os.O_RDONLY
         self._descriptor = -1
+        if not os.path.lexists(path):
+            raise CorruptStoreError(
+                f"{path}: missing, and the rows of the table were in it; restore the table from a "
+                "copy",
+                path=path,
+            )
         with storage_errors("open the table", path):
             if slot_bytes >= _MIN_DIRECT_BYTES:
                 try:

@@ -205,6 +205,6 @@ def _sampler(
 
 def _only_epochs(what: str) -> UsageError:
     return UsageError(
-        f"partitions= has no {what}: nodes are in memory in the course of an epoch only, a few "
-        "partitions at a time; iterate over the loader, or make one without partitions="
+        f"partitions= does not go with {what}: nodes are in memory in the course of an epoch "
+        "only, a few partitions at a time; iterate over the loader, or make one without partitions="
     )
