@@ -135,8 +135,9 @@ class SampledLoader(BatchLoader):
         super().load_state_dict(state)
 
     def _get_iterator(self) -> Generator[Any, None, None]:  # type: ignore[override]
-        start = self._cursor.position(self.epoch)
         batches = super()._get_iterator()
+        # Only now: before, it is where the last iteration broke off.
+        start = self._cursor.position(self.epoch)
         return self._followed(start, batches) if self.tables else batches
 
     def _followed(

@@ -125,6 +125,20 @@ def test_training_goes_on_from_a_commit(store: gnnstore.GraphStore, tmp_path: Pa
     again.close()
 
 
+def test_the_next_epoch_begins_after_one_that_broke_off(
+    store: gnnstore.GraphStore, tmp_path: Path
+) -> None:
+    table = table_of(store, tmp_path / "parts").eval()
+    loader = loader_of(store, table)
+    for epoch in range(4):
+        for number, batch in enumerate(loader):
+            assert table(batch.n_id).equal(table[batch.n_id])
+            if number == epoch * 3:
+                break
+    assert loader.epoch == 4
+    table.close()
+
+
 def test_gradients_that_wait_at_the_end_of_a_state_are_an_error(
     store: gnnstore.GraphStore, tmp_path: Path
 ) -> None:
