@@ -97,7 +97,8 @@ def test_plans_with_segments(tmp_path: Path) -> None:
     first = plan_manifest.SEGMENT_COLUMNS
     assert f"| {first - 1} |" in columns
     assert f"| {first}, {first + 1}, ... |" in columns
-    (version,) = re.findall(r"\| `format_version` \| (\d+) \|", PAGE.split("## Packed plans")[1])
+    section = PAGE.split("## Packed plans", 1)[1].split("\n## ", 1)[0]
+    (version,) = re.findall(r"\| `format_version` \| (\d+) \|", section)
     assert int(version) == own["format_version"] == plan_manifest.PLAN_FORMAT_VERSION
 
 
