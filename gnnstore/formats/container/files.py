@@ -49,7 +49,8 @@ class Problem:
 
     def __str__(self) -> str:
         where = "" if self.first_byte is None else f" bytes {self.first_byte}-{self.end_byte}"
-        return f"{self.path}{where}: {self.message}"
+        # An error that was raised names the file by itself.
+        return f"{self.path}{where}: {self.message.removeprefix(f'{self.path}: ')}"
 
 
 def fill_at(descriptor: int, out: memoryview, offset: int) -> int:
