@@ -215,6 +215,7 @@ class BatchLoader(DataLoader[Any]):
 
     def len_of(self, epoch: int) -> int:
         """Return the number of batches of an epoch: with `partitions=`, not all have as many."""
+        _check_epoch(epoch)
         return self._order.num_left(Position(epoch), self._known_seed())
 
     def _known_seed(self) -> int | None:
@@ -331,10 +332,7 @@ class BatchLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that the next iteration will be."""
-        if epoch < 0:
-            raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
-        if epoch >= 2**63:
-            raise UsageError(f"epoch={epoch} is not less than 2^63")
+        _check_epoch(epoch)
         self.epoch = epoch
         self._cursor.leave()
 
@@ -500,6 +498,13 @@ class BatchLoader(DataLoader[Any]):
                 UserWarning,
                 stacklevel=6,  # behind the constructors
             )
+
+
+def _check_epoch(epoch: int) -> None:
+    if epoch < 0:
+        raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
+    if epoch >= 2**63:
+        raise UsageError(f"epoch={epoch} is not less than 2^63")
 
 
 def _first_batches(order: EpochOrder, run: EpochRun) -> Iterator[Planned]:

@@ -126,9 +126,10 @@ class PartitionSources:
         """
         unit, memory = self.unit, self._memory
         budget = MemoryBudget.of(memory)
-        limit = budget.num_bytes
+        limit, source = budget.num_bytes, budget.source
         if policy.memory is not None:
-            limit = min(limit, MemoryBudget.of(policy.memory).num_bytes)
+            own = MemoryBudget.of(policy.memory)
+            limit, source = min((own.num_bytes, own.source), (limit, source))
         shapes = policy.shapes(
             unit.num_partitions,
             num_train=unit.num_train_partitions,
@@ -138,7 +139,7 @@ class PartitionSources:
         )
         refusals: list[BudgetError] = []
         for shape in shapes:
-            ledger = self._ledger(shape, limit, budget.source)
+            ledger = self._ledger(shape, limit, source)
             try:
                 ledger.check(None, *self._remedies(shape))
             except BudgetError as error:

@@ -466,12 +466,18 @@ def test_batches_on_demand_are_refused(store: gnnstore.GraphStore) -> None:
         batches_of(make(store, DISPERSED, transform_sampler_output=add))
 
 
+def test_epochs_count_from_0(store: gnnstore.GraphStore) -> None:
+    with pytest.raises(UsageError, match="epochs count from 0"):
+        make(store, DISPERSED).len_of(-1)
+
+
 def test_memory_decides_the_capacity_and_is_kept(store: gnnstore.GraphStore) -> None:
     """The smallest budget that an error names works, and one byte less does not."""
     policy = PartitionPolicy("dispersed", memory="256KB", name="spread")
     with pytest.raises(BudgetError) as caught:
         make(store, policy, memory="1GB")
     assert caught.value.missing_bytes
+    assert "of the memory= budget" in str(caught.value)
     least = 256_000 + caught.value.missing_bytes
     loader = make(store, PartitionPolicy("dispersed", memory=least, name="spread"))
     assert loader._sources.shape.capacity == 1
