@@ -225,7 +225,7 @@ def _refuse_beside_plan(**options: Any) -> None:
         )
 
 
-def _refuse_no_tables(tables: Any) -> None:
+def _refuse_no_tables(tables: Any = None) -> None:
     """Refuse what is no sequence of tables; a table alone would be taken for one of its rows.
 
     Raises

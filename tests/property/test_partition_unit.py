@@ -184,7 +184,7 @@ def test_opening_by_name(tmp_path: Path, small: GraphArrays) -> None:
     assert open_partitions(store, None, store_uuid=uuid).path == first
     partition(store, 5, name="other")
     assert [path.name for path in find_partitions(store)] == ["other", "random-4"]
-    with pytest.raises(UsageError, match="name one of 'other', 'random-4'"):
+    with pytest.raises(UsageError, match="the name of one: 'other', 'random-4'"):
         open_partitions(store, None, store_uuid=uuid)
     with pytest.raises(NotFoundError, match="the store's partitions: 'other', 'random-4'"):
         open_partitions(store, "third", store_uuid=uuid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ HUGE_PAGE = 2 * MIB
 @pytest.fixture(autouse=True)
 def empty_pool() -> Iterator[None]:
     """Begin with nothing free, and end with the limit that a process starts with."""
+    gc.collect()  # loaders of other tests, whose buffers would come back in the middle of one
     _core.pool_trim()
     yield
     _core.pool_set_limit(2**30)

@@ -64,8 +64,8 @@ def test_nothing_exceeds_what_the_loader_has(row_bytes: int, num_slots: int, res
     assert size.num_slots == num_slots or packing.left(
         {SLOTS: size.num_slots, PLANNED: size.superbatch}
     ) in range(num_bytes)
-    policy, (planner,) = packing.bytes_each(SLOTS), COSTS.policy.reserve(10_000)
-    assert policy == planner.per[SLOTS] + 8
+    policy, planning = packing.bytes_each(SLOTS), COSTS.policy.reserve(10_000)
+    assert policy == sum(part.per.get(SLOTS, 0) for part in planning) + 8
     assert size.memory_bytes + policy * size.num_slots == num_bytes
 
 

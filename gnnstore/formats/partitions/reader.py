@@ -252,7 +252,7 @@ def open_partitions(
             )
         if len(found) > 1:
             raise UsageError(
-                f"{store} is partitioned more than once; name= one of "
+                f"{store} is partitioned more than once; give the name of one: "
                 f"{unit_names(PARTITIONS, store)}"
             )
         name = found[0].name
