@@ -620,9 +620,9 @@ def pack_rows(
     num_rows_of: NDArray[np.int64],
     paths: Iterable[_Path],
     file_bytes: Sequence[int],
-    run_files: NDArray[np.int64],
-    run_offsets: NDArray[np.int64],
-    run_crcs: NDArray[np.uint32],
+    chunk_files: NDArray[np.int64],
+    chunk_offsets: NDArray[np.int64],
+    chunk_crcs: NDArray[np.uint32],
     progress: NDArray[np.int64],
     *,
     engine: str,
@@ -656,11 +656,11 @@ def pack_rows(
     file_bytes : sequence of int
         Their sizes.
     grows : bool
-        The files exist, and are made longer; runs must lie behind what they hold.
-    run_files, run_offsets : ndarray of int64, shape [S]
+        The files exist, and are made longer; chunks must lie behind what they hold.
+    chunk_files, chunk_offsets : ndarray of int64, shape [S]
         Where the rows of each batch go, one behind the other: a file, and a multiple of 4096
         in it. The last block of 4096 bytes is filled up with zeros.
-    run_crcs : ndarray of uint32, writable
+    chunk_crcs : ndarray of uint32, writable
         Becomes the crc32c of each piece of each batch's rows, computed before they are written.
     progress : ndarray of int64, shape [2], writable
         The first counts bytes read and written meanwhile; once another thread makes the second
@@ -706,9 +706,9 @@ def pack_spilled_rows(
     samples: _Ids,
     paths: Iterable[_Path],
     file_bytes: Sequence[int],
-    run_files: NDArray[np.int64],
-    run_offsets: NDArray[np.int64],
-    run_crcs: NDArray[np.uint32],
+    chunk_files: NDArray[np.int64],
+    chunk_offsets: NDArray[np.int64],
+    chunk_crcs: NDArray[np.uint32],
     progress: NDArray[np.int64],
     *,
     stride: int,
@@ -744,7 +744,7 @@ def pack_spilled_rows(
     stride : int
     max_rows : int
         In memory at a time; at least `stride` for each batch, or all that it has.
-    files, paths, file_bytes, run_files, run_offsets, run_crcs, progress, engine, num_threads
+    files, paths, file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress, engine, num_threads
         As in `pack_rows`, and so is all that is not named here.
 
     Raises

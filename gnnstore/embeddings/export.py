@@ -73,7 +73,7 @@ def export_rows(
 def _copy(writer: SealedWriter, source: StoreReader, spec: AttributeSpec) -> None:
     if spec.layout == "cold":
         values = source.read(spec)
-        writer.cold(spec.path, values, name=spec.name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+        writer.compressed(spec.path, values, name=spec.name, dtype=spec.dtype, cat_dim=spec.cat_dim)
         return
     copy = writer.paged(
         spec.path,

@@ -53,6 +53,6 @@ def open_attribute(
         As in `open_rows`.
     """
     if spec.layout == "cold":
-        return MemoryRows.from_array(reader.cold(spec))
+        return MemoryRows.from_array(reader.compressed(spec))
     array = reader.paged(spec)
     return open_rows(array, place if array.num_rows else "memory", num_threads)

@@ -34,7 +34,7 @@ _PIECE_BYTES = 16 << 20
 class Attribute:
     """An attribute of nodes or edges: its rows by id, indexed and iterated as a NumPy array.
 
-    A cold attribute is read whole on first use; of a paged one, only the rows asked for.
+    A compressed attribute is read whole on first use; of a paged one, only the rows asked for.
 
     Attributes
     ----------
@@ -174,10 +174,10 @@ class Attribute:
 
     @limits_named("read rows")
     def values(self) -> npt.NDArray[Any]:
-        """Return all rows of a cold attribute; read once and kept. Do not write to it."""
+        """Return all rows of a compressed attribute; read once and kept. Do not write to it."""
         if self._values is None:
             self._require_memory(self.spec.num_bytes)
-            self._values = self._reader.cold(self.spec)
+            self._values = self._reader.compressed(self.spec)
         return self._values
 
     def _require_memory(self, num_bytes: int) -> None:

@@ -81,7 +81,7 @@ class NodeIds:
 
     def _pieces(self, spec: AttributeSpec) -> Iterator[tuple[int, Int64Array]]:
         if spec.layout == "cold":
-            for (rows,), ids in self._reader.cold_chunks(spec):
+            for (rows,), ids in self._reader.compressed_chunks(spec):
                 yield rows.start, ids
         else:
             yield from self._reader.paged(spec).pieces(_PIECE_BYTES)

@@ -46,13 +46,13 @@ class StoreSizes:
         Of these, `indptr` and `indices`.
     tables : tuple of TableSize
         Paged attributes of nodes and edges.
-    cold_bytes : int
+    compressed_bytes : int
         Attributes that are stored compressed and are therefore always read whole.
     """
 
     topology_bytes: int
     tables: tuple[TableSize, ...]
-    cold_bytes: int
+    compressed_bytes: int
     indptr_bytes: int
     indices_bytes: int
 
@@ -64,7 +64,7 @@ class StoreSizes:
     @property
     def total_bytes(self) -> int:
         """Bytes of everything."""
-        return self.topology_bytes + self.rows_bytes + self.cold_bytes
+        return self.topology_bytes + self.rows_bytes + self.compressed_bytes
 
     @classmethod
     def of(cls, schema: Schema) -> StoreSizes:
@@ -82,7 +82,7 @@ class StoreSizes:
                 *_tables(node.attributes.values(), of_nodes=True),
                 *_tables(edge.attributes.values(), of_nodes=False),
             ),
-            cold_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
+            compressed_bytes=sum(spec.num_bytes for spec in attributes if spec.layout == "cold"),
             indptr_bytes=edge.indptr.num_bytes,
             indices_bytes=edge.indices.num_bytes,
         )

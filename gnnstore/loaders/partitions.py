@@ -192,7 +192,7 @@ class PartitionSources:
             Reservation(f"{num_slots} partitions", PartitionSlots.bytes_of(unit, num_slots)),
             Reservation(f"edges between {shape.capacity} partitions", edges_bytes),
             Reservation("places of buckets", unit.bucket_ptr.nbytes + 12 * unit.num_partitions**2),
-            Reservation("compressed attributes", sizes.cold_bytes),
+            Reservation("compressed attributes", sizes.compressed_bytes),
             Reservation("seeds and their order", self.seeds.bytes_with(most)),
             Reservation(STAGING, self.engine.staging_bytes),
             *(table.reserve(shape.capacity, shape.num_spare) for table in self._tables),

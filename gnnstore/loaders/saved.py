@@ -71,7 +71,7 @@ class PackedEpochs:
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes: JSON values, and tensors."""
         arrays = {
-            name: as_tensor(self.reader.cold(spec), spec.dtype)
+            name: as_tensor(self.reader.compressed(spec), spec.dtype)
             for name, spec in self.schema.graph_arrays.items()
         }
         return {**self.schema.graph_attributes, **arrays}

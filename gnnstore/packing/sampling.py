@@ -224,8 +224,8 @@ class PlanSampler:
             cache_is_given=settings.cache_bytes is not None,
             superbatch_is_given=settings.superbatch is not None,
         )
-        self._sampler = self.tables.structure.sampler(settings.config, store.schema.index_dtype)
-        csc = self.tables.structure.csc
+        self._sampler = self.tables.topology.sampler(settings.config, store.schema.index_dtype)
+        csc = self.tables.topology.csc
         self._spools = Spools(
             settings.tmpdir or default_parent(store.path),
             csc.num_nodes,
@@ -246,7 +246,7 @@ class PlanSampler:
         if self._fixed is None or len(self._fixed) != num_slots:
             maker = CacheMaker(
                 self.store,
-                self.tables.structure,
+                self.tables.topology,
                 engine,
                 CacheSettings(score),
                 self._specs,

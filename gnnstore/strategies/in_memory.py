@@ -18,8 +18,8 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     """Check that there is room for two batches, before everything else is loaded."""
     placement = place(0)
     if placement.budget_is_promise:
-        structure = loader.structure(placement, None)
-        seen = loader.presampler.run(structure, 1, spare_bytes=placement.spare_bytes)
+        topology = loader.open_topology(placement, None)
+        seen = loader.presampler.run(topology, 1, spare_bytes=placement.spare_bytes)
         release_memory()
         check_two_batches(placement.ledger, seen.largest_bytes)
     return placement
@@ -44,8 +44,6 @@ def predict_epoch(
 
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
-    """Load or map the graph's structure and the rows."""
-    structure = loader.structure(placement, None)
-    return DataSources(
-        loader, placement, structure, again=partial(strategy.open, loader, placement)
-    )
+    """Load or map the graph's topology and the rows."""
+    topology = loader.open_topology(placement, None)
+    return DataSources(loader, placement, topology, again=partial(strategy.open, loader, placement))

@@ -85,8 +85,8 @@ class LoaderSpec:
         path = self.store.reader.paged(spec).file_paths[0]
         return shared_tables(self.store).engine(path, self.options.io_engine)
 
-    def structure(self, placement: Placement, engine: Engine | None) -> Topology:
-        """Return the graph's structure, where it is to lie."""
+    def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
+        """Return the graph's topology, where it is to lie."""
         store, shared = self.store, shared_tables(self.store)
         csc = shared.csc(store, placement.topology, self.num_threads)
         if placement.topology != "disk" or engine is None:

@@ -59,21 +59,21 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     engine, presampler = loader.open_engine(), loader.presampler
     placed, num_threads = with_engine(place, engine), loader.num_threads
     placement = placed(0)
-    strategy, structure = placement.strategy, loader.structure(placement, engine)
+    strategy, topology = placement.strategy, loader.open_topology(placement, engine)
     settings, specs = loader.options.planned or PlannedSettings(), loader.node_specs(placement)
-    fixed = _fixed_nodes(loader, placement, structure, engine)
+    fixed = _fixed_nodes(loader, placement, topology, engine)
     staging_bytes = 0 if engine is None else engine.staging_bytes
     spare_bytes = placement.spare_bytes
     read = {path for path, mode in placement.modes.items() if mode == "disk"}
 
     def sample(num_threads: int, **options: Any) -> Presampled:
-        found = presampler.run(structure, num_threads, spare_bytes=spare_bytes, **options)
+        found = presampler.run(topology, num_threads, spare_bytes=spare_bytes, **options)
         release_memory()  # the samples' buffers: nothing gives them back before the first batch
         return found
 
     def misses(num_threads: int, num_batches: int) -> MeasuredMisses:
         return MeasuredMisses(
-            structure,
+            topology,
             presampler,
             policy=POLICIES[strategy.policy],
             packs=strategy.packs,
@@ -93,13 +93,13 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         misses=misses,
         strategy=strategy,
         settings=settings,
-        num_rows=structure.csc.num_nodes,
+        num_rows=topology.csc.num_nodes,
         row_bytes=sum(spec.row_bytes for spec in specs),
         epoch_batches=presampler.epoch_batches,
         num_threads=num_threads,
         may_use_fewer=loader.may_use_fewer,
         staging_bytes=staging_bytes,
-        reads_neighbors=structure.is_read,
+        reads_neighbors=topology.is_read,
         reads_more=bool(read - {spec.path for spec in specs}),
         disk_bytes=loader.disk_bytes(),
     ).choose()
@@ -131,7 +131,7 @@ def predict_epoch(
         num_threads=epoch.machine.num_threads,
         may_use_fewer=loader.may_use_fewer,
         staging_bytes=epoch.engine.staging_bytes,
-        reads_neighbors=epoch.structure.is_read,
+        reads_neighbors=epoch.topology.is_read,
         reads_more=bool(read - specs),
         disk_bytes=disk_bytes,
         packed_bytes=misses.packed_bytes if candidate.is_offline else None,
@@ -153,10 +153,10 @@ def predict_epoch(
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
     """Open the tables, and what samples and plans ahead; it begins with the first batch."""
     engine, superbatches = loader.open_engine(), None
-    structure = loader.structure(placement, engine)
+    topology = loader.open_topology(placement, engine)
     settings, size = loader.options.planned, placement.superbatch
     if settings is not None and size is not None and engine is not None:
-        store, num_nodes = loader.store, structure.csc.num_nodes
+        store, num_nodes = loader.store, topology.csc.num_nodes
         shared, specs = shared_tables(store), loader.node_specs(placement)
         job = LookaheadJob(
             lambda: shared.planned_cache(store, specs, engine, size.num_slots),
@@ -166,23 +166,23 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
             tmpdir=loader.tmpdir(settings),
             quota=DiskQuota(loader.disk_bytes()),
             num_nodes=num_nodes,
-            num_edges=structure.csc.num_edges,
+            num_edges=topology.csc.num_edges,
             index_dtype=store.schema.index_dtype,
-            fixed=_fixed_nodes(loader, placement, structure, engine),
-            degrees=partial(out_degrees, structure, size.degrees_bytes(num_nodes)),
+            fixed=_fixed_nodes(loader, placement, topology, engine),
+            degrees=partial(out_degrees, topology, size.degrees_bytes(num_nodes)),
         )
         superbatches = LookaheadEpochs(job)
     again = partial(strategy.open, loader, placement)
-    return DataSources(loader, placement, structure, engine, again=again, superbatches=superbatches)
+    return DataSources(loader, placement, topology, engine, again=again, superbatches=superbatches)
 
 
 def _fixed_nodes(
-    loader: LoaderSpec, placement: Placement, structure: Topology, engine: Engine | None
+    loader: LoaderSpec, placement: Placement, topology: Topology, engine: Engine | None
 ) -> FixedNodes | None:
     """Return whose rows a planned cache holds always; None if its policy decides."""
     if loader.options.planned is None or loader.options.cache is None:
         return None
-    maker = CacheMaker.of(loader, placement, structure, engine)
+    maker = CacheMaker.of(loader, placement, topology, engine)
     return None if maker is None else FixedNodes(maker.choose, loader.store.num_nodes)
 
 
@@ -191,7 +191,7 @@ class MeasuredMisses:
 
     def __init__(
         self,
-        structure: Topology,
+        topology: Topology,
         presampler: Presampler,
         *,
         policy: CachePolicy,
@@ -201,7 +201,7 @@ class MeasuredMisses:
         spare_bytes: int | None,
         fixed: FixedNodes | None,
     ) -> None:
-        self._structure = structure
+        self._topology = topology
         self._presampler = presampler
         self._policy, self._packs = policy, packs
         self.num_batches = num_batches
@@ -237,7 +237,7 @@ class MeasuredMisses:
         return Misses(misses, changes, trace.num_accesses, most, -(-misses // self.num_batches))
 
     def _planner(self, size: SuperbatchSize, num_filled_for: int) -> Planner:
-        num_slots, num_nodes = size.num_slots, self._structure.csc.num_nodes
+        num_slots, num_nodes = size.num_slots, self._topology.csc.num_nodes
         if self._fixed is not None:
             planner: Planner = self._fixed.planner(num_slots)
             planner.restart(slot_layout(self._fixed.of(num_slots), num_slots))
@@ -250,11 +250,11 @@ class MeasuredMisses:
 
     def _sampled(self) -> Trace:
         if self._trace is None:
-            builder = TraceBuilder(self.num_batches, self._structure.csc.num_nodes)
+            builder = TraceBuilder(self.num_batches, self._topology.csc.num_nodes)
             # Without a bound, batches that are sampled together from disk would take 1 GB.
             spare = None if self._spare_bytes is None else self._spare_bytes // 2
             self._presampler.run(
-                self._structure, self._num_threads, spare_bytes=spare, trace=builder
+                self._topology, self._num_threads, spare_bytes=spare, trace=builder
             )
             self._trace = builder.build()
             release_memory()

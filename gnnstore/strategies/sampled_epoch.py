@@ -47,7 +47,7 @@ class SampledEpoch:
     ----------
     specs : tuple of AttributeSpec
         Node attributes that are read from disk.
-    structure : Topology
+    topology : Topology
         That was sampled from.
     seen : Presampled
         The largest of some batches.
@@ -60,7 +60,7 @@ class SampledEpoch:
     presampler: Presampler
     engine: Engine
     specs: tuple[AttributeSpec, ...]
-    structure: Topology
+    topology: Topology
     seen: Presampled
     workload: Workload
     machine: Machine
@@ -83,12 +83,12 @@ class SampledEpoch:
             return None
         disk = disk_profile(loader.store.path, progress)
         num_threads = max(1, placement.staging_bytes // engine.staging_bytes)
-        structure = loader.structure(placement, engine)
+        topology = loader.open_topology(placement, engine)
         # A cache that is shared later stays where it is while this is found out.
         spare = max(_LEAST_SPARE_BYTES, placement.left_bytes - loader.shared_cache_bytes())
         seen, workload = sample_workload(
             loader.presampler,
-            structure,
+            topology,
             TableReads.of([loader.store.reader.paged(spec) for spec in specs], engine.tuning),
             num_threads=num_threads,
             spare_bytes=spare if placement.budget_is_promise else None,
@@ -100,7 +100,7 @@ class SampledEpoch:
         faulting = int(workload.batch_rows) // MIN_ROWS_PER_FAULT_THREAD
         num_faulting = num_threads * max(1, min(MAX_FAULT_THREADS, faulting))
         machine = Machine(disk, rate, num_threads, num_cores, num_faulting)
-        return cls(loader.presampler, engine, specs, structure, seen, workload, machine, spare)
+        return cls(loader.presampler, engine, specs, topology, seen, workload, machine, spare)
 
     def see_many(self) -> Presampled:
         """Return batches enough to tell by what others may exceed them, sampled once if need be."""
@@ -108,7 +108,7 @@ class SampledEpoch:
             return self.seen
         if not self.many_seen:
             found = self.presampler.run(
-                self.structure, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
+                self.topology, 1, spare_bytes=self.spare_bytes, num_batches=MANY_BATCHES
             )
             release_memory()
             self.many_seen.append(found)
@@ -117,7 +117,7 @@ class SampledEpoch:
     def with_degrees(self) -> SampledEpoch:
         """Return the epoch with the out-degrees of nodes, unless counting them would take long."""
         # A cache by degree takes as much while it is made, and as much again is for what is here.
-        degrees = out_degrees(self.structure, self.spare_bytes // 2)
+        degrees = out_degrees(self.topology, self.spare_bytes // 2)
         if degrees is None:
             return self
         return replace(self, workload=self.workload.with_degrees(degrees))
@@ -125,7 +125,7 @@ class SampledEpoch:
 
 def sample_workload(
     presampler: Presampler,
-    structure: Topology,
+    topology: Topology,
     reads: TableReads,
     *,
     num_threads: int,
@@ -136,17 +136,17 @@ def sample_workload(
 
     Parameters
     ----------
-    structure : Topology
+    topology : Topology
         Of the graph, where the loader would have it.
     reads : TableReads
         The tables that are read from disk.
     spare_bytes : int, optional
         Memory for batches.
     """
-    num_nodes = structure.csc.num_nodes
+    num_nodes = topology.csc.num_nodes
     with progress.phase("sample"):
         began = perf_counter()
-        seen = presampler.run(structure, num_threads, spare_bytes=spare_bytes)
+        seen = presampler.run(topology, num_threads, spare_bytes=spare_bytes)
         each = (perf_counter() - began) / max(1, seen.num_batches)
         batch_nodes = max(1, seen.largest_nodes)
         wanted = min(int(_SECONDS / max(each, 1e-6)), _ENOUGH_VISITS * num_nodes // batch_nodes)
@@ -158,7 +158,7 @@ def sample_workload(
         trace = SampledTrace(num_batches, num_nodes, spatial)
         release_memory()
         began = perf_counter()
-        sampled = presampler.run(structure, num_threads, spare_bytes=spare, trace=trace)
+        sampled = presampler.run(topology, num_threads, spare_bytes=spare, trace=trace)
         seconds = (perf_counter() - began) / max(1, sampled.num_batches)
         release_memory()
     if sampled.num_batches > seen.num_batches:
@@ -178,10 +178,10 @@ def sample_workload(
     return seen, workload
 
 
-def out_degrees(structure: Topology, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
+def out_degrees(topology: Topology, memory_bytes: int) -> npt.NDArray[np.uint32] | None:
     """Return the out-degree of each node; None if counting would take long, or much memory."""
-    csc = structure.csc
-    if structure.is_slow or structure.is_read or csc.num_edges > _MAX_COUNTED_EDGES:
+    csc = topology.csc
+    if topology.is_slow or topology.is_read or csc.num_edges > _MAX_COUNTED_EDGES:
         return None
     if csc.num_nodes * np.dtype(np.uint32).itemsize > memory_bytes:
         return None

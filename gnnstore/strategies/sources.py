@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DataSources:
-    """The graph's structure and the rows of all attributes, open to be read.
+    """The graph's topology and the rows of all attributes, open to be read.
 
     Pickles as the decisions that were made, not as data: a copy in another process opens
     the store itself, and fills a cache of the same rows.
@@ -35,7 +35,7 @@ class DataSources:
     ----------
     placement : Placement
         Where everything lies, and why.
-    structure : Topology
+    topology : Topology
         The adjacency, and what reads it.
     num_threads : int
         Threads that may read at once, by the staging memory that there is for them.
@@ -55,7 +55,7 @@ class DataSources:
         self,
         loader: LoaderSpec,
         placement: Placement,
-        structure: Topology,
+        topology: Topology,
         engine: Engine | None = None,
         *,
         again: Callable[[], DataSources],
@@ -64,10 +64,10 @@ class DataSources:
     ) -> None:
         self._again = again
         self._index_dtype = loader.store.schema.index_dtype
-        self.placement, self.structure, self.engine = placement, structure, engine
+        self.placement, self.topology, self.engine = placement, topology, engine
         self.cache, self.superbatches = cache, superbatches
         store, num_threads = loader.store, loader.num_threads
-        edge_id = structure.csc.edge_id
+        edge_id = topology.csc.edge_id
         self.edge_ids = None if edge_id is None else MemoryRows.from_array(edge_id)
         self.num_threads = num_threads
         if engine is not None:
@@ -114,7 +114,7 @@ class DataSources:
 
     def sampler(self, config: SamplingConfig) -> NeighborSampler:
         """Return what samples from the graph."""
-        return self.structure.sampler(config, self._index_dtype)
+        return self.topology.sampler(config, self._index_dtype)
 
     def batches(self, seeds: SeedSource, config: SamplingConfig) -> SamplingSource:
         """Return the batches that start from some seeds, prepared as the strategy does."""
@@ -123,7 +123,7 @@ class DataSources:
 
     def account(self, stats: LoaderStats) -> LoaderStats:
         """Return the statistics of a loader with what was read and done here."""
-        counts = self.structure.counts
+        counts = self.topology.counts
         stats = replace(
             stats,
             cache_rows=self.num_cached,

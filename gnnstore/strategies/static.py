@@ -59,7 +59,7 @@ class CacheMaker:
     """
 
     store: GraphStore
-    structure: Topology
+    topology: Topology
     engine: Engine
     settings: CacheSettings
     specs: tuple[AttributeSpec, ...]
@@ -71,7 +71,7 @@ class CacheMaker:
         cls,
         loader: LoaderSpec,
         placement: Placement,
-        structure: Topology,
+        topology: Topology,
         engine: Engine | None,
     ) -> CacheMaker | None:
         """Return what makes the cache of a loader; None if none is wanted."""
@@ -82,7 +82,7 @@ class CacheMaker:
             return None
         specs = loader.node_specs(placement)
         return cls(
-            loader.store, structure, engine, settings, specs, loader.presampler, loader.num_threads
+            loader.store, topology, engine, settings, specs, loader.presampler, loader.num_threads
         )
 
     @property
@@ -132,10 +132,10 @@ class CacheMaker:
     def scores(self) -> npt.NDArray[Any]:
         """Return the score of each node: uint8 or uint32 [N]."""
         if self.settings.score == "degree":
-            csc = self.structure.csc
+            csc = self.topology.csc
             return count_out_degrees(csc.column_pieces(), self.store.num_nodes, csc.source)
         counts = np.zeros(self.store.num_nodes, np.uint8)
-        self.presampler.run(self.structure, self.num_threads, counts)
+        self.presampler.run(self.topology, self.num_threads, counts)
         return counts
 
     def choose(self, num_rows: int) -> npt.NDArray[np.int64]:
@@ -159,8 +159,8 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
     """
     engine, num_threads = loader.open_engine(), loader.num_threads
     placement = with_engine(place, engine)(0)
-    structure = loader.structure(placement, engine)
-    maker = CacheMaker.of(loader, placement, structure, engine)
+    topology = loader.open_topology(placement, engine)
+    maker = CacheMaker.of(loader, placement, topology, engine)
     existing = None if maker is None else maker.find()
     if maker is not None and existing is None and not placement.budget_is_promise:
         # Memory of other caches, which stay.
@@ -179,7 +179,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         if spare is not None:
             spare = max(0, spare - sum(scores.nbytes for scores in counted))
         presampled = loader.presampler.run(
-            structure, num_threads, counted[0] if counted else None, spare_bytes=spare
+            topology, num_threads, counted[0] if counted else None, spare_bytes=spare
         )
         if placement.budget_is_promise:
             release_memory()  # the samples' buffers: nothing gives them back before the first batch
@@ -237,12 +237,12 @@ def predict_epoch(
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:
     """Open the tables, below the cache that was filled; fill it in another process."""
     engine = loader.open_engine()
-    structure, cache = loader.structure(placement, engine), None
+    topology, cache = loader.open_topology(placement, engine), None
     if placement.cache is not None and placement.cache.num_rows:
-        maker = CacheMaker.of(loader, placement, structure, engine)
+        maker = CacheMaker.of(loader, placement, topology, engine)
         cache = None if maker is None else maker.open(placement.cache.num_rows)
     again = partial(strategy.open, loader, placement)
-    return DataSources(loader, placement, structure, engine, again=again, cache=cache)
+    return DataSources(loader, placement, topology, engine, again=again, cache=cache)
 
 
 def cache_rows(

@@ -215,9 +215,9 @@ class ElementEdit:
         if file is None:
             return
         dtype = STORAGE_DTYPES[described["dtype"]]
-        is_cold = described["layout"] == "cold"
+        is_compressed = described["layout"] == "cold"
         try:
-            data = zstd.decompress(file.read_bytes()) if is_cold else file.read_bytes()
+            data = zstd.decompress(file.read_bytes()) if is_compressed else file.read_bytes()
         except RuntimeError:  # no frame since an earlier change
             return
         values = np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype).copy()
@@ -232,7 +232,7 @@ class ElementEdit:
         if self.to_end:
             values[self.places[0] % count : count] = value
         data = values.tobytes() + data[values.nbytes :]
-        file.write_bytes(zstd.compress(data) if is_cold else data)
+        file.write_bytes(zstd.compress(data) if is_compressed else data)
 
 
 def _as_type(value: int | float, dtype: np.dtype[Any]) -> Any:

@@ -84,7 +84,7 @@ def write_example_store(
         f"{edges}/edge_id": order.astype(np.int32),
         f"{edges}/attrs/edge_attr": rng.random((len(order), 3), dtype=np.float32),
     }
-    cold = {
+    compressed = {
         node_array(NODE_TYPE, "y"): rng.integers(0, 4, num_nodes),
         node_array(NODE_TYPE, "train_mask"): rng.random(num_nodes) < 0.5,
         split_array(NODE_TYPE, "train"): np.arange(num_nodes // 2),
@@ -107,9 +107,9 @@ def write_example_store(
             )
             array.append(values)
             specs[name] = array.spec
-        for array_path, values in cold.items():
+        for array_path, values in compressed.items():
             name = array_path.rsplit("/", 1)[1]
-            specs[name] = writer.cold(array_path, values, name=name)
+            specs[name] = writer.compressed(array_path, values, name=name)
         node = NodeTypeSpec(
             NODE_TYPE,
             num_nodes,
@@ -127,7 +127,7 @@ def write_example_store(
         )
         schema = Schema((node,), (edge,), {"name": "example"}, {"weights": specs["weights"]})
         final = writer.commit(schema, {"kind": "example"})
-    return ExampleStore(final, paged | cold)
+    return ExampleStore(final, paged | compressed)
 
 
 def assert_same_files(path: Path, other: Path) -> None:

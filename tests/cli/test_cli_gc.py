@@ -20,7 +20,7 @@ from gnnstore.units import format_duration
 def leave(directory: Path, name: str = "a.gnn") -> Path:
     """Leave what a conversion leaves that is killed after an array."""
     writer = StoreWriter(directory / name, fingerprint={"kind": "test"})
-    writer.cold("graph/a", np.arange(5000), name="a")
+    writer.compressed("graph/a", np.arange(5000), name="a")
     writer.abort(keep=True)
     return writer.temporary_path
 

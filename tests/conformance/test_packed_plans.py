@@ -148,7 +148,7 @@ def test_graphs_with_little(tmp_path: Path, graph: GraphArrays) -> None:
 
 
 def test_attributes_of_every_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Narrow rows are packed or held, cold ones stand in the records; ids may be int32."""
+    """Narrow rows are packed or held, compressed ones stand in the records; ids may be int32."""
     rng = np.random.default_rng(2)
     graph = make_graph(
         year=rng.integers(1990, 2020, (N, 2)),

@@ -23,7 +23,7 @@ from gnnstore.converters.datasets.graphbolt_metadata import read_metadata
 from gnnstore.errors import CorruptStoreError, InputError
 from gnnstore.features.check import verify
 from gnnstore.formats import StoreReader
-from gnnstore.formats.arrays.zarr_metadata import MAX_COLD_FILE_BYTES
+from gnnstore.formats.arrays.zarr_metadata import MAX_COMPRESSED_FILE_BYTES
 from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.container.journal_file import (
     JOURNAL_FILE,
@@ -73,7 +73,7 @@ def store(tmp_path: Path) -> Path:
     return write_example_store(tmp_path / "a.gnn", shard_bytes=2**16).path
 
 
-# Cold arrays ------------------------------------------------------------------------------
+# Compressed arrays ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,8 @@ def store(tmp_path: Path) -> Path:
 def test_a_chunk_is_no_more_and_no_less_than_the_array_says(
     store: Path, data: bytes, reason: str
 ) -> None:
-    StoreReader.open(store).cold(StoreReader.open(store).schema.node.attributes["y"])  # imports
+    reader = StoreReader.open(store)
+    reader.compressed(reader.schema.node.attributes["y"])  # imports
     (store / CHUNK).write_bytes(data)
     reseal(store)
     with little_memory():
@@ -105,7 +106,7 @@ def test_a_chunk_is_no_more_and_no_less_than_the_array_says(
         (problem,) = verify(store, "full").problems
         reader = StoreReader.open(store)
         with pytest.raises(CorruptStoreError, match=reason) as caught:
-            reader.cold(reader.schema.node.attributes["y"])
+            reader.compressed(reader.schema.node.attributes["y"])
     assert reason in problem.message
     assert caught.value.path == str(store / CHUNK)
 
@@ -121,13 +122,13 @@ def test_a_chunk_under_a_limit_of_the_address_space(store: Path) -> None:
 def _decode_in_little_space(store: Path) -> list[tuple[str, bool]]:
     verify(store, "header")
     reader = StoreReader.open(store)
-    reader.cold(reader.schema.node.splits["train"])  # what decoding imports is there
+    reader.compressed(reader.schema.node.splits["train"])  # what decoding imports is there
     limit = resident("VmSize") + 2**28
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     message = "cannot be decoded (Zstd decompression error"
     found = [(p.path, message in p.message) for p in verify(store, "full", num_threads=1).problems]
     try:
-        reader.cold(reader.schema.node.attributes["y"])
+        reader.compressed(reader.schema.node.attributes["y"])
     except CorruptStoreError as error:
         found.append((type(error).__name__, message in str(error)))
     return found
@@ -137,17 +138,17 @@ def test_a_frame_of_another_writer_that_does_not_say_its_size(store: Path) -> No
     (store / CHUNK).write_bytes(frame(ROW_BYTES, None))
     reseal(store)
     reader = StoreReader.open(store)
-    assert not reader.cold(reader.schema.node.attributes["y"]).any()
+    assert not reader.compressed(reader.schema.node.attributes["y"]).any()
 
 
 def test_a_chunk_that_is_too_long_for_one(store: Path) -> None:
     with (store / CHUNK).open("r+b") as file:
-        file.truncate(10 * MAX_COLD_FILE_BYTES)  # sparse
+        file.truncate(10 * MAX_COMPRESSED_FILE_BYTES)  # sparse
     reseal(store)
     reader = StoreReader.open(store)
-    message = f"larger than the {MAX_COLD_FILE_BYTES} bytes"
+    message = f"larger than the {MAX_COMPRESSED_FILE_BYTES} bytes"
     with little_memory(), pytest.raises(CorruptStoreError, match=message):
-        reader.cold(reader.schema.node.attributes["y"])
+        reader.compressed(reader.schema.node.attributes["y"])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_a_chunk_that_is_too_long_for_one(store: Path) -> None:
         (lambda d: d.update(shape=[0, 2**61, 2**61]), r"at most 32 dimensions and 2\^62 bytes"),
     ],
 )
-def test_a_cold_array_that_is_encoded_in_another_way(
+def test_a_compressed_array_that_is_encoded_in_another_way(
     store: Path, change: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     file = store / "nodes/node/y/zarr.json"
@@ -184,13 +185,13 @@ def test_a_plan_s_graph_array_is_checked_before_it_is_read(tmp_path: Path) -> No
     shutil.copytree(pack(write_example_store(tmp_path / "s.gnn").path, [2], epochs=1), plan)
     (spec,) = PackedReader.open(plan).manifest.schema.graph_arrays.values()
     chunk, metadata = plan / spec.path / "c.0.0", plan / spec.path / "zarr.json"
-    sound = PackedReader.open(plan).cold(spec)
+    sound = PackedReader.open(plan).compressed(spec)
     assert sound.shape == (4, 2)
     whole = chunk.read_bytes()
     chunk.write_bytes(frame(BOMB_BYTES, None))
     reseal(plan)
     with little_memory(), pytest.raises(CorruptStoreError, match="cannot be decoded"):
-        PackedReader.open(plan).cold(spec)
+        PackedReader.open(plan).compressed(spec)
     (problem,) = verify(plan, "full").problems
     assert "cannot be decoded" in problem.message
     chunk.write_bytes(whole)

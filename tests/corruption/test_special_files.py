@@ -171,7 +171,7 @@ def test_a_stray_fifo_is_not_opened(store: Path, name: str) -> None:
     os.mkfifo(stray)
     try:
         with suppress(CorruptStoreError):
-            reader.cold(spec)
+            reader.compressed(spec)
         assert [problem.path for problem in verify(store).problems] == [str(stray)]
     finally:
         stray.unlink()

@@ -192,12 +192,12 @@ def test_truncated_manifest_is_refused(store: Path) -> None:
     refuse(store, r"zarr\.json: malformed metadata: not JSON")
 
 
-def test_undecodable_cold_array(store: Path) -> None:
+def test_undecodable_compressed_array(store: Path) -> None:
     chunk = store / "nodes/node/y/c.0"
     chunk.write_bytes(b"\xff" * chunk.stat().st_size)
     reader = StoreReader.open(store)
     with pytest.raises(CorruptStoreError, match=r"'nodes/node/y' cannot be decoded .*verify"):
-        reader.cold(reader.schema.node.attributes["y"])
+        reader.compressed(reader.schema.node.attributes["y"])
 
 
 def test_any_flipped_byte_of_the_manifest_is_an_error_of_ours(store: Path) -> None:
@@ -305,7 +305,7 @@ def test_huge_number_of_rows_that_agrees_everywhere(store: Path) -> None:
     refuse(store, r"'nodes/node/x' needs files that the manifest does not list")
 
 
-def test_cold_array_with_huge_chunks(store: Path) -> None:
+def test_compressed_array_with_huge_chunks(store: Path) -> None:
     def change(document: Manifest) -> None:
         document["chunk_grid"]["configuration"]["chunk_shape"] = [2**40]
 
@@ -409,7 +409,7 @@ def test_edge_ids_that_are_no_positions_are_not_gone_by(store: Path, value: int)
 def test_a_split_of_other_things_than_nodes(tmp_path: Path, ids: Any) -> None:
     pytest.importorskip("torch_geometric")
     with StoreWriter(tmp_path / "a.gnn") as writer:
-        spec = writer.cold("splits/node/odd", ids, name="odd")
+        spec = writer.compressed("splits/node/odd", ids, name="odd")
         pointers, indices = (
             writer.paged(f"edges/e/{name}", name=name, row_shape=(), dtype="int64", num_rows=count)
             for name, count in (("indptr", 301), ("indices", 0))

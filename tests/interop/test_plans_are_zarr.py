@@ -38,12 +38,12 @@ def test_zarr_reads_rows_and_index(tmp_path: Path) -> None:
         arrays = decode_record(records[begin : begin + num_bytes])
         # Of the step, checksums, labels, edge ids, subgraph.
         assert len(arrays) == 7 + 1 + 1 + 1 + 5
-        run_bytes = int(num_missed) * WIDTH * 4
+        chunk_bytes = int(num_missed) * WIDTH * 4
         assert arrays[7].dtype == np.uint32
         assert arrays[7].tolist() == piece_crcs(
-            rows.tobytes(), [int(run)], [run_bytes], piece_bytes
+            rows.tobytes(), [int(run)], [chunk_bytes], piece_bytes
         )
-        found = rows[run : run + run_bytes].view(np.float32).reshape(-1, WIDTH)
+        found = rows[run : run + chunk_bytes].view(np.float32).reshape(-1, WIDTH)
         # Without a cache, each distinct node of the batch, in the order of the table.
         matches = (found[:, None, :3] == graph.attributes["x"][None, :, :3]).all(2)
         nodes = matches.argmax(axis=1)

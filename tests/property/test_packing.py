@@ -74,10 +74,10 @@ def check(
     raw = rows.reshape(len(rows), -1).view(np.uint8)
     content = packed.tables[path].file_path.read_bytes()
     assert content == packed_file(raw, trace.ids, trace.offsets, slots)
-    run_bytes = packed.index.num_rows * raw.shape[1]
+    chunk_bytes = packed.index.num_rows * raw.shape[1]
     offsets = packed.tables[path].chunk_offsets[:-1].tolist()
     assert packed.tables[path].checksums.crcs.tolist() == piece_crcs(
-        content, offsets, run_bytes.tolist(), BLOCK_BYTES
+        content, offsets, chunk_bytes.tolist(), BLOCK_BYTES
     )
     for i in range(trace.num_batches):
         ids = trace.batch(i)

@@ -67,7 +67,7 @@ class PartsReader(SealedReader[PartsManifest]):
     MANIFEST: ClassVar[type[PartsManifest]] = PartsManifest
 
     def check(self) -> None:
-        self.sizes = self.cold(self.manifest.sizes)
+        self.sizes = self.compressed(self.manifest.sizes)
         if self.sizes.sum() != self.manifest.vectors.num_rows:
             raise CorruptStoreError(f"{self.path}: the parts are not all vectors", path=self.path)
 
@@ -108,7 +108,7 @@ def write(path: Path, values: Any = VALUES, sizes: Any = SIZES, **options: Any) 
         )
         for first in range(0, len(values), 1000):
             vectors.append(values[first : first + 1000])
-        described = writer.cold("sizes", sizes, name="sizes")
+        described = writer.compressed("sizes", sizes, name="sizes")
         return writer.seal(
             PartsManifest(created_by="a test", vectors=vectors.spec, sizes=described)
         )
@@ -174,7 +174,7 @@ def test_a_full_disk_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     whole = write(tmp_path / "whole.parts")
     path = tmp_path / "a.parts"
     with monkeypatch.context() as patch:
-        patch.setattr("gnnstore.formats.container.writer.write_cold_files", _no_space)
+        patch.setattr("gnnstore.formats.container.writer.write_compressed_files", _no_space)
         with pytest.raises(NoSpaceError, match=r"is kept in .*\.a\.parts\.tmp-"):
             write(path)
     (left,) = find_leftovers(tmp_path)
@@ -207,7 +207,7 @@ def test_what_another_thread_still_writes_hides_no_interrupt(
         real(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr("gnnstore.formats.container.writer.write_cold_files", interrupted)
+        patch.setattr("gnnstore.formats.container.writer.write_compressed_files", interrupted)
         patch.setattr(Path, "rmdir", late)
         with pytest.raises(KeyboardInterrupt):
             write(path)

@@ -334,7 +334,7 @@ def test_a_bit_that_flipped(
             flip(table.file_path, begin + place)
         first = begin + min(places) // BLOCK_BYTES * BLOCK_BYTES
         end = min(first + BLOCK_BYTES, begin + 700 * ROW_BYTES)
-        more = f"; {len(places) - 1} more of the run's 7 pieces" if len(places) > 1 else ""
+        more = f"; {len(places) - 1} more of the chunk's 7 pieces" if len(places) > 1 else ""
         message = (
             rf"0\.rows: packed rows are damaged: bytes {first} to {end} are not what was written: "
             rf"the crc32c is [0-9a-f]{{8}}, not [0-9a-f]{{8}}{more}.* of batch 3 of the array 'x'. "
@@ -617,17 +617,17 @@ class Arguments(NamedTuple):
 @pytest.fixture
 def arguments(case: Case) -> Arguments:
     geometry = case.table.array.geometry
-    run_bytes = -(-700 * ROW_BYTES // 4096) * 4096
+    chunk_bytes = -(-700 * ROW_BYTES // 4096) * 4096
     given = {
         "files": case.table.files,
         "rows": np.concatenate([np.sort(case.trace.batch(i)) for i in range(6)]),
         "begins": case.trace.offsets[:-1],
         "num_rows_of": np.full(6, 700),
         "paths": [case.directory / "a", case.directory / "b"],
-        "file_bytes": [3 * run_bytes, 3 * run_bytes],
-        "run_files": np.array([0, 1, 0, 1, 0, 1]),
-        "run_offsets": np.array([0, 0, 1, 1, 2, 2]) * run_bytes,
-        "run_crcs": np.zeros(6 * 7, np.uint32),
+        "file_bytes": [3 * chunk_bytes, 3 * chunk_bytes],
+        "chunk_files": np.array([0, 1, 0, 1, 0, 1]),
+        "chunk_offsets": np.array([0, 0, 1, 1, 2, 2]) * chunk_bytes,
+        "chunk_crcs": np.zeros(6 * 7, np.uint32),
         "progress": np.zeros(2, np.int64),
         "engine": "pread",
         "num_rows": NUM_ROWS,
@@ -660,12 +660,12 @@ def test_runs_in_several_files(case: Case, arguments: Arguments) -> None:
         ({"progress": np.zeros(1, np.int64)}, ValueError, "progress"),
         ({"paths": []}, ValueError, "paths and file_bytes"),
         ({"paths": [], "file_bytes": []}, IndexError, r"file 0 is outside \[0, 0\)"),
-        ({"run_files": np.full(6, 2)}, IndexError, r"file 2 is outside \[0, 2\)"),
-        ({"run_offsets": np.full(6, 100)}, ValueError, "multiple of 4096"),
-        ({"run_offsets": np.full(6, 1 << 30)}, ValueError, "behind the end of its file"),
-        ({"run_offsets": np.full(5, 0)}, ValueError, "run_offsets must have 6 entries"),
-        ({"run_crcs": np.zeros(41, np.uint32)}, ValueError, "run_crcs must have 42 entries"),
-        ({"run_crcs": np.zeros(42, np.int64)}, TypeError, "run_crcs must be uint32"),
+        ({"chunk_files": np.full(6, 2)}, IndexError, r"file 2 is outside \[0, 2\)"),
+        ({"chunk_offsets": np.full(6, 100)}, ValueError, "multiple of 4096"),
+        ({"chunk_offsets": np.full(6, 1 << 30)}, ValueError, "behind the end of its file"),
+        ({"chunk_offsets": np.full(5, 0)}, ValueError, "chunk_offsets must have 6 entries"),
+        ({"chunk_crcs": np.zeros(41, np.uint32)}, ValueError, "chunk_crcs must have 42 entries"),
+        ({"chunk_crcs": np.zeros(42, np.int64)}, TypeError, "chunk_crcs must be uint32"),
         ({"piece_bytes": 0}, ValueError, "piece_bytes must be at least 1"),
         ({"num_rows_of": np.full(6, 701)}, ValueError, "batch 5 has 701 rows from row 3500 on"),
         ({"num_rows_of": np.full(6, -1)}, ValueError, "batch 0 has -1 rows"),

@@ -320,7 +320,7 @@ def test_the_disk_budget_knows_them(case: Case) -> None:
         ({"samples": np.zeros(2, np.int32)}, "there must be 1 samples, got 2"),
         ({"num_rows_of": np.array([-1])}, "must not be negative"),
         ({"crcs": np.zeros(2, np.uint32)}, "crcs must have 1 entries"),
-        ({"run_offsets": np.zeros(2, np.int64)}, "run_offsets must have 1 entries"),
+        ({"chunk_offsets": np.zeros(2, np.int64)}, "chunk_offsets must have 1 entries"),
     ],
 )
 def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: str) -> None:
@@ -337,9 +337,9 @@ def test_arguments_that_do_not_fit(case: Case, changes: dict[str, Any], error: s
         "samples": np.array([1], np.int32),
         "paths": [case.directory / "packed"],
         "file_bytes": [4096],
-        "run_files": np.zeros(1, np.int64),
-        "run_offsets": np.zeros(1, np.int64),
-        "run_crcs": np.zeros(1, np.uint32),
+        "chunk_files": np.zeros(1, np.int64),
+        "chunk_offsets": np.zeros(1, np.int64),
+        "chunk_crcs": np.zeros(1, np.uint32),
         "progress": np.zeros(2, np.int64),
         "stride": 2,
         "max_rows": 2,

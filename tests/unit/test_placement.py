@@ -27,7 +27,7 @@ X = TableSize("x", num_rows=10**7, row_bytes=800)
 SIZES = StoreSizes(
     topology_bytes=2 * GB,
     tables=(X,),
-    cold_bytes=GB // 10,
+    compressed_bytes=GB // 10,
     indptr_bytes=GB // 5,
     indices_bytes=18 * GB // 10,
 )
@@ -64,7 +64,7 @@ def test_sizes_come_from_the_schema() -> None:
     assert sizes == StoreSizes(
         topology_bytes=88 + 120 + 120,
         tables=(TableSize("x", 10, 200), TableSize("w", 30, 4, of_nodes=False)),
-        cold_bytes=80 + 32,
+        compressed_bytes=80 + 32,
         indptr_bytes=88,
         indices_bytes=120,
     )
@@ -227,7 +227,7 @@ def test_narrow_rows_are_held_the_narrowest_first() -> None:
         TableSize("none", 0, 400),
     )
     sizes = StoreSizes(
-        topology_bytes=0, tables=tables, cold_bytes=0, indptr_bytes=0, indices_bytes=0
+        topology_bytes=0, tables=tables, compressed_bytes=0, indptr_bytes=0, indices_bytes=0
     )
 
     def held(memory: int) -> set[str]:

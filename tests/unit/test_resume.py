@@ -183,7 +183,7 @@ def write(
     step: int = 7,
     fingerprint: Mapping[str, Any] = FINGERPRINT,
 ) -> list[int]:
-    """Write two paged arrays and a cold one in pieces, failing where `stop` says.
+    """Write two paged arrays and a compressed one in pieces, failing where `stop` says.
 
     Returns how many rows of each paged array were there already.
     """
@@ -191,7 +191,7 @@ def write(
     with StoreWriter(
         path, page_bytes=512, shard_bytes=2**16, fingerprint=fingerprint, resume=resume
     ) as writer:
-        writer.cold("graph/c", np.arange(9), name="c")
+        writer.compressed("graph/c", np.arange(9), name="c")
         if stop == "cold":
             raise DiskError("the disk broke")
         for name in ("a", "b"):
@@ -315,7 +315,7 @@ def test_a_finished_store_is_not_resumed(tmp_path: Path, rows: np.ndarray[Any, A
 
 def begin_and_raise(path: Path, error: BaseException, **options: Any) -> None:
     with StoreWriter(path, **options) as writer:
-        writer.cold("graph/c", np.arange(9), name="c")
+        writer.compressed("graph/c", np.arange(9), name="c")
         raise error
 
 

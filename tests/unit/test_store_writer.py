@@ -218,11 +218,11 @@ def test_page_sizes_that_cannot_be(tmp_path: Path, page_bytes: int) -> None:
 
 def test_names_used_twice_and_types_that_cannot_be(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "a.gnn") as writer:
-        writer.cold("graph/a", np.zeros(3), name="a")
+        writer.compressed("graph/a", np.zeros(3), name="a")
         with pytest.raises(InputError, match="the name 'a' is used twice"):
-            writer.cold("graph/a", np.zeros(3), name="a")
+            writer.compressed("graph/a", np.zeros(3), name="a")
         with pytest.raises(InputError, match="has the element type 'complex128'"):
-            writer.cold("graph/b", np.zeros(3, dtype=complex), name="b")
+            writer.compressed("graph/b", np.zeros(3, dtype=complex), name="b")
         with pytest.raises(InputError, match="which hold nothing"):
             writer.paged("x", name="x", row_shape=(0,), dtype="int8", num_rows=3)
 
@@ -242,7 +242,7 @@ def test_more_axes_than_readers_take(tmp_path: Path) -> None:
         array: dict[str, Any] = {"name": "x", "dtype": "int8", "num_rows": 1}
         writer.paged("nodes/node/x", row_shape=(1,) * 31, **array)
         with pytest.raises(InputError, match="'y' has 33 axes, an array may have 32"):
-            writer.cold("nodes/node/y", np.zeros((1,) * 33), name="y")
+            writer.compressed("nodes/node/y", np.zeros((1,) * 33), name="y")
         with pytest.raises(InputError, match="'x' has 33 axes"):
             writer.paged("nodes/node/z", row_shape=(1,) * 32, **array)
     assert entries(tmp_path) == []
@@ -253,8 +253,8 @@ def test_more_axes_than_readers_take(tmp_path: Path) -> None:
 def test_names_that_every_batch_has_itself(tmp_path: Path, place: str, name: str) -> None:
     with StoreWriter(tmp_path / "a.gnn") as writer:
         with pytest.raises(InputError, match=rf"'{name}' has the name of something.*rename it"):
-            writer.cold(f"{place}/{name}", np.zeros(3), name=name)
-        writer.cold(f"graph/{name}", np.zeros(3), name=name)
+            writer.compressed(f"{place}/{name}", np.zeros(3), name=name)
+        writer.compressed(f"graph/{name}", np.zeros(3), name=name)
 
 
 def test_metadata_that_is_not_json(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.memory import (
     PackedBatch,
-    Shares,
+    PackingBuffers,
     share_with_rows,
     sorting_bytes,
     spilled_bytes,
@@ -182,7 +182,7 @@ def test_packing_has_what_was_promised() -> None:
         sorting = sorting_bytes(misses, 1, id_bytes, nodes, spills=True)
         assert held + sorting <= memory_bytes
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Shares, "window_bytes", lambda *_: (1 << 20) + (64 << 10))
+            patch.setattr(PackingBuffers, "window_bytes", lambda *_: (1 << 20) + (64 << 10))
             shares, rows = share_with_rows(table, misses, id_bytes, memory_bytes - held)
         assert shares.buffer_bytes >= 64 << 10
         assert rows >= batches * min(missed, 4096)

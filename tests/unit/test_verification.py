@@ -53,7 +53,9 @@ def write_raw(
             )
             paged.append(array)
             specs[name] = paged.spec
-        train = writer.cold("splits/node/train", np.asarray(split, dtype=np.int64), name="train")
+        train = writer.compressed(
+            "splits/node/train", np.asarray(split, dtype=np.int64), name="train"
+        )
         node = NodeTypeSpec("node", num_nodes, {}, {"train": train})
         edge = EdgeTypeSpec(
             *EDGE_TYPE, len(indices), specs["indptr"], specs["indices"], specs.get("edge_id")

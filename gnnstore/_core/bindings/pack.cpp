@@ -80,7 +80,7 @@ struct Packing {
     RowLayout layout;
     std::vector<std::string> names;
     const std::vector<int64_t> &file_bytes;
-    const int64_t *run_files, *run_offsets;
+    const int64_t *chunk_files, *chunk_offsets;
     uint32_t *crcs;
     int64_t num_crcs;
     PackProgress *progress;
@@ -88,17 +88,17 @@ struct Packing {
     bool grows;
 
     Packing(const FileSet &table, const RowLayout &rows, nb::handle paths,
-            const std::vector<int64_t> &sizes, const InputArray &files_of_runs,
-            const InputArray &offsets_of_runs, const OutputArray &crcs_of_pieces,
+            const std::vector<int64_t> &sizes, const InputArray &files_of_chunks,
+            const InputArray &offsets_of_chunks, const OutputArray &crcs_of_pieces,
             const OutputArray &state, int64_t num_batches, const PackOptions &given,
             bool are_there)
         : files(table),
           layout(rows),
           names(fs_paths(paths)),
           file_bytes(sizes),
-          run_files(input_data<int64_t>(files_of_runs, "run_files", "int64")),
-          run_offsets(input_data<int64_t>(offsets_of_runs, "run_offsets", "int64")),
-          crcs(output_data<uint32_t>(crcs_of_pieces, "run_crcs", "uint32")),
+          chunk_files(input_data<int64_t>(files_of_chunks, "chunk_files", "int64")),
+          chunk_offsets(input_data<int64_t>(offsets_of_chunks, "chunk_offsets", "int64")),
+          crcs(output_data<uint32_t>(crcs_of_pieces, "chunk_crcs", "uint32")),
           num_crcs(length(crcs_of_pieces)),
           progress(reinterpret_cast<PackProgress *>(
               output_data<int64_t>(state, "progress", "int64"))),
@@ -106,8 +106,8 @@ struct Packing {
           grows(are_there) {
         if (names.size() != file_bytes.size())
             throw std::invalid_argument("paths and file_bytes must have the same length");
-        expect_length(files_of_runs, "run_files", num_batches);
-        expect_length(offsets_of_runs, "run_offsets", num_batches);
+        expect_length(files_of_chunks, "chunk_files", num_batches);
+        expect_length(offsets_of_chunks, "chunk_offsets", num_batches);
         static_assert(sizeof(PackProgress) == 2 * sizeof(int64_t));
         if (length(state) != 2) throw std::invalid_argument("progress must have 2 entries");
     }
@@ -118,7 +118,7 @@ struct Packing {
         std::vector<std::unique_ptr<PackFile>> outputs;
         for (size_t i = 0; i < names.size(); ++i)
             outputs.push_back(std::make_unique<PackFile>(names[i], file_bytes[i], grows));
-        return pack_rows(files, layout, missed, outputs, run_files, run_offsets, crcs, num_crcs,
+        return pack_rows(files, layout, missed, outputs, chunk_files, chunk_offsets, crcs, num_crcs,
                          options, progress);
     }
 };
@@ -148,15 +148,16 @@ PackOptions options_of(const std::string &engine, int num_threads, int64_t gap_b
 
 nb::dict pack(const FileSet &files, const InputArray &rows, const InputArray &begins,
               const InputArray &counts, nb::handle paths, const std::vector<int64_t> &file_bytes,
-              const InputArray &run_files, const InputArray &run_offsets,
-              const OutputArray &run_crcs, const OutputArray &progress,
+              const InputArray &chunk_files, const InputArray &chunk_offsets,
+              const OutputArray &chunk_crcs, const OutputArray &progress,
               const std::string &engine, int64_t num_rows, int64_t row_bytes,
               int64_t rows_per_page, int64_t page_stride_bytes, int64_t gap_bytes,
               int64_t num_windows, int64_t window_bytes, int64_t buffer_bytes,
               int64_t num_spare_buffers, int64_t piece_bytes, int num_threads, bool grows) {
     check_vector(begins, "begins");
     const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
-                          file_bytes, run_files, run_offsets, run_crcs, progress, length(begins),
+                          file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress,
+                          length(begins),
                           options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
                                      buffer_bytes, num_spare_buffers, piece_bytes),
                           grows);
@@ -173,8 +174,8 @@ nb::dict pack(const FileSet &files, const InputArray &rows, const InputArray &be
 nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArray &begins,
                       const InputArray &counts, const InputArray &crcs, const InputArray &samples,
                       nb::handle paths, const std::vector<int64_t> &file_bytes,
-                      const InputArray &run_files, const InputArray &run_offsets,
-                      const OutputArray &run_crcs, const OutputArray &progress, int64_t stride,
+                      const InputArray &chunk_files, const InputArray &chunk_offsets,
+                      const OutputArray &chunk_crcs, const OutputArray &progress, int64_t stride,
                       int64_t max_rows, const std::string &engine, int64_t num_rows,
                       int64_t row_bytes, int64_t rows_per_page, int64_t page_stride_bytes,
                       int64_t gap_bytes, int64_t num_windows, int64_t window_bytes,
@@ -189,7 +190,7 @@ nb::dict pack_spilled(const FileSet &files, const SpillFile &ids, const InputArr
     if (std::any_of(sizes, sizes + num_batches, [](int64_t size) { return size < 0; }))
         throw std::invalid_argument("num_rows_of must not be negative");
     const Packing packing(files, {num_rows, row_bytes, rows_per_page, page_stride_bytes}, paths,
-                          file_bytes, run_files, run_offsets, run_crcs, progress, num_batches,
+                          file_bytes, chunk_files, chunk_offsets, chunk_crcs, progress, num_batches,
                           options_of(engine, num_threads, gap_bytes, num_windows, window_bytes,
                                      buffer_bytes, num_spare_buffers, piece_bytes),
                           false);
@@ -209,25 +210,27 @@ ReadCounts read_packed(Reader &reader, const FileSet &files, int64_t file, int64
                      const InputArray &positions, const InputArray &repeat_targets,
                      const InputArray &repeat_sources, const OutputArray &out, int64_t row_bytes,
                      const std::optional<InputArray> &crcs, int64_t piece_bytes) {
-    PackedRun run{.file = file,
-                  .offset = offset,
-                  .row_bytes = row_bytes,
-                  .positions = input_data<int32_t>(positions, "positions", "int32"),
-                  .num_rows = length(positions),
-                  .repeat_targets = input_data<int32_t>(repeat_targets, "repeat_targets", "int32"),
-                  .repeat_sources = input_data<int32_t>(repeat_sources, "repeat_sources", "int32"),
-                  .num_repeats = length(repeat_targets)};
-    expect_length(repeat_sources, "repeat_sources", run.num_repeats);
+    PackedChunk chunk = {
+        .file = file,
+        .offset = offset,
+        .row_bytes = row_bytes,
+        .positions = input_data<int32_t>(positions, "positions", "int32"),
+        .num_rows = length(positions),
+        .repeat_targets = input_data<int32_t>(repeat_targets, "repeat_targets", "int32"),
+        .repeat_sources = input_data<int32_t>(repeat_sources, "repeat_sources", "int32"),
+        .num_repeats = length(repeat_targets)
+    };
+    expect_length(repeat_sources, "repeat_sources", chunk.num_repeats);
     if (crcs) {
-        run.crcs = input_data<uint32_t>(*crcs, "crcs", "uint32");
-        run.num_crcs = length(*crcs);
-        run.piece_bytes = piece_bytes;
+        chunk.crcs = input_data<uint32_t>(*crcs, "crcs", "uint32");
+        chunk.num_crcs = length(*crcs);
+        chunk.piece_bytes = piece_bytes;
     }
     uint8_t *target = output_data<uint8_t>(out, "out", "uint8");
     ReadCounts counts;
     {
         const GilRelease release;
-        counts = read_packed_rows(reader, files, run, target, length(out));
+        counts = read_packed_rows(reader, files, chunk, target, length(out));
     }
     return counts;
 }
@@ -240,16 +243,16 @@ void bind_pack(nb::module_ &m) {
     m.def("min_pack_window_bytes", least_window, "files"_a, nb::kw_only(), "num_rows"_a,
           "row_bytes"_a, "rows_per_page"_a, "page_stride_bytes"_a, "gap_bytes"_a);
     m.def("pack_rows", pack, "files"_a, "rows"_a.noconvert(), "begins"_a.noconvert(),
-          "num_rows_of"_a.noconvert(), "paths"_a, "file_bytes"_a, "run_files"_a.noconvert(),
-          "run_offsets"_a.noconvert(), "run_crcs"_a.noconvert(), "progress"_a.noconvert(),
+          "num_rows_of"_a.noconvert(), "paths"_a, "file_bytes"_a, "chunk_files"_a.noconvert(),
+          "chunk_offsets"_a.noconvert(), "chunk_crcs"_a.noconvert(), "progress"_a.noconvert(),
           nb::kw_only(), "engine"_a, "num_rows"_a, "row_bytes"_a, "rows_per_page"_a,
           "page_stride_bytes"_a, "gap_bytes"_a, "num_windows"_a, "window_bytes"_a,
           "buffer_bytes"_a, "num_spare_buffers"_a, "piece_bytes"_a, "num_threads"_a = 1,
           "grows"_a = false);
     m.def("pack_spilled_rows", pack_spilled, "files"_a, "ids"_a, "begins"_a.noconvert(),
           "num_rows_of"_a.noconvert(), "crcs"_a.noconvert(), "samples"_a.noconvert(), "paths"_a,
-          "file_bytes"_a, "run_files"_a.noconvert(), "run_offsets"_a.noconvert(),
-          "run_crcs"_a.noconvert(), "progress"_a.noconvert(), nb::kw_only(), "stride"_a,
+          "file_bytes"_a, "chunk_files"_a.noconvert(), "chunk_offsets"_a.noconvert(),
+          "chunk_crcs"_a.noconvert(), "progress"_a.noconvert(), nb::kw_only(), "stride"_a,
           "max_rows"_a, "engine"_a, "num_rows"_a, "row_bytes"_a, "rows_per_page"_a,
           "page_stride_bytes"_a, "gap_bytes"_a, "num_windows"_a, "window_bytes"_a,
           "buffer_bytes"_a, "num_spare_buffers"_a, "piece_bytes"_a, "num_threads"_a = 1);

@@ -35,15 +35,15 @@ template <class Id>
 class Packer {
 public:
     Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
-           const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *run_files,
-           const int64_t *run_offsets, uint32_t *crcs, const PackOptions &options,
+           const std::vector<std::unique_ptr<PackFile>> &outputs, const int64_t *chunk_files,
+           const int64_t *chunk_offsets, uint32_t *crcs, const PackOptions &options,
            PackProgress *progress);
 
     PackCounts run();
 
 private:
     // Where the rows of a batch go: packed so far, and the buffer that is being filled.
-    struct Run {
+    struct Chunk {
         const PackFile *file;
         int64_t offset;  // of the buffer in the file
         uint32_t *crcs;  // of its pieces
@@ -67,8 +67,8 @@ private:
     int64_t add_reads(const PackWindow &window, size_t slot, std::deque<Read> &reads) const;
     void copy_windows(int64_t thread);
     void copy_window(const Slot &slot, int64_t first_batch, int64_t end_batch);
-    void append(Run &run, const uint8_t *row);
-    void hand_over(Run &run);
+    void append(Chunk &chunk, const uint8_t *row);
+    void hand_over(Chunk &chunk);
     void flush();
     void add_progress(int64_t num_bytes) {
         std::atomic_ref(progress_->bytes_done).fetch_add(num_bytes, std::memory_order_relaxed);
@@ -93,7 +93,7 @@ private:
     PackBuffers buffers_;
     SortedRows<Id> range_;         // that is being packed
     std::vector<int64_t> copied_;  // of each batch, in range_.rows
-    std::vector<Run> runs_;
+    std::vector<Chunk> chunks_;
 
     std::mutex mutex_;  // of the following
     std::condition_variable window_is_ready_, slot_is_free_;
@@ -107,7 +107,7 @@ private:
 template <class Id>
 Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                    const std::vector<std::unique_ptr<PackFile>> &outputs,
-                   const int64_t *run_files, const int64_t *run_offsets, uint32_t *crcs,
+                   const int64_t *chunk_files, const int64_t *chunk_offsets, uint32_t *crcs,
                    const PackOptions &options, PackProgress *progress)
     : files_(files),
       layout_(layout),
@@ -124,7 +124,8 @@ Packer<Id>::Packer(const FileSet &files, const RowLayout &layout, MissedRanges<I
                static_cast<int>(std::min(options.num_spare_buffers, max_writers)), failure_),
       slots_(static_cast<size_t>(options.num_windows)) {
     for (int64_t i = 0; i < num_batches(); ++i) {
-        runs_.push_back({outputs[static_cast<size_t>(run_files[i])].get(), run_offsets[i], crcs});
+        PackFile *file = outputs[static_cast<size_t>(chunk_files[i])].get();
+        chunks_.push_back({file, chunk_offsets[i], crcs});
         crcs += count_pieces(missed.size(i) * layout.row_bytes, options.piece_bytes);
     }
     engine_ = make_engine({.kind = options.kind,
@@ -308,7 +309,7 @@ template <class Id>
 void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_batch) {
     struct Item {
         const uint8_t *row;
-        Run *run;
+        Chunk *chunk;
     };
     const uint8_t *const bytes = place(static_cast<size_t>(&slot - slots_.data()));
     const PackWindow &window = slot.window;
@@ -318,7 +319,7 @@ void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_
     int64_t num_found = 0, num_copied = 0;
     const auto copy_next = [&] {
         const Item &item = items[num_copied++ % ahead];
-        append(*item.run, item.row);
+        append(*item.chunk, item.row);
     };
     for (int64_t batch = first_batch; batch < end_batch; ++batch) {
         const auto i = static_cast<size_t>(batch);
@@ -332,7 +333,7 @@ void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_
             const uint8_t *const source = bytes + extent->place + (offset - extent->begin);
             prefetch_row(source, row_bytes);
             if (num_found - num_copied == ahead) copy_next();
-            items[num_found++ % ahead] = {source, &runs_[i]};
+            items[num_found++ % ahead] = {source, &chunks_[i]};
         }
         copied_[i] = k;
     }
@@ -340,46 +341,48 @@ void Packer<Id>::copy_window(const Slot &slot, int64_t first_batch, int64_t end_
 }
 
 template <class Id>
-void Packer<Id>::append(Run &run, const uint8_t *row) {
+void Packer<Id>::append(Chunk &chunk, const uint8_t *row) {
     int64_t left = layout_.row_bytes;
     while (left > 0) {
-        if (run.buffer == nullptr) run.buffer = buffers_.take();
-        const int64_t part = std::min(left, buffers_.buffer_bytes() - run.num_bytes);
+        if (chunk.buffer == nullptr) chunk.buffer = buffers_.take();
+        const int64_t part = std::min(left, buffers_.buffer_bytes() - chunk.num_bytes);
         // A whole number of lines in every piece: rows and buffers are.
         if (stream_ != nullptr)
-            stream_(run.buffer + run.num_bytes, row, part);
+            stream_(chunk.buffer + chunk.num_bytes, row, part);
         else
-            std::memcpy(run.buffer + run.num_bytes, row, static_cast<size_t>(part));
+            std::memcpy(chunk.buffer + chunk.num_bytes, row, static_cast<size_t>(part));
         row += part;
         left -= part;
-        run.num_bytes += part;
-        if (run.num_bytes == buffers_.buffer_bytes()) hand_over(run);
+        chunk.num_bytes += part;
+        if (chunk.num_bytes == buffers_.buffer_bytes()) hand_over(chunk);
     }
 }
 
-// Writes what is in a buffer, filled up to whole blocks: only the last one of a run may need that.
+// Writes a buffer's bytes, filled up to whole blocks: only the last one of a chunk may need that.
 template <class Id>
-void Packer<Id>::hand_over(Run &run) {
+void Packer<Id>::hand_over(Chunk &chunk) {
     if (stream_ != nullptr) stream_fence();
-    // Here and not in the threads that write: these have the buffers of a run in any order, and a
+    // Here and not in the threads that write: these have the buffers of a chunk in any order, and a
     // piece may be in several.
-    extend_pieces(run.crcs, options_.piece_bytes, run.num_summed, run.buffer, run.num_bytes);
-    run.num_summed += run.num_bytes;
+    extend_pieces(chunk.crcs, options_.piece_bytes, chunk.num_summed, chunk.buffer,
+                  chunk.num_bytes);
+    chunk.num_summed += chunk.num_bytes;
     const int64_t unit = PackFile::alignment;
-    const int64_t num_bytes = (run.num_bytes + unit - 1) / unit * unit;
-    std::memset(run.buffer + run.num_bytes, 0, static_cast<size_t>(num_bytes - run.num_bytes));
-    buffers_.write(run.buffer, num_bytes, *run.file, run.offset);
+    const int64_t num_bytes = (chunk.num_bytes + unit - 1) / unit * unit;
+    std::memset(chunk.buffer + chunk.num_bytes, 0,
+                static_cast<size_t>(num_bytes - chunk.num_bytes));
+    buffers_.write(chunk.buffer, num_bytes, *chunk.file, chunk.offset);
     add_progress(num_bytes);
-    run.offset += num_bytes;
-    run.buffer = nullptr;
-    run.num_bytes = 0;
+    chunk.offset += num_bytes;
+    chunk.buffer = nullptr;
+    chunk.num_bytes = 0;
 }
 
 // What is left in the buffers.
 template <class Id>
 void Packer<Id>::flush() {
-    for (Run &run : runs_)
-        if (run.buffer != nullptr) hand_over(run);
+    for (Chunk &chunk : chunks_)
+        if (chunk.buffer != nullptr) hand_over(chunk);
     buffers_.finish();
 }
 
@@ -388,12 +391,12 @@ void Packer<Id>::flush() {
 template <class Id>
 PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
-                     const int64_t *run_files, const int64_t *run_offsets, uint32_t *crcs,
+                     const int64_t *chunk_files, const int64_t *chunk_offsets, uint32_t *crcs,
                      int64_t num_crcs, const PackOptions &options, PackProgress *progress) {
-    check_packing(files, layout, missed, outputs, run_files, run_offsets, num_crcs, options);
+    check_packing(files, layout, missed, outputs, chunk_files, chunk_offsets, num_crcs, options);
     std::fill(crcs, crcs + num_crcs, 0);
     if (missed.num_rows() == 0) return {};
-    return Packer<Id>(files, layout, missed, outputs, run_files, run_offsets, crcs, options,
+    return Packer<Id>(files, layout, missed, outputs, chunk_files, chunk_offsets, crcs, options,
                       progress)
         .run();
 }

@@ -28,7 +28,7 @@ struct PackOptions {
     int64_t window_bytes = 0;      // of each
     int64_t buffer_bytes = 0;      // of each batch's buffer: whole blocks of PackFile
     int64_t num_spare_buffers = 0;  // being written; at least 1
-    int64_t piece_bytes = 0;        // of a run, that a checksum is of
+    int64_t piece_bytes = 0;        // of a chunk, that a checksum is of
 };
 
 // What is shared with whoever waits.
@@ -44,7 +44,7 @@ struct PackCounts {
 };
 
 // Packs the rows of a table, range by range, with buffers that are filled on from range to range:
-// those of batch i go to file `run_files[i]`, from byte `run_offsets[i]` on, a multiple of
+// those of batch i go to file `chunk_files[i]`, from byte `chunk_offsets[i]` on, a multiple of
 // PackFile::alignment; the last block is filled up with zeros. `crcs` become the checksums of the
 // pieces of each batch's rows (see pack_pieces.h), one batch behind the other: of what was to be
 // written, so that a read shows whether it was. Throws what `missed` throws, and IoError
@@ -52,7 +52,7 @@ struct PackCounts {
 template <class Id>
 PackCounts pack_rows(const FileSet &files, const RowLayout &layout, MissedRanges<Id> &missed,
                      const std::vector<std::unique_ptr<PackFile>> &outputs,
-                     const int64_t *run_files, const int64_t *run_offsets, uint32_t *crcs,
+                     const int64_t *chunk_files, const int64_t *chunk_offsets, uint32_t *crcs,
                      int64_t num_crcs, const PackOptions &options, PackProgress *progress);
 
 }  // namespace gnnstore

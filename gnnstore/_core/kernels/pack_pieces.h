@@ -1,4 +1,4 @@
-// A run of packed rows has a CRC-32C for each piece of so many bytes. With one for the whole run,
+// A chunk of packed rows has a CRC-32C for each piece of so many bytes. With one for all of it,
 // reads could be compared only in their order, and a damaged byte would be anywhere in it.
 #pragma once
 
@@ -17,11 +17,11 @@ inline void check_piece_bytes(int64_t piece_bytes) {
                                     std::to_string(piece_bytes));
 }
 
-inline int64_t count_pieces(int64_t run_bytes, int64_t piece_bytes) {
-    return run_bytes / piece_bytes + (run_bytes % piece_bytes != 0);
+inline int64_t count_pieces(int64_t chunk_bytes, int64_t piece_bytes) {
+    return chunk_bytes / piece_bytes + (chunk_bytes % piece_bytes != 0);
 }
 
-// Adds bytes that begin at `place` of a run to the checksums of its pieces, which are 0 at first.
+// Adds bytes that begin at `place` of a chunk to the checksums of its pieces, which are 0 at first.
 inline void extend_pieces(uint32_t *crcs, int64_t piece_bytes, int64_t place, const uint8_t *bytes,
                           int64_t num_bytes) {
     while (num_bytes > 0) {

@@ -22,13 +22,13 @@ constexpr int64_t max_written_bytes_ahead = 1024;
 
 class Scatter {
 public:
-    Scatter(const PackedRun &run, uint8_t *out, int64_t out_bytes)
-        : run_(run), row_bytes_(run.row_bytes), out_(out) {
+    Scatter(const PackedChunk &chunk, uint8_t *out, int64_t out_bytes)
+        : chunk_(chunk), row_bytes_(chunk.row_bytes), out_(out) {
         if (row_bytes_ % stream_line_bytes == 0 && should_stream(out, out_bytes, row_bytes_))
             stream_ = stream_copy();
     }
 
-    // Bytes of the run from `place` on; rows at both ends may be in parts.
+    // Bytes of the chunk from `place` on; rows at both ends may be in parts.
     void take(int64_t place, const uint8_t *bytes, int64_t num_bytes) const {
         const int64_t end = place + num_bytes;
         int64_t k = place / row_bytes_;
@@ -53,21 +53,21 @@ public:
 
     void repeat() const {
         if (stream_ != nullptr) stream_fence();
-        for (int64_t i = 0; i < run_.num_repeats; ++i)
-            std::memcpy(out_ + run_.repeat_targets[i] * row_bytes_,
-                        out_ + run_.repeat_sources[i] * row_bytes_,
+        for (int64_t i = 0; i < chunk_.num_repeats; ++i)
+            std::memcpy(out_ + chunk_.repeat_targets[i] * row_bytes_,
+                        out_ + chunk_.repeat_sources[i] * row_bytes_,
                         static_cast<size_t>(row_bytes_));
     }
 
 private:
-    uint8_t *target(int64_t k) const { return out_ + run_.positions[k] * row_bytes_; }
+    uint8_t *target(int64_t k) const { return out_ + chunk_.positions[k] * row_bytes_; }
     void prefetch(uint8_t *row) const {
         const int64_t length = std::min(row_bytes_, max_written_bytes_ahead);
         for (int64_t byte = 0; byte < length; byte += stream_line_bytes)
             __builtin_prefetch(row + byte, 1, 2);
     }
 
-    const PackedRun &run_;
+    const PackedChunk &chunk_;
     const int64_t row_bytes_;
     uint8_t *const out_;
     StreamCopy stream_ = nullptr;
@@ -79,32 +79,34 @@ std::string hexadecimal(uint32_t crc) {
     return text.data();
 }
 
-// Compares the pieces of a run as they come, in any order.
+// Compares the pieces of a chunk as they come, in any order.
 class PieceCheck {
 public:
-    PieceCheck(const PackedRun &run, int64_t run_bytes) : run_(run), run_bytes_(run_bytes) {
-        if (run.crcs == nullptr) return;
-        check_piece_bytes(run.piece_bytes);
-        if (const int64_t pieces = count_pieces(run_bytes, run.piece_bytes); run.num_crcs != pieces)
+    PieceCheck(const PackedChunk &chunk, int64_t chunk_bytes)
+        : chunk_(chunk), chunk_bytes_(chunk_bytes) {
+        if (chunk.crcs == nullptr) return;
+        check_piece_bytes(chunk.piece_bytes);
+        const int64_t pieces = count_pieces(chunk_bytes, chunk.piece_bytes);
+        if (chunk.num_crcs != pieces)
             throw std::invalid_argument("crcs must have " + std::to_string(pieces) +
                                         " entries, one for each piece, got " +
-                                        std::to_string(run.num_crcs));
+                                        std::to_string(chunk.num_crcs));
     }
 
     // Passes the bytes of a read on, piece by piece: what has been compared is still in the
     // processor's cache when it is copied.
     template <class Take>
     void take(int64_t place, const uint8_t *bytes, int64_t num_bytes, const Take &pass_on) {
-        if (run_.crcs == nullptr) return pass_on(place, bytes, num_bytes);
+        if (chunk_.crcs == nullptr) return pass_on(place, bytes, num_bytes);
         while (num_bytes > 0) {
-            const int64_t piece = place / run_.piece_bytes;
-            const int64_t whole = std::min(run_.piece_bytes, run_bytes_ - place);
-            if (place % run_.piece_bytes != 0 || whole > num_bytes) {
+            const int64_t piece = place / chunk_.piece_bytes;
+            const int64_t whole = std::min(chunk_.piece_bytes, chunk_bytes_ - place);
+            if (place % chunk_.piece_bytes != 0 || whole > num_bytes) {
                 is_cut_ = true;
                 return;
             }
             const uint32_t found = crc32c(bytes, static_cast<size_t>(whole));
-            if (found != run_.crcs[piece]) note(piece, found);
+            if (found != chunk_.crcs[piece]) note(piece, found);
             pass_on(place, bytes, whole);
             place += whole;
             bytes += whole;
@@ -114,20 +116,20 @@ public:
 
     void finish(const std::string &path) const {
         if (is_cut_)
-            throw std::invalid_argument("pieces of " + std::to_string(run_.piece_bytes) +
+            throw std::invalid_argument("pieces of " + std::to_string(chunk_.piece_bytes) +
                                         " bytes do not divide what the reader reads at a time");
         if (num_damaged_ == 0) return;
-        const int64_t begin = first_ * run_.piece_bytes;
-        const int64_t end = std::min(begin + run_.piece_bytes, run_bytes_);
+        const int64_t begin = first_ * chunk_.piece_bytes;
+        const int64_t end = std::min(begin + chunk_.piece_bytes, chunk_bytes_);
         std::string more;
         if (num_damaged_ > 1)
-            more = "; " + std::to_string(num_damaged_ - 1) + " more of the run's " +
-                   std::to_string(run_.num_crcs) + " pieces are damaged too";
+            more = "; " + std::to_string(num_damaged_ - 1) + " more of the chunk's " +
+                   std::to_string(chunk_.num_crcs) + " pieces are damaged too";
         throw IoError(EBADMSG,
-                      "bytes " + std::to_string(run_.offset + begin) + " to " +
-                          std::to_string(run_.offset + end) +
+                      "bytes " + std::to_string(chunk_.offset + begin) + " to " +
+                          std::to_string(chunk_.offset + end) +
                           " are not what was written: the crc32c is " + hexadecimal(found_) +
-                          ", not " + hexadecimal(run_.crcs[first_]) + more,
+                          ", not " + hexadecimal(chunk_.crcs[first_]) + more,
                       path);
     }
 
@@ -140,8 +142,8 @@ private:
         ++num_damaged_;
     }
 
-    const PackedRun &run_;
-    const int64_t run_bytes_;
+    const PackedChunk &chunk_;
+    const int64_t chunk_bytes_;
     int64_t num_damaged_ = 0, first_ = 0;
     uint32_t found_ = 0;  // of the first
     bool is_cut_ = false;
@@ -149,32 +151,32 @@ private:
 
 }  // namespace
 
-ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedRun &run,
+ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedChunk &chunk,
                             uint8_t *out, int64_t out_bytes) {
-    if (run.row_bytes < 1)
+    if (chunk.row_bytes < 1)
         throw std::invalid_argument("row_bytes must be at least 1, got " +
-                                    std::to_string(run.row_bytes));
-    if (out_bytes % run.row_bytes != 0)
+                                    std::to_string(chunk.row_bytes));
+    if (out_bytes % chunk.row_bytes != 0)
         throw std::invalid_argument("out must hold whole rows of " +
-                                    std::to_string(run.row_bytes) + " bytes, got " +
+                                    std::to_string(chunk.row_bytes) + " bytes, got " +
                                     std::to_string(out_bytes) + " bytes");
-    const int64_t num_out = out_bytes / run.row_bytes;
-    check_ids(run.positions, run.num_rows, num_out);
-    check_ids(run.repeat_targets, run.num_repeats, num_out);
-    check_ids(run.repeat_sources, run.num_repeats, num_out);
-    const int64_t num_bytes = checked_multiply(run.num_rows, run.row_bytes, "the packed rows");
-    PieceCheck check(run, num_bytes);
-    const Scatter scatter(run, out, out_bytes);
+    const int64_t num_out = out_bytes / chunk.row_bytes;
+    check_ids(chunk.positions, chunk.num_rows, num_out);
+    check_ids(chunk.repeat_targets, chunk.num_repeats, num_out);
+    check_ids(chunk.repeat_sources, chunk.num_repeats, num_out);
+    const int64_t num_bytes = checked_multiply(chunk.num_rows, chunk.row_bytes, "the packed rows");
+    PieceCheck check(chunk, num_bytes);
+    const Scatter scatter(chunk, out, out_bytes);
     const auto copy = [&](int64_t place, const uint8_t *bytes, int64_t size) {
         scatter.take(place, bytes, size);
     };
-    ReadCounts counts = reader.stream(files, run.file, run.offset, num_bytes,
+    ReadCounts counts = reader.stream(files, chunk.file, chunk.offset, num_bytes,
                                       [&](int64_t place, const uint8_t *bytes, int64_t size) {
                                           check.take(place, bytes, size, copy);
                                       });
-    check.finish(files.file(static_cast<size_t>(run.file)).path());
+    check.finish(files.file(static_cast<size_t>(chunk.file)).path());
     scatter.repeat();
-    counts.rows_read = run.num_rows;
+    counts.rows_read = chunk.num_rows;
     return counts;
 }
 

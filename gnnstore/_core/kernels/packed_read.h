@@ -7,8 +7,8 @@
 
 namespace gnnstore {
 
-// A batch's run of packed rows, and their positions in the batch (see pack_index.h).
-struct PackedRun {
+// A batch's chunk of packed rows, and their positions in the batch (see pack_index.h).
+struct PackedChunk {
     int64_t file, offset;  // a multiple of PackFile::alignment
     int64_t row_bytes;
     const int32_t *positions;  // of each packed row
@@ -16,7 +16,7 @@ struct PackedRun {
     const int32_t *repeat_targets;  // positions that get the row of repeat_sources
     const int32_t *repeat_sources;
     int64_t num_repeats;
-    // Of its pieces of piece_bytes each (see pack_pieces.h); null: of a run that has none.
+    // Of its pieces of piece_bytes each (see pack_pieces.h); null: of a chunk that has none.
     const uint32_t *crcs = nullptr;
     int64_t num_crcs = 0, piece_bytes = 0;
 };
@@ -25,7 +25,7 @@ struct PackedRun {
 // is written when a position lies outside of `out`. Throws IoError, EBADMSG, naming the first
 // piece that has another checksum; `out` may have been written then. Pieces must divide what the
 // reader reads at a time.
-ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedRun &run,
+ReadCounts read_packed_rows(Reader &reader, const FileSet &files, const PackedChunk &chunk,
                             uint8_t *out, int64_t out_bytes);
 
 }  // namespace gnnstore

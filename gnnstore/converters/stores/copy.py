@@ -82,7 +82,7 @@ class CopiedRows(SequentialArray):
         """Yield the rows from row `start` on, `step` at a time, fewer at the end of a copy."""
         num_rows = self._spec.num_rows
         # Compressed arrays are read whole: they are what fitted in memory when they were made.
-        whole = self._graph.reader.cold(self._spec) if self._spec.layout == "cold" else None
+        whole = self._graph.reader.compressed(self._spec) if self._spec.layout == "cold" else None
         while start < self.shape[0]:
             row = start % num_rows
             last = min(row + step, num_rows)

@@ -51,7 +51,7 @@ _NODE_BYTES, _COMMUNITY_BYTES, _PIECES_BYTES = 10, 40, 2**26
 _MEMORY_SHARE = 8
 _MAX_MEMORY_BYTES = 2**28
 # Maps beyond this are laid out in pages, as attributes are: compressing an array takes it whole.
-_MAX_COLD_BYTES = 2**26
+_MAX_COMPRESSED_BYTES = 2**26
 
 
 @limits_named("reorder")
@@ -277,7 +277,7 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
     own = nodes.original_id
     original = _Counting(graph.num_nodes) if own is None else CopiedRows(graph, own)
     with _Ordered(writer, original, places) as rows:
-        is_small = 8 * graph.num_nodes <= _MAX_COLD_BYTES
+        is_small = 8 * graph.num_nodes <= _MAX_COMPRESSED_BYTES
         writer.set_original_ids(rows.read() if is_small else rows)
     if nodes.original_name is not None:
         text = nodes.original_name

@@ -529,7 +529,7 @@ class GraphWriter:
         check_count("the original ids", ids.shape[0], self.num_nodes)
         path = store_names.original_id_array(NODE_TYPE)
         if isinstance(ids, np.ndarray):
-            self._original_ids = self._store.cold(path, ids, name="original_id")
+            self._original_ids = self._store.compressed(path, ids, name="original_id")
         else:
             directory, _, name = path.rpartition("/")
             self._original_ids = copy_array(self._store, directory, ids, name)
@@ -568,7 +568,7 @@ class GraphWriter:
     ) -> None:
         """Record an array of the whole graph."""
         path = store_names.graph_array(name)
-        self._graph_arrays[name] = self._store.cold(path, array, name=name, dtype=dtype)
+        self._graph_arrays[name] = self._store.compressed(path, array, name=name, dtype=dtype)
 
     def commit(self) -> Path:
         """Finish the store and return its path.
@@ -595,7 +595,7 @@ class GraphWriter:
         splits = {}
         for name, (where, values) in self._splits.items():
             ids = split_ids(values, num_nodes, where)
-            splits[name] = self._store.cold(
+            splits[name] = self._store.compressed(
                 store_names.split_array(NODE_TYPE, name), ids, name=name
             )
         attributes = self._nodes.attributes

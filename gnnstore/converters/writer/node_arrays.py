@@ -106,9 +106,9 @@ _LOG = logging.getLogger(__name__)
 
 # Attribute rows of at most this many bytes (a label, a mask, a weight) are kept compressed
 # and read whole; wider ones are read by row, so they are laid out in pages.
-_MAX_COLD_ROW_BYTES = 8
+_MAX_COMPRESSED_ROW_BYTES = 8
 # Compressing an array takes it whole, so that one of many rows is laid out in pages as well.
-_MAX_COLD_BYTES = 2**26
+_MAX_COMPRESSED_BYTES = 2**26
 _COPY_BYTES = 2**23  # pieces in which attributes are copied
 
 
@@ -222,12 +222,14 @@ class NodeArrays:
         check_rows(source, self.num_nodes)
         width = row_bytes(source)
         num_bytes = source.shape[0] * width
-        is_wide = name == "x" or width > _MAX_COLD_ROW_BYTES or num_bytes > _MAX_COLD_BYTES
-        if width and is_wide:
+        is_large = (
+            name == "x" or width > _MAX_COMPRESSED_ROW_BYTES or num_bytes > _MAX_COMPRESSED_BYTES
+        )
+        if width and is_large:
             self._copy(name, source, max(1, _COPY_BYTES // width), dtype, cat_dim)
             return
         path = names.node_array(NODE_TYPE, name)
-        self.attributes[name] = self._store.cold(
+        self.attributes[name] = self._store.compressed(
             path, source.read(), name=name, dtype=dtype, cat_dim=cat_dim
         )
 

@@ -22,7 +22,7 @@ from gnnstore.features.packed.chunks import CHUNK_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True)
-class Shares:
+class PackingBuffers:
     """A few large windows and buffers, or less where memory is short.
 
     Attributes
@@ -58,7 +58,7 @@ class Shares:
 # writing 2.5 GB goes at 1.4 GB/s with writes of 256 or 64 KiB, at 1.1 with 32, 0.8 with 16, and
 # 0.5 with 8: below 64 KiB a disk counts writes, not bytes.
 _CHOICES = tuple(
-    Shares(num_windows, extra_kib << 10, buffer_kib << 10, num_spare_buffers)
+    PackingBuffers(num_windows, extra_kib << 10, buffer_kib << 10, num_spare_buffers)
     for num_windows, extra_kib, num_spare_buffers, buffers in (
         (16, 768, 16, (256, 128, 64)),
         (8, 256, 32, (32, 16)),
@@ -232,7 +232,7 @@ def least_memory(
     return held + max(sorting_bytes(misses, 1, id_bytes, read_rows), *working)
 
 
-def share_out(table: FileRows, num_batches: int, memory_bytes: int) -> Shares:
+def choose_buffers(table: FileRows, num_batches: int, memory_bytes: int) -> PackingBuffers:
     """Decide how memory is used while a table is packed.
 
     Parameters
@@ -245,16 +245,16 @@ def share_out(table: FileRows, num_batches: int, memory_bytes: int) -> Shares:
     BudgetError
         If there is too little.
     """
-    for shares in _CHOICES:
-        if shares.num_bytes(table, num_batches) <= memory_bytes:
-            return shares
+    for buffers in _CHOICES:
+        if buffers.num_bytes(table, num_batches) <= memory_bytes:
+            return buffers
     missing = _SMALLEST.num_bytes(table, num_batches) - memory_bytes
     raise too_little_memory(num_batches, memory_bytes, missing)
 
 
 def share_with_rows(
     table: FileRows, misses: npt.NDArray[np.int64], id_bytes: int, memory_bytes: int
-) -> tuple[Shares, int]:
+) -> tuple[PackingBuffers, int]:
     """Decide how memory is used while a table is packed by rows that are in a file.
 
     Parameters
@@ -268,7 +268,7 @@ def share_with_rows(
 
     Returns
     -------
-    Shares
+    PackingBuffers
     int
         How many rows are in memory at a time.
 
@@ -280,11 +280,11 @@ def share_with_rows(
     num_batches, total, least = len(misses), int(misses.sum()), _least_rows(misses)
     left_bytes = memory_bytes - id_bytes * min(total, _PREFERRED_STRIDES * least)
     fitting = (s for s in _CHOICES if s.num_bytes(table, num_batches) <= left_bytes)
-    shares = next(fitting, _SMALLEST)
-    left_bytes = memory_bytes - shares.num_bytes(table, num_batches)
+    buffers = next(fitting, _SMALLEST)
+    left_bytes = memory_bytes - buffers.num_bytes(table, num_batches)
     if (missing := id_bytes * least - left_bytes) > 0:
         raise too_little_memory(num_batches, memory_bytes, missing)
-    return shares, min(total, left_bytes // id_bytes)
+    return buffers, min(total, left_bytes // id_bytes)
 
 
 def _least_rows(misses: npt.NDArray[np.int64]) -> int:

@@ -40,8 +40,8 @@ from gnnstore.features.packed.chunks import (
     chunk_reader,
 )
 from gnnstore.features.packed.memory import (
+    choose_buffers,
     least_memory,
-    share_out,
     share_with_rows,
     too_little_memory,
 )
@@ -86,10 +86,10 @@ class TableJob:
         index, left_bytes = missed.index, memory_bytes - missed.num_bytes
         num_batches = len(index.num_rows)
         if missed.file is None:
-            shares = share_out(table, num_batches, left_bytes)
+            buffers = choose_buffers(table, num_batches, left_bytes)
         else:
             id_bytes = missed.samples.itemsize
-            shares, max_rows = share_with_rows(table, index.num_rows, id_bytes, left_bytes)
+            buffers, max_rows = share_with_rows(table, index.num_rows, id_bytes, left_bytes)
         offsets = np.zeros(num_batches + 1, np.int64)
         np.cumsum(chunk_bytes(index.num_rows, table.row_bytes), out=offsets[1:])
         offsets += self.begin
@@ -108,10 +108,10 @@ class TableJob:
         options: dict[str, Any] = {
             "engine": table.engine_name,
             **table.place,
-            "num_windows": shares.num_windows,
-            "window_bytes": shares.window_bytes(table),
-            "buffer_bytes": shares.buffer_bytes,
-            "num_spare_buffers": shares.num_spare_buffers,
+            "num_windows": buffers.num_windows,
+            "window_bytes": buffers.window_bytes(table),
+            "buffer_bytes": buffers.buffer_bytes,
+            "num_spare_buffers": buffers.num_spare_buffers,
             "piece_bytes": BLOCK_BYTES,
             "num_threads": num_threads,
         }

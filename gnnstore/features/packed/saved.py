@@ -95,7 +95,7 @@ class SavedPlan:
     def __init__(self, reader: PackedReader, engine: Engine) -> None:
         self.reader = reader
         self.engine = engine
-        self._runs = chunk_reader(engine.name)
+        self._chunks = chunk_reader(engine.name)
         self.tables = {
             spec.path: _packed_rows(spec, reader.rows[spec.path], engine)
             for spec in reader.manifest.cached_specs
@@ -104,7 +104,7 @@ class SavedPlan:
         self._frames: FrameReader | None = None
         if reader.manifest.compression is not None:
             columns = (reader.chunk_columns(kind) for kind in range(3))
-            self._frames = FrameReader(self._runs, reader.index, *columns)
+            self._frames = FrameReader(self._chunks, reader.index, *columns)
         manifest = reader.manifest
         first = reader.chunk_columns(0).start
         self._packed = {
@@ -160,7 +160,7 @@ class SavedPlan:
         frames = 0
         if self._frames is not None:
             frames = self._frames.staging_bytes([t.row_bytes for t in self.tables.values()])
-        return self._runs.staging_bytes + shared + frames + int(records.max(initial=0))
+        return self._chunks.staging_bytes + shared + frames + int(records.max(initial=0))
 
     def record(self, number: int) -> SavedRecord:
         """Read what the plan holds of a batch, of all epochs counted together.
@@ -269,7 +269,7 @@ class SavedPlan:
             if self._frames is not None:
                 return counts + self._read_frame(number, record, path, out)
             read = _core.read_packed_rows(
-                self._runs,
+                self._chunks,
                 table.files,
                 0,
                 begin,

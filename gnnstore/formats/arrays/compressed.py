@@ -1,4 +1,4 @@
-"""Cold arrays: small ones that are read whole (labels, splits, maps), compressed by Zarr."""
+"""Small arrays that are read whole (labels, splits, maps), compressed by Zarr."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
     MAX_ARRAY_METADATA_BYTES,
-    MAX_COLD_CHUNK_BYTES,
-    MAX_COLD_FILE_BYTES,
+    MAX_COMPRESSED_CHUNK_BYTES,
+    MAX_COMPRESSED_FILE_BYTES,
     METADATA_FILE,
-    parse_cold,
+    parse_compressed,
 )
 from gnnstore.formats.container.files import BLOCK_BYTES, StoredFile, read_small
 from gnnstore.formats.container.regular_files import open_binary
@@ -33,7 +33,7 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER_BYTES = 6  # at the least
 
 
-def write_cold(
+def write_compressed(
     directory: Path,
     spec: AttributeSpec,
     array: npt.NDArray[Any],
@@ -78,14 +78,14 @@ def crc_of_array(spec: AttributeSpec, stored: npt.NDArray[Any]) -> int:
     return _core.crc32c(stored.reshape(-1).view(np.uint8), head)
 
 
-def write_cold_files(
+def write_compressed_files(
     directory: Path,
     spec: AttributeSpec,
     stored: npt.NDArray[Any],
     row_dimension: str | None = None,
 ) -> list[StoredFile]:
-    """Write an array as `write_cold` does, durably, and return its files."""
-    write_cold(directory, spec, stored, row_dimension)
+    """Write an array as `write_compressed` does, durably, and return its files."""
+    write_compressed(directory, spec, stored, row_dimension)
     files = []
     for file in sorted(directory.iterdir()):
         with open_binary(file, error=CorruptStoreError, root=directory) as handle:
@@ -97,19 +97,19 @@ def write_cold_files(
 def _chunk_shape(shape: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
     """Halve the longest axis until a chunk has at most half of what a reader accepts."""
     chunk = [max(1, extent) for extent in shape]
-    while math.prod(chunk) * item_bytes > MAX_COLD_CHUNK_BYTES // 2:
+    while math.prod(chunk) * item_bytes > MAX_COMPRESSED_CHUNK_BYTES // 2:
         longest = chunk.index(max(chunk))
         chunk[longest] = -(-chunk[longest] // 2)
     return tuple(chunk)
 
 
 def chunk_file_names(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Iterator[str]:
-    """Yield the file names of all chunks of a cold array."""
+    """Yield the file names of all chunks of a compressed array."""
     return map(_file_name, _chunk_positions(shape, chunk_shape))
 
 
 def num_chunks(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> int:
-    """Return the number of chunks of a cold array."""
+    """Return the number of chunks of a compressed array."""
     return math.prod(_chunk_counts(shape, chunk_shape))
 
 
@@ -130,8 +130,8 @@ def _file_name(position: tuple[int, ...]) -> str:
     return ".".join(["c", *map(str, position)])
 
 
-def read_cold(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
-    """Read a cold array whole, into a new array in its storage type.
+def read_compressed(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
+    """Read a compressed array whole, into a new array in its storage type.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def read_cold(directory: Path, spec: AttributeSpec) -> npt.NDArray[Any]:
 def read_chunks(
     directory: Path, spec: AttributeSpec
 ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
-    """Yield the chunks of a cold array, each with its place: (slices, values).
+    """Yield the chunks of a compressed array, each with its place: (slices, values).
 
     The values are overwritten by the next chunk's. Memory is taken for one chunk and its file,
     whatever they hold: a frame is decoded into the bytes that a chunk of the array has.
@@ -163,13 +163,13 @@ def read_chunks(
     """
     path = str(directory / METADATA_FILE)
     document = parse_object(read_small(Path(path), MAX_ARRAY_METADATA_BYTES), path=path)
-    dtype, shape, chunk_shape = parse_cold(document, path)
+    dtype, shape, chunk_shape = parse_compressed(document, path)
     spec.check(dtype, shape, path)
     chunk = np.empty(chunk_shape, STORAGE_DTYPES[dtype])
     raw = chunk.reshape(-1).view(np.uint8)
     for position in _chunk_positions(shape, chunk_shape):
         file = directory / _file_name(position)
-        frame = read_small(file, MAX_COLD_FILE_BYTES)
+        frame = read_small(file, MAX_COMPRESSED_FILE_BYTES)
         try:
             _decode(frame, raw)
         except (RuntimeError, ValueError) as error:

@@ -162,8 +162,10 @@ def _check_dimension_names(array: Fields, num_axes: int) -> None:
             raise array.fail("dimension_names", f"{num_axes} strings or nulls")
 
 
-def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Check a cold array's `zarr.json` and return (dtype, shape, chunk shape).
+def parse_compressed(
+    document: dict[str, Any], path: str
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Check a compressed array's `zarr.json` and return (dtype, shape, chunk shape).
 
     Raises
     ------
@@ -198,10 +200,10 @@ def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...
         raise top.fail("shape", f"at most {MAX_DIMENSIONS} dimensions and 2^62 bytes")
     _check_dimension_names(top, len(shape))
     chunk_bytes = math.prod(chunk_shape) * item_bytes
-    if len(chunk_shape) != len(shape) or chunk_bytes > MAX_COLD_CHUNK_BYTES:
+    if len(chunk_shape) != len(shape) or chunk_bytes > MAX_COMPRESSED_CHUNK_BYTES:
         raise CorruptStoreError(
             f"{path}: malformed metadata: chunk_shape {list(chunk_shape)} for shape {list(shape)}: "
-            f"expected as many dimensions and at most {MAX_COLD_CHUNK_BYTES} bytes a chunk",
+            f"expected as many dimensions and at most {MAX_COMPRESSED_CHUNK_BYTES} bytes a chunk",
             path=path,
         )
     return dtype, shape, chunk_shape
@@ -209,6 +211,6 @@ def parse_cold(document: dict[str, Any], path: str) -> tuple[str, tuple[int, ...
 
 # A compressed chunk may claim to be anything; together with "every chunk is listed in the
 # manifest" this bounds what decompressing a hostile array can allocate.
-MAX_COLD_CHUNK_BYTES = 2**24
+MAX_COMPRESSED_CHUNK_BYTES = 2**24
 # Zstandard makes no more of a chunk that it cannot compress.
-MAX_COLD_FILE_BYTES = MAX_COLD_CHUNK_BYTES + MAX_COLD_CHUNK_BYTES // 256
+MAX_COMPRESSED_FILE_BYTES = MAX_COMPRESSED_CHUNK_BYTES + MAX_COMPRESSED_CHUNK_BYTES // 256

@@ -63,7 +63,7 @@ class Journal:
         self.spill_directory = directory / SPILL_DIRECTORY
         self.steps: list[Record] = []
         self._shards: dict[tuple[str, int], Record] = {}
-        self._cold: dict[str, Record] = {}
+        self._compressed: dict[str, Record] = {}
         self._runs: list[Record] = []
         self._edges: Record | None = None
         # Shards that were compared already: an array may be asked for more than once.
@@ -113,14 +113,16 @@ class Journal:
     @property
     def has_work(self) -> bool:
         """Whether anything is finished that a later run need not do again."""
-        return bool(self.fingerprint and (self._shards or self._cold or self._runs or self.steps))
+        return bool(
+            self.fingerprint and (self._shards or self._compressed or self._runs or self.steps)
+        )
 
     def _take(self, record: Record) -> None:
         kind = record.get("kind")
         if kind == "shard":
             self._shards[record["array"], record["number"]] = record
         elif kind == "cold":
-            self._cold[record["array"]] = record
+            self._compressed[record["array"]] = record
         elif kind == "run":
             self._runs.append(record)
         elif kind == "forget_runs":
@@ -187,7 +189,7 @@ class Journal:
             }
         )
 
-    def cold_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
+    def compressed_files(self, path: str, content_crc: int) -> list[StoredFile] | None:
         """Return the files of a compressed array that is written already, if it is the same one.
 
         Parameters
@@ -202,7 +204,7 @@ class Journal:
         list of (name, size, crc32c of each block), or None
             None if the array has to be written.
         """
-        record = self._cold.get(path)
+        record = self._compressed.get(path)
         if record is None or record["content_crc"] != content_crc:
             return None
         found = []
@@ -213,7 +215,7 @@ class Journal:
             found.append((name, size, crcs))
         return found
 
-    def record_cold(self, path: str, content_crc: int, files: Sequence[StoredFile]) -> None:
+    def record_compressed(self, path: str, content_crc: int, files: Sequence[StoredFile]) -> None:
         """Write down that a compressed array is complete and durable."""
         listed = [[name, size, crc_of_blocks(crcs)] for name, size, crcs in files]
         self._record({"kind": "cold", "array": path, "content_crc": content_crc, "files": listed})
@@ -321,7 +323,7 @@ class Journal:
         cut_journal(self.directory / JOURNAL_FILE, kept)
         del self.steps[first:]
         self._shards.clear()
-        self._cold.clear()
+        self._compressed.clear()
 
     # ---- the directory
 
@@ -330,7 +332,7 @@ class Journal:
         kept = {self.directory / JOURNAL_FILE}
         for (path, number), record in self._shards.items():
             kept.add(self.directory / path / shard_name(number, record["row_ndim"]))
-        for path, record in self._cold.items():
+        for path, record in self._compressed.items():
             kept.update(self.directory / path / name for name, _, _ in record["files"])
         for run in self.runs():
             kept.update(Path(path) for path in run["files"])
@@ -355,7 +357,7 @@ class Journal:
         (self.directory / JOURNAL_FILE).unlink()
         self.steps.clear()
         self._shards.clear()
-        self._cold.clear()
+        self._compressed.clear()
         self._runs.clear()
 
 

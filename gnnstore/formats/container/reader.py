@@ -11,13 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, NotFoundError, storage_error
-from gnnstore.formats.arrays.compressed import chunk_file_names, num_chunks, read_chunks, read_cold
+from gnnstore.formats.arrays.compressed import (
+    chunk_file_names,
+    num_chunks,
+    read_chunks,
+    read_compressed,
+)
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.arrays.zarr_metadata import (
     MAX_ARRAY_METADATA_BYTES,
     METADATA_FILE,
-    parse_cold,
+    parse_compressed,
     parse_paged,
     shard_index,
     shard_name,
@@ -80,7 +85,7 @@ class SealedReader(Generic[M]):
                 yield from self._layout_problems(self.paged(spec))
                 continue
             try:
-                for _ in self.cold_chunks(spec):
+                for _ in self.compressed_chunks(spec):
                     pass
             except CorruptStoreError as error:
                 yield Problem(str(self.path / spec.path), str(error))
@@ -162,7 +167,7 @@ class SealedReader(Generic[M]):
         """Return a paged array."""
         return self._paged[spec.path]
 
-    def cold(self, spec: AttributeSpec) -> npt.NDArray[Any]:
+    def compressed(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read a compressed array whole into a new array in its storage type.
 
         Raises
@@ -171,9 +176,9 @@ class SealedReader(Generic[M]):
             If it cannot be decoded or is not what the manifest says.
         """
         check_directories(self.path, spec.path)  # no file of an empty array need be listed
-        return read_cold(self.path / spec.path, spec)
+        return read_compressed(self.path / spec.path, spec)
 
-    def cold_chunks(
+    def compressed_chunks(
         self, spec: AttributeSpec
     ) -> Iterator[tuple[tuple[slice, ...], npt.NDArray[Any]]]:
         """Yield the places and values of a compressed array's chunks, one in memory at a time.
@@ -188,7 +193,7 @@ class SealedReader(Generic[M]):
 
     def read(self, spec: AttributeSpec) -> npt.NDArray[Any]:
         """Read any array whole into memory, in its storage type."""
-        return self.cold(spec) if spec.layout == "cold" else self.paged(spec).load()
+        return self.compressed(spec) if spec.layout == "cold" else self.paged(spec).load()
 
     def block_checksums(self) -> npt.NDArray[np.uint32]:
         """Return the crc32c of every block of every file, in the order of the manifest.
@@ -222,7 +227,7 @@ class SealedReader(Generic[M]):
         """Check that an array is what the manifest says, and that all its files are listed."""
         document, path = self._array_document(spec.path)
         if spec.layout == "cold":
-            dtype, shape, chunk_shape = parse_cold(document, path)
+            dtype, shape, chunk_shape = parse_compressed(document, path)
             # Compared before there is a name for each: a hostile count is not a loop.
             self._require(num_chunks(shape, chunk_shape) <= len(self._sizes), spec, path)
             spec.check(dtype, shape, path)

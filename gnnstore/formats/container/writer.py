@@ -27,7 +27,7 @@ from gnnstore.errors import (
     storage_error,
     storage_errors,
 )
-from gnnstore.formats.arrays.compressed import crc_of_array, write_cold_files
+from gnnstore.formats.arrays.compressed import crc_of_array, write_compressed_files
 from gnnstore.formats.arrays.dtypes import dtype_name, storage_dtype
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
@@ -236,7 +236,7 @@ class SealedWriter:
                 path=self.path,
             )
 
-    def cold(
+    def compressed(
         self,
         array_path: str,
         array: npt.NDArray[Any],
@@ -259,14 +259,14 @@ class SealedWriter:
         spec = AttributeSpec(name, array_path, "cold", dtype, stored.shape, cat_dim)
         directory = self._array_directory(spec)
         crc = crc_of_array(spec, stored)
-        files = self.journal.cold_files(array_path, crc)
+        files = self.journal.compressed_files(array_path, crc)
         with storage_errors(f"write the array {name!r}", directory):
             if files is None:
                 for file in directory.iterdir():
                     file.unlink()
                 dimension = self.row_dimension(array_path)
-                files = write_cold_files(directory, spec, stored, dimension)
-                self.journal.record_cold(array_path, crc, files)
+                files = write_compressed_files(directory, spec, stored, dimension)
+                self.journal.record_compressed(array_path, crc, files)
         for file_name, size, crcs in files:
             self._files[f"{array_path}/{file_name}"] = (size, crcs)
         return spec

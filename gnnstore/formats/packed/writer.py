@@ -169,7 +169,7 @@ class PackedWriter(SealedWriter):
             width = SEGMENT_COLUMNS + len(manifest.cached)
             arrays.append(self._write_table(SEGMENTS_ARRAY, self.segments, width))
         for spec in manifest.schema.graph_arrays.values():
-            self.cold(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
+            self.compressed(spec.path, graph[spec.path], name=spec.name, dtype=spec.dtype)
         return self.seal(replace(manifest, paged_arrays=tuple(arrays)))
 
     def _write_table(self, name: str, rows: list[list[int]], width: int) -> AttributeSpec:

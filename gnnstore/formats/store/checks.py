@@ -68,7 +68,7 @@ def _check_range(
     if spec.layout == "paged":
         pieces = reader.paged(spec).pieces(_SCAN_BYTES)
     else:
-        pieces = ((place.start, ids) for (place,), ids in reader.cold_chunks(spec))
+        pieces = ((place.start, ids) for (place,), ids in reader.compressed_chunks(spec))
     for first, ids in pieces:
         outside = np.argwhere((ids < 0) | (ids >= limit))
         if len(outside):

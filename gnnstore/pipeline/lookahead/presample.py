@@ -44,7 +44,7 @@ _MEASURED_BATCHES = 4
 # When every node has been needed 4 times on average, more batches say little more. On small
 # graphs and with full fan-outs this ends the sampling long before 255 batches.
 _ENOUGH_VISITS = 4
-# A mapped structure may have to come from disk: 60,000 page faults for a batch of 1,024
+# A mapped topology may have to come from disk: 60,000 page faults for a batch of 1,024
 # seeds and three hops of 10.
 _MAPPED_BATCHES = 32
 # Above, seeds are drawn with replacement: an order of 10^8 seeds would take 1.6 GB.
@@ -148,7 +148,7 @@ class Presampler:
 
     def run(
         self,
-        structure: Topology,
+        topology: Topology,
         num_threads: int,
         counts: npt.NDArray[np.uint8] | None = None,
         spare_bytes: int | None = None,
@@ -172,14 +172,14 @@ class Presampler:
         if trace is not None:
             num_batches = trace.num_batches
         if counts is not None:
-            num_batches = _MAPPED_BATCHES if structure.is_slow else MAX_COUNTED_BATCHES
-        sampler = structure.sampler(replace(self.config, seed=_SEED), self.index_dtype)
+            num_batches = _MAPPED_BATCHES if topology.is_slow else MAX_COUNTED_BATCHES
+        sampler = topology.sampler(replace(self.config, seed=_SEED), self.index_dtype)
         if spare_bytes is not None:
             pool_exchange(True)
         # As in a run: 8 threads would otherwise have 16 batches of ids at a time.
         lookahead = Lookahead(2 * num_threads, spare_bytes)
         done, largest, visits = 0, Presampled(0, 0), 0
-        enough = _ENOUGH_VISITS * structure.csc.num_nodes
+        enough = _ENOUGH_VISITS * topology.csc.num_nodes
         labels_bytes: dict[int, int] = {}
 
         def request(batch: int, positions: Any) -> BatchRequest:

@@ -245,7 +245,7 @@ def place(
         limit += cached_bytes
         usable = limit - limit // _BATCH_SHARE
     staging = staging_bytes(limit) if mode == "disk" else 0
-    base = seeds_bytes + sizes.cold_bytes + (sizes.rows_bytes if mode == "memory" else 0)
+    base = seeds_bytes + sizes.compressed_bytes + (sizes.rows_bytes if mode == "memory" else 0)
     where = _place_topology(topology, mode, sizes, usable - base - staging)
     memory = Ledger(limit, (), f"strategy {strategy.name!r}", source).add(
         *_held(sizes, mode, where), Reservation("seeds and their order", seeds_bytes)
@@ -291,7 +291,7 @@ def _held(sizes: StoreSizes, mode: Mode, topology: Topology) -> list[Reservation
     return [
         Reservation("attributes", sizes.rows_bytes if mode == "memory" else 0),
         Reservation("indptr" if topology == "disk" else "topology", parts[topology]),
-        Reservation("compressed attributes", sizes.cold_bytes),
+        Reservation("compressed attributes", sizes.compressed_bytes),
     ]
 
 

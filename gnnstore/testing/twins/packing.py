@@ -42,24 +42,24 @@ def packed_file(
 ) -> bytes:
     """Return the file that packing makes of a table's rows [N, row_bytes].
 
-    Each batch has a run: its distinct missed rows in ascending order, and zeros up to a
+    Each batch has a chunk: its distinct missed rows in ascending order, and zeros up to a
     multiple of 4096 bytes.
     """
-    runs = []
+    chunks = []
     for begin, end in pairwise(offsets):
         missed = np.unique(ids[begin:end][slots[begin:end] < 0])
-        run = rows[missed].tobytes()
-        runs.append(run + bytes(-len(run) % CHUNK_ALIGNMENT_BYTES))
-    return b"".join(runs)
+        chunk = rows[missed].tobytes()
+        chunks.append(chunk + bytes(-len(chunk) % CHUNK_ALIGNMENT_BYTES))
+    return b"".join(chunks)
 
 
 def piece_crcs(
-    file: bytes, offsets: Iterable[int], run_bytes: Iterable[int], piece_bytes: int
+    file: bytes, offsets: Iterable[int], chunk_bytes: Iterable[int], piece_bytes: int
 ) -> list[int]:
-    """Return the crc32c of each piece of runs that lie in a file, without the padding behind."""
+    """Return the crc32c of each piece of chunks that lie in a file, without the padding behind."""
     return [
         _core.crc32c_portable(np.frombuffer(file[place : min(place + piece_bytes, end)], np.uint8))
-        for offset, end in ((o, o + n) for o, n in zip(offsets, run_bytes, strict=True))
+        for offset, end in ((o, o + n) for o, n in zip(offsets, chunk_bytes, strict=True))
         for place in range(offset, end, piece_bytes)
     ]
 

@@ -203,7 +203,7 @@ def _chunks(
     """Yield the rows of an array in order, as numbers, a few megabytes at a time."""
     with progress.phase(f"scan {spec.path}", spec.num_bytes, "bytes") as phase:
         if spec.layout == "cold":
-            yield _numbers(spec, reader.cold(spec))
+            yield _numbers(spec, reader.compressed(spec))
             phase.advance(spec.num_bytes)
             return
         for _, rows in reader.paged(spec).pieces(_CHUNK_BYTES):
