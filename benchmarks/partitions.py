@@ -119,6 +119,7 @@ def run_epoch(
     with (
         seconds.timed(PartitionFiles, "read_rows", "reading"),
         seconds.timed(PartitionFiles, "read_edges", "reading"),
+        seconds.timed(PartitionFiles, "settle", "reading"),
         seconds.timed(ResidentGraph, "build", "building"),
     ):
         num_batches, first = len(loader), None

@@ -9,6 +9,7 @@ lies with the row in the table; the state of an optimizer is its options.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
@@ -21,7 +22,7 @@ from gnnstore.errors import UsageError
 Tables = EmbeddingTable | Iterable[EmbeddingTable] | Iterable[Mapping[str, Any]]
 
 
-class _RowOptimizer(torch.optim.Optimizer):
+class _RowOptimizer(torch.optim.Optimizer, ABC):
     """A rule that changes rows by their gradients.
 
     Parameters
@@ -94,9 +95,9 @@ class _RowOptimizer(torch.optim.Optimizer):
             table.apply_gradients(partial(self._scalars, group))
         return loss
 
+    @abstractmethod
     def _scalars(self, group: Mapping[str, Any], steps: int) -> dict[str, float]:
         """Return what the kernel takes in the step of this number, from 1."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options of each group; a row's state is in the table and its commits."""

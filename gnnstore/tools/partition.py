@@ -22,6 +22,8 @@ from gnnstore.units import format_duration, format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gnnstore.formats.partitions.manifest import OrderKind
+
 # Dividing, sorting and writing edges, on two processors that do something else as well.
 _EDGES_PER_SECOND = 1.5e6
 _MANY = 2**62
@@ -35,6 +37,7 @@ def partition_store(
     name: str | None,
     output: str | None,
     train_first: str | None,
+    order: OrderKind,
     seed: int,
     memory_bytes: int | None,
     estimate: bool,
@@ -66,7 +69,7 @@ def partition_store(
         if num_partitions is None and profile is not None:
             num_partitions, reason = _choose(graph, profile)
             progress.note(reason)
-        plan = Partitioning(graph, num_partitions or 0, train_first, seed, memory_bytes)
+        plan = Partitioning(graph, num_partitions or 0, train_first, seed, memory_bytes, order)
         final = partitions_path(plan, name, output)
         if final.exists() and not overwrite and not estimate:
             raise StoreExistsError(
@@ -87,6 +90,7 @@ def partition_store(
                 train_first=train_first,
                 seed=seed,
                 memory_bytes=memory_bytes,
+                order=order,
                 overwrite=overwrite,
                 resume=resume,
                 progress=progress,

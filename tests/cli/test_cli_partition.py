@@ -82,6 +82,16 @@ def test_an_estimate_writes_nothing(
     assert (made["num_partitions"], made["name"]) == (2, "random-2")
 
 
+def test_partitions_are_ranges_of_ids(run: Any, store: Path) -> None:
+    made = run("partition", store, "-p", "4", "--order", "none", "--json").document
+    assert (made["name"], made["order"], made["num_train_partitions"]) == ("none-4", "none", 0)
+    assert "as in the store" in run("inspect", store).stdout
+    assert run("verify", store, "--level", "full").status == 0
+    both = run("partition", store, "-p", "4", "--order", "none", "--train-first")
+    assert both.status == 2
+    assert "leave out one" in both.stderr
+
+
 def test_partitions_elsewhere(run: Any, store: Path, original: Path, tmp_path: Path) -> None:
     output = tmp_path / "elsewhere"
     assert run("partition", store, "-p", "3", "--output", output).status == 0

@@ -366,13 +366,20 @@ def test_whole_blocks_are_compared_with_their_checksums(tmp_path: Path, feature_
     unit = PartitionsReader.open(partition(path, 2, seed=0))
     policy = PartitionPolicy("dispersed", capacity=1)
     options: dict[str, Any] = {"input_nodes": None, "batch_size": 3_000, "num_neighbors": [1]}
-    batches_of(make(path, policy, **options))
+    loader = make(path, policy, **options)
+    expected = batches_of(loader)
     file = unit.paged(unit.nodes["x"]).file_paths[0]
     data = bytearray(file.read_bytes())
     data[1_500_000] ^= 1
     file.write_bytes(data)
+    loader = make(path, policy, **options)
     with pytest.raises(CorruptStoreError, match="bytes 1048576 to 2097151 have the checksum"):
-        batches_of(make(path, policy, **options))
+        batches_of(loader)
+    assert threads_of_loaders() == []
+    data[1_500_000] ^= 1
+    file.write_bytes(data)
+    loader.set_epoch(0)
+    assert_same_batches(batches_of(loader), expected)  # what was damaged is read again
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])

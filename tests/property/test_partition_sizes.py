@@ -107,6 +107,12 @@ def sizes_of(seconds: int, order: str, groups: int) -> BufferSizes:
     return BufferSizes(4 * groups, 8, groups, order, 1, seconds, 0)
 
 
+def test_a_budget_that_nothing_fits_names_its_source() -> None:
+    contents = Contents(node_bytes=10**9, edge_bytes=10**9, num_nodes=10**6)
+    with pytest.raises(BudgetError, match="of the container"):
+        buffer_sizes(contents, 1000, 1 << 16, source="of the container")
+
+
 def test_the_shortest_epoch_is_best_and_of_those_the_least_biased() -> None:
     slow, fast = sizes_of(20, "even", 32), sizes_of(10, "beta", 8)
     rates = {"read_rate": 1.0, "write_rate": 1.0}

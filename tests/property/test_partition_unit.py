@@ -102,6 +102,19 @@ def test_a_reordered_store(tmp_path: Path) -> None:
     check(store, make(store, 4, train_first="train"))
 
 
+def test_the_order_of_the_store(tmp_path: Path) -> None:
+    graph = random_graph(300, 2000, feature_dim=5, num_classes=3, edge_feature_dim=2, skew=2)
+    store = graph.write(tmp_path / "graph.gnn")
+    unit = make(store, 4, order="none")
+    check(store, unit)
+    assert (unit.name, unit.order_kind, unit.num_train_partitions) == ("none-4", "none", 0)
+    np.testing.assert_array_equal(unit.read(unit.order_spec), np.arange(300))
+    with pytest.raises(UsageError, match="leave out one"):
+        make(store, 4, order="none", train_first="train")
+    with pytest.raises(UsageError, match="expected one of 'random', 'none'"):
+        make(store, 4, order="degree")
+
+
 def test_xarray_opens_partitions_in_their_store(tmp_path: Path) -> None:
     """Axes of one name have one length, in all groups below one another."""
     xarray = pytest.importorskip("xarray")

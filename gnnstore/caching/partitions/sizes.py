@@ -125,11 +125,21 @@ def most_partitions(contents: Contents, block_bytes: int) -> int:
 
 
 def buffer_sizes(
-    contents: Contents, memory_bytes: int, block_bytes: int, *, for_edges: bool = True
+    contents: Contents,
+    memory_bytes: int,
+    block_bytes: int,
+    *,
+    for_edges: bool = True,
+    source: str = Ledger.source,
 ) -> list[BufferSizes]:
     """Return the sizes that fit a budget, one for each order and number of groups in the buffer.
 
     Of each, the fewest groups that fit: they are read least often.
+
+    Parameters
+    ----------
+    source : str
+        Where the budget is from, for an error; as of `Ledger`.
 
     Raises
     ------
@@ -150,7 +160,7 @@ def buffer_sizes(
             (_sizes(contents, o, r, most, most) for o, r in shapes if r <= most),
             key=lambda sizes: sizes.memory_bytes,
         )
-        ledger = Ledger(memory_bytes, who="the partition buffer")
+        ledger = Ledger(memory_bytes, who="the partition buffer", source=source)
         parts = Reservation(
             f"{least.capacity} of {least.num_partitions} partitions", least.memory_bytes
         )

@@ -1,4 +1,7 @@
-"""Which node lies in which partition: a keyed permutation, training nodes first if asked for."""
+"""Which node lies in which partition.
+
+A keyed permutation, training nodes first if asked for; or the order of the store.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,12 @@ def node_order(
             order = np.argsort(np.concatenate(keys), kind="stable")
             if len(order):
                 yield np.concatenate(nodes)[order]
+
+
+def as_they_are(num_nodes: int, nodes_at_once: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the nodes by their ids, a piece at a time."""
+    for first in range(0, num_nodes, nodes_at_once):
+        yield np.arange(first, min(first + nodes_at_once, num_nodes))
 
 
 def rows_per_partition(num_nodes: int, num_partitions: int, rows_per_page: list[int]) -> int:

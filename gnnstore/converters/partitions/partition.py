@@ -27,7 +27,7 @@ from gnnstore.converters.edges.runs import WIDE_BYTES
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.partitions.buckets import BucketedEdges, Grid, edges_at_once
-from gnnstore.converters.partitions.order import node_order, rows_per_partition
+from gnnstore.converters.partitions.order import as_they_are, node_order, rows_per_partition
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
@@ -57,6 +57,8 @@ from gnnstore.units import format_size
 
 _LOG = logging.getLogger(__name__)
 
+ORDERS: tuple[OrderKind, ...] = ("random", "none")
+
 _COPY_BYTES = 2**22  # pieces in which rows are copied
 _PIECE_NODES = 2**18
 # Of the writers of edges and of their buckets; and of the pieces that are under way.
@@ -82,11 +84,13 @@ class Partitioning:
         Which nodes go where; in [0, 2**64).
     memory_bytes : int or None
         The most memory to use; None: all that is available.
+    order : "random" or "none"
+        "none" keeps the order of the store: partitions are ranges of its ids.
 
     Raises
     ------
     UsageError
-        If a partition would be empty, or there is no such split; names what works.
+        If a partition would be empty, or there is no such split or order; names what works.
     BudgetError
         If memory does not suffice.
     """
@@ -96,8 +100,17 @@ class Partitioning:
     train_first: str | None = None
     seed: int = 0
     memory_bytes: int | None = None
+    order: OrderKind = "random"
 
     def __post_init__(self) -> None:
+        if self.order not in ORDERS:
+            known = ", ".join(map(repr, ORDERS))
+            raise UsageError(f"order={self.order!r}: expected one of {known}")
+        if self.order == "none" and self.train_first is not None:
+            raise UsageError(
+                f"order='none' keeps nodes where they are, and train_first={self.train_first!r} "
+                "moves those of a split: leave out one"
+            )
         if not 0 <= self.seed < 2**64:
             raise UsageError(f"seed={self.seed} is outside [0, 2^64)")
         if self.train_first is not None and self.train_first not in self.graph.nodes.splits:
@@ -113,7 +126,7 @@ class Partitioning:
     @property
     def order_kind(self) -> OrderKind:
         """How nodes are spread."""
-        return "random" if self.train_first is None else "train-first"
+        return self.order if self.train_first is None else "train-first"
 
     @property
     def default_name(self) -> str:
@@ -222,6 +235,7 @@ def partition(
     train_first: str | None = None,
     seed: int = 0,
     memory_bytes: int | None = None,
+    order: OrderKind = "random",
     overwrite: bool = False,
     resume: bool = False,
     progress: Progress | None = None,
@@ -239,7 +253,7 @@ def partition(
     resume : bool
         Go on with what an interrupted attempt left. The result is that of an uninterrupted one,
         byte for byte.
-    num_partitions, train_first, seed, memory_bytes
+    num_partitions, train_first, seed, memory_bytes, order
         See `Partitioning`.
 
     Raises
@@ -251,7 +265,7 @@ def partition(
     NoSpaceError, NotFoundError, CorruptStoreError, StorageError
         If the store cannot be read, or the partitions not written.
     """
-    plan = Partitioning(StoreInput(store), num_partitions, train_first, seed, memory_bytes)
+    plan = Partitioning(StoreInput(store), num_partitions, train_first, seed, memory_bytes, order)
     final = partitions_path(plan, name, output)
     if not resume:
         plan.check_space(final)
@@ -266,6 +280,7 @@ def partition(
                 "store": plan.graph.reader.uuid,
                 "partitions": num_partitions,
                 "train_first": train_first,
+                "order": order,
                 "seed": seed,
             },
             resume=resume,
@@ -341,7 +356,12 @@ class _Work:
         at_once = min(num_nodes, plan.memory.left() // _BYTES_TO_DRAW)
         done = 0
         with self._progress.phase("draw the order", num_nodes, "nodes") as phase:
-            for nodes in node_order(num_nodes, plan.seed, is_first, at_once):
+            pieces = (
+                as_they_are(num_nodes, _PIECE_NODES)
+                if plan.order == "none"
+                else node_order(num_nodes, plan.seed, is_first, at_once)
+            )
+            for nodes in pieces:
                 for begin in range(0, len(nodes), _PIECE_NODES):
                     piece = nodes[begin : begin + _PIECE_NODES]
                     self._place[piece] = np.arange(done, done + len(piece))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import BLOCK_BYTES
 from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.parallel import THREAD_NAME
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -68,6 +71,31 @@ class PartitionFiles:
         entries = (entry.path for entry in unit.manifest.files)
         self._first_block = dict(zip(entries, unit.manifest.first_blocks(), strict=False))
         self._checksums = unit.block_checksums()
+        self._checking: ThreadPoolExecutor | None = None
+        self._checks: list[Future[None]] = []
+
+    @contextmanager
+    def checking_beside(self) -> Iterator[None]:
+        """Have a thread compare what is read meanwhile; all has been compared at the end.
+
+        Raises
+        ------
+        CorruptStoreError
+            At the end, if a block is not what was written, whatever else was raised meanwhile.
+        """
+        with ThreadPoolExecutor(1, f"{THREAD_NAME}-checksums") as pool:
+            self._checking = pool
+            try:
+                yield
+            finally:
+                self._checking = None
+                self.settle()
+
+    def settle(self) -> None:
+        """Wait until all that was read has been compared; see `checking_beside`."""
+        checks, self._checks = self._checks, []
+        for check in checks:
+            check.result()
 
     def read_rows(
         self, spec: AttributeSpec, first: int, out: npt.NDArray[Any], proceed: Callable[[], None]
@@ -79,14 +107,14 @@ class PartitionFiles:
         StorageError
             Naming the file and offset of a read that failed.
         CorruptStoreError
-            If a block is not what was written.
+            If a block is not what was written; within `checking_beside`, at its end.
         """
         rows = self._rows(spec)
         step = max(1, _PIECE_BYTES // max(1, rows.row_bytes))
         for begin in range(0, len(out), step):
             proceed()
             self.counts += rows.read_range(first + begin, out[begin : begin + step])
-        self._verify(rows.stored.array, first, out)
+        self._check(rows.stored.array, first, out)
 
     def read_edges(
         self,
@@ -114,12 +142,18 @@ class PartitionFiles:
             self.counts += rows.read_ranges(firsts, ends, places, out)
         for i in np.flatnonzero(sizes * rows.row_bytes >= BLOCK_BYTES).tolist():
             place, size = int(ranges.places[i]), int(sizes[i])
-            self._verify(rows.stored.array, int(ranges.firsts[i]), out[place : place + size])
+            self._check(rows.stored.array, int(ranges.firsts[i]), out[place : place + size])
 
     def _rows(self, spec: AttributeSpec) -> DirectRows:
         if spec.path not in self._open:
             self._open[spec.path] = DirectRows.open(self.unit.paged(spec), self.engine)
         return self._open[spec.path]
+
+    def _check(self, array: PagedArray, first: int, rows: npt.NDArray[Any]) -> None:
+        if self._checking is None:
+            self._verify(array, first, rows)
+        else:
+            self._checks.append(self._checking.submit(self._verify, array, first, rows))
 
     def _verify(self, array: PagedArray, first: int, rows: npt.NDArray[Any]) -> None:
         for path, block, data in _whole_blocks(array, first, rows):
@@ -195,8 +229,7 @@ class PartitionSlots:
         StorageError, CorruptStoreError
             As `PartitionFiles.read_rows`; the slot is empty then.
         """
-        for known in [known for known, its in self.slot_of.items() if its == slot]:
-            del self.slot_of[known]
+        self.forget([known for known, its in self.slot_of.items() if its == slot])
         unit = self.files.unit
         new_ids, begin = unit.rows(partition), slot * unit.rows_per_partition
         for path, spec in self._specs.items():
@@ -211,6 +244,11 @@ class PartitionSlots:
                     path=unit.path / path,
                 )
         self.slot_of[partition] = slot
+
+    def forget(self, partitions: Sequence[int]) -> None:
+        """Take the slots of some partitions as empty."""
+        for partition in partitions:
+            self.slot_of.pop(partition, None)
 
     def first_rows(self, partitions: Int64Array) -> Int64Array:
         """Return the row at which the slot of each partition begins [c]."""

@@ -225,17 +225,24 @@ class StateBuffer:
 
         kept = {*partitions.tolist()}
         used = set() if before is None else {*before.members.partitions.tolist()}
-        for partition in partitions.tolist():
-            if partition in slots.slot_of:
-                continue
-            free = self._free_slot(slots, kept | used)
-            if free is None and before is not None:
-                wait(before.is_over)
-                used = set()
-                free = self._free_slot(slots, kept)
-            assert free is not None  # noqa: S101 - there are as many slots as a state has
-            slots.read(partition, free, proceed)
-            self.totals.partitions += 1
+        new: list[int] = []
+        try:
+            with self.files.checking_beside():
+                for partition in partitions.tolist():
+                    if partition in slots.slot_of:
+                        continue
+                    free = self._free_slot(slots, kept | used)
+                    if free is None and before is not None:
+                        wait(before.is_over)
+                        used = set()
+                        free = self._free_slot(slots, kept)
+                    assert free is not None  # noqa: S101 - there are as many slots as a state has
+                    slots.read(partition, free, proceed)
+                    new.append(partition)
+                    self.totals.partitions += 1
+        except CorruptStoreError:
+            slots.forget(new)
+            raise
         edges: ResidentGraph | Buckets | None = None
         if self._edges == "graph":
             edges = self._graph = self._build(members, proceed)
@@ -303,12 +310,13 @@ class StateBuffer:
         unit = self.files.unit
         firsts, ends = unit.bucket_ptr[entries[wanted]], unit.bucket_ptr[entries[wanted] + 1]
         ranges = Ranges(firsts, ends, buckets.starts[:-1][wanted]).joined()
-        for spec, out in (
-            (unit.source_spec, buckets.source),
-            (unit.target_spec, buckets.target),
-            (unit.position_spec, buckets.position),
-        ):
-            self.files.read_edges(spec, ranges, out, proceed)
+        with self.files.checking_beside():
+            for spec, out in (
+                (unit.source_spec, buckets.source),
+                (unit.target_spec, buckets.target),
+                (unit.position_spec, buckets.position),
+            ):
+                self.files.read_edges(spec, ranges, out, proceed)
 
 
 class StatesAhead:

@@ -57,7 +57,7 @@ def describe_order(found: Mapping[str, Any]) -> str:
     """Return how nodes are spread over partitions, in words."""
     if found["order"] == "train-first":
         return f"{found['train_split']} first, in {found['num_train_partitions']:,}"
-    return str(found["order"])
+    return "as in the store" if found["order"] == "none" else str(found["order"])
 
 
 def render_partitions(console: Console, found: Mapping[str, Any]) -> None:

@@ -54,11 +54,14 @@ def plan_partitions(
     """
     store = open_store(path)
     contents = _contents(store, embedding_dim)
-    memory_bytes = MemoryBudget.of(memory_bytes).num_bytes
+    budget = MemoryBudget.of(memory_bytes)
+    memory_bytes = budget.num_bytes
     with session.progress() as progress:
         profile = disk_profile(store.path, progress)
     block_bytes = full_rate_bytes(profile)
-    found = buffer_sizes(contents, memory_bytes, block_bytes, for_edges=for_edges)
+    found = buffer_sizes(
+        contents, memory_bytes, block_bytes, for_edges=for_edges, source=budget.source
+    )
     best = best_sizes(
         found,
         read_rate=profile.sequential_read_bytes_per_second,

@@ -13,9 +13,10 @@ _HELP = """Write the nodes and edges of STORE once more, in partitions.
 
 A partition buffer trains on some partitions at a time, and reads them whole: their rows, and the
 buckets of edges between them. Nodes are spread over partitions at random; with --train-first, those
-of a split fill the first partitions, so that node classification reads few others. The result lies
-in the store, as partitions/NAME; the store itself stays as it is. It takes about as much space as
-the store, and some more for the edges.
+of a split fill the first partitions, so that node classification reads few others. With --order
+none, partitions are ranges of the store's ids: of a store that `gnnstore reorder --by community`
+made, they hold many neighbours together. The result lies in the store, as partitions/NAME; the
+store itself stays as it is. It takes about as much space as the store, and some more for the edges.
 
 Finished work survives a full disk, Ctrl-C or a crash; --resume continues it.
 
@@ -24,6 +25,7 @@ Examples:
   gnnstore partition papers100M.gnn --memory 8GB
   gnnstore partition papers100M.gnn -p 256 --name fine --estimate
   gnnstore partition papers100M.gnn -p 64 --train-first --memory 8GB
+  gnnstore partition communities.gnn -p 64 --order none
   gnnstore partition papers100M.gnn -p 64 --output /fast/papers-64
 """
 
@@ -51,6 +53,13 @@ def _parse_partitions(text: str, _: str) -> int | None:
     flag_value="train",
     metavar="[SPLIT]",
     help="Put the nodes of a split into the first partitions. Without a value: train.",
+)
+@click.option(
+    "--order",
+    type=click.Choice(["random", "none"]),
+    default="random",
+    show_default=True,
+    help="How nodes are spread over partitions; none: as they are in the store.",
 )
 @click.option("--name", help="Name of the partitions in the store. Default: such as random-64.")
 @click.option("--output", type=click.Path(), help="Directory of the partitions, outside the store.")
