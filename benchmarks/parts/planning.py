@@ -1,0 +1,167 @@
+"""Sampling a superbatch and planning it, in a process of its own, with files under a memory limit.
+
+`benchmarks.planning` starts this with a `Task` whose strategy is one of `WAYS`; it prints one
+`Outcome`, as JSON. Where it is in a memory group, the process loads the topology and only then
+limits the group: to what it holds, what planning reserves, and the slack. The page cache of the
+files has no more than that.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+import gnnstore
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
+from gnnstore.caching.policies.belady import Belady, BeladyPlanner
+from gnnstore.graph.store import GraphStore
+from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
+from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.seeds.nodes import InputNodes
+from gnnstore.sampling import NeighborSampler, SamplingConfig
+from gnnstore.tools.bench.task import Task
+
+# In memory; in files with a table of all nodes, and in passes of a quarter of them; the same with
+# a full memory group.
+WAYS = ("memory", "files", "files-full", "passes-full")
+PASSES = 4
+# Nodes: more than a batch of any workload has.
+LARGEST_BATCH = 1 << 19
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of one way: seconds of all batches, elapsed and of the processors.
+
+    Attributes
+    ----------
+    num_batches : int
+        Of a superbatch.
+    misses : list of int
+        Rows that each superbatch misses: equal for all ways.
+    limit_bytes, group_peak_bytes : int
+        Of the whole process.
+    """
+
+    sampling: list[float]
+    sampling_cpu: list[float]
+    planning: list[float]
+    planning_cpu: list[float]
+    num_batches: int
+    misses: list[int]
+    limit_bytes: int
+    group_peak_bytes: int
+
+
+class Clock:
+    """Appends the seconds of a block to two lists: elapsed, and spent by processors."""
+
+    def __init__(self, seconds: list[float], cpu_seconds: list[float]) -> None:
+        self._lists = seconds, cpu_seconds
+
+    def __enter__(self) -> None:
+        self._start = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        for found, start, now in zip(self._lists, self._start, self._now(), strict=True):
+            found.append(now - start)
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return time.perf_counter(), used.ru_utime + used.ru_stime
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A graph in memory, and the seeds of an epoch."""
+
+    task: Task
+    store: GraphStore
+    sampler: NeighborSampler
+    seeds: InputNodes
+
+    @classmethod
+    def of(cls, task: Task) -> Run:
+        """Load the topology."""
+        store, seeds = gnnstore.open(task.store), np.load(task.seeds)
+        csc = store.topology("memory", task.num_threads)
+        config = SamplingConfig(task.fanouts, seed=task.seed)
+        sampler = NeighborSampler(csc, config, store.schema.index_dtype)
+        return cls(task, store, sampler, InputNodes(len(seeds), seeds, None))
+
+    def sample(self, spools: Spools, epoch: int) -> SampledSuperbatch:
+        """Sample the batches of an epoch, as a loader does."""
+        task = self.task
+        run = EpochRun(
+            seed=task.seed,
+            epoch=epoch,
+            first=0,
+            num_threads=task.num_threads,
+            joins_in_threads=False,
+            initializer=None,
+            timeout_seconds=None,
+            describe=lambda k: f"batch {k}",
+            recorder=Recorder(),
+        )
+        size = task.batch_size
+        chunk: list[tuple[int, Planned]] = [
+            (k, (k, np.arange(k * size, (k + 1) * size))) for k in range(task.batches)
+        ]
+        return spools.sample(chunk, SamplingJob(run, self.seeds, self.sampler))
+
+
+def perform(task: Task) -> Outcome:
+    """Do what the task says."""
+    run = Run.of(task)
+    num_nodes, num_edges = run.store.num_nodes, run.store.num_edges
+    num_slots = int(task.share * num_nodes)
+    in_memory, passes = task.strategy == "memory", PASSES if "passes" in task.strategy else 1
+    table_bytes = 0 if in_memory else 4 * -(-num_nodes // passes)
+    limit_bytes, group = 0, task.memory_group
+    if group is not None:
+        reserved = Belady().reserve_spilled(
+            num_nodes=num_nodes, largest_batch=LARGEST_BATCH, table_bytes=table_bytes
+        )
+        needed = Ledger(0, tuple(reserved)).peak({PLANNED: task.batches, SLOTS: num_slots})
+        limit_bytes = group.held_bytes() + needed + task.slack_bytes
+        group.limit(limit_bytes)
+    planner = BeladyPlanner(num_slots)
+    found = Outcome([], [], [], [], task.batches, [], limit_bytes, 0)
+    for epoch in range(task.round):
+        with ExitStack() as stack:
+            directory = tempfile.TemporaryDirectory(prefix="plan-", dir=Path(task.store).parent)
+            spools = Spools(
+                Path(stack.enter_context(directory)),
+                num_nodes,
+                num_edges,
+                most_in_memory=task.batches if in_memory else 0,
+                table_bytes=table_bytes,
+                purpose="a benchmark's",
+            )
+            stack.enter_context(closing(spools))
+            with Clock(found.sampling, found.sampling_cpu):
+                sampled = run.sample(spools, epoch)
+            stack.enter_context(closing(sampled))
+            with Clock(found.planning, found.planning_cpu):
+                plan = spools.plan(planner, sampled.trace, "plan")
+            found.misses.append(plan.num_misses)
+            del plan, sampled
+    return replace(found, group_peak_bytes=0 if group is None else group.peak_bytes())
+
+
+def main() -> None:
+    """Perform the task given as JSON."""
+    json.dump(asdict(perform(Task.of_json(sys.argv[1]))), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
