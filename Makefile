@@ -11,7 +11,7 @@ CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeL
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test long lint format docs bench sanitize portable wheel clean distclean
+.PHONY: help demo test tests long lint style types format docs bench sanitize portable wheel clean distclean
 
 help:
 	@echo 'make demo      set up, then convert, inspect and train on a built-in graph (minutes)'
@@ -35,18 +35,26 @@ demo: $(INSTALLED)
 PYTEST := $(BIN)/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 # Threads of OpenMP that find no processor free spin: training would take twice as long.
-test long: export OMP_NUM_THREADS := 1
+tests long: export OMP_NUM_THREADS := 1
 
-test: lint
+# mypy has one processor to itself for a minute: tests run beside it.
+test: style
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests: $(TESTABLE)
 	$(PYTEST)
 
 # The same tests with their long loops: more kills, seeds and examples.
 long: $(TESTABLE)
 	GNNSTORE_LONG_TESTS=1 $(PYTEST) --timeout 1800
 
-lint: $(TESTABLE)
+lint: style types
+
+style: $(TESTABLE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(TESTABLE)
 	$(BIN)/mypy
 
 format: $(TESTABLE)

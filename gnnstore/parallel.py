@@ -7,6 +7,7 @@ stage, Ctrl-C or the end of the interpreter leaves neither a thread nor a hang b
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.budget.ledger import Ledger, Reservation
-from gnnstore.errors import GnnstoreError
+from gnnstore.errors import GnnstoreError, UsageError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -143,6 +144,8 @@ def ordered_map(
     ------
     TimeoutError
         If a result takes longer than `timeout_seconds`.
+    UsageError
+        In a forked process, if there are threads: it has none of them, and would wait for ever.
 
     Notes
     -----
@@ -166,6 +169,7 @@ def ordered_map(
         if initializer is not None:
             initializer()
 
+    process = os.getpid()
     executor = ThreadPoolExecutor(num_threads, THREAD_NAME, start_thread)
     try:
         queue: deque[Future[R]] = deque()
@@ -175,6 +179,11 @@ def ordered_map(
         is_over = False
         index = 0
         while True:
+            if os.getpid() != process:
+                raise UsageError(
+                    f"this iterator was begun in process {process}, whose threads a fork of it "
+                    "does not have; begin a new one after the fork, with iter()"
+                )
             while not is_over and len(queue) < lookahead() and (not queue or is_ready()):
                 try:
                     item = next(source)

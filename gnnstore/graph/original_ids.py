@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
@@ -37,7 +38,12 @@ class NodeIds:
 
     def find(self, ids: Any) -> Any:
         """Return nodes by their original ids, int64, as a tensor if these are one."""
-        given = torch.as_tensor(ids).cpu().numpy()
+        try:
+            given = torch.as_tensor(ids).cpu().numpy()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"original ids are integers, got {reprlib.repr(ids)}; names are original_names"
+            ) from error
         if given.dtype.kind not in "iu" and given.size:
             raise InputError(f"original ids are integers, got {given.dtype}; cast them")
         if given.dtype == np.uint64 and given.size and given.max() > np.iinfo(np.int64).max:

@@ -140,7 +140,7 @@ class GraphStore(FeatureStore, PygGraphStore):  # type: ignore[misc]
         Raises
         ------
         InputError
-            Naming ids that no node has.
+            If they are no integers; naming ids that no node has.
         """
         return self._node_ids.find(original)
 

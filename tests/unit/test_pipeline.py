@@ -365,6 +365,23 @@ def test_the_interpreter_ends_by_an_error_inside_the_loop() -> None:
     assert ended.stderr.rstrip().endswith("ValueError: in the loop")
 
 
+def test_a_fork_does_not_go_on_with_an_iterator_whose_threads_it_has_not() -> None:
+    code = """
+import os, warnings
+warnings.simplefilter("ignore")  # newer Pythons warn of forks of processes with threads
+left = results()
+next(left)
+if os.fork() == 0:
+    signal.alarm(30)
+    next(left)  # which waited for ever
+print(os.waitstatus_to_exitcode(os.wait()[1]), next(left))
+"""
+    ended = run_python(code)
+    assert ended.stdout == "1 1\n"
+    assert "UsageError: this iterator was begun in process" in ended.stderr
+    assert "begin a new one after the fork" in ended.stderr
+
+
 @pytest.mark.parametrize("where", ["while waiting", "in the body"])
 def test_ctrl_c_ends_the_loop_and_leaves_no_thread(where: str) -> None:
     body = "time.sleep(0.001)" if where == "while waiting" else "time.sleep(1)"

@@ -319,8 +319,9 @@ def test_ids_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         missing = np.setdiff1d(np.arange(1000), known)
         with pytest.raises(InputError, match=f"{missing[0]}, {missing[1]}.* and 695 more"):
             mapped.ids_of(missing)
-    with pytest.raises(InputError, match="are integers"):
-        mapped.ids_of([0.5])
+    for wrong in ([0.5], ["x"], [None], [2**70], [[1], [2, 3]]):
+        with pytest.raises(InputError, match="are integers"):
+            mapped.ids_of(wrong)
     with pytest.raises(InputError, match="18446744073709551615"):
         mapped.ids_of(np.array([2**64 - 1], np.uint64))
 
