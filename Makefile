@@ -11,7 +11,7 @@ CORE := $(shell find gnnstore/_core -name '*.cpp' -o -name '*.h' -o -name CMakeL
 DEMO_DIR ?= demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tests long lint style types format docs bench sanitize portable wheel clean distclean
+.PHONY: help demo test tests long lint style types format docs bench bench-peers sanitize portable wheel clean distclean
 
 help:
 	@echo 'make demo      set up, then convert, inspect and train on a built-in graph (minutes)'
@@ -21,6 +21,7 @@ help:
 	@echo 'make format    let ruff format and fix what it can'
 	@echo 'make docs      build the site with the guides and the reference in build/site'
 	@echo 'make bench     the quick benchmarks (see docs/benchmarks.md for the large ones)'
+	@echo 'make bench-peers  set up what benchmarks compare with in .venv-peers (up to 6 GB, half an hour)'
 	@echo 'make sanitize  run the kernels'\'' tests under AddressSanitizer and UBSan'
 	@echo 'make portable  run them without the code for x86-64, as other processors do'
 	@echo 'make wheel     build a wheel and a source archive in dist/'
@@ -66,6 +67,12 @@ bench: $(TESTABLE)
 	@for name in $(BENCHMARKS); do \
 	  echo "== python -m benchmarks.$$name --quick"; \
 	  $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+
+# GraphBolt runs on old versions of torch only, so that the peers have an environment of their own,
+# as have their processes. PEERS_PIP has more options of pip install, such as an index of packages
+# without CUDA.
+bench-peers:
+	$(PYTHON) benchmarks/parts/peers.py
 
 docs: $(TESTABLE)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
@@ -141,4 +148,4 @@ clean:
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-peers

@@ -30,7 +30,7 @@ import torch
 from torch_geometric.data import Data
 
 import gnnstore
-from benchmarks.harness import directory_of, parser, report, spread
+from benchmarks.harness import add_partition_options, directory_of, parser, report, spread
 from benchmarks.parts import sequential
 from examples.train_knowledge_graph import DistMult, train
 from gnnstore.converters import from_rmat
@@ -220,14 +220,10 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Read the command line and run."""
     options = parser(__doc__)
-    options.set_defaults(repeats=3)
     options.add_argument("--scale", type=int, help="2^SCALE nodes (20; 13 with --quick)")
-    options.add_argument("--partitions", type=int, default=32, help="(32)")
+    add_partition_options(options, batch_size=10_000)
     options.add_argument("--logical", type=int, help="logical groups; by default the fewest")
     options.add_argument("--order", choices=("even", "beta"), default="even", help="(even)")
-    options.add_argument("--batch-size", type=int, default=10_000, help="(10000)")
-    options.add_argument("--memory", help="budget of the loader; by default what is available")
-    options.add_argument("--cache", type=Path, help="directory that keeps the store")
     arguments = options.parse_args()
     arguments.scale = arguments.scale or (13 if arguments.quick else 20)
     run(arguments)

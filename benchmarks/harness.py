@@ -147,6 +147,23 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return result
 
 
+def add_loader_options(options: argparse.ArgumentParser) -> None:
+    """Add the options of benchmarks that compare a loader in memory with peers."""
+    options.add_argument("--threads", type=int, help="threads of the loader (all cores)")
+    options.add_argument("--peer-batches", type=int, default=12, help="batches of a peer (12)")
+    options.add_argument("--peer-workers", type=int, nargs="+", default=[0, 2], help="(0 2)")
+    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+
+
+def add_partition_options(options: argparse.ArgumentParser, batch_size: int) -> None:
+    """Add the options of benchmarks that train by partitions."""
+    options.set_defaults(repeats=3)
+    options.add_argument("--partitions", type=int, default=32, help="(32)")
+    options.add_argument("--batch-size", type=int, default=batch_size, help=f"({batch_size})")
+    options.add_argument("--memory", help="budget of the loader; by default what is available")
+    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+
+
 def add_limit_options(options: argparse.ArgumentParser) -> None:
     """Add the options of benchmarks that run processes within a memory limit."""
     options.add_argument("--slack", type=parse_size, default=200 * 10**6, help="(200MB)")
@@ -206,7 +223,7 @@ def report(
     as_json: bool,
     timings: dict[str, Timing] | None = None,
     **numbers: Any,
-) -> None:
+) -> dict[str, Any]:
     """Print the machine and the results: a table, or JSON with every single timing.
 
     Parameters
@@ -215,21 +232,28 @@ def report(
         For people.
     timings, numbers
         For machines.
+
+    Returns
+    -------
+    dict
+        The document that is printed as JSON.
     """
+    facts = machine()
+    document = {
+        "schema_version": 1,
+        "benchmark": title,
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "machine": facts,
+        "timings_seconds": {k: asdict(t)["seconds"] for k, t in (timings or {}).items()},
+        **numbers,
+    }
     if as_json:
-        document = {
-            "schema_version": 1,
-            "benchmark": title,
-            "machine": machine(),
-            "timings_seconds": {k: asdict(t)["seconds"] for k, t in (timings or {}).items()},
-            **numbers,
-        }
         json.dump(document, sys.stdout, indent=1)
         print()
-        return
-    facts = machine()
+        return document
     print(f"{title}\n{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, ", end="")
     print(f"Linux {facts['kernel']}, huge pages: {facts['transparent_huge_pages']}")
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"  {name:<{width}}  {value}")
+    return document

@@ -6,9 +6,9 @@ with `--scale 24`; PyG holds edges as pairs of int64, in the order that its samp
 it does not fit every machine.
 
 A round loads the same number of batches with each contestant in turn. The bars are 4 times the
-speed of PyG's `LinkNeighborLoader` with the number of workers that suits it best, where it can
-sample (torch-sparse or pyg-lib), and at most 1.1 times the CPU time with `exclude_edges` or
-`strict_negatives`: CPU time, which a busy machine disturbs least.
+speed of PyG's `LinkNeighborLoader` with torch-sparse, in a process of its own, with the number of
+workers that suits it best, where it can be had (`make bench-peers`), and at most 1.1 times the CPU
+time with `exclude_edges` or `strict_negatives`: CPU time, which a busy machine disturbs least.
 Run `python -m benchmarks.links`; with `--cache DIR` the store is made once.
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from time import perf_counter, process_time
@@ -26,10 +26,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric import typing
 
 import gnnstore
-from benchmarks.harness import Timing, directory_of, parser, report, spread
+from benchmarks.harness import (
+    Timing,
+    add_loader_options,
+    directory_of,
+    parser,
+    report,
+    spread,
+)
+from benchmarks.parts.peers import PeerLoader, arrays_of, missing, peers_of
 from benchmarks.parts.workloads import make_store
 
 FANOUTS, BATCH_SIZE, SEED, FEATURE_DIM = [10, 10], 1024, 0, 32
@@ -86,48 +93,28 @@ def ours(store: gnnstore.GraphStore, edges: Tensor, arguments: argparse.Namespac
     return {name: contestant(options) for name, options in EXTENSIONS.items()}
 
 
-def peers(store: gnnstore.GraphStore, edges: Tensor, arguments: argparse.Namespace) -> Any:
-    """Return PyG's loaders by the number of their workers; none where it cannot sample."""
-    if not (typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE):
-        return {}
-    from torch_geometric.data import Data  # noqa: PLC0415
-    from torch_geometric.loader import LinkNeighborLoader  # noqa: PLC0415
-
-    csc = store.topology("memory")
-    edge_index = np.empty((2, csc.num_edges), np.int64)
-    edge_index[0] = csc.indices
-    edge_index[1] = np.repeat(np.arange(csc.num_nodes), np.diff(csc.indptr))
-    data = Data(
-        x=store.features.tensor(),
-        y=torch.from_numpy(store.labels),
-        edge_index=torch.from_numpy(edge_index),
-    )
-
-    def contestant(num_workers: int) -> Contestant:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that torch-sparse is deprecated beside pyg-lib
-            loader = LinkNeighborLoader(
-                data,
-                FANOUTS,
-                edges,
-                neg_sampling="binary",
-                batch_size=BATCH_SIZE,
-                is_sorted=True,
-                num_workers=num_workers,
-            )
-        # Workers must start, and have prepared the next batches by then.
-        num_batches, first = arguments.peer_batches, max(1, 2 * num_workers)
-        return lambda _: seconds_a_batch(loader, num_batches, first)
-
-    return {f"PyG, {n} workers": contestant(n) for n in arguments.peer_workers}
-
-
-def measure(arguments: argparse.Namespace, directory: Path) -> None:
+def measure(arguments: argparse.Namespace, directory: Path, stack: ExitStack) -> None:
     """Run the benchmark on the store in a directory."""
     store = gnnstore.open(make_store(directory, arguments.scale, feature_dim=FEATURE_DIM))
     edges = label_edges(store, arguments.edges)
-    others = peers(store, edges, arguments)
-    contestants: dict[str, Contestant] = {**ours(store, edges, arguments), **others}
+    contestants: dict[str, Contestant] = ours(store, edges, arguments)
+    arrays = arrays_of(store, edges.numpy())
+    others: dict[str, Contestant] = {
+        f"PyG, {workers} workers": stack.enter_context(
+            PeerLoader(
+                name,
+                "links",
+                arrays,
+                FANOUTS,
+                BATCH_SIZE,
+                workers=workers,
+                num_batches=arguments.peer_batches,
+            )
+        )
+        for name in peers_of("torch-sparse")
+        for workers in arguments.peer_workers
+    }
+    contestants |= others
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for turn in range(arguments.repeats + 1):
         for name, run in contestants.items():
@@ -157,8 +144,7 @@ def measure(arguments: argparse.Namespace, directory: Path) -> None:
     if others:
         ratio = min(numbers[name] for name in others)
         rows.append((f"the bar of {BAR_PYG:.0f} x PyG", _verdict(ratio >= BAR_PYG)))
-    else:
-        rows.append(("PyG's LinkNeighborLoader", "cannot sample: install torch-sparse or pyg-lib"))
+    rows += missing("torch-sparse")
     title = f"load {BATCH_SIZE} edges and as many negatives from R-MAT, 2^{arguments.scale} nodes"
     report(title, rows, as_json=arguments.json, timings=timings, ratios=numbers, cpu=costs)
 
@@ -173,17 +159,14 @@ def main() -> None:
     options.add_argument("--scale", type=int, default=20, help="2^scale nodes (20; W: 24)")
     options.add_argument("--edges", type=int, default=10**6, help="seed edges (1,000,000)")
     options.add_argument("--batches", type=int, default=100, help="batches a round (100)")
-    options.add_argument("--threads", type=int, help="threads of the loader (all cores)")
-    options.add_argument("--peer-batches", type=int, default=12, help="batches of PyG (12)")
-    options.add_argument("--peer-workers", type=int, nargs="+", default=[0, 2], help="(0 2)")
-    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    add_loader_options(options)
     arguments = options.parse_args()
     if arguments.quick:
         arguments.scale, arguments.repeats = min(arguments.scale, 14), min(arguments.repeats, 2)
         arguments.batches, arguments.edges = min(arguments.batches, 20), 10**5
     torch.set_num_threads(1)
-    with directory_of(arguments) as directory:
-        measure(arguments, directory)
+    with directory_of(arguments) as directory, ExitStack() as stack:
+        measure(arguments, directory, stack)
 
 
 if __name__ == "__main__":

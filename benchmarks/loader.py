@@ -5,8 +5,9 @@ edges a node, 128 float32 features; batches of 1,024 random nodes, fan-out 10, 1
 
 A round times the stages of every batch (sampling, gathering) on one thread, then the loader
 with all threads on the same batches. The bar is 1.3 times (sampling + gathering) / threads.
-PyG's `NeighborLoader` is timed on the same arrays where torch-sparse or pyg-lib is installed;
-the bar is 8 times its speed, with the number of workers that suits it best.
+PyG's `NeighborLoader` with torch-sparse and GraphBolt's loader are timed on the same arrays where
+they can be had (`make bench-peers`), after ours has let go of its memory; the bar is 8 times the
+speed of PyG's with the number of workers that suits it best.
 Run `python -m benchmarks.loader`; with `--cache DIR` the store is made once.
 """
 
@@ -14,8 +15,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import tempfile
-import warnings
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,10 +22,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch_geometric import typing
 
 import gnnstore
-from benchmarks.harness import Timing, parser, report
+from benchmarks.harness import Timing, add_loader_options, directory_of, parser, report
+from benchmarks.parts.peers import LOADERS, PeerLoader, arrays_of, missing, peers_of
 from benchmarks.parts.workloads import make_store
 from gnnstore.features.source import RowSource
 from gnnstore.graph.shared import shared_tables
@@ -98,63 +97,20 @@ def overhead_of(loader: gnnstore.NeighborLoader) -> float:
     return seconds_of(bare) / len(bare)
 
 
-def pyg_data(stages: Stages) -> Any:
-    """Return the graph as PyG holds it: features and labels shared, edges as int64 pairs."""
-    from torch_geometric.data import Data  # noqa: PLC0415
-
-    csc = stages.sampler.csc
-    edge_index = np.empty((2, csc.num_edges), np.int64)
-    edge_index[0] = csc.indices
-    edge_index[1] = np.repeat(np.arange(csc.num_nodes), np.diff(csc.indptr))
-    x, y = (table_tensor(table) for table in stages.tables)
-    return Data(x=x, y=y, edge_index=torch.from_numpy(edge_index))
-
-
-def pyg_seconds(data: Any, seeds: NDArray[np.int64], num_workers: int) -> float:
-    """Return the seconds that PyG's own loader takes for a batch of the same seeds."""
-    from torch_geometric.loader import NeighborLoader  # noqa: PLC0415
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that torch-sparse is deprecated beside pyg-lib
-        loader = NeighborLoader(
-            data,
-            list(FANOUTS),
-            torch.from_numpy(seeds.reshape(-1)),
-            batch_size=BATCH_SIZE,
-            is_sorted=True,
-            num_workers=num_workers,
-        )
-        moments = [perf_counter()]
-        for batch in loader:
-            del batch
-            moments.append(perf_counter())
-    # Not the first batches: workers must start, and have prepared the next ones by then.
-    first = max(1, num_workers)
-    return (moments[-1] - moments[first]) / (len(moments) - 1 - first)
-
-
-def table_tensor(table: RowSource) -> torch.Tensor:
-    """Return a resident table as the tensor that PyG would hold; no copy."""
-    return torch.from_numpy(table.table)  # type: ignore[attr-defined]
-
-
 def main() -> None:
-    """Time rounds and PyG, and print times and ratios."""
+    """Time rounds and peers, and print times and ratios."""
     options = parser(__doc__)
     options.add_argument("--scale", type=int, default=18, help="2^scale nodes (18; W: 24)")
     options.add_argument("--edge-factor", type=int, default=15, help="edges a node (15)")
     options.add_argument("--feature-dim", type=int, default=128, help="float32 features (128)")
     options.add_argument("--batches", type=int, help="batches a round (1 %% of W's nodes; 64)")
-    options.add_argument("--threads", type=int, help="threads of the loader (all cores)")
-    options.add_argument("--peer-batches", type=int, default=12, help="batches of PyG (12)")
-    options.add_argument("--peer-workers", type=int, nargs="+", default=[0, 2], help="(0 2)")
-    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    add_loader_options(options)
     arguments = options.parse_args()
     if arguments.quick:
         arguments.scale, arguments.repeats = min(arguments.scale, 16), min(arguments.repeats, 3)
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="gnnstore-benchmark-") as temporary:
-        measure(arguments, arguments.cache or Path(temporary))
+    with directory_of(arguments) as directory:
+        measure(arguments, directory)
 
 
 def measure(arguments: argparse.Namespace, directory: Path) -> None:
@@ -174,18 +130,27 @@ def measure(arguments: argparse.Namespace, directory: Path) -> None:
         seed=SEED,
         num_threads=arguments.threads,
     )
-    stages = Stages(loader, seeds)
-    timings = time_rounds(loader, stages, arguments.repeats)
+    timings = time_rounds(loader, Stages(loader, seeds), arguments.repeats)
     rows, numbers = compare_with_stages(loader, timings)
-    if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
-        peers = time_pyg(stages, seeds[: arguments.peer_batches], arguments.peer_workers)
-        more_rows, more_numbers = compare_with_pyg(timings["loader"], peers)
-        timings |= {f"PyG, {workers} workers": timing for workers, timing in peers.items()}
-        rows, numbers = rows + more_rows, numbers | more_numbers
-    else:
-        rows.append(("PyG's NeighborLoader", "cannot sample: install torch-sparse or pyg-lib"))
+    arrays = arrays_of(loader.data, seeds.reshape(-1))
+    del loader
+    ours, ratios = timings["loader"], dict[str, float]()
+    for name in peers_of(*LOADERS):
+        for workers in arguments.peer_workers:
+            label = f"{name}, {workers} workers"
+            peer = PeerLoader(name, "load", arrays, FANOUTS, BATCH_SIZE, workers=workers)
+            with peer:
+                timing = Timing(tuple(peer(arguments.peer_batches)[0] for _ in range(PEER_REPEATS)))
+            timings[label], ratios[label] = timing, timing.median / ours.median
+            rows.append((label, f"{timing.milliseconds()} a batch; {ratios[label]:.1f} x ours"))
+    rows += missing(*LOADERS)
+    of_pyg = [ratio for label, ratio in ratios.items() if label.startswith("torch-sparse")]
+    if of_pyg:
+        rows.append(
+            (f"the bar of {BAR_PYG:.0f} x PyG", "reached" if min(of_pyg) >= BAR_PYG else "MISSED")
+        )
     title = f"load from R-MAT, 2^{scale} nodes, strategy memory, without a model"
-    report(title, rows, as_json=arguments.json, timings=timings, **numbers)
+    report(title, rows, as_json=arguments.json, timings=timings, peers=ratios, **numbers)
 
 
 def compare_with_stages(
@@ -211,33 +176,6 @@ def compare_with_stages(
     ]
     numbers = {"num_threads": threads, "nodes_per_batch": nodes, "edges_per_batch": edges}
     return rows, {**numbers, "stages_ratio": ratio}
-
-
-def time_pyg(
-    stages: Stages, seeds: NDArray[np.int64], peer_workers: list[int]
-) -> dict[int, Timing]:
-    """Return seconds a batch of PyG's loader by the number of its workers."""
-    data = pyg_data(stages)
-    return {
-        workers: Timing(tuple(pyg_seconds(data, seeds, workers) for _ in range(PEER_REPEATS)))
-        for workers in peer_workers
-    }
-
-
-def compare_with_pyg(
-    ours: Timing, peers: dict[int, Timing]
-) -> tuple[list[tuple[str, str]], dict[str, Any]]:
-    """Return rows and numbers: PyG's loader in units of ours."""
-    rows = [
-        (
-            f"PyG's NeighborLoader, {workers} workers",
-            f"{timing.milliseconds()} a batch; {timing.median / ours.median:.1f} x ours",
-        )
-        for workers, timing in peers.items()
-    ]
-    ratio = min(timing.median for timing in peers.values()) / ours.median
-    rows.append((f"the bar of {BAR_PYG:.0f} x PyG", "reached" if ratio >= BAR_PYG else "MISSED"))
-    return rows, {"pyg_ratio": ratio}
 
 
 if __name__ == "__main__":

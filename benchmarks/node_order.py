@@ -46,6 +46,7 @@ ORDERS = ("none", "degree", "frequency", "community")
 CACHED = 0.1
 # Of W: batches of an epoch, and the seeds of one among all nodes; of F the share is twice that.
 NUM_BATCHES, SEEDS_SHARE = 163, 1024 / 2**24
+QUICK_BATCHES = 8
 LEAST_BATCH = 16
 SLACK_BYTES = 48 << 20
 OPTIONS = ConvertOptions(edge_ids=False)
@@ -238,12 +239,12 @@ def in_order(graph: Path, order: str, epochs: Epochs) -> Path:
     return reorder(graph, path, order, scores=scores, options=OPTIONS)  # type: ignore[arg-type]
 
 
-def measure_graph(graph: Graph, directory: Path, repeats: int) -> dict[str, Any]:
+def measure_graph(graph: Graph, directory: Path, repeats: int, num_batches: int) -> dict[str, Any]:
     """Measure all orders of a graph in turns."""
     path = graph.make(directory)
     num_nodes = gnnstore.open(path).num_nodes
     batch_size = max(LEAST_BATCH, round(graph.seeds_share * num_nodes))
-    seeds = np.random.default_rng(1).integers(0, num_nodes, NUM_BATCHES * batch_size)
+    seeds = np.random.default_rng(1).integers(0, num_nodes, num_batches * batch_size)
     made = Epochs(path, seeds, batch_size)
     orders = {order: Epochs(in_order(path, order, made), seeds, batch_size) for order in ORDERS}
     memory = {strategy: made.memory(strategy) for strategy in ("packed", "static")}
@@ -295,12 +296,15 @@ def main() -> None:
     options.set_defaults(repeats=3)
     arguments = options.parse_args()
     if arguments.quick:
-        arguments.scale, arguments.repeats, arguments.factor = 17, 1, 4
+        arguments.scale, arguments.repeats, arguments.graphs = 13, 1, ["W"]
+    num_batches = QUICK_BATCHES if arguments.quick else NUM_BATCHES
     measured = {}
     with directory_of(arguments) as directory:
         for graph in graphs(arguments):
             if arguments.graphs is None or graph.name in arguments.graphs:
-                measured[graph.name] = measure_graph(graph, directory, arguments.repeats)
+                measured[graph.name] = measure_graph(
+                    graph, directory, arguments.repeats, num_batches
+                )
     report(
         "node order",
         [row for name, found in measured.items() for row in rows_of(name, found)],

@@ -34,7 +34,8 @@ from benchmarks.harness import (
     parser,
     report,
 )
-from benchmarks.parts.strategies import WAYS
+from benchmarks.parts.peers import missing, peers_of
+from benchmarks.parts.strategies import PEERS, WAYS
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.tools.bench.render import render_load
 from gnnstore.tools.bench.rounds import Contender, describe, play, speedups
@@ -46,7 +47,7 @@ BAR, HELD_TO_THE_BAR = 4.0, "static-frequency"
 SHARE = 0.1
 DEFAULT = tuple(name for name, way in WAYS.items() if way.is_compared and not way.is_made_ahead)
 # They take their time, and every batch takes the same.
-PER_BATCH = {"map", "mmap", "pyg"}
+PER_BATCH = {"map", "mmap", *PEERS}
 WORKER = "benchmarks.parts.strategies"
 QUICK = "the slack alone holds these features: this shows that all runs, not how fast"
 
@@ -98,6 +99,7 @@ def compare(arguments: argparse.Namespace, directory: Path, cgroup_version: int)
     document["seconds"] = perf_counter() - started
     document["remarks"] += [QUICK] if arguments.quick and cgroup_version else []
     rows = [("the remarks", "; ".join(document["remarks"]) or "none")]
+    rows += missing(*PEERS.values()) if arguments.peers else []
     timed = {contender.name: contender for contender in contenders if contender.rounds}
     if workload == WORKLOADS["W"] and cgroup_version and {BASELINE, HELD_TO_THE_BAR} <= set(timed):
         times = median(speedups(timed[HELD_TO_THE_BAR], timed[BASELINE]))
@@ -126,13 +128,15 @@ def main() -> None:
     options.add_argument(
         "--strategies", dest="ways", nargs="+", choices=tuple(WAYS), default=[*DEFAULT]
     )
-    options.add_argument("--pyg", action="store_true", help="PyG's loader too (torch-sparse)")
+    options.add_argument(
+        "--peers", action="store_true", help="the peers that can be had, too (make bench-peers)"
+    )
     options.add_argument("--warm-up", type=int, default=6, help="batches before the clock (6)")
     options.add_argument("--batches", type=int, default=24, help="batches on the clock (24)")
     options.add_argument(
         "--epoch",
         action="store_true",
-        help="two whole epochs, of which the second is on the clock, for all but map, mmap and pyg",
+        help="time the second of two whole epochs, for all but map, mmap and peers",
     )
     add_limit_options(options)
     arguments = options.parse_args()
@@ -140,8 +144,8 @@ def main() -> None:
         arguments.workload, arguments.repeats = arguments.workload.lower(), 1
         arguments.warm_up, arguments.batches = 2, 6
         arguments.ways = [DEFAULT[0], *DEFAULT[-2:]]
-    if arguments.pyg:
-        arguments.ways = [*arguments.ways, "pyg"]
+    if arguments.peers:
+        arguments.ways += [way for way, name in PEERS.items() if peers_of(name)]
     version = limit_version(arguments)
     with directory_of(arguments) as directory:
         compare(arguments, directory, version)

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 import gnnstore
-from benchmarks.harness import directory_of, parser, report, spread
+from benchmarks.harness import add_partition_options, directory_of, parser, report, spread
 from benchmarks.parts import sequential
 from gnnstore.converters import from_rmat
 from gnnstore.converters.partitions.partition import partition
@@ -206,12 +206,8 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Read the command line and run."""
     options = parser(__doc__)
-    options.set_defaults(repeats=3)
     options.add_argument("--scale", type=int, help="2^SCALE nodes (21; 15 with --quick)")
-    options.add_argument("--partitions", type=int, default=32, help="(32)")
-    options.add_argument("--batch-size", type=int, default=1024, help="(1024)")
-    options.add_argument("--memory", help="budget of the loader; by default what is available")
-    options.add_argument("--cache", type=Path, help="directory that keeps the store")
+    add_partition_options(options, batch_size=1024)
     arguments = options.parse_args()
     arguments.scale = arguments.scale or (15 if arguments.quick else 21)
     run(arguments)

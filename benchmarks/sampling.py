@@ -5,17 +5,16 @@ permuted; batches of 1,024 random nodes, fan-out 10, 10, 10, with edge ids.
 
 The bars are 9 ms a batch on one thread, and 1.7 times as fast on two. The yardstick is how
 fast a plain loop reads single elements of `indices` at random: a batch needs one such read
-for each of its edges, whatever else it does. torch-sparse and pyg-lib, which PyG's own
-loader samples with, are timed beside it where they are installed.
+for each of its edges, whatever else it does. GraphBolt, and torch-sparse and pyg-lib, which
+PyG's own loader samples with, are timed beside it where they can be had (`make bench-peers`),
+one thread each, in a process of their own.
 Run `python -m benchmarks.sampling`; with `--cache DIR` the graph is made once.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -26,12 +25,14 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.harness import Timing, parser, report, time_in_turns
+from benchmarks.parts.peers import Peer, missing, peers_of
 from gnnstore import _core
 from gnnstore.formats.store.csc import Csc
 from gnnstore.sampling import NeighborSampler, Sample, SamplingConfig
 
 GRAPH500 = (0.57, 0.19, 0.19, 0.05)
 FANOUTS, SEEDS_PER_BATCH = (10, 10, 10), 1024
+SAMPLERS = ("GraphBolt", "torch-sparse", "pyg-lib")
 BAR_MILLISECONDS, BAR_TWO_THREADS = 9.0, 1.7
 NUM_READS = 1 << 20
 # A round of one thread and its round of two stand close together, so that other work on the
@@ -75,38 +76,6 @@ def cached_graph(cache: Path | None, scale: int, edge_factor: int, num_threads: 
             np.save(path, array)
         return csc
     return Csc(on_huge_pages(paths[0]), on_huge_pages(paths[1]), None, 1 << scale)
-
-
-Tensors = tuple[torch.Tensor, torch.Tensor]
-Peer = Callable[[NDArray[np.int64]], object]
-
-
-def peers(csc: Csc) -> dict[str, Peer]:
-    """Return how the peers that are installed sample a batch, one thread each."""
-    fanouts = list(FANOUTS)
-
-    def torch_sparse(graph: Tensors, seeds: torch.Tensor) -> object:
-        return torch.ops.torch_sparse.neighbor_sample(*graph, seeds, fanouts, False, True)
-
-    def pyg_lib(graph: Tensors, seeds: torch.Tensor) -> object:
-        sample = importlib.import_module("pyg_lib.sampler").neighbor_sample
-        return sample(*graph, seeds, fanouts, csc=True)
-
-    installed = {}
-    for name, sample in {"torch_sparse": torch_sparse, "pyg_lib": pyg_lib}.items():
-        with suppress(ImportError):
-            importlib.import_module(name)
-            installed[name] = sample
-    if not installed:
-        return {}
-    # Both take int64 only, and at least as many bytes as the graph has.
-    arrays = (csc.indptr, csc.indices.astype(np.int64))
-    graph = (torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1]))
-
-    def bound(sample: Callable[[Tensors, torch.Tensor], object]) -> Peer:
-        return lambda seeds: sample(graph, torch.from_numpy(seeds))
-
-    return {name: bound(sample) for name, sample in installed.items()}
 
 
 def time_each(pieces: Iterable[Callable[[], object]]) -> Timing:
@@ -185,13 +154,15 @@ def main() -> None:
         rows.append((f"the bar of {BAR_MILLISECONDS:.0f} ms", fast))
         rows.append((f"the bar of {BAR_TWO_THREADS} x with two threads", scales))
     times = {"gnnstore, one thread": batches, **timings}
-    for name, peer in peers(csc).items():
-        peer(seeds[0])
-        times[name] = time_each(
-            partial(peer, seeds[b]) for b in range(min(args.peer_batches, args.batches))
-        )
+    arrays = {"indptr": csc.indptr, "indices": csc.indices, "seeds": seeds}
+    for name in peers_of(*SAMPLERS):
+        with Peer(name, "sample", arrays, fanouts=FANOUTS, batch_size=SEEDS_PER_BATCH) as peer:
+            # Not the first batch: it warms up.
+            _, *found = peer.batches(min(args.peer_batches + 1, args.batches))
+        times[name] = Timing(tuple(batch[0] for batch in found))
         ratio = times[name].median / batches.median
         rows.append((name, f"{times[name].milliseconds()} a batch; {ratio:.1f} x gnnstore's time"))
+    rows += missing(*SAMPLERS)
     title = f"sample from R-MAT, 2^{scale} nodes, {csc.num_edges:,} edges, in memory"
     report(
         title,

@@ -1,4 +1,4 @@
-"""The ways of `gnnstore bench load` to load batches, and PyTorch Geometric's loader beside them.
+"""The ways of `gnnstore bench load` to load batches, and peers' loaders beside them.
 
 `benchmarks.out_of_core` starts this with a `Task`, in a process of its own under a memory
 limit; it prints one `Outcome`, as JSON.
@@ -7,44 +7,32 @@ limit; it prints one `Outcome`, as JSON.
 from __future__ import annotations
 
 import sys
-import warnings
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
-
+from benchmarks.parts.peers import Peer, files_of
 from gnnstore.tools.bench import worker as load_worker
 from gnnstore.tools.bench.setup import Run, loader_batches
 from gnnstore.tools.bench.task import ALLOWANCE_BYTES
 from gnnstore.tools.bench.ways import Way, ways
 
-WAYS = {**ways(), "pyg": Way(is_compared=False, is_even=True)}
+PEERS = {"pyg": "torch-sparse", "graphbolt": "GraphBolt"}
+WAYS = {**ways(), **dict.fromkeys(PEERS, Way(is_compared=False, is_even=True))}
 
 
-def pyg_loader(run: Run) -> Any:
-    """Return PyG's loader over the same mapping, its structure in memory."""
-    import torch  # noqa: PLC0415
-    from torch_geometric.data import Data  # noqa: PLC0415
-    from torch_geometric.loader import NeighborLoader  # noqa: PLC0415
+def peer_batches(run: Run) -> Iterator[int]:
+    """Yield the batches of a peer over a mapping of the features, its structure in memory.
 
-    csc = run.csc
-    edge_index = np.empty((2, csc.num_edges), np.int64)
-    edge_index[0] = csc.indices
-    edge_index[1] = np.repeat(np.arange(csc.num_nodes), np.diff(csc.indptr))
-    (features,) = run.features
-    (labels,) = run.held.values()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mapping cannot be written to
-        x = torch.from_numpy(features.view("random"))
-        y = torch.from_numpy(labels.gather(np.arange(csc.num_nodes)).values)
-        data = Data(x=x, y=y)
-        data.edge_index = torch.from_numpy(edge_index)
-        return NeighborLoader(
-            data,
-            list(run.task.fanouts),
-            torch.from_numpy(run.seeds),
-            batch_size=run.task.batch_size,
-            is_sorted=True,
-        )
+    Its process is in the memory group as well, and its copy of the structure is part of what it
+    needs; what it reads from the disk is not counted.
+    """
+    task = run.task
+    arrays = {"indptr": run.csc.indptr, "indices": run.csc.indices, "seeds": run.seeds}
+    arrays |= {"x": files_of(run.features[0]), "y": run.store.labels}
+    options = {"fanouts": task.fanouts, "batch_size": task.batch_size, "is_mapped": True}
+    with Peer(PEERS[task.strategy], "load", arrays, **options) as peer:
+        run.limit()
+        for _, _, num_nodes in peer.batches(task.warm_up + task.batches):
+            yield num_nodes
 
 
 def prepare(run: Run) -> load_worker.Prepared:
@@ -55,11 +43,9 @@ def prepare(run: Run) -> load_worker.Prepared:
         memory = run.room_bytes - ALLOWANCE_BYTES
         followed = run.loader(plan=run.task.plan, topology="auto", memory=memory)
         return loader_batches(followed), followed
-    if run.task.strategy != "pyg":
-        return load_worker.prepare(run)
-    loader = pyg_loader(run)  # its copy of the structure is part of what it needs
-    run.limit()
-    return loader_batches(loader), None
+    if run.task.strategy in PEERS:
+        return peer_batches(run), None
+    return load_worker.prepare(run)
 
 
 if __name__ == "__main__":

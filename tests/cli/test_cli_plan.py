@@ -335,7 +335,7 @@ def test_single_points_are_no_panel(
     from gnnstore.tools.plots import plan as plots  # noqa: PLC0415
 
     figures: list[Any] = []
-    monkeypatch.setattr(plots, "save_png", lambda figure, *_: figures.append(figure))
+    monkeypatch.setattr(plots, "save_picture", lambda figure, *_: figures.append(figure))
     document = run("plan", store, *QUICK, "--batches", "5", "--json").document
     times = {"belady": 1.0, "mmap": 2.0}
     curve = [{"memory_bytes": 10**9, "seconds_per_epoch": times} for _ in range(num_points)]

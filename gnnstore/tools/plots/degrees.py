@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnstore.converters.synthetic.degrees import DegreeComparison, DegreeDistribution
-from gnnstore.tools.plots.pictures import LINES, legend_below, new_axes, save_png
+from gnnstore.tools.plots.pictures import LINES, legend_below, new_axes, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def draw_degrees(name: str, degrees: Degrees, file: Path) -> Path:
     axes.set_xlabel("degree")
     axes.set_ylabel("share of nodes with at least this degree")
     axes.legend(frameon=False, fontsize=9, loc="lower left")
-    return save_png(
+    return save_picture(
         figure,
         file,
         f"{name}: {inward.num_nodes:,} nodes, {inward.num_edges:,} edges, "
@@ -69,7 +69,7 @@ def draw_comparison(comparison: DegreeComparison, file: Path) -> Path:
         fontsize=9,
     )
     legend_below(figure, plain)
-    return save_png(
+    return save_picture(
         figure,
         file,
         f"{before.num_nodes:,} nodes and {before.num_edges:,} edges, expanded to "

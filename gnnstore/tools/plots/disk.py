@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gnnstore.disk.profile.device_profile import DeviceProfile
-from gnnstore.tools.plots.pictures import LINES, draw_level, legend_below, new_axes, save_png
+from gnnstore.tools.plots.pictures import LINES, draw_level, legend_below, new_axes, save_picture
 from gnnstore.units import format_size
 
 
@@ -52,7 +52,7 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
     bandwidth.yaxis.set_major_formatter(lambda value, _: _speed(value))
     legend_below(figure, reads)
     cached = "" if profile.is_direct else ", through the page cache"
-    return save_png(
+    return save_picture(
         figure,
         file,
         f"{profile.mount_point} ({profile.filesystem_type}, {profile.device}), read by "

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.tools.bench.stages import STAGES
-from gnnstore.tools.plots.pictures import legend_below, new_axes, save_png
+from gnnstore.tools.plots.pictures import legend_below, new_axes, save_picture
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def draw_load(document: Mapping[str, Any], file: Path) -> Path:
     shares.set_xlim(0, 100)
     shares.set_xlabel("share of the epoch (%)")
     legend_below(figure, times, fontsize=9)
-    return save_png(figure, file, _title(document))
+    return save_picture(figure, file, _title(document))
 
 
 def _stack(

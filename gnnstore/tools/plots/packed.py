@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gnnstore.tools.plots.pictures import GREY, draw_level, new_axes, save_png
+from gnnstore.tools.plots.pictures import GREY, draw_level, new_axes, save_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def draw_packed(name: str, rows: PlanRows, file: Path) -> Path:
     figure, (by_batch, reuse) = new_axes(2, 10)
     _draw_rows(by_batch, rows)
     _draw_reuse(reuse, rows)
-    return save_png(
+    return save_picture(
         figure,
         file,
         f"{name}: {len(rows.needed):,} batches, {rows.num_slots:,} rows cached; "

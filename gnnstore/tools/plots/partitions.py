@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from gnnstore.tools.plots.pictures import LINES, new_axes, save_png
+from gnnstore.tools.plots.pictures import LINES, new_axes, save_picture
 
 
 def draw_partitions(document: Mapping[str, Any], file: Path) -> Path:
@@ -48,4 +48,4 @@ def draw_partitions(document: Mapping[str, Any], file: Path) -> Path:
     axes.set_xlabel("reading and writing, an epoch (s)")
     axes.set_ylabel("Edge Permutation Bias")
     axes.legend(frameon=False)
-    return save_png(figure, file, f"{Path(document['store']).name}: partitions in the buffer")
+    return save_picture(figure, file, f"{Path(document['store']).name}: partitions in the buffer")

@@ -102,8 +102,8 @@ def legend_below(figure: Figure, axes: Axes, **options: Any) -> None:
     )
 
 
-def save_png(figure: Figure, file: Path, title: str) -> Path:
-    """Add a title, and write the figure as a PNG once it is drawn.
+def save_picture(figure: Figure, file: Path, title: str) -> Path:
+    """Add a title, and write the figure once it is drawn: as SVG if the file is named so, or PNG.
 
     Raises
     ------
@@ -112,7 +112,10 @@ def save_png(figure: Figure, file: Path, title: str) -> Path:
     """
     figure.suptitle(title, fontsize=10)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png")
+    if file.suffix == ".svg":
+        figure.savefig(picture, format="svg", metadata={"Date": None})  # the same each time
+    else:
+        figure.savefig(picture, format="png")
     with storage_errors("write the picture", file):
         file.write_bytes(picture.getvalue())
     return file

@@ -12,7 +12,7 @@ from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.simulate import policies
 from gnnstore.strategies.builtin import auto
 from gnnstore.tools.plan.render import read_rate
-from gnnstore.tools.plots.pictures import LINES, new_axes, save_png
+from gnnstore.tools.plots.pictures import LINES, new_axes, save_picture
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def draw_plan(document: Mapping[str, Any], file: Path) -> Path:
     _draw_reads(panels[0], document)
     if is_curve:
         _draw_times(panels[1], times)
-    return save_png(
+    return save_picture(
         figure,
         file,
         f"{Path(document['store']).name}: {document['num_batches']} batches of "
