@@ -1,14 +1,21 @@
 """Reports the progress of long work, without knowing how it is displayed.
 
 A conversion may run for hours. The library only announces phases and counts; the command line
-draws bars, a notebook may draw its own, and by default nothing is displayed.
+draws bars, a notebook may draw its own, and by default nothing is displayed. Loaders display what
+somebody waits for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import islice
+from time import monotonic
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Phase(Protocol):
@@ -70,3 +77,138 @@ class NullProgress:
 
     def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
         """Ignore the message."""
+
+
+class WaitProgress:
+    """Displays work that somebody waits for, once the wait takes longer than two seconds.
+
+    Phases may run in any thread, beside work that nobody waits for; what is displayed goes when the
+    wait ends. In another process it displays nothing.
+
+    Parameters
+    ----------
+    show : callable, optional
+        Returns the display, as a context; None: nothing is ever displayed.
+    after_seconds : float
+        How long a wait is not worth a display.
+    """
+
+    def __init__(
+        self,
+        show: Callable[[], AbstractContextManager[Progress]] | None = None,
+        after_seconds: float = 2.0,
+    ) -> None:
+        self._show = show
+        self._after_seconds = after_seconds
+        self._since: float | None = None  # when the wait began, if there is one
+        self._display: Progress | None = None
+        self._closing = ExitStack()
+        self._phases: list[_WaitPhase] = []
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), ())
+
+    @contextmanager
+    def phase(self, name: str, total: int | None = None, unit: str = "items") -> Iterator[Phase]:
+        """Begin a phase, displayed while somebody waits."""
+        if self._show is None:
+            yield NullPhase()
+            return
+        phase = _WaitPhase(self, name, total, unit)
+        with self._lock:
+            self._phases.append(phase)
+        try:
+            self.look()
+            yield phase
+        finally:
+            with self._lock:
+                self._phases.remove(phase)
+                phase.hide()
+
+    def note(self, text: str, facts: Mapping[str, Any] | None = None) -> None:
+        """Ignore the message: it is for those who asked for the work."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Wait in the context, for work that may go on for long without a word."""
+        if self._show is None:
+            yield
+            return
+        timer = threading.Timer(self._after_seconds, self.look)
+        timer.daemon = True
+        self._since = monotonic()
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._end()
+            timer.join()
+
+    def waits(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield items, waiting for each of them."""
+        if self._show is None:
+            yield from items
+            return
+        with self.waiting():
+            found = [*islice(items, 1)]
+        while found:
+            yield found.pop()  # held by nobody but the consumer
+            self._since = monotonic()
+            try:
+                found += islice(items, 1)
+            finally:
+                self._end()
+
+    def look(self) -> None:
+        """Display what goes on, if somebody has waited long."""
+        since = self._since
+        if since is None or monotonic() - since < self._after_seconds or self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._since is None or self._show is None or not self._phases:
+                return
+            if self._display is None:
+                self._display = self._closing.enter_context(self._show())
+            for phase in self._phases:
+                phase.show(self._display)
+
+    def _end(self) -> None:
+        with self._lock:
+            self._since = None
+            if self._display is None:
+                return
+            for phase in self._phases:
+                phase.hide()
+            self._display = None
+            self._closing.close()
+
+
+class _WaitPhase:
+    """A phase that counts by itself, until it is displayed."""
+
+    def __init__(self, progress: WaitProgress, name: str, total: int | None, unit: str) -> None:
+        self._progress = progress
+        self._what = name, total, unit
+        self._num_done = self._num_shown = 0
+        self._shown: Phase | None = None
+        self._closing = ExitStack()
+
+    def advance(self, n: int = 1) -> None:
+        """Count, from one thread at a time."""
+        self._num_done += n
+        self._progress.look()
+
+    def show(self, display: Progress) -> None:
+        """Display what is done; the caller has the lock."""
+        if self._shown is None:
+            self._shown = self._closing.enter_context(display.phase(*self._what))
+        done, self._num_shown = self._num_done - self._num_shown, self._num_done
+        self._shown.advance(done)
+
+    def hide(self) -> None:
+        """End the display; the caller has the lock."""
+        self._shown, self._num_shown = None, 0
+        self._closing.close()

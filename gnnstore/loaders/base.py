@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -38,6 +39,7 @@ from gnnstore.pipeline.order.ranks import ALONE, RankShard
 from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH, BatchKey, SeedLabels
 from gnnstore.pipeline.stats import LoaderStats, peak_rss_bytes
+from gnnstore.progress import Progress, WaitProgress
 from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 
 if TYPE_CHECKING:
@@ -101,6 +103,8 @@ class BatchLoader(DataLoader[Any]):
         Which of the batches are this process's.
     own_order : callable or None
         Makes the order of the loader of the one that torch's options name; None: it is that.
+    progress : bool or None
+        Whether work that the caller waits for is displayed; None: on a terminal.
     """
 
     filter_per_worker = True
@@ -119,6 +123,7 @@ class BatchLoader(DataLoader[Any]):
         options: dict[str, Any],
         shard: RankShard = ALONE,
         own_order: Callable[[EpochOrder], EpochOrder] | None = None,
+        progress: bool | None = None,
     ) -> None:
         # Frameworks that build a loader anew pass these two, which are ours to choose.
         options = {k: v for k, v in options.items() if k not in {"dataset", "collate_fn"}}
@@ -138,7 +143,7 @@ class BatchLoader(DataLoader[Any]):
             self._order = own_order(self._order)
         self._cursor = EpochCursor(self._order)
         self._totals = Totals()
-        self._recorder = Recorder()
+        self._recorder = Recorder(_displayed(progress, shard))
         self._num_iterations = self._num_calls = 0
         self._num_threads_given = _threads_given(num_threads, self.num_workers)
         if prefetch_batches is not None and prefetch_batches < 1:
@@ -498,6 +503,23 @@ class BatchLoader(DataLoader[Any]):
                 UserWarning,
                 stacklevel=6,  # behind the constructors
             )
+
+
+def _displayed(wanted: bool | None, shard: RankShard) -> WaitProgress:
+    """Return what displays the progress of a loader, if anything does.
+
+    Unless it is asked for, only one process of a run does, and only on a terminal.
+    """
+    if wanted is None:
+        is_first = get_worker_info() is None and shard.rank == 0
+        wanted = is_first and os.environ.get("RANK", "0") == "0" and sys.stderr.isatty()
+
+    def show() -> AbstractContextManager[Progress]:
+        from gnnstore.display.progress import open_progress  # noqa: PLC0415 - rich on demand
+
+        return open_progress()
+
+    return WaitProgress(show if wanted else None)
 
 
 def _check_epoch(epoch: int) -> None:

@@ -116,7 +116,7 @@ class LinkNeighborLoader(SampledLoader, PygLinkNeighborLoader):  # type: ignore[
         sampled and negatives drawn from the nodes in memory. Kind "two-level".
     strategy, memory, seed, num_threads, prefetch_batches, topology, io_engine, cache, \
 cache_bytes, superbatch, tmpdir, disk, plan, rank, world_size, \
-tables
+tables, progress
         As for `NeighborLoader`.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle` and others. More than 2^22 edges
@@ -193,6 +193,7 @@ tables
         custom_cls: type[Data] | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
+        progress: bool | None = None,
         **kwargs: Any,
     ) -> None:
         if neg_sampling_ratio:

@@ -123,6 +123,10 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     tables : sequence of EmbeddingTable
         Tables that follow the loader: with `partitions`, rows of the partitions in memory are in
         memory; `commit` of a table notes where the loader stands.
+    progress : bool, optional
+        Whether what the caller waits for longer than two seconds, such as sampling ahead of the
+        first batch, is displayed on stderr. None: on a terminal, and by the first of several
+        processes; never in worker processes.
     **kwargs
         Of `torch.utils.data.DataLoader`: `batch_size`, `shuffle`, `sampler`,
         `batch_sampler`, `drop_last`, `num_workers` (threads here), `pin_memory`,
@@ -192,6 +196,7 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         custom_cls: type[Data] | None = None,
         partitions: PartitionPolicy | None = None,
         tables: Sequence[ResidentTable] = (),
+        progress: bool | None = None,
         **kwargs: Any,
     ) -> None:
         options = LoaderOptions.of(locals())

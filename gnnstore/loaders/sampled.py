@@ -92,6 +92,7 @@ class SampledLoader(BatchLoader):
             options=of_torch,
             shard=shard,
             own_order=None if parts is None else parts.order,
+            progress=given.get("progress"),
         )
         self._seeds: Any = seeds
         attributes = {**given, **kept, "data": store, "tables": tables}
@@ -105,8 +106,14 @@ class SampledLoader(BatchLoader):
             _log.info("%s: %s", store.path, parts.placement.reason)
             self._read_from(parts, parts.batches(config), assembler(parts))
             return
+        progress = self._recorder.progress
         presampler = Presampler.of(
-            store, config, seeds, *batch_shape(of_torch), world_size=shard.world_size
+            store,
+            config,
+            seeds,
+            *batch_shape(of_torch),
+            world_size=shard.world_size,
+            progress=progress,
         )
         request = LoaderSpec(
             store,
@@ -117,9 +124,11 @@ class SampledLoader(BatchLoader):
             + sum(table.reserve(1, 0).fixed for table in tables),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
+            progress=progress,
         )
         is_packed = options.read.plan is not None
-        opened = open_packed_sources(request) if is_packed else open_sources(request)
+        with progress.waiting():
+            opened = open_packed_sources(request) if is_packed else open_sources(request)
         _log.info("%s: %s", store.path, opened.placement.reason)
         self._read_from(
             opened,

@@ -19,6 +19,7 @@ from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
 from gnnstore.parallel import Lookahead, ordered_map
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
+from gnnstore.progress import WaitProgress
 from gnnstore.timeline import OFF, Timeline
 
 if TYPE_CHECKING:
@@ -74,10 +75,17 @@ class Task(ABC):
 
 
 class Recorder:
-    """Where stages are recorded at present; a loader and its threads share one."""
+    """Where stages are recorded at present; a loader and its threads share one.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    progress : WaitProgress, optional
+        Displays stages that the consumer waits for.
+    """
+
+    def __init__(self, progress: WaitProgress | None = None) -> None:
         self.timeline: Timeline = OFF
+        self.progress = progress or WaitProgress()
 
     def stage(self, name: str, **args: Any) -> Stage:
         """Return a context that measures a stage, and records it if somebody asked for that."""
@@ -492,7 +500,7 @@ def load_batches(
         )
         stack.enter_context(closing(batches))
         start_ns = time.perf_counter_ns()
-        for batch in batches:
+        for batch in recorder.progress.waits(batches):
             key = batch.key
             end_ns = time.perf_counter_ns()
             recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)

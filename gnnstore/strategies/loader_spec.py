@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -16,6 +16,7 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.packer import disk_budget
 from gnnstore.planning.traits import StrategyTraits
+from gnnstore.progress import NullProgress, Progress
 from gnnstore.strategies.sizes.placement import Placement
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class LoaderSpec:
         Threads that will read, each with staging memory of its own.
     may_use_fewer : bool
         Whether fewer threads will do, since nobody asked for so many.
+    progress : Progress
+        Displays what takes long.
     """
 
     store: GraphStore
@@ -60,6 +63,7 @@ class LoaderSpec:
     seeds_bytes: int
     num_threads: int
     may_use_fewer: bool = False
+    progress: Progress = field(default_factory=NullProgress)
 
     def staging_bytes(self, budget_bytes: int) -> int:
         """Return what staging takes, with as many threads as the budget allows."""
@@ -88,7 +92,8 @@ class LoaderSpec:
     def open_topology(self, placement: Placement, engine: Engine | None) -> Topology:
         """Return the graph's topology, where it is to lie."""
         store, shared = self.store, shared_tables(self.store)
-        csc = shared.csc(store, placement.topology, self.num_threads)
+        with self.progress.phase("load the topology"):
+            csc = shared.csc(store, placement.topology, self.num_threads)
         if placement.topology != "disk" or engine is None:
             return Topology(csc)
         rows = IndexRows.open(store.reader.paged(store.schema.edge.indices), engine)

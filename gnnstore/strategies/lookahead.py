@@ -209,6 +209,7 @@ class MeasuredMisses:
         self._spare_bytes = spare_bytes
         self._fixed = fixed
         self._trace: Trace | None = None
+        self._planned: dict[tuple[int, int, int], Misses] = {}
 
     @property
     def compares(self) -> bool:
@@ -227,14 +228,23 @@ class MeasuredMisses:
     def _plan(self, size: SuperbatchSize, num_filled_for: int) -> Misses:
         """Plan from a cache that is filled for so many batches, if it would be filled."""
         trace = self._sampled()
-        planner = self._planner(size, num_filled_for)
-        misses = changes = most = 0
-        for first in range(0, trace.num_batches, size.num_batches):
-            plan = planner.plan(_part(trace, first, first + size.num_batches))
-            misses += plan.num_misses
-            changes += len(plan.change_positions)
-            most = max(most, int(plan.misses.max(initial=0)))
-        return Misses(misses, changes, trace.num_accesses, most, -(-misses // self.num_batches))
+        # Of superbatches as long as the sample, or longer, there is one.
+        at_once = min(size.num_batches, trace.num_batches)
+        key = (at_once, size.num_slots, min(num_filled_for, trace.num_batches))
+        if key not in self._planned:
+            planner = self._planner(size, num_filled_for)
+            misses = changes = most = 0
+            progress = self._presampler.progress.phase("plan them", trace.num_batches, "batches")
+            with progress as shown:
+                for first in range(0, trace.num_batches, at_once):
+                    plan = planner.plan(_part(trace, first, first + at_once))
+                    misses += plan.num_misses
+                    changes += len(plan.change_positions)
+                    most = max(most, int(plan.misses.max(initial=0)))
+                    shown.advance(plan.num_batches)
+            mean = -(-misses // self.num_batches)
+            self._planned[key] = Misses(misses, changes, trace.num_accesses, most, mean)
+        return self._planned[key]
 
     def _planner(self, size: SuperbatchSize, num_filled_for: int) -> Planner:
         num_slots, num_nodes = size.num_slots, self._topology.csc.num_nodes

@@ -18,7 +18,7 @@ from gnnstore.errors import BudgetError, UsageError
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.planning import traits
 from gnnstore.planning.cost_model import Prediction
-from gnnstore.progress import NullProgress, Progress
+from gnnstore.progress import Progress
 from gnnstore.strategies.base import Auto, Candidate
 from gnnstore.strategies.sampled_epoch import SampledEpoch
 from gnnstore.strategies.sizes.placement import ASKED_FOR, Placement, Placer
@@ -59,7 +59,7 @@ class StrategyOptimizer:
         placement : Placement
             By a strategy that reads from disk.
         """
-        epoch = SampledEpoch.of(loader, placement, progress or NullProgress())
+        epoch = SampledEpoch.of(loader, placement, progress or loader.progress)
         return None if epoch is None else cls(loader, epoch, loader.disk_bytes())
 
     @property
@@ -203,7 +203,7 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
     try:
         # Before an engine is opened, which reads as the disk's measurements say.
         if is_worth_it(loader, place_for(loader, auto, staging=False)):
-            disk_profile(loader.store.path)
+            disk_profile(loader.store.path, loader.progress)
         placement = place_for(loader, auto)
     except BudgetError:
         if options.cache is not None:

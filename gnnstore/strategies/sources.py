@@ -85,7 +85,8 @@ class DataSources:
                 if cache is not None and cache.holds(spec.path):
                     return cache.rows(spec.path)
                 return shared.rows_on_disk(store, spec, engine)
-            return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
+            with loader.progress.phase(f"load {spec.path}"):
+                return shared.rows(store, spec, "mmap" if mode == "mmap" else "memory", num_threads)
 
         def opened(specs: Mapping[str, AttributeSpec]) -> dict[str, RowSource]:
             return {name: open_rows(spec) for name, spec in specs.items()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gnnstore import converters
 from gnnstore.converters import ConvertOptions
+from gnnstore.display.progress import Style
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.tools.inspect.describe_store import describe_store
 from gnnstore.tools.inspect.node_order import (
@@ -22,7 +23,6 @@ from gnnstore.tools.inspect.node_order import (
 )
 from gnnstore.tools.inspect.render_store import next_commands, render_summary
 from gnnstore.tools.ui.interrupts import interrupts_wait
-from gnnstore.tools.ui.progress import Style
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_next, print_table, print_title
 from gnnstore.units import format_size

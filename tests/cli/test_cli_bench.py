@@ -105,8 +105,8 @@ def test_the_engine_of_the_environment(
 
 
 def test_progress_goes_to_stderr(run: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gnnstore.tools.ui import progress  # noqa: PLC0415
-    from gnnstore.tools.ui.lines import LineProgress  # noqa: PLC0415
+    from gnnstore.display import progress  # noqa: PLC0415
+    from gnnstore.display.lines import LineProgress  # noqa: PLC0415
 
     class EveryLine(LineProgress):
         def __init__(self, stream: Any, **options: Any) -> None:

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gnnstore.tools.ui.lines import (
+from gnnstore.display.lines import (
     JsonProgress,
     LineProgress,
     Usage,
     format_amount,
     format_rate,
 )
-from gnnstore.tools.ui.progress import open_progress
+from gnnstore.display.progress import open_progress
 
 
 class Clock:
@@ -217,7 +217,7 @@ def test_a_terminal_gets_bars_on_stderr_and_text_on_stdout(example: Path) -> Non
 def test_a_bar_takes_one_line_on_any_terminal(
     width: int, total: int | None, done: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gnnstore.tools.ui import progress as module  # noqa: PLC0415
+    from gnnstore.display import progress as module  # noqa: PLC0415
 
     stream = io.StringIO()
 

@@ -12,6 +12,7 @@ import pytest
 
 import gnnstore
 from gnnstore import NeighborLoader
+from gnnstore.display.lines import JsonProgress
 from gnnstore.errors import CorruptStoreError, StorageError
 from gnnstore.features.segments import packing as segment_packing
 from gnnstore.formats.packed.reader import PackedReader
@@ -20,7 +21,6 @@ from gnnstore.pipeline.lookahead import packer as rolling
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.plans import pack
-from gnnstore.tools.ui.lines import JsonProgress
 
 BATCHES = 12
 OPTIONS: dict[str, Any] = {"batch_size": 50, "shuffle": True, "seed": 3}

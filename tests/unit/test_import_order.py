@@ -31,7 +31,7 @@ LAYERS = (
     ("graph",),
     ("embeddings",),  # a loader tells the tables that follow it which partitions it enters
     ("pipeline",),
-    ("planning",),
+    ("planning", "display"),
     ("strategies",),
     ("loaders",),
     ("packing", "layerwise", "evaluation"),
@@ -147,7 +147,12 @@ def test_torch_is_imported_on_demand_only(room: str) -> None:
 # Who opens a path that others name goes through `formats.regular_files`. These read what the kernel
 # shows, or what they have just written themselves; and so do the tools.
 OPENERS = {
-    *("formats/container/regular_files.py", "budget/limits.py", "disk/profile/filesystems.py"),
+    *(
+        "formats/container/regular_files.py",
+        "budget/limits.py",
+        "display/lines.py",
+        "disk/profile/filesystems.py",
+    ),
     *("disk/profile/cgroup.py", "disk/profile/page_cache.py"),
     *("disk/engines.py", "disk/scratch.py", "layerwise/api.py", "converters/inputs.py"),
     *("converters/writer/adjacency.py", "evaluation/table.py"),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gnnstore.display.lines import JsonProgress
 from gnnstore.errors import NotFoundError, UsageError
 from gnnstore.features.check import verify
 from gnnstore.formats import (
@@ -24,7 +25,6 @@ from gnnstore.formats import (
 )
 from gnnstore.formats.container.verify import LEVELS
 from gnnstore.testing.stores import write_example_store
-from gnnstore.tools.ui.lines import JsonProgress
 
 
 def write_raw(

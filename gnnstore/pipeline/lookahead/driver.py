@@ -308,10 +308,12 @@ class Spools:
             recorder=run.recorder,
             describe=lambda place: run.describe(chunk[min(place, len(chunk) - 1)][0]),
         )
-        with closing(sampled):
+        progress = run.recorder.progress.phase("sample ahead", len(chunk), "batches")
+        with closing(sampled), progress as phase:
             try:
                 for place, seconds in enumerate(sampled):
                     notes.append(BatchNote(*labelled[place], seconds))
+                    phase.advance()
             except Exception as error:
                 failure = error
         check()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.parallel import CancelledError
+from gnnstore.progress import NullProgress, Progress
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
@@ -71,6 +72,7 @@ class SuperbatchPacker:
         may_wait: bool,
         stop: threading.Event,
         waits_for_others: Callable[[], bool] = lambda: False,
+        progress: Progress | None = None,
     ) -> None:
         self._tables = tables
         self._directory = directory
@@ -80,6 +82,7 @@ class SuperbatchPacker:
         self._quota = quota
         self._stop = stop
         self._waits_for_others = waits_for_others
+        self._progress = progress or NullProgress()
 
     def is_faster(self, num_misses: int) -> bool:
         """Whether packing so many rows takes less time than reading them one by one."""
@@ -113,16 +116,18 @@ class SuperbatchPacker:
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
         try:
-            packed = pack(
-                self._tables,
-                trace.first(num_batches),
-                plan.first(num_batches),
-                self._directory,
-                memory_bytes=self._memory_bytes,
-                num_threads=max(1, self._num_threads),
-                disk_bytes=self._quota.num_bytes,
-                stop=self._stop,
-            )
+            with self._progress.phase("pack rows", unit="bytes") as phase:
+                packed = pack(
+                    self._tables,
+                    trace.first(num_batches),
+                    plan.first(num_batches),
+                    self._directory,
+                    memory_bytes=self._memory_bytes,
+                    num_threads=max(1, self._num_threads),
+                    disk_bytes=self._quota.num_bytes,
+                    stop=self._stop,
+                    advance=phase.advance,
+                )
         except BaseException:
             self._quota.give_back(self, wanted)
             raise

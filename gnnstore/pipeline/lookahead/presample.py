@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -23,6 +23,7 @@ from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.pipeline.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
+from gnnstore.progress import NullProgress, Progress
 from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Presampler:
         Of `n_id` and `edge_index`.
     world_size : int
         Loaders that the batches of an epoch are dealt out to.
+    progress : Progress
+        Displays the batches that are sampled.
     """
 
     config: SamplingConfig
@@ -111,6 +114,7 @@ class Presampler:
     edge_bytes: int
     index_dtype: IndexDtype = "int64"
     world_size: int = 1
+    progress: Progress = field(default_factory=NullProgress)
 
     @classmethod
     def of(
@@ -122,6 +126,7 @@ class Presampler:
         in_order: bool,
         *,
         world_size: int = 1,
+        progress: Progress | None = None,
     ) -> Self:
         """Take the widths of rows and the type of ids from a store's schema."""
         schema = store.schema
@@ -138,6 +143,7 @@ class Presampler:
             edge_bytes=row_bytes(schema.edge.attributes),
             index_dtype=schema.index_dtype,
             world_size=world_size,
+            progress=progress or NullProgress(),
         )
 
     @property
@@ -202,9 +208,11 @@ class Presampler:
             bulk_bytes=None if spare_bytes is None else spare_bytes // 2,
             describe=lambda k: f"while sampling batch {k} beforehand",
         )
-        with closing(subgraphs):
+        phase = self.progress.phase("sample batches beforehand", num_batches, "batches")
+        with closing(subgraphs), phase as shown:
             for subgraph, more_bytes in subgraphs:
                 done += 1
+                shown.advance()
                 visits += len(subgraph.n_id)
                 ids_bytes = _ids_bytes(subgraph)
                 batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes

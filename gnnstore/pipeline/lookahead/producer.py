@@ -225,9 +225,12 @@ class LookaheadProducer:
             session = self.session
             if warms_up and not session.num_planned:
                 self._leave_disk()
-                with recorder.stage("filling"):
+                with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
                     job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
-            with recorder.stage("planning", batches=trace.num_batches) as stage:
+            with (
+                recorder.progress.phase("plan"),
+                recorder.stage("planning", batches=trace.num_batches) as stage,
+            ):
                 plan = self._spools.plan(session.planner, trace, name)
                 stage.args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
             part = PlannedPart(plan, session.lease, begin, session.num_planned)
@@ -255,6 +258,7 @@ class LookaheadProducer:
                 may_wait=sampling.run.joins_in_threads,
                 stop=self._is_stopped,
                 waits_for_others=lambda: self.waits_for_others,
+                progress=sampling.run.recorder.progress,
             )
         if only_if_faster and not self._packer.is_faster(plan.num_misses):
             return None

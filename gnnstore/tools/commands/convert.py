@@ -8,6 +8,7 @@ from typing import Any, get_args
 import click
 
 from gnnstore.converters.arrays.files import RawLayout
+from gnnstore.display.progress import Style
 from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
@@ -22,7 +23,6 @@ from gnnstore.tools.ui.options import (
     session_options,
     together,
 )
-from gnnstore.tools.ui.progress import Style
 from gnnstore.tools.ui.session import Session
 
 _HELP = """Convert a graph into a store.

@@ -24,8 +24,8 @@ from gnnstore.tools.ui.interrupts import interrupts_wait
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gnnstore.display.progress import Style
     from gnnstore.progress import Progress
-    from gnnstore.tools.ui.progress import Style
 
 # Raised by one whenever a field of a --json document changes its name or meaning;
 # new fields may appear without that.
@@ -69,7 +69,7 @@ class Session:
     def progress(self, *, show_usage: bool = False, style: Style = "auto") -> Iterator[Progress]:
         """Show progress on stderr: bars on a terminal, else a plain line now and then."""
         with interrupts_wait():
-            from gnnstore.tools.ui.progress import open_progress  # noqa: PLC0415 - rich on demand
+            from gnnstore.display.progress import open_progress  # noqa: PLC0415 - rich on demand
 
         with open_progress(quiet=self.quiet, show_usage=show_usage, style=style) as progress:
             yield progress

@@ -16,14 +16,14 @@ from rich.console import Console, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 
-from gnnstore.progress import NullProgress, Phase, Progress
-from gnnstore.tools.ui.lines import (
+from gnnstore.display.lines import (
     JsonProgress,
     LineProgress,
     Usage,
     format_amount,
     format_rate,
 )
+from gnnstore.progress import NullProgress, Phase, Progress
 from gnnstore.units import format_duration
 
 # How progress is shown; "auto": as suits what stderr is.

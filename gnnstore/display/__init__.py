@@ -1,0 +1,1 @@
+"""Displays progress on stderr: bars on a terminal, lines elsewhere."""
