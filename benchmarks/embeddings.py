@@ -223,7 +223,7 @@ def main() -> None:
     options.add_argument("--scale", type=int, help="2^SCALE nodes (20; 13 with --quick)")
     add_partition_options(options, batch_size=10_000)
     options.add_argument("--logical", type=int, help="logical groups; by default the fewest")
-    options.add_argument("--order", choices=("even", "beta"), default="even", help="(even)")
+    options.add_argument("--order", choices=("even", "beta"), default="beta", help="(beta)")
     arguments = options.parse_args()
     arguments.scale = arguments.scale or (13 if arguments.quick else 20)
     run(arguments)

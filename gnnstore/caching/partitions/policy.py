@@ -103,8 +103,8 @@ class PartitionPolicy:
         Partitions in memory, or their share of all; None: as many as `memory` has room for.
     logical : int or "auto"
         Logical groups, of which one is replaced at a time; "auto": as few as `order` allows.
-    order : "even" or "beta"
-        Of "two-level": paths on which all groups are in memory equally often, or Marius' BETA.
+    order : "beta" or "even"
+        Of "two-level": Marius' BETA, or paths on which all groups are in memory equally often.
     assignment : "random" or "greedy"
         Of "two-level": an edge is trained in any state that holds its ends, or in the first.
     memory : int, str or None
@@ -129,7 +129,7 @@ class PartitionPolicy:
     kind: str = "two-level"
     capacity: int | float | None = None
     logical: int | Literal["auto"] = "auto"
-    order: str = "even"
+    order: str = "beta"
     assignment: str = "random"
     memory: int | str | None = None
     max_bias: float | None = None
