@@ -7,6 +7,8 @@ work is spread over states, and not all of it done when a bucket is first in the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -37,9 +39,10 @@ def states_of_buckets(
     if assignment not in ASSIGNMENTS:
         expected = " or ".join(map(repr, ASSIGNMENTS))
         raise UsageError(f"assignment={assignment!r}: expected {expected}")
-    begins, states = _meetings(schedule)
     group_of = schedule.group_of
     num_partitions, num_groups = schedule.num_partitions, len(schedule.groups)
+    pairs = schedule.states[:, :, None] * num_groups + schedule.states[:, None, :]
+    begins, states = _states_with(pairs, num_groups * num_groups)
     generator = draws(seed, epoch, Purpose.BUCKETS)
     found = np.empty((num_partitions, num_partitions), np.int32)
     for source in range(num_partitions):
@@ -72,11 +75,7 @@ def states_of_nodes(
     UsageError
         If one is in no state.
     """
-    num_groups = len(schedule.groups)
-    groups, states = schedule.states.ravel(), np.arange(len(schedule.states))
-    order = np.argsort(groups, kind="stable")
-    of_group = np.repeat(states, schedule.states.shape[1])[order]
-    begins = np.searchsorted(groups[order], np.arange(num_groups + 1))
+    begins, states = _states_with(schedule.states, len(schedule.groups))
     partitions = np.asarray(partitions, np.int64)
     group = schedule.group_of[partitions]
     first, count = begins[group], begins[group + 1] - begins[group]
@@ -89,18 +88,21 @@ def states_of_nodes(
         )
     generator = draws(seed, epoch, Purpose.NODES)
     chosen = first + _chosen(generator.random_raw(len(partitions)), count)
-    found: npt.NDArray[np.int32] = of_group[chosen].astype(np.int32)
+    found: npt.NDArray[np.int32] = states[chosen].astype(np.int32)
     return found
 
 
-def _meetings(schedule: Schedule) -> tuple[Int64Array, Int64Array]:
-    """Return, for each ordered pair of groups, where its states begin in a list, and the list."""
-    num_states, per_state = schedule.states.shape
-    num_groups = len(schedule.groups)
-    pairs = schedule.states[:, :, None] * num_groups + schedule.states[:, None, :]
-    states = np.repeat(np.arange(num_states), per_state * per_state)
-    order = np.argsort(pairs.ravel(), kind="stable")
-    begins = np.searchsorted(pairs.ravel()[order], np.arange(num_groups * num_groups + 1))
+def _states_with(held: npt.NDArray[Any], num_kinds: int) -> tuple[Int64Array, Int64Array]:
+    """Return where the states that hold each kind begin in a list, int64 [num_kinds + 1], and it.
+
+    Parameters
+    ----------
+    held : ndarray of int [num_states, ...]
+        The kinds that each state holds: groups, or pairs of them.
+    """
+    states = np.repeat(np.arange(len(held)), held[0].size)
+    order = np.argsort(held, axis=None, kind="stable")
+    begins = np.searchsorted(held.ravel()[order], np.arange(num_kinds + 1))
     return begins.astype(np.int64), states[order]
 
 
