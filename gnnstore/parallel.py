@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from itertools import count, islice, repeat
-from typing import Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,52 @@ class Lookahead:
             two = Reservation("a batch and the one before it", 2 * batch_bytes)
             ledger = Ledger(self._spare_bytes, (two,), "a loader", "of memory= left for batches")
             raise ledger.refusal(None, SMALLER_BATCHES)
+
+
+class Background(threading.Thread, Generic[R]):
+    """One call in a thread of its own; made at once where no thread can be started.
+
+    Parameters
+    ----------
+    function : callable
+        Called once.
+    name : str
+        Name of the thread.
+    """
+
+    def __init__(self, function: Callable[[], R], name: str) -> None:
+        super().__init__(name=name)
+        self._function = function
+        self._value: R
+        self._error: BaseException | None = None
+        self._has_thread = True
+        try:
+            self.start()
+        except RuntimeError:  # no more threads: less overlap changes the time, not the result
+            self._has_thread = False
+            self.run()
+
+    def run(self) -> None:
+        """Call the function."""
+        try:
+            self._value = self._function()
+        except BaseException as error:  # raised where the result is asked for
+            self._error = error
+
+    def result(self) -> R:
+        """Wait, and return the value or raise the error."""
+        self.finish()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # else call, error, traceback and frame hold each other
+        return self._value
+
+    def finish(self) -> None:
+        """Wait, whatever comes of it."""
+        if self._has_thread:
+            self.join()
 
 
 class Paced(Iterator[T], ABC):

@@ -9,16 +9,18 @@ longer than their piece: whoever stops iterating in the middle leaves nothing be
 from __future__ import annotations
 
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
+
+from gnnstore.parallel import Background
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _END: Any = object()
+_THREAD_NAME = "gnnstore-convert"
 
 
 def num_threads() -> int:
@@ -26,45 +28,12 @@ def num_threads() -> int:
     return min(8, len(os.sched_getaffinity(0)))
 
 
-class _Task(threading.Thread, Generic[R]):
-    """One call in a thread of its own."""
-
-    def __init__(self, function: Callable[[], R]) -> None:
-        super().__init__(name="gnnstore-convert")
-        self._function = function
-        self._value: R
-        self._error: BaseException | None = None
-        self._has_thread = True
-        try:
-            self.start()
-        except RuntimeError:  # no more threads: less overlap changes the time, not the result
-            self._has_thread = False
-            self.run()
-
-    def run(self) -> None:
-        try:
-            self._value = self._function()
-        except BaseException as error:  # raised where the result is asked for
-            self._error = error
-
-    def result(self) -> R:
-        """Wait, and return the value or raise the error."""
-        if self._has_thread:
-            self.join()
-        if self._error is not None:
-            try:
-                raise self._error
-            finally:
-                self._error = None  # else task, error, traceback and frame hold each other
-        return self._value
-
-
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
     """Yield the items of an iterable, making the next one while one is used."""
     iterator = iter(items)
-    task: _Task[T] = _Task(partial(next, iterator, _END))
+    task: Background[T] = Background(partial(next, iterator, _END), _THREAD_NAME)
     while (item := task.result()) is not _END:
-        task = _Task(partial(next, iterator, _END))
+        task = Background(partial(next, iterator, _END), _THREAD_NAME)
         yield item
 
 
@@ -75,9 +44,9 @@ def map_in_order(
 
     The items themselves are made by the caller's thread, between the results it takes.
     """
-    waiting: deque[_Task[R]] = deque()
+    waiting: deque[Background[R]] = deque()
     for item in items:
-        waiting.append(_Task(partial(function, item)))
+        waiting.append(Background(partial(function, item), _THREAD_NAME))
         if len(waiting) > threads:
             yield waiting.popleft().result()
     while waiting:

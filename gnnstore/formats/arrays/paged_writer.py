@@ -21,17 +21,23 @@ from gnnstore.formats.arrays.zarr_metadata import (
 from gnnstore.formats.container.files import ChecksummedFile, StoredFile, write_json
 from gnnstore.formats.container.journal import Journal
 
-# Rows are gathered into runs of pages and written in pieces of about this size.
-_BUFFER_BYTES = 4 * 2**20
-# From here on rows that fill their pages are written from where they are: gathering them first
-# is a sixth of the CPU time of a conversion.
-_DIRECT_BYTES = 2**20
+# Rows are gathered into runs of pages in two buffers, one of which is written while the other
+# is filled.
+_BUFFER_BYTES = 2 * 2**20
+# The place of buffers in memory, so that they can be written around the page cache.
+_ALIGNMENT = 4096
+
+
+def _zeroed_pages(num_runs: int, run_bytes: int) -> npt.NDArray[np.uint8]:
+    memory = np.zeros(num_runs * run_bytes + _ALIGNMENT, dtype=np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    return memory[begin : begin + num_runs * run_bytes].reshape(num_runs, run_bytes)
 
 
 class PagedArrayWriter:
     """Streams the rows of one array into its shards.
 
-    Memory is one buffer of about 4 MiB (or one row, where rows are longer), whatever the
+    Memory is two buffers of about 2 MiB (or one row, where rows are longer), whatever the
     size of the array. Used through `StoreWriter.paged`; not thread-safe.
 
     Parameters
@@ -76,7 +82,9 @@ class PagedArrayWriter:
         geometry = self.layout.geometry
         buffer_runs = max(1, _BUFFER_BYTES // geometry.page_stride_bytes)
         # Zeroed once: the pages' tails are never written to and so stay zero.
-        self._pages = np.zeros((buffer_runs, geometry.page_stride_bytes), dtype=np.uint8)
+        self._pages, self._other_pages = (
+            _zeroed_pages(buffer_runs, geometry.page_stride_bytes) for _ in range(2)
+        )
         self._buffer_rows = 0
         self._rows_done = 0
         self._shard: ChecksummedFile | None = None
@@ -154,19 +162,12 @@ class PagedArrayWriter:
         as_bytes = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), geometry.row_bytes)
         per_run = geometry.rows_per_page
         capacity = len(self._pages) * per_run
-        # One strided view over all rows of the buffer, tails of pages left out.
-        slots = self._pages[:, : per_run * geometry.row_bytes].reshape(
-            len(self._pages), per_run, geometry.row_bytes
-        )
-        fills_pages = per_run * geometry.row_bytes == geometry.page_stride_bytes
         while len(as_bytes):
+            # One strided view over all rows of the buffer, tails of pages left out.
+            slots = self._pages[:, : per_run * geometry.row_bytes].reshape(
+                len(self._pages), per_run, geometry.row_bytes
+            )
             run, rank = divmod(self._buffer_rows, per_run)
-            take = len(as_bytes) // per_run * per_run
-            if fills_pages and not rank and take * geometry.row_bytes >= _DIRECT_BYTES:
-                self._flush()
-                self._write_runs(as_bytes[:take].reshape(-1))
-                as_bytes = as_bytes[take:]
-                continue
             if rank or len(as_bytes) < per_run:  # complete a run, or begin the last one
                 take = min(per_run - rank, len(as_bytes))
                 slots[run, rank : rank + take] = as_bytes[:take]
@@ -187,6 +188,8 @@ class PagedArrayWriter:
             runs += 1
         self._buffer_rows = 0
         self._write_runs(self._pages[:runs].reshape(-1))
+        # What was written from the other one before that is on the disk now.
+        self._pages, self._other_pages = self._other_pages, self._pages
 
     def _write_runs(self, pages: npt.NDArray[np.uint8]) -> None:
         """Write whole runs of pages to their shards."""
@@ -237,7 +240,8 @@ class PagedArrayWriter:
             )
         self._flush()
         self._finish_shard()
-        self._pages = np.empty((0, 0), dtype=np.uint8)  # its memory, until the whole is written
+        # Their memory, until the whole is written.
+        self._pages = self._other_pages = np.empty((0, 0), dtype=np.uint8)
         document = paged_metadata(
             self.spec.dtype, self.row_shape, self.layout, self._dimension_names
         )
