@@ -16,6 +16,7 @@ from benchmarks.harness import measure
 from gnnstore import _core
 from gnnstore.converters import ConvertOptions, from_numpy
 from gnnstore.disk.profile.cgroup import MemoryGroup
+from gnnstore.formats.container.files import directory_bytes
 from gnnstore.tools.bench.process import ask_process
 
 _CHUNK_EDGES = 2**22
@@ -36,12 +37,15 @@ class Conversion:
         The most memory that was resident.
     spilled_bytes : int
         The most that lay in sorted runs on disk.
+    result_bytes : int
+        The finished store.
     """
 
     seconds: float
     cpu_seconds: float
     peak_bytes: int
     spilled_bytes: int
+    result_bytes: int
 
 
 def write_edges(directory: Path, scale: int, num_edges: int, threads: int) -> None:
@@ -150,6 +154,7 @@ def main() -> None:
         turn.cpu_seconds,
         0 if peak is None else 1024 * int(peak[1]),
         spilled.num_bytes,
+        directory_bytes(Path(output)),
     )
     print(json.dumps(asdict(found)))
 

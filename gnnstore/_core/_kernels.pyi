@@ -1022,6 +1022,35 @@ def csc_from_coo(
         A source or target is out of range; the message names edge, id and bound.
     """
 
+def parse_text(
+    text: bytes, kinds: str, is_comma: bool, comments: bytes, ignore_extra: bool
+) -> NDArray[np.uint8] | None:
+    """Return the numbers of a table in text, where all of its lines are clean.
+
+    Integers are digits with a sign or without; decimals may have a point and an exponent, or be nan
+    or inf, and are rounded once. There may be spaces and tabs around fields, and a
+    carriage return before the end of a line.
+
+    Parameters
+    ----------
+    text : bytes
+        Whole lines; the last may lack its end.
+    kinds : str
+        A letter for each field of a line: "i" int64, "f" float32, "d" float64, "-" skipped.
+    is_comma : bool
+        Whether fields are separated by commas; else by spaces and tabs.
+    comments : bytes
+        Characters that begin lines that are skipped. With any, blank lines are skipped, too.
+    ignore_extra : bool
+        Whether more fields may follow.
+
+    Returns
+    -------
+    ndarray of uint8, shape [rows * record bytes], or None
+        A record for each line: its values, one behind the other. None if a line has another form,
+        or an integer does not fit: read line by line to see which.
+    """
+
 def rmat_edges(
     first_edge: int,
     num_edges: int,

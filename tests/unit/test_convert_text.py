@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gnnstore import _core
 from gnnstore.converters.arrays.text_blocks import read_blocks
 from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.errors import InputError
@@ -236,6 +239,93 @@ def outcome(path: Path, table_format: TableFormat, *, fast: bool, block_bytes: i
         return str(error)
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds", "expected"),
+    [
+        ("1,2\n3,4", "ii", [1, 2, 3, 4]),
+        (" 1 ,\t+2 \r\n-3,004\r\n", "ii", [1, 2, -3, 4]),
+        ("9223372036854775807,-9223372036854775807\n", "ii", [2**63 - 1, 1 - 2**63]),
+        ("12345678,123456789\n1234567,1234567890123456\n", "ii", None),
+        ("#1,2\n  # 3\n\n \t\r\n5,6\n", "ii", [5, 6]),
+        ("1,x y,3,4,\n5,,6,7,8\n", "i-i", [1, 3, 5, 6]),
+    ],
+)
+def test_clean_integers(text: str, kinds: str, expected: list[int] | None) -> None:
+    found = _core.parse_text(text.encode(), kinds, True, b"#", ignore_extra=True)
+    assert found is not None
+    fields = text.replace("\n", ",").strip(",").split(",")
+    assert found.view(np.int64).tolist() == (expected or [int(field) for field in fields])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("1", "1,", "1,2,3", "1;2", "1,2 3", "1,2x", "1,0x2", "1,--2", "1,+-2", "1,", ",1", "1,-"),
+        *(
+            "\n1,2",
+            "1,2\n \n",
+            "1,9223372036854775808",
+            "1,00000000000000000000",
+            "1,2\r3",
+            "1,2.0",
+        ),
+        *("1,2\v", "1,\xa02", "1,\0002", "1 2", "#,2", '1,"2"', "1,1e3", "1,nan"),
+    ],
+)
+def test_what_is_not_clean_is_left_to_others(text: str) -> None:
+    assert _core.parse_text(text.encode("latin-1"), "ii", True, b"", ignore_extra=False) is None
+
+
+def test_decimals_are_rounded_once() -> None:
+    rng = np.random.default_rng(0)
+    bits = rng.integers(0, 2**63, 3000).view(np.float64)
+    texts = [repr(float(value)) for value in bits[np.isfinite(bits)]]
+    texts += [f"{value:.{digits}f}" for value in rng.normal(size=200) for digits in range(12)]
+    # Half-way between two floats, and a digit beside it.
+    middles = (rng.integers(2**24, 2**25, 300) * 2 + 1) / 2.0 ** rng.integers(1, 60, 300)
+    texts += [f"{value:.60f}"[:end] for value in middles for end in (12, 17, 30, 62)]
+    texts += [f"{value:.60f}1" for value in middles]
+    texts += [
+        "-0",
+        "0.0",
+        ".5",
+        "5.",
+        "1e5",
+        "1E-5",
+        "1e+22",
+        "-1e-22",
+        "9007199254740993",
+        "1e-40",
+    ]
+    texts += ["nan", "-inf", "Infinity", "123456789012345678901234567890", "0." + 40 * "0" + "1"]
+    for kind, dtype in (("d", np.float64), ("f", np.float32)):
+        expected = pa.array(texts).cast(pa.from_numpy_dtype(dtype)).to_numpy()
+        for text, value in zip(texts, expected, strict=True):
+            found = _core.parse_text(text.encode(), kind, True, b"", ignore_extra=False)
+            if found is None:  # too large or small: read line by line
+                assert abs(float(value)) in (0.0, np.inf) or abs(value) < np.finfo(dtype).tiny
+            else:
+                np.testing.assert_array_equal(found.view(dtype), [value], text)
+    for text in ("+-1", "nan(1)", "1e", ".", "0x1p3", "1_0", "infin", "--1", "1.2.3", "e5", "+"):
+        assert _core.parse_text(text.encode(), "d", True, b"", ignore_extra=False) is None
+
+
+def test_any_cut_of_a_text_is_parsed_or_refused() -> None:
+    """No end of the buffer, at which words of eight bytes are read, is overstepped."""
+
+    def is_clean(line: bytes) -> bool:
+        try:
+            integer, decimal, _ = line.split()
+            return bool(int(integer) or float(decimal))
+        except ValueError:
+            return False
+
+    text = b"123456789 12345678.123456789e-3 x\n-1\t 2.5 y\n"
+    for end in range(1, len(text) + 1):
+        found = _core.parse_text(bytes(text[:end]), "id-", False, b"", ignore_extra=False)
+        assert (found is not None) == all(map(is_clean, text[:end].splitlines())), end
+
+
 @settings(max_examples=examples(300), deadline=None)
 @example(["1,2", "3,0x8"], "\n")
 @example(["0 1", "1 2 3"], "\n")
@@ -244,7 +334,8 @@ def test_the_fast_parser_agrees_with_the_letter(
     tmp_path_factory: pytest.TempPathFactory, lines: list[str], ending: str
 ) -> None:
     path = write(tmp_path_factory.mktemp("t") / "t", ending.join(lines) + ending)
-    for table_format in (SNAP, PAIRS, TableFormat("float64", num_columns=2)):
+    weighted = replace(SNAP, num_columns=3, weight_column=2)
+    for table_format in (SNAP, PAIRS, TableFormat("float64", num_columns=2), weighted):
         expected = str(outcome(path, table_format, fast=False, block_bytes=2**20))
         for block_bytes in (3, 2**20):
             found = outcome(path, table_format, fast=True, block_bytes=block_bytes)

@@ -1,8 +1,8 @@
 """Text files, plain or gzipped, as large blocks of whole lines that know their line numbers.
 
 Graphs come as gigabytes of text. Blocks of 1 MiB keep the parser fast (a processor's cache holds
-what becomes of one: 133 MB/s a core, 116 with 4 MiB, 54 with 64 KiB), several of them at work at
-a time, and memory bounded; counting lines while blocks go by is what lets an error name the line.
+what becomes of one), several of them at work at a time, and memory bounded; counting lines while
+blocks go by is what lets an error name the line.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gnnstore.progress import NullPhase, Phase
 BLOCK_BYTES, _MIN_BLOCK_BYTES = 2**20, 2**16
 # Of a budget, for all blocks that are under way.
 _MEMORY_SHARE = 4
-# A block of one-digit numbers becomes a position (4 bytes), a value and its copy (8 each) for
-# every two bytes; the text is there as it came and as the parser has it.
+# Names are the most: a block of short ones becomes a position (4 bytes), a code and its copy (8
+# each) for every two bytes; the text is there as it came and as the parser has it.
 _BYTES_PER_BYTE = 12
 # Longer than any row of numbers: the file is not text, or a bomb of a gigabyte without a line end.
 MAX_LINE_BYTES = 2**26

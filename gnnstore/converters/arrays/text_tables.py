@@ -1,8 +1,8 @@
-"""Tables of numbers in text, parsed by pyarrow where lines are clean, else line by line.
+"""Tables in text, parsed by the core or by pyarrow where lines are clean, else line by line.
 
-pyarrow parses a block of clean lines at hundreds of megabytes a second, but its messages have no
-line numbers, and it accepts some text as numbers ("0x1F" as an id). So every block that it refuses,
-or whose values are not allowed, is read again line by line; only that pass reports errors.
+The core parses a block of clean lines of numbers, and pyarrow one of names, at hundreds of
+megabytes a second; neither has messages with line numbers. So every block that they refuse, or
+whose values are not allowed, is read again line by line; only that pass reports errors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.arrays.text_blocks import (
     BLOCK_BYTES,
@@ -33,6 +34,7 @@ from gnnstore.units import format_size
 _INTEGER = re.compile(rb"[+-]?[0-9]+")
 _DECIMAL = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)")
 _INT64 = np.iinfo(np.int64)
+_KINDS = {"int64": "i", "float32": "f", "float64": "d"}  # as the core calls them
 _SEPARATORS = {",": "commas", "\t": "tabs", " ": "spaces"}
 
 
@@ -270,16 +272,8 @@ class TextTable:
         return TextBlock(block.first_line + data.count(b"\n", 0, begin), data[begin:])
 
     def _parse(self, block: TextBlock) -> Any:
-        data = self._strip(block.data)
-        if not data:
-            return self._empty()
-        rows = self._parse_fast(data)
+        rows = self._parse_fast(block.data)
         return self._parse_by_line(block) if rows is None else rows
-
-    def _empty(self) -> npt.NDArray[Any]:
-        if self.format.dtype == "text" or self.format.weight_column is not None:
-            return np.empty(0)
-        return np.empty((0, self._num_columns or 0), self.format.dtype)
 
     def _strip(self, data: bytes) -> bytes:
         """Return the lines that are no comments, with plain line ends."""
@@ -326,24 +320,47 @@ class TextTable:
             return [field.strip() for field in line.split(self._delimiter.encode())]
         return line.split()
 
-    # ---- fast: pyarrow
+    # ---- fast: clean lines
 
     def _parse_fast(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
-        rows = self._parse_arrow(data)
-        is_text = self.format.dtype == "text"
-        if rows is None and (self._delimiter == " " or (self._delimiter == "\t" and not is_text)):
-            # Columns aligned with several spaces, or trailing ones.
-            space = self._delimiter.encode()
-            single = re.sub(rb"[ \t]+", space, data)
-            single = single.replace(space + b"\n", b"\n").replace(b"\n" + space, b"\n")
-            rows = self._parse_arrow(single.strip(space))
+        """Return the rows of lines, or None if some are not clean or not allowed."""
+        if self.format.dtype != "text":
+            rows: Any = self._parse_numbers(data)
+        else:
+            stripped = self._strip(data)
+            if not stripped:
+                return NameBlock([], np.empty((0, 2), np.int64), np.empty(0, np.int64))
+            rows = self._parse_arrow(stripped)
+            if rows is None and self._delimiter == " ":
+                # Columns aligned with several spaces, or trailing ones.
+                single = re.sub(rb"[ \t]+", b" ", stripped)
+                single = single.replace(b" \n", b"\n").replace(b"\n ", b"\n")
+                rows = self._parse_arrow(single.strip(b" "))
         return rows if rows is not None and self._allowed(rows) else None
 
-    def _parse_arrow(self, data: bytes) -> npt.NDArray[Any] | NameBlock | None:
-        import pyarrow as pa  # noqa: PLC0415  (60 ms, and only text input needs it)
+    def _parse_numbers(self, data: bytes) -> npt.NDArray[Any] | None:
+        kinds = [_KINDS[self.format.dtype]] * (self._num_columns or 0)
+        weight = self.format.weight_column
+        if weight is not None:
+            kinds[2:] = "-" * len(kinds[2:])
+            kinds[weight] = _KINDS["float32"]
+        records = _core.parse_text(
+            data,
+            "".join(kinds),
+            self._delimiter == ",",
+            self.format.comments,
+            self.format.ignore_extra,
+        )
+        if records is None:
+            return None
+        rows = records.view(self.format.row_dtype)
+        return rows if weight is not None else rows.reshape(-1, len(kinds))
+
+    def _parse_arrow(self, data: bytes) -> NameBlock | None:
+        import pyarrow as pa  # noqa: PLC0415  (60 ms, and only names need it)
         from pyarrow import csv  # noqa: PLC0415
 
-        if b"\r" in data or (self.format.is_integer and (b"x" in data or b"X" in data)):
+        if b"\r" in data:
             return None
         # What Arrow's own pool gets it keeps for a while: twice as much as is in use.
         pool = pa.system_memory_pool()
@@ -359,8 +376,7 @@ class TextTable:
             line = self._first_row(data) or b""
             total = len(line.split((self._delimiter or " ").encode()))
             names = [str(column) for column in range(max(total, len(names)))]
-        kinds = {"int64": pa.int64(), "float32": pa.float32(), "float64": pa.float64()}
-        types = dict.fromkeys(wanted, kinds.get(self.format.dtype, pa.string()))
+        types = dict.fromkeys(wanted, pa.string())
         if weight is not None:
             types[str(weight)] = pa.float32()
         try:
@@ -384,10 +400,7 @@ class TextTable:
             )
         except pa.ArrowInvalid:
             return None
-        if self.format.dtype == "text":
-            return self._encode_table(table)
-        columns = [column.to_numpy() for column in table.columns]
-        return np.stack(columns, axis=1) if weight is None else self._weighted(columns)
+        return self._encode_table(table)
 
     def _weighted(self, columns: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         rows = np.empty(len(columns[0]), self.format.row_dtype)

@@ -1,0 +1,32 @@
+// Tables of numbers in text: what is written as clean decimal numbers, and nothing else. What is
+// refused here somebody reads line by line, who knows what to say about it.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace gnnstore {
+
+// A field of a line, and where its value goes in the record of the line.
+struct TextField {
+    char kind;  // 'i': int64, 'f': float32, 'd': float64, '-': skipped, whatever it is
+    int64_t offset;
+};
+
+struct TextForm {
+    std::vector<TextField> fields;
+    char separator;  // ' ': any run of spaces and tabs; else one character, with these around it
+    std::string_view comments;  // begin lines that are skipped; with any, so are blank lines
+    bool ignores_extra;         // whether more fields may follow
+    int64_t record_bytes;
+};
+
+// The most rows that a text can have.
+int64_t count_lines(std::string_view text);
+
+// Writes a record for each line, and returns how many; -1 if a line has another form, or a number
+// that does not fit, or is so long that it might not.
+int64_t parse_text(std::string_view text, const TextForm &form, uint8_t *records);
+
+}  // namespace gnnstore
