@@ -212,7 +212,8 @@ class Ledger:
         """
         missing, parts = max(-self.left(sizes), self.raise_by), self.explain(sizes)
         more = [f"raise {self.option} by at least {format_at_least(missing)}"] * bool(self.option)
-        *others, last = (*more, *remedies)  # a ledger without an option is given remedies
+        some = f"free at least {format_at_least(missing)}, or take a larger machine"
+        *others, last = (*more, *remedies) or (some,)
         todo = f"{', '.join(others)}, or {last}" if others else last
         found = error(
             f"{self.who} needs {format_count(self.limit + missing, 'byte')}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gnnstore.budget.ledger import Ledger
+from gnnstore.budget.ledger import OF_FREE_MEMORY, Ledger
 from gnnstore.budget.limits import available_bytes
 
 
@@ -18,7 +18,7 @@ def memory_ledger(who: str, memory_bytes: int | None) -> Ledger:
         large is refused with a number instead of killed by the kernel half way.
     """
     if memory_bytes is None:
-        return Ledger(available_bytes(), (), who, "of available memory", "memory")
+        return Ledger(available_bytes(), (), who, OF_FREE_MEMORY, "")
     return Ledger(
         memory_bytes, (), who, "of the memory_bytes (--memory) budget", "memory_bytes (--memory)"
     )

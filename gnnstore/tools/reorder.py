@@ -38,8 +38,16 @@ def count_batches(
     fanouts: tuple[int, ...],
     batch_size: int,
     seeds_asked: SeedOptions,
+    *,
+    memory_bytes: int | None,
 ) -> npt.NDArray[np.uint8]:
     """Sample batches and return how many of them need each node, up to 255; at least 1 for seeds.
+
+    Parameters
+    ----------
+    memory_bytes : int or None
+        The budget in which the topology is read, if it fits; it is mapped otherwise. None: all
+        memory that is available.
 
     Raises
     ------
@@ -53,7 +61,9 @@ def count_batches(
     with session.progress() as progress:
         with progress.phase("read the topology"):
             sizes = StoreSizes.of(store.schema)
-            csc = store.topology(place(sizes, MemoryBudget.of(None), strategy=MMAP).topology)
+            budget = MemoryBudget.of(memory_bytes)
+            placement = place(sizes, budget, strategy=MMAP, seeds_bytes=counts.nbytes)
+            csc = store.topology(placement.topology)
         with progress.phase("sample", unit="batches"):
             presampler = Presampler.of(store, config, seeds, batch_size, False)
             presampler.run(Topology(csc), len(os.sched_getaffinity(0)), counts)

@@ -108,6 +108,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (["-p", "many"], 2, "'many' is no number of partitions"),
         (["-p", "4", "--train-first", "labelled"], 2, "its splits: 'train', 'valid', 'test'"),
         (["-p", "4", "--name", "../a"], 2, "'../a' is no name of a partitioning"),
+        (["-p", "4", "--name", ""], 2, "'' is no name of a partitioning"),
         (["-p", "4", "--name", "a", "--output", tmp_path / "b"], 2, "a --name in the store, or"),
         (["-p", "4", "--memory", "1MB"], 2, "raise memory_bytes (--memory) by at least"),
         (["-p", "4", "--output", tmp_path / "no" / "where"], 3, "does not exist"),

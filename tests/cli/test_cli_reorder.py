@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.budget.limits import MemoryBudget
+from gnnstore.strategies.sizes.placement import place
 from gnnstore.testing.graphs import random_graph, read_store, write_store
 from gnnstore.tools.inspect import node_order
 
@@ -49,6 +51,21 @@ def test_by_frequency_rows_that_batches_need_come_first(
     assert train.max() < len(reached)
     done = run("reorder", store, tmp_path / "c.gnn", "--by", "frequency", "--input-nodes", "no")
     assert done.status == 3
+
+
+def test_sampling_keeps_to_the_budget(
+    run: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[MemoryBudget] = []
+
+    def placed(sizes: Any, budget: MemoryBudget, **options: Any) -> Any:
+        budgets.append(budget)
+        return place(sizes, budget, **options)
+
+    monkeypatch.setattr("gnnstore.tools.reorder.place", placed)
+    words = ("--by", "frequency", "--num-neighbors", "3", "--batch-size", "5", "-q")
+    assert run("reorder", store, tmp_path / "b.gnn", *words, "--memory", "64MB").status == 0
+    assert [(budget.num_bytes, budget.is_promise) for budget in budgets] == [(64 * 10**6, True)]
 
 
 def half_drawn(path: Path) -> Path:

@@ -273,8 +273,12 @@ def test_without_a_budget_what_is_available_is_the_limit(monkeypatch: pytest.Mon
     monkeypatch.setattr("gnnstore.converters.memory.available_bytes", lambda: 10**6)
     builder = EdgeBuilder(EdgeRules())
     with pytest.raises(
-        BudgetError, match=r"has 1000000 bytes of available memory: .*larger machine"
+        BudgetError,
+        match=r"has 1000000 bytes of memory that is available: \d+ bytes too few; convert on a l",
     ):
+        builder.expect(10**6)
+    builder = EdgeBuilder(EdgeRules(), Path("spilled"))  # where there is no other remedy
+    with pytest.raises(BudgetError, match=r"too few; free at least [0-9.]+ MB, or take a larger"):
         builder.expect(10**6)
 
 

@@ -301,7 +301,9 @@ def partitions_path(plan: Partitioning, name: str | None, output: PathLike | Non
         if name is not None:
             raise UsageError("give the partitions a --name in the store, or an --output elsewhere")
         return Path(output)
-    return unit_path(PARTITIONS, plan.graph.reader.path, name or plan.default_name)
+    return unit_path(
+        PARTITIONS, plan.graph.reader.path, plan.default_name if name is None else name
+    )
 
 
 @contextmanager

@@ -77,7 +77,14 @@ def command(
         # On demand: torch and the kernels take longer to load than --help may.
         from gnnstore.tools.reorder import count_batches  # noqa: PLC0415
 
-        scores = count_batches(session, arguments["store"], fanouts, batch_size, seeds_asked)
+        scores = count_batches(
+            session,
+            arguments["store"],
+            fanouts,
+            batch_size,
+            seeds_asked,
+            memory_bytes=arguments["memory_bytes"],
+        )
     if estimate:
         from gnnstore.tools.reorder import estimate_order  # noqa: PLC0415
 
