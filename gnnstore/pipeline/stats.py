@@ -212,8 +212,10 @@ class LoaderStats:
     def _predicted(self) -> str:
         if self.predicted_epoch_seconds is None:
             return ""
+        first = self.predicted_first_epoch_seconds
+        more = "" if first is None else f" ({first:.2f} s the first)"
         return (
-            f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch, stalled "
+            f"; predicted {self.predicted_epoch_seconds:.2f} s an epoch{more}, stalled "
             f"{self.waiting_epoch_seconds:.2f} s an epoch"
         )
 

@@ -93,6 +93,8 @@ class Resources:
         Whether the first superbatch of the next epoch is made during the last of this one.
     num_threads : int
         Threads that prepare batches, where memory limits them; 0: all.
+    num_unplanned : int
+        Batches that read all of their rows while the first superbatch is made.
     """
 
     memory_bytes: int
@@ -103,6 +105,7 @@ class Resources:
     disk_bytes: int = 0
     overlaps: bool = True
     num_threads: int = 0
+    num_unplanned: int = 0
 
 
 @dataclass(frozen=True)
@@ -290,7 +293,7 @@ class _Model:
             stages = {"filling": once, **stages}
         if self.resources.overlaps:
             seconds = max(making, following, busiest)
-            once += making / math.ceil(num)
+            once += making / math.ceil(num) + self._unplanned_seconds()
         else:
             seconds = self._overlapped(num, making, following, busiest)
         return self._prediction(seconds, once, stages, reads, in_order, written)
@@ -317,6 +320,11 @@ class _Model:
         # Packing is done for each epoch, but before training.
         once = stages["packing"] * _EPOCHS
         return self._prediction(seconds, once, stages, ReadTotals(), in_order, 0)
+
+    def _unplanned_seconds(self) -> float:
+        """Return the seconds of reading what is not planned: the disk has nothing else to do."""
+        share = self.resources.num_unplanned / max(1, self.workload.epoch_batches)
+        return share * self.machine.random_seconds(self.workload.direct_reads()) if share else 0.0
 
     def _warm_up_seconds(self, num_slots: int) -> float:
         return self.machine.random_seconds(self.workload.warm_up_reads(num_slots))

@@ -146,6 +146,7 @@ def predict_epoch(
         found.disk_bytes,
         overlaps=size.overlaps,
         num_threads=found.num_threads,
+        num_unplanned=size.num_unplanned,
     )
     return predict(candidate, work, epoch.machine, resources)
 

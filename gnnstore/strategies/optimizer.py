@@ -226,7 +226,10 @@ def choices_for(loader: LoaderSpec, auto: Auto) -> Iterator[Chosen]:
     del optimizer  # a sample of 100 MB, before a cache is filled
     for i, prediction in enumerate(predicted):
         others = _others(prediction, predicted[i + 1 :])
-        why = f"it is predicted to take {describe_seconds(prediction.seconds)} an epoch{others}"
+        first = describe_seconds(prediction.first_seconds)
+        each = describe_seconds(prediction.seconds)
+        more = "" if first == each else f", the first {first}"
+        why = f"it is predicted to take {each} an epoch{more}{others}"
         chosen = with_candidate(options, prediction.candidate)
         yield Chosen(chosen, why, predicted=prediction)
     yield mapped

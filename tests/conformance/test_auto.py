@@ -135,7 +135,11 @@ def test_it_takes_what_the_disk_is_good_at(
         pass
     later = loader.stats()
     assert later.waiting_epoch_seconds == pytest.approx(later.seconds_waiting)
-    assert f"predicted {stats.predicted_epoch_seconds:.2f} s an epoch, stalled " in str(later)
+    each, first = stats.predicted_epoch_seconds, stats.predicted_first_epoch_seconds
+    assert f"predicted {each:.2f} s an epoch ({first:.2f} s the first), stalled " in str(later)
+    words = [optimizer.describe_seconds(seconds) for seconds in (each, first)]
+    told = f"{words[0]} an epoch, the first {words[1]}"
+    assert (told in stats.reason) == (words[0] != words[1])
     assert later.since(stats).predicted_epoch_seconds == stats.predicted_epoch_seconds
 
 

@@ -307,6 +307,23 @@ def test_one_superbatch_is_followed_while_the_next_is_made(batches: list[Any]) -
     assert parts.seconds_once < whole.seconds_once
 
 
+def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> None:
+    work = workload_of(batches)
+    on_disk = machine(reads_a_second=1000)
+    planned, with_some = (
+        predict(
+            ALL.candidate("packed"),
+            work,
+            on_disk,
+            Resources(0, 1000, superbatch=120, num_unplanned=num_unplanned),
+        )
+        for num_unplanned in (0, 12)
+    )
+    assert with_some.seconds == planned.seconds
+    reading = on_disk.random_seconds(work.direct_reads()) * 12 / work.epoch_batches
+    assert with_some.first_seconds == pytest.approx(planned.first_seconds + reading)
+
+
 def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
     """Where disk has no room for two."""
     work = workload_of(batches)
