@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
@@ -28,7 +29,12 @@ class IndexRows:
     `fetch` is what `gnnstore.sampling.DiskNeighborSampler` needs.
     """
 
-    def __init__(self, rows: RowSource, files: FileRows) -> None:
+    def __init__(
+        self,
+        rows: RowSource,
+        files: FileRows,
+        pause: Callable[[float], None] = lambda _: None,
+    ) -> None:
         array = files.array
         if not array.geometry.is_exact or array.row_shape != ():
             raise CorruptStoreError(
@@ -38,6 +44,8 @@ class IndexRows:
             )
         self._files = files
         self._rows = rows
+        self._pause = pause
+        self._num_fetching = 0
         self._counts = ReadCounts()
         self._lock = threading.Lock()
 
@@ -53,6 +61,21 @@ class IndexRows:
         rows = open_rows(array, engine)
         assert rows.file_rows is not None  # noqa: S101 - an engine reads files
         return cls(rows, rows.file_rows)
+
+    def beside(self, pause: Callable[[float], None]) -> IndexRows:
+        """Return the ids for a thread that reads many of them beside others.
+
+        Parameters
+        ----------
+        pause : callable
+            Called after each `read`, with the seconds that it took; may raise.
+        """
+        return type(self)(self._rows, self._files, pause)
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether somebody waits for `fetch` now."""
+        return self._num_fetching > 0
 
     @property
     def num_edges(self) -> int:
@@ -91,7 +114,13 @@ class IndexRows:
         StorageError
             Naming the file and offset of a read that failed, or met the end of its file.
         """
-        gathered = self._rows.gather(positions)
+        with self._lock:
+            self._num_fetching += 1
+        try:
+            gathered = self._rows.gather(positions)
+        finally:
+            with self._lock:
+                self._num_fetching -= 1
         self._count(gathered.counts)
         return gathered.values
 
@@ -108,11 +137,13 @@ class IndexRows:
         if not 0 <= start <= stop <= self.num_edges:
             raise IndexError(f"[{start}, {stop}) is not within [0, {self.num_edges})")
         out = empty((stop - start,), self.dtype)
+        began = perf_counter()
         try:
             self._count(self._files.read_range(start, out))
         except OSError as error:
             where = error.filename or self._files.array.file_paths[0]
             raise storage_error(error, f"read the array {self.path!r}", where) from error
+        self._pause(perf_counter() - began)
         return out
 
     def scan(self) -> Iterator[npt.NDArray[Any]]:

@@ -20,7 +20,8 @@ from gnnstore.features.opening import Mode, open_attribute, open_rows
 from gnnstore.features.source import RowSource, Tier
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
+from gnnstore.graph.neighbor_cache.beside import NeighborCache
+from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
 
 if TYPE_CHECKING:
     from gnnstore.caching.scores import CacheSettings
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from gnnstore.formats.store.reader import StoreReader
     from gnnstore.graph.indices import IndexRows
     from gnnstore.graph.store import GraphStore
-    from gnnstore.sampling.staged import CachedNeighbors
 
 
 class SharedTables:
@@ -45,7 +45,7 @@ class SharedTables:
         self._cache_users: WeakKeyDictionary[object, StaticCache] = WeakKeyDictionary()
         self._planned: dict[Hashable, PlannedCache] = {}
         self._promised: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._neighbors: CachedNeighbors | None = None
+        self._neighbors: NeighborCache | None = None
         self._topology_bytes = 0
 
     def add_tier(self, tier: Callable[[RowSource], Tier]) -> None:
@@ -209,10 +209,11 @@ class SharedTables:
 
     def neighbors(
         self, store: GraphStore, csc: Csc, rows: IndexRows, num_bytes: int, spare_bytes: int
-    ) -> CachedNeighbors | None:
+    ) -> NeighborCache | None:
         """Return the neighbour cache of loaders that read in-neighbours from disk.
 
-        A loader with room for a larger one makes do with it; one with less room replaces it.
+        That of a large graph is chosen and filled beside batches, in its own memory. A loader with
+        room for a larger one makes do with it; one with less room replaces it.
 
         Parameters
         ----------
@@ -225,10 +226,12 @@ class SharedTables:
             known = self._neighbors
             if known is not None and known.num_bytes <= num_bytes:
                 return known
+            if known is not None:
+                known.stop()
             self._neighbors = None
             if num_bytes >= bytes_for_all(csc) or bytes_to_choose(csc) <= spare_bytes:
                 uuid = store.reader.manifest.uuid
-                self._neighbors = open_neighbor_cache(csc, rows, num_bytes, uuid)
+                self._neighbors = NeighborCache(csc, rows, num_bytes, uuid)
             return self._neighbors
 
     @property

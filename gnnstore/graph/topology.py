@@ -12,8 +12,8 @@ from gnnstore.sampling.neighbor import NeighborSampler
 if TYPE_CHECKING:
     from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.indices import IndexRows
+    from gnnstore.graph.neighbor_cache.beside import NeighborCache
     from gnnstore.sampling.neighbor import IndexDtype, SamplingConfig
-    from gnnstore.sampling.staged import CachedNeighbors
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +24,13 @@ class Topology:
     ----------
     csc : Csc
         If `rows` is set, only length and dtype of its `indices` are used.
-    neighbors : CachedNeighbors or None
-        In-neighbour lists in memory, which need not be read.
+    neighbors : NeighborCache or None
+        In-neighbour lists in memory, which need not be read once they are there.
     """
 
     csc: Csc
     rows: IndexRows | None = None
-    neighbors: CachedNeighbors | None = None
+    neighbors: NeighborCache | None = None
 
     @property
     def is_read(self) -> bool:
@@ -51,6 +51,6 @@ class Topology:
         """Return a sampler; its batches are the same wherever the topology lies."""
         if self.rows is None:
             return NeighborSampler(self.csc, config, index_dtype=index_dtype)
-        return DiskNeighborSampler(
-            self.csc, config, index_dtype, self.rows.fetch, cache=self.neighbors
-        )
+        neighbors = self.neighbors
+        now = None if neighbors is None else lambda: neighbors.current
+        return DiskNeighborSampler(self.csc, config, index_dtype, self.rows.fetch, now)

@@ -68,8 +68,9 @@ class DiskNeighborSampler(NeighborSampler):
     fetch : callable
         Returns the elements of `indices` at some positions, which come in any order and may be
         repeated. Called by the threads that sample.
-    cache : CachedNeighbors, optional
-        In-neighbours that need not be fetched.
+    cache : CachedNeighbors or callable, optional
+        In-neighbours that need not be fetched; or what returns those that are in memory when a
+        batch is begun, of this graph.
 
     Raises
     ------
@@ -83,11 +84,11 @@ class DiskNeighborSampler(NeighborSampler):
         config: SamplingConfig,
         index_dtype: IndexDtype,
         fetch: Fetch,
-        cache: CachedNeighbors | None = None,
+        cache: CachedNeighbors | Callable[[], CachedNeighbors | None] | None = None,
     ) -> None:
         super().__init__(csc, config, index_dtype)
         num_words = -(-csc.num_nodes // 64)
-        if cache is not None and (
+        if isinstance(cache, CachedNeighbors) and (
             cache.neighbors.dtype != csc.indices.dtype
             or not len(cache.bits) == len(cache.starts) == num_words
         ):
@@ -96,10 +97,15 @@ class DiskNeighborSampler(NeighborSampler):
                 f"bits and neighbours of {csc.indices.dtype}, found {len(cache.bits)} and "
                 f"{cache.neighbors.dtype}; build it from this graph"
             )
-        self.cache = cache
+        self._cache = cache
         self._fetch = fetch
         self._counts = NeighborCounts()
         self._lock = threading.Lock()
+
+    @property
+    def cache(self) -> CachedNeighbors | None:
+        """In-neighbours that need not be fetched now."""
+        return self._cache() if callable(self._cache) else self._cache
 
     @property
     def counts(self) -> NeighborCounts:

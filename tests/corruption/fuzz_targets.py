@@ -40,7 +40,7 @@ from gnnstore.formats.container.journal_file import (
     read_records,
 )
 from gnnstore.graph.indices import IndexRows
-from gnnstore.graph.neighbor_cache.cache import open_neighbor_cache
+from gnnstore.graph.neighbor_cache.beside import NeighborCache
 from gnnstore.graph.topology import Topology
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.testing.batches import assert_same_batches, batches_of
@@ -385,7 +385,7 @@ def target_cache(folder: Path) -> Target:
 
     def batch() -> Any:
         # Room for a part of the lists, of which those are chosen that a file names.
-        lists = open_neighbor_cache(csc, rows, 2**15, store.reader.uuid)
+        lists = NeighborCache(csc, rows, 2**15, store.reader.uuid)
         sampler = Topology(csc, rows, lists).sampler(SamplingConfig((3, 2), seed=1), "int64")
         load_kept(folder)
         return sampler.sample(np.arange(64), epoch=0, batch=0)
