@@ -27,6 +27,9 @@ class SuperbatchSize:
         Memory for all of it: rows, traces, plans, subgraphs, and sampling them.
     packing_bytes : int
         Part of it for packing a superbatch.
+    chunk_memory_bytes : int
+        Part of it for the packed rows of one superbatch that are not written to disk; there is as
+        much for the next one.
     table_bytes : int
         Part of it for the table of a planner whose traces and plans are on disk; 0 where they
         are in memory.
@@ -47,6 +50,7 @@ class SuperbatchSize:
     in_memory: bool
     reservations: tuple[Reservation, ...] = ()
     packing_bytes: int = 0
+    chunk_memory_bytes: int = 0
     table_bytes: int = 0
     bulk_bytes: int = 0
     overlaps: bool = True
@@ -89,6 +93,8 @@ class SuperbatchSize:
             f"{self.num_slots} rows cached as {policy!r} says, {self.num_batches} batches planned "
             f"at a time and kept {where}{plans}, {format_size(self.num_bytes)} in all"
         )
+        if self.chunk_memory_bytes:
+            found += f", {format_size(self.chunk_memory_bytes)} of packed rows not written"
         if not self.num_unplanned:
             return found
         first = "batch reads" if self.num_unplanned == 1 else f"{self.num_unplanned} batches read"

@@ -89,6 +89,8 @@ class Resources:
         Whether sampled subgraphs and plans wait in memory; else on disk.
     disk_bytes : int
         The most that it takes at once, without the store.
+    chunk_memory_bytes : int
+        Packed rows of a superbatch that stay in memory.
     overlaps : bool
         Whether the first superbatch of the next epoch is made during the last of this one.
     num_threads : int
@@ -103,6 +105,7 @@ class Resources:
     superbatch: int = 0
     keeps_in_memory: bool = True
     disk_bytes: int = 0
+    chunk_memory_bytes: int = 0
     overlaps: bool = True
     num_threads: int = 0
     num_unplanned: int = 0
@@ -264,7 +267,8 @@ class _Model:
         making_disk, making_computing = writing, self.sampling + planning
         if strategy.packs:
             misses = work.misses(policy, slots, size)
-            packed = int(misses * work.row_bytes)
+            not_written = num * self.resources.chunk_memory_bytes
+            packed = max(0, int(misses * work.row_bytes - not_written))
             scanned = math.ceil(num) * work.scan_bytes(policy, slots, size)
             packing = scanned / machine.disk.sequential_read_bytes_per_second
             packing += packed / machine.disk.sequential_write_bytes_per_second

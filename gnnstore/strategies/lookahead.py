@@ -144,6 +144,7 @@ def predict_epoch(
         size.num_batches,
         size.in_memory and size.plans_in_memory,
         found.disk_bytes,
+        size.chunk_memory_bytes,
         overlaps=size.overlaps,
         num_threads=found.num_threads,
         num_unplanned=size.num_unplanned,

@@ -142,7 +142,8 @@ def packed(costs: SuperbatchCosts, rows: int) -> SuperbatchCosts:
 
 def test_one_superbatch_at_a_time_where_there_is_no_other() -> None:
     costs = replace(packed(COSTS, 1000), epoch_batches=300)
-    rows, spilled = Ledger(0, tuple(costs.packed_on_disk)), Ledger(0, tuple(costs.spilled_on_disk))
+    rows = Ledger(0, tuple(costs.packed_on_disk(300)))
+    spilled = Ledger(0, tuple(costs.spilled_on_disk))
     assert rows.peak(costs.on_disk(300)) == 300 * 512_000
     assert rows.peak(costs.on_disk(299)) == 2 * 299 * 512_000
     each = 10_000 * 16 + 100_000 + 1000 * 8

@@ -19,8 +19,8 @@ namespace gnnstore {
 template <class Id>
 void check_packing(const FileSet &files, const RowLayout &layout, const MissedRanges<Id> &missed,
                    const std::vector<std::unique_ptr<PackFile>> &outputs,
-                   const int64_t *chunk_files, const int64_t *chunk_offsets, int64_t num_crcs,
-                   const PackOptions &options) {
+                   const int64_t *chunk_files, const int64_t *chunk_offsets,
+                   const KeptChunks &kept, int64_t num_crcs, const PackOptions &options) {
     const auto require = [](bool good, const std::string &message) {
         if (!good) throw std::invalid_argument(message);
     };
@@ -50,7 +50,9 @@ void check_packing(const FileSet &files, const RowLayout &layout, const MissedRa
     for (int64_t i = 0; i < missed.num_batches(); ++i) {
         const std::string name = "batch " + std::to_string(i);
         const int64_t num_rows = missed.size(i);
-        if (chunk_files[i] < 0 || chunk_files[i] >= static_cast<int64_t>(outputs.size()))
+        const bool stays = chunk_files[i] == in_memory;
+        if (!stays &&
+            (chunk_files[i] < 0 || chunk_files[i] >= static_cast<int64_t>(outputs.size())))
             throw std::out_of_range(name + ": file " + std::to_string(chunk_files[i]) +
                                     " is outside [0, " + std::to_string(outputs.size()) + ")");
         const int64_t num_bytes = checked_multiply(num_rows, layout.row_bytes, name.c_str());
@@ -58,8 +60,10 @@ void check_packing(const FileSet &files, const RowLayout &layout, const MissedRa
         require(chunk_offsets[i] >= 0 && chunk_offsets[i] % PackFile::alignment == 0,
                 name + " begins at byte " + std::to_string(chunk_offsets[i]) +
                     ", not at a multiple of 4096");
-        require(end <= outputs[static_cast<size_t>(chunk_files[i])]->num_bytes(),
-                name + " ends behind the end of its file");
+        const int64_t room = stays ? kept.num_bytes
+                                   : outputs[static_cast<size_t>(chunk_files[i])]->num_bytes();
+        require(end <= room,
+                name + " ends behind the end of its " + (stays ? "memory" : "file"));
         num_pieces += count_pieces(num_bytes, options.piece_bytes);
     }
     require(num_crcs == num_pieces, "chunk_crcs must have " + std::to_string(num_pieces) +

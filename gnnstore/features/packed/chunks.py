@@ -1,8 +1,9 @@
-"""The rows that batches miss, packed on disk: each batch reads its own with a few large reads.
+"""The rows that batches miss, packed: each batch reads its own with a few large reads.
 
 What lies on disk is one file for each table. In it, each batch has a chunk: the distinct rows
 that it misses, one behind the other in the order of the table, from a multiple of 4096 bytes
-on. Where in the batch each row goes is kept in memory, 4 bytes a row, or in another file.
+on. Where in the batch each row goes is kept in memory, 4 bytes a row, or in another file. Chunks of
+the first batches may stay in memory, as they would lie in the file; it begins with the next one.
 
 A chunk has a crc32c for each block of some kilobytes, compared as it is read. They are computed of
 what is in memory while it is packed, not of what can be read back, so that a disk that alters bytes
@@ -14,7 +15,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -212,16 +213,19 @@ class MissIndex:
 
 @dataclass(frozen=True, eq=False)
 class PackedChunks:
-    """Where the chunks of a table lie in its file, and their checksums.
+    """Where the chunks of a table lie in memory and its file, and their checksums.
 
     Attributes
     ----------
     offsets : ndarray of int64 [S + 1]
         Where each begins; the end of the last one.
+    kept : ndarray of uint8
+        The first ones, which are in memory; the file begins where it ends.
     """
 
     offsets: npt.NDArray[np.int64]
     checksums: ChunkChecksums
+    kept: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,11 +235,14 @@ class PackedTable:
     Attributes
     ----------
     chunk_offsets : ndarray of int64 [S + 1]
-        Where the chunk of each batch begins; the end of the last one.
+        Where the chunk of each batch begins, counted through `kept` and the file; the end of the
+        last one.
     checksums : ChunkChecksums
         Of the chunks.
     files : _core.FileSet
         The file, open: it is read to the end even if it has been removed.
+    kept : ndarray of uint8
+        The first chunks, which are in memory; the file has the others.
     """
 
     file_path: Path
@@ -243,6 +250,35 @@ class PackedTable:
     checksums: ChunkChecksums
     spec: RowSpec
     files: _core.FileSet
+    kept: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
+
+    @property
+    def num_disk_bytes(self) -> int:
+        """Bytes of the file."""
+        return int(self.chunk_offsets[-1]) - len(self.kept)
+
+    def file_offset(self, i: int) -> int:
+        """Return where the chunk of batch i begins in the file; negative if it is in memory."""
+        return int(self.chunk_offsets[i]) - len(self.kept)
+
+    def copy_kept(
+        self,
+        i: int,
+        positions: npt.NDArray[np.int32],
+        targets: npt.NDArray[np.int32],
+        sources: npt.NDArray[np.int32],
+        out: npt.NDArray[np.uint8],
+    ) -> ReadCounts:
+        """Copy the rows of a chunk in memory to their places; those named as in `MissIndex`."""
+        row_bytes, num_rows = self.spec.row_bytes, len(positions)
+        begin = int(self.chunk_offsets[i])
+        chunk = self.kept[begin : begin + num_rows * row_bytes]
+        order = np.arange(num_rows, dtype=np.int32)
+        _core.copy_to_slots(chunk, order, out, positions, row_bytes=row_bytes)
+        if len(targets):
+            rows = out.reshape(-1, row_bytes)
+            rows[targets] = rows[sources]
+        return ReadCounts(rows_read=num_rows)
 
 
 @dataclass(frozen=True)
@@ -323,15 +359,20 @@ class PackedSuperbatch:
     @property
     def num_bytes(self) -> int:
         """Bytes on disk."""
-        chunks = sum(int(table.chunk_offsets[-1]) for table in self.tables.values())
+        chunks = sum(table.num_disk_bytes for table in self.tables.values())
         return chunks + self.index.num_disk_bytes
 
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of rows that are in memory instead."""
+        return sum(len(table.kept) for table in self.tables.values())
+
+    @property
     def resident_bytes(self) -> int:
-        """Bytes of memory that are kept: where rows go, or where that is. No staging memory."""
+        """Bytes of memory: chunks that stay there, where rows go. No staging memory."""
         tables = self.tables.values()
         chunks = sum(table.chunk_offsets.nbytes + table.checksums.num_bytes for table in tables)
-        return self.index.num_bytes + chunks
+        return self.index.num_bytes + chunks + self.kept_bytes
 
     @property
     def staging_bytes(self) -> int:
@@ -406,12 +447,14 @@ class PackedSuperbatch:
         positions, targets, sources = self.index.batch(i) if places is None else places
         if len(positions) == 0:
             return ReadCounts()
+        if (offset := table.file_offset(i)) < 0:
+            return table.copy_kept(i, positions, targets, sources, out)
         try:
             counts = _core.read_packed_rows(
                 self._reader,
                 table.files,
                 0,
-                int(table.chunk_offsets[i]),
+                offset,
                 positions,
                 targets,
                 sources,
@@ -423,7 +466,6 @@ class PackedSuperbatch:
         except OSError as error:
             where = error.filename or table.file_path
             what = f"batch {i} of the array {path!r}"
-            offset = int(table.chunk_offsets[i])
             raise packed_read_error(error, where, offset, what, _HELP) from error
         return counts
 
@@ -456,7 +498,7 @@ class PackedSuperbatch:
             As in `read`.
         """
         table = self.tables[path]
-        offset = int(table.chunk_offsets[i]) + begin
+        offset = table.file_offset(i) + begin
         parts = (0, offset, len(out), 0)
         file, offsets, sizes, places = (np.array([part], np.int64) for part in parts)
         try:

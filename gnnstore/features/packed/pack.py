@@ -3,12 +3,15 @@
 Reading single rows is limited by a disk's reads per second. Reading a whole table in order,
 writing what each batch of a superbatch needs of it to a chunk of its own, and reading each chunk
 in order moves more bytes, all of them at the disk's bandwidth (DiskGNN, section 5.2). It pays
-from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a second.
+from about 3 % of the table missed in a superbatch, on a disk of 100,000 reads a second. Chunks that
+memory has room for are not written: then each block that is read serves all batches that need it
+(AGNES, KDD 2026), and nothing else is moved.
 """
 
 from __future__ import annotations
 
 import errno
+import mmap
 import shutil
 import tempfile
 import threading
@@ -50,6 +53,8 @@ from gnnstore.features.source import RowSpec
 from gnnstore.parallel import CancelledError, interruptible
 from gnnstore.units import format_at_least, format_size
 
+_IN_MEMORY = -1  # where the core has the number of a file
+
 
 @dataclass(frozen=True, eq=False)
 class TableJob:
@@ -65,6 +70,8 @@ class TableJob:
         Where the first chunk is to begin in the file, a multiple of 4096.
     grows : bool
         Only of rows in memory.
+    num_kept : int
+        Batches, from the first on, whose chunks stay in memory; the file has those after them.
     """
 
     path: str
@@ -73,6 +80,7 @@ class TableJob:
     file_path: Path
     begin: int = 0
     grows: bool = False
+    num_kept: int = 0
 
     def run(
         self,
@@ -93,15 +101,17 @@ class TableJob:
         offsets = np.zeros(num_batches + 1, np.int64)
         np.cumsum(chunk_bytes(index.num_rows, table.row_bytes), out=offsets[1:])
         offsets += self.begin
-        file_bytes = int(offsets[-1])
+        stays = np.arange(num_batches) < self.num_kept
+        kept = _anonymous(int(offsets[self.num_kept]) if self.num_kept else 0)
+        file_bytes = int(offsets[-1]) - len(kept)
         checksums = ChunkChecksums.unknown(index.num_rows * table.row_bytes)
         progress = np.zeros(2, np.int64)  # bytes so far; whether to stop
 
         outputs: tuple[Any, ...] = (
             [self.file_path],
             [file_bytes],
-            np.zeros(num_batches, np.int64),
-            offsets[:-1],
+            np.where(stays, _IN_MEMORY, 0),
+            np.where(stays, offsets[:-1], offsets[:-1] - len(kept)),
             checksums.crcs,
             progress,
         )
@@ -114,6 +124,7 @@ class TableJob:
             "num_spare_buffers": buffers.num_spare_buffers,
             "piece_bytes": BLOCK_BYTES,
             "num_threads": num_threads,
+            "kept": kept if len(kept) else None,
         }
 
         def work() -> dict[str, int]:
@@ -129,17 +140,19 @@ class TableJob:
             counts = interruptible(work, progress, stop, advance)
         except OSError as error:
             raise self._error(error, file_bytes - self.begin) from error
-        return PackedChunks(offsets, checksums), PackCounts(**counts)
+        return PackedChunks(offsets, checksums, kept), PackCounts(**counts)
 
     def opened(self, chunks: PackedChunks) -> PackedTable:
         """Return the file to be read."""
-        file_bytes = int(chunks.offsets[-1])
+        file_bytes = int(chunks.offsets[-1]) - len(chunks.kept)
         try:
             files = _core.FileSet([self.file_path], [file_bytes], direct=self.table.files.is_direct)
         except OSError as error:
             raise self._error(error, file_bytes) from error
         spec = RowSpec.of(self.table.array.spec)
-        return PackedTable(self.file_path, chunks.offsets, chunks.checksums, spec, files)
+        return PackedTable(
+            self.file_path, chunks.offsets, chunks.checksums, spec, files, chunks.kept
+        )
 
     def _error(self, error: OSError, file_bytes: int) -> Exception:
         where = error.filename or self.table.array.file_paths[0]
@@ -150,7 +163,10 @@ class TableJob:
 
 
 def packed_bytes(
-    tables: Mapping[str, FileRows], misses: npt.NDArray[np.int64], spilled_id_bytes: int = 0
+    tables: Mapping[str, FileRows],
+    misses: npt.NDArray[np.int64],
+    spilled_id_bytes: int = 0,
+    chunk_memory_bytes: int = 0,
 ) -> int:
     """Return the bytes on disk that packing takes.
 
@@ -161,11 +177,36 @@ def packed_bytes(
     spilled_id_bytes : int
         4 or 8, as a trace on disk has ids: there the sorted rows are as well, with 4 bytes of a
         position for each. 0: they are in memory.
+    chunk_memory_bytes : int
+        As of `pack`.
     """
     rows = np.asarray(misses, np.int64)
     sorted_bytes = (spilled_id_bytes + 4) * int(rows.sum()) if spilled_id_bytes else 0
-    chunks = sum(int(chunk_bytes(rows, table.row_bytes).sum()) for table in tables.values())
+    written = rows[_count_kept(tables, rows, chunk_memory_bytes) :]
+    chunks = sum(int(chunk_bytes(written, table.row_bytes).sum()) for table in tables.values())
     return chunks + sorted_bytes
+
+
+def _count_kept(
+    tables: Mapping[str, FileRows], misses: npt.NDArray[np.int64], chunk_memory_bytes: int
+) -> int:
+    """Return how many batches, from the first on, have chunks that stay in memory.
+
+    The first ones: they are done with first.
+    """
+    each = sum(
+        (chunk_bytes(misses, table.row_bytes) for table in tables.values()),
+        start=np.zeros(len(misses), np.int64),
+    )
+    return int(np.searchsorted(np.cumsum(each), chunk_memory_bytes, side="right"))
+
+
+def _anonymous(num_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return memory from a page on, which goes back to the system with the last view of it."""
+    if num_bytes == 0:
+        return np.empty(0, np.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, num_bytes, flags=flags), np.uint8)
 
 
 def pack(
@@ -176,6 +217,7 @@ def pack(
     *,
     memory_bytes: int,
     num_threads: int = 1,
+    chunk_memory_bytes: int = 0,
     disk_bytes: int | None = None,
     stop: threading.Event | None = None,
     advance: Callable[[int], None] | None = None,
@@ -199,6 +241,9 @@ def pack(
         little for these, and for a trace on disk, they are in files (see `least_memory`).
     num_threads : int
         Threads that sort, and then copy rows; one more plans and reads, and 16 wait for writes.
+    chunk_memory_bytes : int
+        For chunks of the first batches, which stay in memory until the result is closed; apart from
+        `memory_bytes`. They have no checksums.
     disk_bytes : int, optional
         What may be written.
     stop : threading.Event, optional
@@ -236,7 +281,8 @@ def pack(
     spilled_id_bytes = collector.id_bytes if spills else 0
     is_exact = isinstance(slots, CachePlan)
     if is_exact:  # else it is not known yet which of the rows are the same
-        _check_room(directory, packed_bytes(tables, collector.most, spilled_id_bytes), disk_bytes)
+        num_bytes = packed_bytes(tables, collector.most, spilled_id_bytes, chunk_memory_bytes)
+        _check_room(directory, num_bytes, disk_bytes)
     try:
         own = Path(tempfile.mkdtemp(prefix="packed-", dir=directory))
     except OSError as error:
@@ -246,13 +292,15 @@ def pack(
         missed = collector.collect(
             own if spills else None, memory_bytes=memory_bytes, num_threads=num_threads, stop=stop
         )
+        num_rows_of = missed.index.num_rows
         if not is_exact:
-            num_bytes = packed_bytes(tables, missed.index.num_rows, spilled_id_bytes)
+            num_bytes = packed_bytes(tables, num_rows_of, spilled_id_bytes, chunk_memory_bytes)
             _check_room(directory, num_bytes, disk_bytes)
+        num_kept = _count_kept(tables, num_rows_of, chunk_memory_bytes)
         packed: dict[str, PackedTable] = {}
         counts = PackCounts()
         for number, (path, table) in enumerate(tables.items()):
-            job = TableJob(path, table, missed, own / f"{number}.rows")
+            job = TableJob(path, table, missed, own / f"{number}.rows", num_kept=num_kept)
             chunks, more = job.run(memory_bytes, num_threads, stop, advance)
             packed[path] = job.opened(chunks)
             counts = _sum(counts, more)

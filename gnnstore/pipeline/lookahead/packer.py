@@ -1,7 +1,8 @@
 """Rolling packing: while one superbatch trains, the missed rows of the next are packed (DiskGNN).
 
 Samples are as fresh as ever, and all that is read, is read in order: the table once for each
-superbatch, and the runs of rows that its batches miss. Two superbatches are on disk at most.
+superbatch, and the runs of rows that its batches miss. Two superbatches are there at most; chunks
+that memory has room for are not written.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ class SuperbatchPacker:
         Where files go; removed with what is in it by whoever made it.
     memory_bytes : int
         For packing one superbatch.
+    chunk_memory_bytes : int
+        For its chunks that are not written, until it is done with.
     may_wait : bool
         Whether batches are assembled by other threads than the one that asks for more, so that
         packing may wait until an earlier superbatch is done with.
@@ -68,6 +71,7 @@ class SuperbatchPacker:
         *,
         quota: DiskQuota,
         memory_bytes: int,
+        chunk_memory_bytes: int,
         num_threads: int,
         may_wait: bool,
         stop: threading.Event,
@@ -77,6 +81,7 @@ class SuperbatchPacker:
         self._tables = tables
         self._directory = directory
         self._memory_bytes = memory_bytes
+        self._chunk_memory_bytes = chunk_memory_bytes
         self._num_threads = num_threads
         self._may_wait = may_wait
         self._quota = quota
@@ -123,6 +128,7 @@ class SuperbatchPacker:
                     plan.first(num_batches),
                     self._directory,
                     memory_bytes=self._memory_bytes,
+                    chunk_memory_bytes=self._chunk_memory_bytes,
                     num_threads=max(1, self._num_threads),
                     disk_bytes=self._quota.num_bytes,
                     stop=self._stop,
@@ -134,14 +140,15 @@ class SuperbatchPacker:
         return PackedBatches(packed, plan.num_batches, lambda: self._quota.give_back(self, wanted))
 
     def _fitting(self, trace: Trace, plan: CachePlan) -> tuple[int, int]:
-        """Return how many batches, from the first on, the disk has room for, and their bytes."""
+        """Return how many batches, from the first on, there is room for, and their disk space."""
         id_bytes = 0 if trace.file is None else trace.ids.itemsize
-        wanted = packed_bytes(self._tables, plan.misses, id_bytes)
-        if wanted <= self._quota.num_bytes:
-            return plan.num_batches, wanted
 
         def bytes_of(count: int) -> int:
-            return packed_bytes(self._tables, plan.misses[:count], id_bytes)
+            misses = plan.misses[:count]
+            return packed_bytes(self._tables, misses, id_bytes, self._chunk_memory_bytes)
+
+        if (wanted := bytes_of(plan.num_batches)) <= self._quota.num_bytes:
+            return plan.num_batches, wanted
 
         counts = range(plan.num_batches + 1)
         most = bisect_right(counts, self._quota.num_bytes, key=bytes_of) - 1
@@ -149,7 +156,7 @@ class SuperbatchPacker:
 
 
 class DiskQuota:
-    """For two superbatches on disk at most, within a number of bytes together."""
+    """For two superbatches at most, within a number of bytes on disk together."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
@@ -185,30 +192,30 @@ class PackedBatches:
         All of the superbatch.
     removed : callable
         Called once its files are gone.
+
+    Attributes
+    ----------
+    bytes_packed : int
+        Bytes on disk.
+    bytes_read : int
+        Bytes of the tables that were read for it.
     """
 
     def __init__(
         self, packed: PackedSuperbatch, num_batches: int, removed: Callable[[], None]
     ) -> None:
-        self._packed = packed
+        # Once it is closed, only reads that are under way hold on to it, and to its memory.
+        self._packed: PackedSuperbatch | None = packed
         self._removed = removed
         self._num_waiting = num_batches
-        self._is_open = True
+        self.bytes_packed = packed.num_bytes
+        self.bytes_read = packed.counts.bytes_read
         self._lock = threading.Lock()
-
-    @property
-    def bytes_packed(self) -> int:
-        """Bytes on disk."""
-        return self._packed.num_bytes
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes of the tables that were read for it."""
-        return self._packed.counts.bytes_read
 
     def rows(self, i: int) -> dict[str, RowSource] | None:
         """Return the sources of the rows that batch i misses; None: they are in their tables."""
-        return self._packed.rows(i) if i < self._packed.num_batches else None
+        packed = self._packed
+        return packed.rows(i) if packed is not None and i < packed.num_batches else None
 
     def done(self, num_batches: int = 1) -> None:
         """Note that a batch has its rows, or failed; after the last one the files are removed."""
@@ -221,7 +228,8 @@ class PackedBatches:
     def close(self) -> None:
         """Remove the files, whoever may want them still. Idempotent."""
         with self._lock:
-            is_open, self._is_open = self._is_open, False
-        if is_open:
-            self._packed.close()
+            packed, self._packed = self._packed, None
+        if packed is not None:
+            packed.close()
+            del packed  # its memory goes before another superbatch has the room
             self._removed()

@@ -254,12 +254,15 @@ class LookaheadProducer:
                 self._spools.directory,
                 quota=job.quota,
                 memory_bytes=job.size.packing_bytes,
+                chunk_memory_bytes=job.size.chunk_memory_bytes,
                 num_threads=sampling.run.num_threads,
                 may_wait=sampling.run.joins_in_threads,
                 stop=self._is_stopped,
                 waits_for_others=lambda: self.waits_for_others,
                 progress=sampling.run.recorder.progress,
             )
+        # Without disk there is memory for some of the rows, perhaps for too few.
+        only_if_faster = only_if_faster or job.quota.num_bytes == 0
         if only_if_faster and not self._packer.is_faster(plan.num_misses):
             return None
         self._leave_disk()

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gnnstore.budget.ledger import ALWAYS, IN_FLIGHT, Ledger, Reservation, least_more
@@ -23,6 +24,7 @@ from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.features.tiers.static import LONG_READ_BYTES
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
+from gnnstore.strategies.sizes.packing import ChunkMemory
 from gnnstore.strategies.sizes.prefetch import (
     PrefetchDepth,
     check_two_batches,
@@ -231,14 +233,19 @@ class _Division:
                 costs = replace(costs, packed=packed)
 
                 def cost(size: SuperbatchSize) -> float:
-                    if self._disk(costs, size).left(costs.on_disk(size.num_batches)) < 0:
-                        return math.inf
-                    # The table is read once for each superbatch; what is packed is written and
-                    # read.
-                    scans = model.num_batches / size.num_batches
-                    return scans * costs.num_rows + 2 * model.first(size).num_missed
+                    return self._packing_cost(model, costs, size)
 
-        size = replace(sizer, costs=costs).choose(cost)
+        sizer = replace(sizer, costs=costs)
+        size = sizer.choose(cost)
+        # Without a promise nobody has said what else memory is for; but without disk there is no
+        # other place.
+        may_keep = self.placement.budget_is_promise or not of.disk_bytes
+        if packs and of.packed_bytes is None and self.depth != "minimal" and may_keep:
+            costs, size = ChunkMemory(
+                sizer,
+                partial(self._packing_cost, model),
+                lambda num_batches: model.num_batches / num_batches * costs.num_rows,
+            ).improve(size)
         disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
         if of.packed_bytes is not None:
             epochs = Reservation("packed epochs", of.packed_bytes(size))
@@ -261,6 +268,18 @@ class _Division:
             ),
             needed,
         )
+
+    def _packing_cost(
+        self, model: MissModel, costs: SuperbatchCosts, size: SuperbatchSize
+    ) -> float:
+        """Return the rows that packing reads and writes for the model's batches."""
+        if self._disk(costs, size).left(costs.on_disk(size.num_batches)) < 0:
+            return math.inf
+        # The table is read once for each superbatch; what is packed is written and read, but for
+        # what memory holds.
+        scans = model.num_batches / size.num_batches
+        kept = scans * size.chunk_memory_bytes / costs.row_bytes
+        return scans * costs.num_rows + 2 * max(0, model.first(size).num_missed - kept)
 
     def missing_bytes(self, more: int) -> int:
         """Return the bytes that are too few with so many more bytes of memory, about."""
@@ -395,4 +414,4 @@ class _Division:
         who = self.placement.ledger.who
         disk = Ledger(self.of.disk_bytes, (), who, "of disk space", "disk=")
         spilled = [] if size.plans_in_memory else costs.spilled_on_disk
-        return disk.add(*costs.packed_on_disk, *spilled)
+        return disk.add(*costs.packed_on_disk(size.num_batches), *spilled)

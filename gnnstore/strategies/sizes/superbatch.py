@@ -75,6 +75,8 @@ class SuperbatchCosts:
         The phase in which a superbatch is packed.
     sampling_bytes : int
         Memory of sampling that is free while a superbatch is planned.
+    chunk_memory_bytes : int
+        For packed rows of a superbatch that are not written.
     """
 
     num_rows: int
@@ -89,6 +91,7 @@ class SuperbatchCosts:
     epoch_batches: int = 0
     packing_phase: str = ALWAYS
     sampling_bytes: int = 0
+    chunk_memory_bytes: int = 0
 
     @property
     def plans(self) -> list[Reservation]:
@@ -114,14 +117,20 @@ class SuperbatchCosts:
     def in_memory(self) -> list[Reservation]:
         """The memory of superbatches whose traces and plans are in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
-        return [self.rows, *self.plans, *self.packing, *positions, self.labels]
+        return [self.rows, *self.plans, *self.packing, *positions, *self.chunks, self.labels]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
         """Return the memory of superbatches whose traces and plans are on disk."""
         planning = cast("SpillingPolicy", self.policy).reserve_spilled(
             num_nodes=self.num_rows, largest_batch=self.batch_nodes, table_bytes=table_bytes
         )
-        return [self.rows, *planning, *self.spilled_packing, self.labels]
+        return [self.rows, *planning, *self.spilled_packing, *self.chunks, self.labels]
+
+    @property
+    def chunks(self) -> list[Reservation]:
+        """The memory of packed rows of two superbatches, where they are not written."""
+        kept = 2 * self.chunk_memory_bytes
+        return [Reservation("packed rows in memory", kept)] if kept else []
 
     @property
     def rows(self) -> Reservation:
@@ -154,10 +163,22 @@ class SuperbatchCosts:
         num_passes = -(-whole // most)
         return -(-whole // num_passes)
 
-    @property
-    def packed_on_disk(self) -> list[Reservation]:
-        """The disk space of packed rows."""
-        return [] if self.packed is None else [self.packed.reserve_disk(self.row_bytes)]
+    def chunks_of(self, num_batches: int) -> int:
+        """Return the bytes of the packed rows of so many batches."""
+        if self.packed is None:
+            return 0
+        return self.packed.reserve_disk(self.row_bytes).bytes_of({PLANNED: num_batches})
+
+    def packed_on_disk(self, num_batches: int) -> list[Reservation]:
+        """Return the disk space of packed rows of superbatches of so many batches."""
+        if self.packed is None:
+            return []
+        all_of_them = self.packed.reserve_disk(self.row_bytes)
+        if not self.chunk_memory_bytes:
+            return [all_of_them]
+        written = max(0, self.chunks_of(num_batches) - self.chunk_memory_bytes)
+        num_superbatches = self.on_disk(num_batches)[PLANNED] // num_batches
+        return [replace(all_of_them, fixed=num_superbatches * written, per={})]
 
     @property
     def spilled_on_disk(self) -> list[Reservation]:
@@ -248,6 +269,7 @@ class SuperbatchSizer:
             in_memory,
             reservations=ledger.reservations[len(self.memory.reservations) :],
             packing_bytes=Ledger(0, tuple(packing)).peak(sizes),
+            chunk_memory_bytes=costs.chunk_memory_bytes,
             table_bytes=table,
         )
 

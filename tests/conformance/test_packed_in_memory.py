@@ -1,0 +1,133 @@
+"""Batches whose packed rows stay in memory, all or some of them, are those of any other loader."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gnnstore import NeighborLoader
+from gnnstore.converters import ConvertOptions, from_rmat
+from gnnstore.errors import StorageError
+from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
+from gnnstore.testing.batches import assert_same_batches, batches_of
+from gnnstore.testing.faults import inject
+
+pytestmark = pytest.mark.timeout(120)
+
+BATCHES = 16
+# Packing takes 25 MB of it, and reading 8; with a small cache the rest is for packed rows.
+MEMORY = "64MB"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("store")
+    options = ConvertOptions(edge_ids=False)
+    return from_rmat(directory / "a.gnn", scale=13, feature_dim=256, options=options)
+
+
+@pytest.fixture(scope="module")
+def expected(store: Path) -> list[dict[str, Any]]:
+    """Two epochs."""
+    loader = loader_of(store, strategy="memory")
+    return [batch for _ in range(2) for batch in batches_of(loader)]
+
+
+def loader_of(store: Path, **options: Any) -> NeighborLoader:
+    given: dict[str, Any] = {"strategy": "packed", "num_threads": 1} | options
+    seeds = np.arange(0, 2**13, 8)
+    return NeighborLoader(
+        store, [4, 4], seeds, batch_size=64, shuffle=True, seed=1, topology="memory", **given
+    )
+
+
+def memory_for_chunks(loader: NeighborLoader) -> int:
+    superbatches = loader._sources.superbatches
+    assert isinstance(superbatches, LookaheadEpochs)
+    return superbatches.job.size.chunk_memory_bytes
+
+
+def size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # it has just been done with
+        return 0
+
+
+def two_epochs(loader: NeighborLoader) -> list[dict[str, Any]]:
+    return [batch for _ in range(2) for batch in batches_of(loader)]
+
+
+@pytest.mark.parametrize("num_threads", [0, 2])
+@pytest.mark.parametrize("superbatch", [None, 8])
+def test_without_disk(
+    store: Path,
+    tmp_path: Path,
+    expected: list[dict[str, Any]],
+    num_threads: int,
+    superbatch: int | None,
+) -> None:
+    options: dict[str, Any] = {"memory": MEMORY, "cache_bytes": "1MB", "superbatch": superbatch}
+    loader = loader_of(store, num_threads=num_threads, disk="0B", tmpdir=tmp_path, **options)
+    assert memory_for_chunks(loader) > 0
+    assert "of packed rows not written" in loader.stats().reason
+    found: list[dict[str, Any]] = []
+    most = 0
+    for _ in range(2):
+        for batch in loader:
+            found.append(batch.to_dict())
+            most = max(most, sum(size_of(file) for file in tmp_path.glob("**/packed-*/*")))
+    assert_same_batches(found, expected)
+    stats = loader.stats()
+    assert stats.bytes_packing > 0, "in passes over the table"
+    assert (stats.bytes_spilled, most) == (0, 0)
+
+
+def test_a_cache_of_a_given_size_leaves_memory_to_packed_rows(
+    store: Path, expected: list[dict[str, Any]]
+) -> None:
+    loader = loader_of(store, memory=MEMORY, disk="1GB", cache_bytes="1MB")
+    assert memory_for_chunks(loader) > 0
+    assert_same_batches(two_epochs(loader), expected)
+    assert loader.stats().cache_rows < 1000
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_some_are_written(
+    store: Path, tmp_path: Path, expected: list[dict[str, Any]], share: float
+) -> None:
+    options: dict[str, Any] = {"cache_bytes": "1MB", "superbatch": 8, "tmpdir": tmp_path}
+    loader = loader_of(store, **options, num_threads=2)
+    superbatches = loader._sources.superbatches
+    assert isinstance(superbatches, LookaheadEpochs)
+    assert_same_batches(two_epochs(loader), expected)
+    written = loader.stats().bytes_spilled
+    each = written * 8 // (2 * BATCHES)
+    job = superbatches.job
+    job.size = replace(job.size, chunk_memory_bytes=int(share * each))
+    before = loader.stats()
+    loader.set_epoch(0)
+    assert_same_batches(two_epochs(loader), expected)
+    after = loader.stats().since(before).bytes_spilled
+    # The first superbatch of an epoch was packed before.
+    assert 0 < after < (1 - share / 3) * written
+
+
+def test_an_iteration_that_is_left_and_a_read_that_fails(
+    store: Path, expected: list[dict[str, Any]]
+) -> None:
+    loader = loader_of(
+        store, memory=MEMORY, disk="0B", superbatch=8, cache_bytes="1MB", io_engine="pread"
+    )
+    assert len(list(islice(loader, 3))) == 3
+    loader.set_epoch(0)
+    with inject("pread", errno=errno.EIO, skip=4, times=10**6), pytest.raises(StorageError):
+        list(loader)
+    loader.set_epoch(0)
+    assert_same_batches(two_epochs(loader), expected)

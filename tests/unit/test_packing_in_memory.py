@@ -1,0 +1,169 @@
+"""Packed rows that stay in memory: the same rows, and nothing of them on disk."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from gnnstore.caching.plan import CachePlan
+from gnnstore.caching.policies.belady import BeladyPlanner
+from gnnstore.caching.trace import Trace
+from gnnstore.disk.engines import open_engine
+from gnnstore.errors import BudgetError, StorageError
+from gnnstore.features.files import FileRows
+from gnnstore.features.packed.chunks import PackedSuperbatch
+from gnnstore.features.packed.memory import least_memory
+from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.pipeline.lookahead.packer import DiskQuota, SuperbatchPacker
+from gnnstore.testing.faults import inject
+from gnnstore.testing.twins.reads import write_array
+
+NUM_ROWS, BATCHES = 4000, 6
+WIDTHS = {"wide": 512, "narrow": 100}  # copied around the processor's caches, and through them
+
+
+class Case:
+    """Two tables, and a superbatch whose batches repeat some ids."""
+
+    def __init__(self, directory: Path) -> None:
+        rng = np.random.default_rng(0)
+        self.directory = directory / "run"
+        self.directory.mkdir()
+        self.rows: dict[str, NDArray[np.uint8]] = {}
+        self.tables: dict[str, FileRows] = {}
+        for name, width in WIDTHS.items():
+            self.rows[name] = rng.integers(0, 256, (NUM_ROWS, width), np.uint8)
+            array = write_array(directory / name, self.rows[name])
+            engine = open_engine(array.file_paths[0], "pread")
+            self.tables[name] = FileRows.open(array, engine)
+        batches = [rng.permutation(NUM_ROWS)[:900] for _ in range(BATCHES)]
+        self.trace = Trace.of([np.append(batch, batch[:5]) for batch in batches])
+        self.plan: CachePlan = BeladyPlanner(200).plan(self.trace)
+
+    @property
+    def all_of_it(self) -> int:
+        return packed_bytes(self.tables, self.plan.misses)
+
+    def pack(self, **options: Any) -> PackedSuperbatch:
+        given: dict[str, Any] = {"memory_bytes": 1 << 25, "num_threads": 2} | options
+        return pack(self.tables, self.trace, self.plan, self.directory, **given)
+
+    def check(self, packed: PackedSuperbatch) -> None:
+        for i in range(BATCHES):
+            ids, slots = self.trace.batch(i), self.plan.batch_slots(i)
+            for name, rows in self.rows.items():
+                out = np.full((len(ids), rows.shape[1]), 7, np.uint8)
+                counts = packed.read(i, name, out.reshape(-1))
+                assert np.array_equal(out[slots < 0], rows[ids[slots < 0]])
+                assert np.all(out[slots >= 0] == 7)
+                assert counts.rows_read == self.plan.misses[i]
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999, 1.0])
+@pytest.mark.parametrize("spills", [False, True])
+def test_part_of_a_superbatch(case: Case, share: float, spills: bool) -> None:
+    memory = int(share * case.all_of_it)
+    options = {"chunk_memory_bytes": memory}
+    if spills:  # which rows are missed is in files
+        misses = case.plan.misses
+        options["memory_bytes"] = least_memory(case.tables, misses, 8, spills=True)
+        assert options["memory_bytes"] < least_memory(case.tables, misses, 8)
+    with case.pack(**options) as packed:
+        case.check(packed)
+        written = packed_bytes(case.tables, case.plan.misses, 0, memory)
+        assert packed.kept_bytes <= memory
+        assert packed.kept_bytes + written == case.all_of_it
+        assert packed.counts.bytes_written == written
+        files = [table.file_path for table in packed.tables.values()]
+        assert sum(path.stat().st_size for path in files) == written
+        # Another chunk would not fit.
+        assert (written == 0) == (share == 1.0)
+        assert (packed.kept_bytes == 0) == (share <= 0.01)
+    assert list(case.directory.iterdir()) == []
+
+
+def test_each_block_of_the_table_is_read_once(case: Case) -> None:
+    with case.pack(chunk_memory_bytes=case.all_of_it) as packed:
+        tables = sum(rows.nbytes for rows in case.rows.values())
+        assert packed.counts.bytes_read <= 1.1 * tables < case.all_of_it
+        assert packed.counts.writes == 0
+
+
+def test_without_disk(case: Case) -> None:
+    with pytest.raises(BudgetError, match="of disk space"):
+        case.pack(disk_bytes=0, chunk_memory_bytes=case.all_of_it - 1)
+    with case.pack(disk_bytes=0, chunk_memory_bytes=case.all_of_it) as packed:
+        case.check(packed)
+
+
+def test_a_read_that_fails(case: Case) -> None:
+    with (
+        inject("pread", errno=errno.EIO, skip=1),
+        pytest.raises(StorageError, match="pack rows of the array 'wide'"),
+    ):
+        case.pack(chunk_memory_bytes=case.all_of_it)
+    assert list(case.directory.iterdir()) == []
+
+
+def test_two_superbatches_have_room_at_a_time(case: Case) -> None:
+    """Without disk, too; and a batch that comes after the end reads its rows from the table."""
+    packer = SuperbatchPacker(
+        case.tables,
+        case.directory,
+        quota=DiskQuota(0),
+        memory_bytes=1 << 25,
+        chunk_memory_bytes=case.all_of_it,
+        num_threads=1,
+        may_wait=False,
+        stop=threading.Event(),
+    )
+    first, second = (packer.pack(case.trace, case.plan) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert packer.pack(case.trace, case.plan) is None
+    assert (first.bytes_packed, second.bytes_packed) == (0, 0)
+    rows = first.rows(0)
+    first.done(BATCHES)
+    assert first.rows(0) is None
+    third = packer.pack(case.trace, case.plan)
+    assert third is not None
+    # What was asked for before is read to the end.
+    assert rows is not None
+    ids, slots = case.trace.batch(0), case.plan.batch_slots(0)
+    if np.all(slots < 0):
+        out = np.empty((len(ids), WIDTHS["wide"]), np.uint8)
+        rows["wide"].read_rows(ids, out)
+        assert np.array_equal(out, case.rows["wide"][ids])
+    for packed in (second, third):
+        packed.close()
+    assert list(case.directory.iterdir()) == []
+
+
+def test_part_of_it_fits_where_there_is_no_disk(case: Case) -> None:
+    packer = SuperbatchPacker(
+        case.tables,
+        case.directory,
+        quota=DiskQuota(0),
+        memory_bytes=1 << 25,
+        chunk_memory_bytes=case.all_of_it // 2,
+        num_threads=1,
+        may_wait=False,
+        stop=threading.Event(),
+    )
+    packed = packer.pack(case.trace, case.plan)
+    assert packed is not None
+    kept = [packed.rows(i) is not None for i in range(BATCHES)]
+    assert kept == sorted(kept, reverse=True), "the first ones"
+    assert 0 < sum(kept) < BATCHES
+    packed.close()
