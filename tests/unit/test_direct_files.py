@@ -95,7 +95,7 @@ def test_rows_may_change_as_soon_as_they_are_appended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("way", ["direct", "cached", "refused"])
 def test_arrays_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    values = content(7 * BLOCK_BYTES + 12).view(np.int32)
+    values = content(7 * BLOCK_BYTES + 16).view(np.int32)
     path = tmp_path / "x.npy"
     np.save(path, values)
     if way != "cached":
@@ -116,6 +116,13 @@ def test_arrays_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     pieces = list(source.rows(3 * 2**18 + 5, 11))
     np.testing.assert_array_equal(np.concatenate(pieces), values[11:])
     assert kinds == {"direct": {True, False}, "cached": {False}, "refused": {True, False}}[way]
+    # Ends of edges lie one row after the other, and are read side by side.
+    np.save(path, values.reshape(2, -1))
+    if way != "cached":
+        drop_from_cache([path])
+    columns = np.concatenate(list(open_npy(path).columns(2**19 + 3)), axis=1)
+    np.testing.assert_array_equal(columns, values.reshape(2, -1))
+    np.save(path, values)
     # The file is cut while it is read: the place is the same on every way.
     os.truncate(path, 128 + 4 * len(values) - 2 * BLOCK_BYTES)
     with pytest.raises(InputError, match=f"at byte {128 + 4 * len(values) - 2 * BLOCK_BYTES}:"):

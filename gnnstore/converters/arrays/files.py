@@ -157,11 +157,9 @@ class _Reader:
     def read(self, num_bytes: int, offset: int) -> npt.NDArray[np.uint8]:
         """Return bytes from an offset on; fewer at the file's end."""
         with storage_errors("read the array", self._path):
-            is_large = _MIN_DIRECT_BYTES <= num_bytes <= _MAX_POOLED_BYTES
-            if is_large and not self._has_cached(num_bytes, offset):
-                found = self._read_direct(num_bytes, offset)
-                if found is not None:
-                    return found
+            found = self._read_direct(num_bytes, offset)
+            if found is not None:
+                return found
             out = _empty(num_bytes, np.dtype(np.uint8))
             return out[: fill_at(self._file, out.data, offset)]
 
@@ -176,8 +174,9 @@ class _Reader:
         return self._is_cached
 
     def _read_direct(self, num_bytes: int, offset: int) -> npt.NDArray[np.uint8] | None:
-        """Read whole blocks around the page cache; None if that is not possible."""
-        if self._direct is None:
+        """Read whole blocks around the page cache; None if that is not possible, or no gain."""
+        is_large = _MIN_DIRECT_BYTES <= num_bytes <= _MAX_POOLED_BYTES
+        if self._direct is None or not is_large or self._has_cached(num_bytes, offset):
             return None
         begin = offset // _ALIGNMENT * _ALIGNMENT
         end = offset + num_bytes + -(offset + num_bytes) % _ALIGNMENT
@@ -201,7 +200,11 @@ class _Reader:
     def fill(self, view: memoryview, offset: int) -> int:
         """Read into a view, and return how many bytes the file has of it."""
         with storage_errors("read the array", self._path):
-            return fill_at(self._file, view, offset)
+            found = self._read_direct(len(view), offset)
+            if found is None:
+                return fill_at(self._file, view, offset)
+            view[: len(found)] = found.data
+            return len(found)
 
     def __enter__(self) -> _Reader:
         return self
