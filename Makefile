@@ -35,6 +35,10 @@ demo: $(INSTALLED)
 # tests/budget, which take minutes, are not the last ones.
 PYTEST := $(BIN)/pytest --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
+# What is imported is compiled once, and not in each of the hundreds of processes of the tests: torch
+# alone is two thousand modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Threads of OpenMP that find no processor free spin: training would take twice as long.
 tests long: export OMP_NUM_THREADS := 1
 
