@@ -142,6 +142,8 @@ def _block(line: int, data: bytes) -> TextBlock:
 def _cut(data: bytes) -> tuple[bytes, int, bytes]:
     """Split into lines, the number of blank ones behind them, and the beginning of a line."""
     end = data.rfind(b"\n") + 1
+    if end >= 2 and data[end - 2] not in b"\r\n":  # no blank line: spares two copies
+        return data[:end], 0, data[end:]
     lines = data[:end].rstrip(b"\r\n")
     last = data.find(b"\n", len(lines)) + 1 if lines else 0
     return data[:last], data.count(b"\n", last, end), data[end:]
