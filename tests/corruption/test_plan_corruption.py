@@ -178,6 +178,7 @@ def test_bytes_of_the_manifest_that_changed(plan: Path) -> None:
         ("epochs", 7),
         ("batches_per_epoch", -1),
         ("num_slots", "many"),
+        ("num_slots", 2**31 - 2),
         ("seed", -1),
         ("cached", ["nodes/node/other"]),
         ("cached", []),
@@ -207,11 +208,19 @@ def test_a_manifest_that_makes_no_sense(plan: Path, field: str, value: Any) -> N
         ("batch_size", 49),
         ("shuffle", None),
         ("number of input_nodes", "600"),
+        ("sampler", "a user's"),
     ],
 )
 def test_a_fingerprint_that_makes_other_batches(plan: Path, field: str, value: Any) -> None:
     rewrite(plan, lambda own: own["fingerprint"].update({field: value}))
     with pytest.raises(CorruptStoreError, match="fingerprint"):
+        gnnstore.open_plan(plan)
+    assert not gnnstore.verify(plan).ok
+
+
+def test_a_fingerprint_without_a_field_that_loaders_compare(plan: Path) -> None:
+    rewrite(plan, lambda own: own["fingerprint"].pop("sampler"))
+    with pytest.raises(CorruptStoreError, match=r"fingerprint.sampler: expected null.* nothing"):
         gnnstore.open_plan(plan)
     assert not gnnstore.verify(plan).ok
 

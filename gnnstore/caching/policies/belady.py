@@ -23,12 +23,10 @@ from gnnstore.caching.policies.base import MAX_PLANNED, PlanningBytes, SpillingP
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
+from gnnstore.formats.packed.manifest import MAX_SLOTS
 
 if TYPE_CHECKING:
     from gnnstore.caching.reuse import InitialCache, ReuseCurve
-
-# Positions in a trace and slots of a cache have 31 bits in the kernel.
-MAX_SLOTS = 2**31 - 3
 
 # What the planner knows of a slot: the row, and how often it was needed. It takes as much again for
 # what it knows after a plan.

@@ -46,6 +46,8 @@ SEGMENT_COLUMNS = 4
 PLAN_ALIGNMENT_BYTES = ALIGNMENT_BYTES
 
 _MAX_EPOCHS = 2**31
+# Records and kernels have 31 bits for a slot, and two numbers beside those of slots.
+MAX_SLOTS = 2**31 - 3
 
 # In a fingerprint, the kind of the seeds if they are no nodes.
 KIND = "seeds"
@@ -203,7 +205,10 @@ class PackedManifest(Manifest):
         arrays = [AttributeSpec.from_json(item) for item in own.children("arrays")]
         if len({spec.path for spec in arrays}) != len(arrays):
             raise own.fail("arrays", "each path once")
-        num_batches = _batches_per_epoch(own.fields("fingerprint"))
+        asked = own.fields("fingerprint")
+        if asked.document.get("sampler", "") is not None:
+            raise asked.fail("sampler", "null, for nobody else's order is packed")
+        num_batches = _batches_per_epoch(asked)
         if own.integer("batches_per_epoch") != num_batches:
             raise own.fail("batches_per_epoch", f"{num_batches}, as the fingerprint has it")
         return {
@@ -215,7 +220,7 @@ class PackedManifest(Manifest):
             "segment": own.integer("segment", 1),
             "compression": parse_compression(own),
             "piece_bytes": _piece_bytes(own),
-            "num_slots": own.integer("num_slots"),
+            "num_slots": own.integer("num_slots", 0, MAX_SLOTS),
             "cached_by": own.text("cached_by"),
             "largest_batch_bytes": own.integer("largest_batch_bytes"),
             "schema": schema,
