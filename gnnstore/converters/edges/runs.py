@@ -178,7 +178,17 @@ class SpilledPart:
         )
         if found.to_json()["files"] != record["files"]:
             raise fields.fail("files", "those of its runs")
+        if not all(_are_rows(dtype, shape) for _, dtype, shape in found.attributes):
+            raise fields.fail("attributes", "names, types of numbers and shapes of rows")
         return found
+
+
+def _are_rows(dtype: str, shape: tuple[Any, ...]) -> bool:
+    """Whether an attribute of a journal's record may have this type and row shape."""
+    try:
+        return np.empty((0, *shape), dtype).dtype.kind in "biuf"
+    except (TypeError, ValueError):
+        return False
 
 
 def read_run(path: str, offset: int, out: npt.NDArray[np.uint8]) -> None:
