@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import json
 import mmap
 import os
@@ -156,7 +157,9 @@ def perform(job: Job) -> None:
         make = (pyg_sampling if is_sampling else pyg)(job, arrays)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        batches = make(count := int(line))
+        count = int(line)
+        # Epoch after epoch, where the seeds are fewer.
+        batches = itertools.chain.from_iterable(make(count) for _ in itertools.count())
         for _ in range(count):
             start, cpu_start = perf_counter(), process_time()
             num_nodes = next(batches)
