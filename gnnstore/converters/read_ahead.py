@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+from gnnstore import _core
 from gnnstore.parallel import Background
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
     while (item := task.result()) is not _END:
         task = Background(partial(next, iterator, _END), _THREAD_NAME)
         yield item
+        del item
+    _core.pool_trim()  # what comes next has other sizes
 
 
 def map_in_order(

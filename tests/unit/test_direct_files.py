@@ -15,6 +15,7 @@ import pytest
 
 from gnnstore import _core
 from gnnstore.converters.arrays.npy import open_npy
+from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.disk.profile.page_cache import drop_from_cache
 from gnnstore.errors import InputError, NoSpaceError
 from gnnstore.formats.arrays.paged_writer import PagedArrayWriter
@@ -127,3 +128,47 @@ def test_arrays_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     os.truncate(path, 128 + 4 * len(values) - 2 * BLOCK_BYTES)
     with pytest.raises(InputError, match=f"at byte {128 + 4 * len(values) - 2 * BLOCK_BYTES}:"):
         list(source.rows(3 * 2**18 + 5, 11))
+
+
+def not_cached(descriptor: int, buffers: Any, *place: int) -> int:
+    if len(place) == 2:
+        raise BlockingIOError(errno.EAGAIN, "not in the page cache")
+    return PREADV(descriptor, buffers, *place)
+
+
+def test_pieces_are_read_into_the_same_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool keeps one piece, whichever way it was read, and little when the reading ends."""
+    path, num_bytes = tmp_path / "x.npy", 8 * BLOCK_BYTES
+    np.save(path, np.zeros(num_bytes, np.uint8))
+    _core.pool_trim()
+    for preadv in (PREADV, not_cached):
+        monkeypatch.setattr(os, "preadv", preadv)
+        assert len(next(open_npy(path).rows(num_bytes))) == num_bytes
+    assert num_bytes <= _core.pool_stats()["bytes_free"] < 1.5 * num_bytes
+    for piece in read_ahead(open_npy(path).rows(num_bytes // 4)):
+        assert len(piece) == num_bytes // 4
+    del piece
+    assert _core.pool_stats()["bytes_free"] <= num_bytes // 2
+
+
+def test_ends_of_edges_are_read_by_way_of_a_small_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = content(16 * BLOCK_BYTES).view(np.int32).reshape(2, -1)
+    np.save(tmp_path / "x.npy", values)
+    monkeypatch.setattr(os, "preadv", not_cached)
+    taken: list[int] = []
+    real = _core.pool_empty
+
+    def pool_empty(num_bytes: int) -> npt.NDArray[np.uint8]:
+        taken.append(num_bytes)
+        return real(num_bytes)
+
+    monkeypatch.setattr(_core, "pool_empty", pool_empty)
+    columns = next(open_npy(tmp_path / "x.npy").columns(values.shape[1]))
+    np.testing.assert_array_equal(columns, values)
+    taken.remove(values.nbytes)
+    assert taken
+    assert max(taken) < 3 * BLOCK_BYTES

@@ -32,7 +32,7 @@ from gnnstore.formats.container.regular_files import open_regular
 # stay behind in the pool.
 _MAX_POOLED_BYTES = 2**24
 # Direct reads are of whole blocks of this size, and from here on pay for a second descriptor.
-_ALIGNMENT, _MIN_DIRECT_BYTES = 4096, 2**20
+_ALIGNMENT, _MIN_DIRECT_BYTES, _BUFFER_BYTES = 4096, 2**20, 2**21
 
 
 class FileArray:
@@ -104,7 +104,7 @@ class FileArray:
         self, reader: _Reader, height: int, width: int, first: int, count: int
     ) -> npt.NDArray[Any]:
         """Return some columns of the elements seen as [height, width] in C order."""
-        block = _empty(height * count, self._stored_dtype).reshape(height, count)
+        block = empty_piece(height * count, self._stored_dtype).reshape(height, count)
         for row in range(height):
             self._fill(reader, row * width + first, block[row])
         return block.astype(self.dtype, copy=False)
@@ -131,7 +131,12 @@ class FileArray:
             )
 
 
-def _empty(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def empty_piece(count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return uninitialised memory for a piece of an array; small ones come from a pool.
+
+    What threads allocate otherwise stays behind with each of them.
+    """
+    dtype = np.dtype(dtype)
     if count * dtype.itemsize > _MAX_POOLED_BYTES:
         return np.empty(count, dtype)
     return _core.pool_empty(count * dtype.itemsize).view(dtype)
@@ -157,10 +162,17 @@ class _Reader:
     def read(self, num_bytes: int, offset: int) -> npt.NDArray[np.uint8]:
         """Return bytes from an offset on; fewer at the file's end."""
         with storage_errors("read the array", self._path):
-            found = self._read_direct(num_bytes, offset)
-            if found is not None:
-                return found
-            out = _empty(num_bytes, np.dtype(np.uint8))
+            if not _MIN_DIRECT_BYTES <= num_bytes <= _MAX_POOLED_BYTES:
+                out = empty_piece(num_bytes, np.uint8)
+                return out[: fill_at(self._file, out.data, offset)]
+            # Whole blocks, however they are read: the pool would keep pieces of both sizes.
+            first, last = offset % _ALIGNMENT, offset + num_bytes
+            out = _core.pool_empty(last + -last % _ALIGNMENT - offset + first)
+            if not self._has_cached(num_bytes, offset):
+                done = self._read_direct(out, offset - first)
+                if done is not None:
+                    return out[first : min(done, first + num_bytes)]
+            out = out[first : first + num_bytes]
             return out[: fill_at(self._file, out.data, offset)]
 
     def _has_cached(self, num_bytes: int, offset: int) -> bool:
@@ -173,18 +185,17 @@ class _Reader:
                 self._is_cached = False
         return self._is_cached
 
-    def _read_direct(self, num_bytes: int, offset: int) -> npt.NDArray[np.uint8] | None:
-        """Read whole blocks around the page cache; None if that is not possible, or no gain."""
-        is_large = _MIN_DIRECT_BYTES <= num_bytes <= _MAX_POOLED_BYTES
-        if self._direct is None or not is_large or self._has_cached(num_bytes, offset):
+    def _read_direct(self, out: npt.NDArray[np.uint8], offset: int) -> int | None:
+        """Fill whole blocks around the page cache.
+
+        Returns the bytes that the file has of them, or None if that is not possible.
+        """
+        if self._direct is None:
             return None
-        begin = offset // _ALIGNMENT * _ALIGNMENT
-        end = offset + num_bytes + -(offset + num_bytes) % _ALIGNMENT
-        out = _empty(end - begin, np.dtype(np.uint8))
         done = 0
         try:
             while done < len(out):
-                count = os.preadv(self._direct, [out.data[done:]], begin + done)
+                count = os.preadv(self._direct, [out.data[done:]], offset + done)
                 done += count
                 if not count or count % _ALIGNMENT:
                     break  # the file ends here
@@ -195,16 +206,23 @@ class _Reader:
             os.close(self._direct)
             self._direct = None
             return None
-        return out[offset - begin : min(done, offset - begin + num_bytes)]
+        return done
 
     def fill(self, view: memoryview, offset: int) -> int:
         """Read into a view, and return how many bytes the file has of it."""
         with storage_errors("read the array", self._path):
-            found = self._read_direct(len(view), offset)
-            if found is None:
+            if self._direct is None or self._has_cached(len(view), offset):
                 return fill_at(self._file, view, offset)
-            view[: len(found)] = found.data
-            return len(found)
+            done = 0
+            while done < len(view):
+                # By way of a small buffer: the view begins anywhere, and may be large.
+                wanted = min(_BUFFER_BYTES, len(view) - done)
+                found = self.read(wanted, offset + done)
+                view[done : done + len(found)] = found.data
+                done += len(found)
+                if len(found) < wanted:
+                    break
+            return done
 
     def __enter__(self) -> _Reader:
         return self

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.arrays.files import empty_piece
 from gnnstore.converters.edges.node_ids import columns_of_edges
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import CorruptStoreError
@@ -186,7 +187,7 @@ def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
         geometry.page_stride_bytes,
         geometry.row_bytes,
     )
-    out = np.empty((last - first, row_bytes), np.uint8)
+    out = empty_piece((last - first) * row_bytes, np.uint8).reshape(last - first, row_bytes)
     done, what = first, "the store"
     while done < last:
         shard, row = divmod(done, shard_rows)
@@ -196,7 +197,7 @@ def read_rows(array: PagedArray, first: int, last: int) -> npt.NDArray[Any]:
             read_exactly(array.file_paths[shard], geometry.offset(row), here.reshape(-1), what)
         else:
             begin, end = row // per_run, geometry.num_runs(row + count)
-            runs = np.empty((end - begin, stride), np.uint8)
+            runs = empty_piece((end - begin) * stride, np.uint8).reshape(end - begin, stride)
             read_exactly(array.file_paths[shard], begin * stride, runs.reshape(-1), what)
             rows = runs[:, : per_run * row_bytes].reshape(-1, row_bytes)
             here[:] = rows[row - begin * per_run :][:count]
