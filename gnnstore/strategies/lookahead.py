@@ -231,7 +231,7 @@ class MeasuredMisses:
         """Plan from a cache that is filled for so many batches, if it would be filled."""
         trace = self._sampled()
         # Of superbatches as long as the sample, or longer, there is one.
-        at_once = min(size.num_batches, trace.num_batches)
+        at_once = max(1, min(size.num_batches, trace.num_batches))
         key = (at_once, size.num_slots, min(num_filled_for, trace.num_batches))
         if key not in self._planned:
             planner = self._planner(size, num_filled_for)

@@ -72,7 +72,8 @@ class ChunkMemory:
             yield size.num_batches, min(free // 2, math.ceil(_MORE_MISSES * whole))
         if size.num_batches < self.sizer.num_batches:
             yield size.num_batches, int(free + _SOME_OF_ROWS * rows) // 2
-        tried, num_batches = 0, size.num_batches
+        # Without disk for any of them, lengths have not been compared.
+        tried, num_batches = 0, size.num_batches if least < math.inf else self.sizer.num_batches
         fewest = min(2, num_batches)
         while tried < _TRIED and self.passes_cost(num_batches) < least:
             kept = math.ceil(_MORE_MISSES * costs.chunks_of(num_batches))
