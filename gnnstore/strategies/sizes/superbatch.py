@@ -230,7 +230,7 @@ class SuperbatchSizer:
         return self.memory.left()
 
     @property
-    def _counts(self) -> range:
+    def counts(self) -> range:
         """The numbers of batches that may be planned at a time."""
         most = max(1, min(self.num_batches, MAX_PLANNED))
         given = self.settings.num_batches
@@ -289,10 +289,10 @@ class SuperbatchSizer:
             If not even two batches can be planned at a time, or a size that was given does not
             fit.
         """
-        least, *others = self._counts
+        least, *others = self.counts
         if not others:
             return self.size_of(least)
-        largest = self._most_batches(self._counts)
+        largest = self._most_batches(self.counts)
         if cost is None:
             return self.size_of(largest)
         tried: list[tuple[float, SuperbatchSize]] = []
@@ -324,7 +324,7 @@ class SuperbatchSizer:
         """
         try:
             # Where any size fits this one nearly always does, at a hundredth of the work.
-            self.size_of(self._counts[0])
+            self.size_of(self.counts[0])
         except BudgetError:
             self.choose()
 
