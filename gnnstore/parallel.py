@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -28,6 +29,8 @@ R = TypeVar("R")
 
 THREAD_NAME = "gnnstore-loader"
 _POLL_SECONDS = 0.05
+# To read more than this in order takes a second or longer: batches should not wait for it.
+LONG_READ_BYTES = 1 << 30
 SMALLER_BATCHES = "choose a smaller batch_size or fan-out"
 
 
@@ -138,6 +141,43 @@ class Background(threading.Thread, Generic[R]):
         """Wait, whatever comes of it."""
         if self._has_thread:
             self.join()
+
+
+def run_beside(
+    owner: object, work: Callable[[threading.Event], None], name: str
+) -> Callable[[], object]:
+    """Work in a thread of its own for as long as an object lives.
+
+    Parameters
+    ----------
+    owner : object
+        Weakly referenced; what `work` holds must not hold it.
+    work : callable
+        Called with an event, once, and ends soon after it is set. It is called at once where no
+        thread can be started.
+    name : str
+        Name of the thread.
+
+    Returns
+    -------
+    callable
+        Ends the work and waits for its end, as the end of the owner does.
+    """
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads: less overlap changes the time, not the result
+        work(stop)
+        return lambda: None
+    return weakref.finalize(owner, _end_beside, stop, thread, os.getpid())
+
+
+def _end_beside(stop: threading.Event, thread: threading.Thread, pid: int) -> None:
+    stop.set()
+    # The garbage collector may do this in any thread; a forked process does not have this one.
+    if os.getpid() == pid and thread is not threading.current_thread():
+        thread.join()
 
 
 class Paced(Iterator[T], ABC):

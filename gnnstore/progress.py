@@ -139,13 +139,18 @@ class WaitProgress:
         timer = threading.Timer(self._after_seconds, self.look)
         timer.daemon = True
         self._since = monotonic()
-        timer.start()
+        has_thread = True
+        try:
+            timer.start()
+        except RuntimeError:  # no more threads: displayed once a phase counts
+            has_thread = False
         try:
             yield
         finally:
             timer.cancel()
             self._end()
-            timer.join()
+            if has_thread:
+                timer.join()
 
     def waits(self, items: Iterator[T]) -> Iterator[T]:
         """Yield items, waiting for each of them."""

@@ -236,7 +236,9 @@ class MeasuredMisses:
         if key not in self._planned:
             planner = self._planner(size, num_filled_for)
             misses = changes = most = 0
-            progress = self._presampler.progress.phase("plan them", trace.num_batches, "batches")
+            progress = self._presampler.progress.phase(
+                "plan batches beforehand", trace.num_batches, "batches"
+            )
             with progress as shown:
                 for first in range(0, trace.num_batches, at_once):
                     plan = planner.plan(_part(trace, first, first + at_once))

@@ -20,12 +20,12 @@ from gnnstore.caching.scores import (
     select_nodes,
 )
 from gnnstore.features.tiers.static import (
-    LONG_READ_BYTES,
     StaticCache,
     bytes_to_read,
     cache_cost,
 )
 from gnnstore.graph.shared import shared_tables
+from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.planning.cost_model import Prediction, Resources, predict
 from gnnstore.strategies.base import Candidate, Strategy

@@ -310,6 +310,19 @@ def test_what_cannot_be_read_is_the_batchs_affair(
     check(cache, table[1], 30)
 
 
+def test_where_no_thread_can_be_started_a_cache_is_filled_at_once(
+    table: tuple[DirectRows, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(tier, "LONG_READ_BYTES", 0)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    cache = StaticCache({"x": table[0]}, N)
+    cache.warm_up(np.arange(0, N, 2), np.arange(1, N // 2 + 1).astype(np.uint32))
+    check(cache, table[1], N // 2)
+
+
 def test_a_cache_that_is_forgotten_is_not_filled(gated: Gated) -> None:
     cache = begun(gated)
     gated.go_on.set()

@@ -90,6 +90,20 @@ def test_without_a_word_a_timer_shows_it(shown: Display) -> None:
     assert shown.events[0] == ("load", None, "items")
 
 
+def test_where_no_thread_can_be_started_counts_display_it(
+    shown: Display, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    progress = WaitProgress(shown.opened, AT_ONCE)
+    with progress.waiting(), progress.phase("sample", 3, "batches") as phase:
+        phase.advance(3)
+    assert sum(event[1] for event in shown.events if event[0] == "sample" and len(event) == 2) == 3
+    assert shown.events[-2:] == ["end of sample", "close"]
+
+
 def test_another_thread_works_while_the_consumer_waits(shown: Display) -> None:
     progress = WaitProgress(shown.opened, AT_ONCE)
     go_on = threading.Semaphore(0)

@@ -9,9 +9,7 @@ read what is not there yet.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -23,14 +21,13 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier
+from gnnstore.parallel import LONG_READ_BYTES, run_beside
 
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
 # for sorting the ids.
 WARM_UP_BYTES = 64 << 20
 # Beside batches in smaller ones, after each of which others may have the disk, or it is ended.
 _BESIDE_BYTES = 8 << 20
-# To read more than this in order takes a second or longer: batches should not wait for it.
-LONG_READ_BYTES = 1 << 30
 # Rows of nodes here and there in a table are read in pages.
 _PAGE_BYTES = 4096
 
@@ -186,12 +183,12 @@ class StaticCache:
         sizes = ((rows.num_rows, rows.row_bytes, len(nodes)) for rows in tables)
         is_long = sum(bytes_to_read(*each) for each in sizes) >= LONG_READ_BYTES
         if not is_long:
-            filling.fill(WARM_UP_BYTES)
+            filling.fill(WARM_UP_BYTES, threading.Event())
         self._index, self._scores = index, scores
         for rows, (_, held) in zip(tables, filling.tables, strict=True):
             rows.held = held
         if is_long:
-            self._end_filling = filling.start(self)
+            self._end_filling = run_beside(self, filling.fill_beside, "gnnstore-fill")
 
     @property
     def num_rows(self) -> int:
@@ -250,10 +247,9 @@ class _Filling:
 
     def __init__(self, tables: list[tuple[RowSource, _Held]]) -> None:
         self.tables = tables
-        self._stop = threading.Event()
 
-    def fill(self, piece_bytes: int) -> None:
-        """Read all rows, as long as they are wanted.
+    def fill(self, piece_bytes: int, stop: threading.Event) -> None:
+        """Read all rows, until `stop` is set.
 
         Raises
         ------
@@ -265,35 +261,18 @@ class _Filling:
                 held.num_filled = num_filled
                 # The first batch has the disk to itself, where a row takes a tenth of the time.
                 while held.reading.is_set() and not held.has_read.wait(_POLL_SECONDS):
-                    if self._stop.is_set():
+                    if stop.is_set():
                         return
-                if self._stop.is_set():
+                if stop.is_set():
                     return
 
-    def start(self, cache: StaticCache) -> Callable[[], object]:
-        """Read the rows in a thread, until all are there or the cache is gone.
-
-        Returns
-        -------
-        callable
-            Ends it.
-        """
-        thread = threading.Thread(target=self._work, name="gnnstore-fill", daemon=True)
-        thread.start()
-        return weakref.finalize(cache, self._end, thread, os.getpid())
-
-    def _work(self) -> None:
+    def fill_beside(self, stop: threading.Event) -> None:
+        """Read all rows beside batches, until `stop` is set."""
         try:
-            self.fill(_BESIDE_BYTES)
+            self.fill(_BESIDE_BYTES, stop)
         except Exception as error:
             # Rows that are not there are read by the batches that need them.
             _log.debug("a cache is not filled any further: %s", error)
-
-    def _end(self, thread: threading.Thread, pid: int) -> None:
-        self._stop.set()
-        # The garbage collector may do this in any thread; a forked process does not have this one.
-        if os.getpid() == pid and thread is not threading.current_thread():
-            thread.join()
 
 
 class StaticRows(Tier):

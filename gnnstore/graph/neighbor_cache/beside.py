@@ -8,9 +8,7 @@ fetching go on alone, but no longer than the piece took, so that it comes to an 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
@@ -19,10 +17,9 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
+from gnnstore.parallel import LONG_READ_BYTES, run_beside
 from gnnstore.sampling.staged import CachedNeighbors
 
-# To read more than this in order, twice, takes seconds: batches should not wait for it.
-LONG_READ_BYTES = 1 << 30
 _POLL_SECONDS = 0.005
 # Of ids: one that is read, what is wanted of it, and which.
 _PIECES = 3
@@ -49,15 +46,9 @@ class NeighborCache:
         if not _fills_beside(csc, num_bytes, own_bytes):
             self._filled.append(open_neighbor_cache(csc, rows, num_bytes, uuid))
             return
-        stop = threading.Event()
         open_from = partial(_open, csc, own_bytes, uuid)
-        # It does not know of this object, which would not go while it works.
-        arguments = open_from, rows, stop, self._filled
-        thread = threading.Thread(
-            target=_fill, args=arguments, name="gnnstore-neighbors", daemon=True
-        )
-        thread.start()
-        self.stop = weakref.finalize(self, _end, stop, thread, os.getpid())
+        fill = partial(_fill, open_from, rows, self._filled)
+        self.stop = run_beside(self, fill, "gnnstore-neighbors")
 
     @property
     def current(self) -> CachedNeighbors | None:
@@ -97,8 +88,8 @@ class _StoppedError(GnnstoreError):
 def _fill(
     open_from: Callable[[IndexRows], CachedNeighbors | None],
     rows: IndexRows,
-    stop: threading.Event,
     filled: list[CachedNeighbors | None],
+    stop: threading.Event,
 ) -> None:
     """Choose the lists, and read them; without them batches are the same, and later."""
 
@@ -113,10 +104,3 @@ def _fill(
         filled.append(open_from(rows.beside(pause)))
     except Exception as error:
         _log.debug("in-neighbours are not cached: %s", error)
-
-
-def _end(stop: threading.Event, thread: threading.Thread, pid: int) -> None:
-    stop.set()
-    # The garbage collector may do this in any thread; a forked process does not have this one.
-    if os.getpid() == pid and thread is not threading.current_thread():
-        thread.join()

@@ -21,7 +21,7 @@ from gnnstore.caching.trace import id_dtype
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
-from gnnstore.features.tiers.static import LONG_READ_BYTES
+from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.packing import ChunkMemory
