@@ -37,7 +37,7 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
         task = Background(partial(next, iterator, _END), _THREAD_NAME)
         yield item
         del item
-    _core.pool_trim()  # what comes next has other sizes
+    _core.release_memory()  # what comes next has other sizes
 
 
 def map_in_order(

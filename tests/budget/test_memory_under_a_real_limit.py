@@ -175,9 +175,6 @@ def lines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path, request.param
 
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-
-
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", ENTER + script, *map(str, arguments)],
@@ -185,13 +182,17 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=300,
         check=False,
-        env=ENVIRONMENT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
 
 
 def read(forks: ForkServer, *arguments: object) -> dict[str, Any]:
     """Run a loader under the limit, and return what it says."""
-    finished = forks.run(ENTER + READ, *arguments, environment=ENVIRONMENT, own_memory=True)
+    # What is read at a time, and what "auto" takes, depend on the disk.
+    keep_usual_profile(Path(str(arguments[0])))
+    # Of the test, and not of when this was imported: where measurements are kept is part of it.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    finished = forks.run(ENTER + READ, *arguments, environment=environment, own_memory=True)
     assert finished.returncode == 0, finished.stderr or "killed by the kernel"
     found: dict[str, Any] = json.loads(finished.stdout)
     return found
@@ -221,7 +222,6 @@ def test_loader(
     group, limit = limited
     memory = options["memory"]
     limit.write_text(str(memory + ALLOWANCE_BYTES))
-    keep_usual_profile(store)  # what "auto" takes depends on it
     found = read(forks, store, group, json.dumps({"topology": "auto"} | options))
     assert found["strategy"] in expected
     # Several times the budget went through it, where that does not hold all.

@@ -18,6 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.converters.arrays.npy import read_npy_header
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_fits, row_bytes
 from gnnstore.converters.inputs import existing_file, open_zip
@@ -32,6 +33,8 @@ BOUNDED_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # Rows of an array in Fortran order that are gathered in one pass over it, and what the pass reads
 # at a time.
 _BLOCK_BYTES, _STEP_ITEMS = 2**26, 2**18
+# Of a stream at a time: zipfile takes twice as much for each read, from a heap that keeps it.
+_READ_BYTES = 2**18
 _IS_ENCRYPTED = 1  # of a member's flag bits
 _SLACK_BYTES = 2**16  # a header of zeros' worth: tiny members may be anything
 _LOCAL_HEADER_BYTES = 30  # at the least, before each member's data
@@ -64,6 +67,7 @@ class NpzMember:
         if 0 in self.shape:
             yield from MemoryArray(self.label, self.read()).rows(step, start)
             return
+        tail = self.shape[1:]
         if self._fortran_order:
             block_rows = min(max(step, _BLOCK_BYTES // row_bytes(self)), self.shape[0])
             # One block in memory, never two: pieces are copies, which do not keep it alive.
@@ -71,9 +75,10 @@ class NpzMember:
             for first in range(start, self.shape[0], block_rows):
                 rows = self._read_block(first, block[:, : self.shape[0] - first])
                 for begin in range(0, len(rows), step):
-                    yield rows[begin : begin + step].copy(order="C")
+                    piece = _core.empty((min(step, len(rows) - begin), *tail), self.dtype)
+                    piece[:] = rows[begin : begin + step]
+                    yield piece
             return
-        tail = self.shape[1:]
         row_items = math.prod(tail)
         total = math.prod(self.shape)
         for piece in self._stream(start * row_items, total, step * row_items):
@@ -136,17 +141,24 @@ class NpzMember:
             with self._open() as stream:
                 read_npy_header(stream, self.label, self.path)
                 # Read, not seek: zipfile gives up comparing checksums after a seek.
-                for skipped in range(0, start * size, 2**22):
-                    _exactly(stream, min(2**22, start * size - skipped))
+                for skipped in range(0, start * size, _READ_BYTES):
+                    _exactly(stream, min(_READ_BYTES, start * size - skipped))
                 for first in range(start, stop, step):
-                    data = _exactly(stream, (min(first + step, stop) - first) * size)
-                    yield np.frombuffer(data, self._stored_dtype).astype(self.dtype, copy=False)
+                    piece = _core.empty((min(first + step, stop) - first,), self._stored_dtype)
+                    _fill(piece.view(np.uint8), stream)
+                    yield piece.astype(self.dtype, copy=False)
                 if stop == math.prod(self.shape):
                     stream.read(1)  # reaching the end makes zipfile compare the checksum
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
             raise _damaged(self.label, self.path, error) from None
         except OSError as error:
             raise storage_error(error, "read the archive", self.path) from error
+
+
+def _fill(piece: npt.NDArray[np.uint8], stream: IO[bytes]) -> None:
+    for begin in range(0, len(piece), _READ_BYTES):
+        part = piece[begin : begin + _READ_BYTES]
+        part[:] = np.frombuffer(_exactly(stream, len(part)), np.uint8)
 
 
 def _exactly(stream: IO[bytes], num_bytes: int) -> bytes:
