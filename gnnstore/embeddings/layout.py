@@ -15,6 +15,7 @@ from gnnstore.formats.tables.commit import MAX_PARTITIONS, TableManifest
 
 # Partitions of a table in the order of nodes: what a commit writes of a row that has changed.
 _PARTITION_BYTES = 64 << 20
+FLOAT_BYTES = 4
 
 _Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 

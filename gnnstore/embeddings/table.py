@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,22 +20,16 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.buffer import PartitionBuffer
 from gnnstore.embeddings.export import export_rows
-from gnnstore.embeddings.layout import InitialRows, RowLayout, rows_in_order
+from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, RowLayout
+from gnnstore.embeddings.opening import StorePath, TableFiles, create_files, open_files
+from gnnstore.embeddings.rows import StoredRows, num_threads
 from gnnstore.errors import BadIndexError, UsageError, limits_named
-from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
-from gnnstore.formats.tables.commit import MAX_KEPT, MAX_PARTITIONS, STATE_FLOATS, TableManifest
-from gnnstore.formats.tables.directory import TableDirectory
 from gnnstore.graph.indexing import select
-from gnnstore.graph.store import GraphStore
 
-_MAX_THREADS = 8
-_FLOAT_BYTES = 4
 # Rows are handed on in pieces of this size where they are in memory; and what a row's place takes.
 _PIECE_BYTES, _SORTING_BYTES = 64 << 20, 64
 # Of a table of more partitions than these, messages name the first.
 _NAMED = 8
-# A partition is read whole where one row in so many is asked for.
-_READ_WHOLE = 16
 
 
 class EmbeddingTable(torch.nn.Module):
@@ -65,29 +58,23 @@ class EmbeddingTable(torch.nn.Module):
         Rows that were given out since the last step: the parameters of the optimizer.
     """
 
-    def __init__(
-        self,
-        directory: TableDirectory,
-        store: GraphStore,
-        unit: PartitionsReader | None,
-        memory: int | str | None = None,
-    ) -> None:
+    def __init__(self, files: TableFiles, memory: int | str | None = None) -> None:
         super().__init__()
-        manifest = directory.manifest
-        self._directory, self._manifest, self._store = directory, manifest, store
+        directory, manifest, unit = files.directory, files.directory.manifest, files.unit
+        self._directory, self._manifest, self._store = directory, manifest, files.store
         self._close = weakref.finalize(self, directory.close)
         self.path = directory.path
         self.num_embeddings, self.embedding_dim = manifest.num_nodes, manifest.dim
         self.optimizer = manifest.optimizer
         self._layout = RowLayout(manifest, unit)
-        self._initial = InitialRows(
+        initial = InitialRows(
             manifest.init, manifest.scale, manifest.seed, manifest.num_nodes, manifest.dim
         )
         MemoryBudget.of(memory)  # refuses what is no size
         self._memory = memory
-        make = _Maker(directory, self._layout, self._initial)
+        self._rows = StoredRows(directory, self._layout, initial)
         self._buffer = PartitionBuffer(
-            manifest.num_partitions, manifest.slot_floats, make.load, make.store
+            manifest.num_partitions, manifest.slot_floats, self._rows.load, self._rows.store
         )
         # Whether all partitions are in memory: without partitions, or with a loader that has none.
         self._is_whole = unit is None
@@ -106,7 +93,7 @@ class EmbeddingTable(torch.nn.Module):
     def create(
         cls,
         path: str | os.PathLike[str],
-        store: GraphStore | str | os.PathLike[str],
+        store: StorePath,
         *,
         dim: int,
         partitions: PartitionPolicy | str | None = None,
@@ -157,64 +144,26 @@ class EmbeddingTable(torch.nn.Module):
         BudgetError
             If a table that is to be whole in memory does not fit.
         """
-        graph = _opened(store)
-        _check_alone()
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise UsageError(f"dim={dim!r}: expected an integer of at least 1")
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise UsageError(
-                f"keep={keep!r}: expected an integer of at least 1; the last commit stays"
-            )
-        if optimizer not in STATE_FLOATS:
-            raise UsageError(
-                f"optimizer={optimizer!r} is unknown; choose one of {', '.join(STATE_FLOATS)}"
-            )
-        if not graph.num_nodes:
-            raise UsageError(f"{graph.path} has no nodes, so that there is nothing to learn")
-        InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks them
-        unit = None
-        if partitions is not None:
-            if not isinstance(partitions, PartitionPolicy):
-                partitions = PartitionPolicy(name=partitions)
-            unit = open_partitions(graph.path, partitions.name, store_uuid=graph.reader.uuid)
-        fixed, per_column = STATE_FLOATS[optimizer]
-        row_bytes = (dim * (1 + per_column) + fixed) * _FLOAT_BYTES
-        manifest = TableManifest(
-            uuid=uuid.uuid4().hex,
-            store_uuid=graph.reader.uuid,
-            partitions=None if unit is None else unit.name,
-            partitions_uuid=None if unit is None else unit.uuid,
-            num_nodes=graph.num_nodes,
+        files = create_files(
+            path,
+            store,
             dim=dim,
-            rows_per_partition=rows_in_order(graph.num_nodes, row_bytes)
-            if unit is None
-            else unit.rows_per_partition,
+            partitions=partitions,
             optimizer=optimizer,
             init=init,
-            scale=float(scale),
+            scale=scale,
             seed=seed,
             keep=keep,
+            overwrite=overwrite,
         )
-        if manifest.num_partitions > MAX_PARTITIONS:
-            raise UsageError(
-                f"{unit and unit.path}: {manifest.num_partitions} partitions are more than the "
-                f"{MAX_PARTITIONS} that a table may have; partition the store with fewer"
-            )
-        if manifest.num_partitions * (keep + 1) > MAX_KEPT:
-            most = MAX_KEPT // manifest.num_partitions - 1
-            raise UsageError(
-                f"keep={keep}: the manifest has room for {most} commits of "
-                f"{manifest.num_partitions} partitions; expected at most that"
-            )
-        directory = TableDirectory.create(Path(path), manifest, overwrite=overwrite)
-        return cls(directory, graph, unit, memory)
+        return cls(files, memory)
 
     @classmethod
     @limits_named("open a table of embeddings")
     def open(
         cls,
         path: str | os.PathLike[str],
-        store: GraphStore | str | os.PathLike[str],
+        store: StorePath,
         *,
         commit: str | None = None,
         memory: int | str | None = None,
@@ -239,32 +188,11 @@ class EmbeddingTable(torch.nn.Module):
         UsageError
             If it is of another store, open already, or has not kept the commit.
         """
-        graph = _opened(store)
-        _check_alone()
-        directory = TableDirectory(Path(path), commit)
+        files = open_files(path, store, commit)
         try:
-            manifest = directory.manifest
-            if (manifest.store_uuid, manifest.num_nodes) != (graph.reader.uuid, graph.num_nodes):
-                raise UsageError(
-                    f"{directory.path}: the rows are of the nodes of the store "
-                    f"{manifest.store_uuid}, and {graph.path} is {graph.reader.uuid}; open the "
-                    "table with the store that it was created for"
-                )
-            unit = None
-            if manifest.partitions is not None:
-                unit = open_partitions(
-                    graph.path, manifest.partitions, store_uuid=manifest.store_uuid
-                )
-                if unit.uuid != manifest.partitions_uuid:
-                    raise UsageError(
-                        f"{directory.path}: the rows are cut by partitions {manifest.partitions!r} "
-                        f"({manifest.partitions_uuid}), and those of that name are {unit.uuid} "
-                        "now: the store was partitioned again. Restore the partitions, or export "
-                        "the table and create another"
-                    )
-            return cls(directory, graph, unit, memory)
+            return cls(files, memory)
         except BaseException:
-            directory.close()
+            files.directory.close()
             raise
 
     # --- rows ------------------------------------------------------------------------------
@@ -342,10 +270,10 @@ class EmbeddingTable(torch.nn.Module):
             rows,
             out.reshape(-1).view(np.uint8),
             num_rows=self._buffer.num_slots * manifest.rows_per_partition,
-            row_bytes=manifest.dim * _FLOAT_BYTES,
+            row_bytes=manifest.dim * FLOAT_BYTES,
             rows_per_page=manifest.rows_per_partition,
             page_stride_bytes=manifest.slot_bytes,
-            num_threads=_num_threads(),
+            num_threads=num_threads(),
         )
 
     def load(self) -> None:
@@ -360,7 +288,7 @@ class EmbeddingTable(torch.nn.Module):
         self._check_stepped()
         every = np.arange(self._manifest.num_partitions)
         if not self._num_slots:  # else they are part of a loader's budget
-            budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * _FLOAT_BYTES)
+            budget = MemoryBudget.of(self._memory, len(self._buffer.memory) * FLOAT_BYTES)
             rows = Reservation("learned rows", len(every) * self._manifest.slot_bytes)
             who = f"the table {self.path.name}"
             Ledger(budget.num_bytes, (rows,), who, budget.source).check(
@@ -393,7 +321,7 @@ class EmbeddingTable(torch.nn.Module):
                 rows_per_slot=manifest.rows_per_partition,
                 slot_floats=manifest.slot_floats,
                 rule=manifest.optimizer,
-                num_threads=_num_threads(),
+                num_threads=num_threads(),
                 **scalars(self._steps + 1),
             )
             held = np.zeros(self._buffer.num_slots, np.bool_)
@@ -652,22 +580,7 @@ class EmbeddingTable(torch.nn.Module):
         self._check_usable()
         selection = select(ids, self.shape, str(self.path))
         nodes = np.asarray(selection.rows, np.int64)
-        out = np.empty((len(nodes), self.embedding_dim), np.float32)
-        rows = self._layout.rows_of(nodes)
-        partitions = rows // self._manifest.rows_per_partition
-        order = np.argsort(partitions, kind="stable")
-        cuts = np.flatnonzero(np.diff(partitions[order])) + 1
-        alone = [
-            part
-            for part in (np.split(order, cuts) if len(order) else [])
-            if not self._fill(int(partitions[part[0]]), rows[part], nodes[part], part, out)
-        ]
-        if alone:
-            few = np.concatenate(alone)
-            found = np.empty((len(few), self.embedding_dim), np.float32)
-            self._directory.read_rows(rows[few], found)
-            out[few] = found
-        return torch.as_tensor(selection.take(out))
+        return torch.as_tensor(selection.take(self._rows.read(nodes, self._buffer)))
 
     def export(
         self,
@@ -710,7 +623,7 @@ class EmbeddingTable(torch.nn.Module):
         StoreExistsError, StorageError
             If the directory exists, or cannot be written.
         """
-        row_bytes = self.embedding_dim * _FLOAT_BYTES
+        row_bytes = self.embedding_dim * FLOAT_BYTES
         # Beside the rows, a partition as it is read, and what sorts ids.
         most = MemoryBudget.of(memory).num_bytes // 2 // (row_bytes + _SORTING_BYTES)
         if len(self._buffer.resident()) == self._manifest.num_partitions:
@@ -728,31 +641,6 @@ class EmbeddingTable(torch.nn.Module):
             with_graph=with_graph,
             overwrite=overwrite,
         )
-
-    def _fill(
-        self,
-        partition: int,
-        rows: npt.NDArray[np.int64],
-        nodes: npt.NDArray[np.int64],
-        places: npt.NDArray[np.int64],
-        out: npt.NDArray[np.float32],
-    ) -> bool:
-        """Put rows of one partition to their places; return whether they are not read alone."""
-        manifest = self._manifest
-        slot = self._buffer.find(partition)
-        if slot is None and not self._directory.is_written(partition):
-            made = np.empty(len(nodes) * manifest.dim, np.float32)
-            self._initial.fill(nodes, made, _num_threads())
-            out[places] = made.reshape(-1, manifest.dim)
-            return True
-        if slot is None:
-            if len(rows) * _READ_WHOLE < manifest.rows_per_partition:
-                return False
-            slot = np.empty(manifest.slot_floats, np.float32)
-            self._directory.read(partition, slot.view(np.uint8))
-        values = slot[: manifest.rows_per_partition * manifest.dim].reshape(-1, manifest.dim)
-        out[places] = values[rows - partition * manifest.rows_per_partition]
-        return True
 
     # --- what a table is not ---------------------------------------------------------------
 
@@ -786,32 +674,6 @@ class EmbeddingTable(torch.nn.Module):
         )
 
 
-class _Maker:
-    """Fills slots of memory from disk, or with rows as they begin; and writes them."""
-
-    def __init__(self, directory: TableDirectory, layout: RowLayout, initial: InitialRows) -> None:
-        self._directory, self._layout, self._initial = directory, layout, initial
-
-    def load(self, partition: int, slot: npt.NDArray[np.float32]) -> None:
-        if self._directory.read(partition, slot.view(np.uint8)):
-            return
-        nodes = self._layout.nodes_of(partition)
-        end = len(nodes) * self._initial.dim
-        self._initial.fill(nodes, slot[:end])
-        slot[end:] = 0
-
-    def store(self, partition: int, slot: npt.NDArray[np.float32]) -> None:
-        self._directory.write(partition, slot.view(np.uint8))
-
-
-def _opened(store: GraphStore | str | os.PathLike[str]) -> GraphStore:
-    return store if isinstance(store, GraphStore) else GraphStore(store)
-
-
-def _num_threads() -> int:
-    return min(_MAX_THREADS, torch.get_num_threads())
-
-
 def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = json.loads(json.dumps(position))
@@ -820,13 +682,3 @@ def _as_json(position: Mapping[str, Any]) -> dict[str, Any]:
             f"position: {error}; give what loader.state_dict() returns: values that JSON knows"
         ) from None
     return plain
-
-
-def _check_alone() -> None:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        ranks = torch.distributed.get_world_size()
-        if ranks > 1:
-            raise UsageError(
-                f"an EmbeddingTable has one writer, and this is one of {ranks} processes; learn "
-                "embeddings in one process"
-            )

@@ -1,0 +1,151 @@
+"""Creates and opens the files of a table, beside the store and the partitions that it is of."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gnnstore.caching.partitions.policy import PartitionPolicy
+from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, rows_in_order
+from gnnstore.errors import UsageError
+from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
+from gnnstore.formats.tables.commit import MAX_KEPT, MAX_PARTITIONS, STATE_FLOATS, TableManifest
+from gnnstore.formats.tables.directory import TableDirectory
+from gnnstore.graph.store import GraphStore
+
+StorePath = GraphStore | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """A table on disk, open for one writer.
+
+    Attributes
+    ----------
+    store : GraphStore
+        The store whose nodes the rows are of.
+    unit : PartitionsReader or None
+        The partitions by which rows are cut; None: they are in the order of nodes.
+    """
+
+    directory: TableDirectory
+    store: GraphStore
+    unit: PartitionsReader | None
+
+
+def create_files(
+    path: str | os.PathLike[str],
+    store: StorePath,
+    *,
+    dim: int,
+    partitions: PartitionPolicy | str | None,
+    optimizer: str,
+    init: str,
+    scale: float,
+    seed: int,
+    keep: int,
+    overwrite: bool,
+) -> TableFiles:
+    """Create the files of a table; see `EmbeddingTable.create`."""
+    graph = _opened(store)
+    _check_alone()
+    _check_positive("dim", dim, "")
+    _check_positive("keep", keep, "; the last commit stays")
+    if optimizer not in STATE_FLOATS:
+        raise UsageError(
+            f"optimizer={optimizer!r} is unknown; choose one of {', '.join(STATE_FLOATS)}"
+        )
+    if not graph.num_nodes:
+        raise UsageError(f"{graph.path} has no nodes, so that there is nothing to learn")
+    InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks them
+    unit = None
+    if partitions is not None:
+        if not isinstance(partitions, PartitionPolicy):
+            partitions = PartitionPolicy(name=partitions)
+        unit = open_partitions(graph.path, partitions.name, store_uuid=graph.reader.uuid)
+    fixed, per_column = STATE_FLOATS[optimizer]
+    row_bytes = (dim * (1 + per_column) + fixed) * FLOAT_BYTES
+    manifest = TableManifest(
+        uuid=uuid.uuid4().hex,
+        store_uuid=graph.reader.uuid,
+        partitions=None if unit is None else unit.name,
+        partitions_uuid=None if unit is None else unit.uuid,
+        num_nodes=graph.num_nodes,
+        dim=dim,
+        rows_per_partition=rows_in_order(graph.num_nodes, row_bytes)
+        if unit is None
+        else unit.rows_per_partition,
+        optimizer=optimizer,
+        init=init,
+        scale=float(scale),
+        seed=seed,
+        keep=keep,
+    )
+    if manifest.num_partitions > MAX_PARTITIONS:
+        raise UsageError(
+            f"{unit and unit.path}: {manifest.num_partitions} partitions are more than the "
+            f"{MAX_PARTITIONS} that a table may have; partition the store with fewer"
+        )
+    if manifest.num_partitions * (keep + 1) > MAX_KEPT:
+        most = MAX_KEPT // manifest.num_partitions - 1
+        raise UsageError(
+            f"keep={keep}: the manifest has room for {most} commits of "
+            f"{manifest.num_partitions} partitions; expected at most that"
+        )
+    return TableFiles(TableDirectory.create(Path(path), manifest, overwrite=overwrite), graph, unit)
+
+
+def open_files(path: str | os.PathLike[str], store: StorePath, commit: str | None) -> TableFiles:
+    """Open the files of a table; see `EmbeddingTable.open`."""
+    graph = _opened(store)
+    _check_alone()
+    directory = TableDirectory(Path(path), commit)
+    try:
+        return TableFiles(directory, graph, _partitions_of(directory, graph))
+    except BaseException:
+        directory.close()
+        raise
+
+
+def _partitions_of(directory: TableDirectory, graph: GraphStore) -> PartitionsReader | None:
+    """Return the partitions of a table that are still those it was created with."""
+    manifest = directory.manifest
+    if (manifest.store_uuid, manifest.num_nodes) != (graph.reader.uuid, graph.num_nodes):
+        raise UsageError(
+            f"{directory.path}: the rows are of the nodes of the store {manifest.store_uuid}, and "
+            f"{graph.path} is {graph.reader.uuid}; open the table with the store that it was "
+            "created for"
+        )
+    if manifest.partitions is None:
+        return None
+    unit = open_partitions(graph.path, manifest.partitions, store_uuid=manifest.store_uuid)
+    if unit.uuid != manifest.partitions_uuid:
+        raise UsageError(
+            f"{directory.path}: the rows are cut by partitions {manifest.partitions!r} "
+            f"({manifest.partitions_uuid}), and those of that name are {unit.uuid} now: the store "
+            "was partitioned again. Restore the partitions, or export the table and create another"
+        )
+    return unit
+
+
+def _opened(store: StorePath) -> GraphStore:
+    return store if isinstance(store, GraphStore) else GraphStore(store)
+
+
+def _check_positive(name: str, value: object, note: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name}={value!r}: expected an integer of at least 1{note}")
+
+
+def _check_alone() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed.get_world_size()
+        if ranks > 1:
+            raise UsageError(
+                f"an EmbeddingTable has one writer, and this is one of {ranks} processes; learn "
+                "embeddings in one process"
+            )
