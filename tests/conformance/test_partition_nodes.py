@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -248,6 +249,28 @@ def test_nothing_is_read_that_is_not_needed(store: gnnstore.GraphStore) -> None:
     batches_of(loader, 2)
     assert loader._sources.buffer._graph is None
     assert loader.stats().partitions_read == 8
+
+
+@pytest.mark.parametrize("policy", [DISPERSED, GROUPED, SEQUENTIAL], ids=lambda policy: policy.kind)
+def test_the_next_epoch_is_begun_while_the_last_state_trains(
+    store: gnnstore.GraphStore, policy: PartitionPolicy
+) -> None:
+    expected = batches_of(make(store, policy, num_threads=0), 2)
+    loader = make(store, policy)
+    buffer, shape = loader._sources.buffer, loader._sources.shape
+    epochs = [order_of(loader).of(SEED, epoch).schedule for epoch in (0, 1)]
+    last, first = epochs[0].partitions(len(epochs[0].states) - 1), epochs[1].partitions(0)
+    batches = iter(loader)
+    found = [next(batches).to_dict() for _ in range(len(loader))]
+    assert buffer._slots is not None
+    known = min(len(first), int(np.isin(first, last).sum()) + shape.num_spare)
+    deadline = time.monotonic() + 30
+    while np.isin(first, [*buffer._slots.slot_of]).sum() < known:
+        assert time.monotonic() < deadline, (buffer._slots.slot_of, last, first)
+        time.sleep(0.005)
+    assert next(batches, None) is None
+    found += batches_of(loader)
+    assert_same_batches(found, expected)
 
 
 @pytest.mark.parametrize("policy", ["dispersed", "sequential"])
@@ -511,7 +534,9 @@ def test_bytes_are_those_of_the_formula_and_nothing_is_written(tmp_path: Path) -
     for file in [path, *path.rglob("*")]:
         file.chmod(0o555 if file.is_dir() else 0o444)
     policy = PartitionPolicy("dispersed", capacity=4)
-    loader = make(path, policy, batch_size=8192, num_neighbors=[2], input_nodes=None)
+    # Without threads, so that nothing is read for the next epoch.
+    options: dict[str, Any] = {"batch_size": 8192, "num_neighbors": [2], "input_nodes": None}
+    loader = make(path, policy, num_threads=0, **options)
     batches_of(loader)
     known = order_of(loader).of(SEED, 0)
     sizes = np.diff(unit.bucket_ptr).reshape(8, 8)

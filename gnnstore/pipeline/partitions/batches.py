@@ -90,8 +90,13 @@ class PartitionBatches:
             positions = seeds.positions(epoch.assigned, state.number, state)
             return positions, epoch.order_of(state.number)
 
+        def following() -> npt.NDArray[np.int64]:
+            return self.order.shape.schedule(run.seed, run.epoch + 1).partitions(0)
+
         in_thread = bool(run.num_threads)
-        with self.of.buffer.run(states, in_thread=in_thread, prepare=prepare) as ahead:
+        with self.of.buffer.run(
+            states, in_thread=in_thread, following=following, prepare=prepare
+        ) as ahead:
             tasks = _TasksOfStates(self, planned, run, ahead)
             if run.lookahead is not None:
                 run.lookahead.must_wait = tasks.must_wait

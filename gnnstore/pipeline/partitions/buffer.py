@@ -2,7 +2,9 @@
 
 While batches of a state are prepared, a thread reads the partitions that enter and builds the next
 graph. It begins with the state after that once all batches of the one before have their rows: so
-two graphs are in memory at a time, and as many partitions as two states have.
+two graphs are in memory at a time, and as many partitions as two states have. While the last state
+of an epoch is trained, it reads those partitions of the next epoch's first one that there is room
+for.
 """
 
 from __future__ import annotations
@@ -178,6 +180,7 @@ class StateBuffer:
         states: Sequence[StateToRead],
         *,
         in_thread: bool,
+        following: Callable[[], Int64Array] | None = None,
         prepare: Callable[[ResidentState], Any] = lambda _: None,
     ) -> Iterator[StatesAhead]:
         """Bring states into memory one after the other; takes the memory from who has it.
@@ -186,12 +189,14 @@ class StateBuffer:
         ----------
         in_thread : bool
             Whether a thread reads ahead; else each is read when it is asked for.
+        following : callable, optional
+            Returns the partitions that the next run begins with.
         prepare : callable
             Called with each state once it is in memory, in that thread.
         """
         if self._run is not None:
             self._run.lose()
-        self._run = ahead = StatesAhead(self, states, prepare, in_thread=in_thread)
+        self._run = ahead = StatesAhead(self, states, following, prepare, in_thread=in_thread)
         try:
             yield ahead
         finally:
@@ -214,15 +219,41 @@ class StateBuffer:
         wait : callable
             Waits until a condition holds; raises if the run ends before.
         """
-        slots = self._slots
-        if slots is None:
-            slots = self._slots = PartitionSlots(self.files, self._num_slots)
         unit, partitions = self.files.unit, wanted.partitions
         members = Members.of(partitions, unit.rows_per_partition, unit.num_nodes)
 
         def proceed() -> None:
             wait(lambda: True)
 
+        slots = self._read_rows(partitions, before, wait, is_needed=True)
+        edges: ResidentGraph | Buckets | None = None
+        if self._edges == "graph":
+            edges = self._graph = self._build(members, proceed)
+        elif self._edges == "trained":
+            edges = self._read_trained(members, wanted.trained, proceed)
+        self.totals.states += 1
+        return ResidentState(wanted.number, members, edges, slots, self.changed)
+
+    def read_ahead(
+        self,
+        partitions: Int64Array,
+        last: ResidentState,
+        wait: Callable[[Callable[[], bool]], None],
+    ) -> None:
+        """Read the rows of partitions that there is room for beside a state; see `load`."""
+        self._read_rows(partitions, last, wait, is_needed=False)
+
+    def _read_rows(
+        self,
+        partitions: Int64Array,
+        before: ResidentState | None,
+        wait: Callable[[Callable[[], bool]], None],
+        *,
+        is_needed: bool,
+    ) -> PartitionSlots:
+        slots = self._slots
+        if slots is None:
+            slots = self._slots = PartitionSlots(self.files, self._num_slots)
         kept = {*partitions.tolist()}
         used = set() if before is None else {*before.members.partitions.tolist()}
         new: list[int] = []
@@ -232,24 +263,20 @@ class StateBuffer:
                     if partition in slots.slot_of:
                         continue
                     free = self._free_slot(slots, kept | used)
+                    if free is None and not is_needed:
+                        break
                     if free is None and before is not None:
                         wait(before.is_over)
                         used = set()
                         free = self._free_slot(slots, kept)
                     assert free is not None  # noqa: S101 - there are as many slots as a state has
-                    slots.read(partition, free, proceed)
+                    slots.read(partition, free, lambda: wait(lambda: True))
                     new.append(partition)
                     self.totals.partitions += 1
         except CorruptStoreError:
             slots.forget(new)
             raise
-        edges: ResidentGraph | Buckets | None = None
-        if self._edges == "graph":
-            edges = self._graph = self._build(members, proceed)
-        elif self._edges == "trained":
-            edges = self._read_trained(members, wanted.trained, proceed)
-        self.totals.states += 1
-        return ResidentState(wanted.number, members, edges, slots, self.changed)
+        return slots
 
     def _free_slot(self, slots: PartitionSlots, kept: set[int]) -> int | None:
         taken = {slot for partition, slot in slots.slot_of.items() if partition in kept}
@@ -326,12 +353,13 @@ class StatesAhead:
         self,
         buffer: StateBuffer,
         states: Sequence[StateToRead],
+        following: Callable[[], Int64Array] | None,
         prepare: Callable[[ResidentState], Any],
         *,
         in_thread: bool,
     ) -> None:
         self._buffer, self._states, self._changed = buffer, states, buffer.changed
-        self._prepare = prepare
+        self._following, self._prepare = following, prepare
         self._is_stopped = self._is_lost = False
         self._num_loaded = self._num_taken = 0
         self._has_failed = False
@@ -392,17 +420,24 @@ class StatesAhead:
         before: ResidentState | None = None
         try:
             for wanted in self._states:
-                while len(self._in_use) > 1:
-                    self._wait(self._in_use[0].is_over)
-                    self._in_use.pop(0)
+                self._wait_for_earlier()
                 before = self._buffer.load(wanted, before, self._wait)
                 before.prepared = self._prepare(before)
                 self._in_use.append(before)
                 self._num_loaded += 1
                 yield before
+            if before is not None and self._following is not None:
+                self._wait_for_earlier()
+                self._buffer.read_ahead(self._following(), before, self._wait)
         except BaseException:
             self._has_failed = True
             raise
+
+    def _wait_for_earlier(self) -> None:
+        """Wait until no state but the latest is in use."""
+        while len(self._in_use) > 1:
+            self._wait(self._in_use[0].is_over)
+            self._in_use.pop(0)
 
 
 def _lost() -> UsageError:
