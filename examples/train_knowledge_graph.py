@@ -98,11 +98,11 @@ def parts_of(num_positives: int, num_chunks: int) -> Iterator[slice]:
     yield from map(slice, bounds, bounds[1:])
 
 
-def loss_of(
-    model: DistMult, table: gnnstore.EmbeddingTable, batch: Data, num_chunks: int
-) -> Tensor:
-    """Return the mean cross entropy of the true end among its negatives, over both ends."""
-    z = table(batch.n_id)
+def loss_of(model: DistMult, z: Tensor, batch: Data, num_chunks: int) -> Tensor:
+    """Return the mean cross entropy of the true end among its negatives, over both ends.
+
+    `z` has a row for each node of the batch.
+    """
     relation = batch.label_edge_type.flatten()
     ends = {"src": z[batch.src_index], "dst": z[batch.dst_pos_index]}
     negatives = {"src": batch.src_neg_index, "dst": batch.dst_neg_index}
@@ -130,7 +130,7 @@ def train(
     for batch in loader:
         for optimizer in optimizers:
             optimizer.zero_grad()
-        loss = loss_of(model, table, batch, num_chunks)
+        loss = loss_of(model, table(batch.n_id), batch, num_chunks)
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
