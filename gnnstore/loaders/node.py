@@ -81,16 +81,15 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
         or torch's default generator, so that `torch.manual_seed` reproduces a run.
     num_threads : int, optional
         Preparing threads; by default `num_workers` if given, else one per usable core, and
-        one more where they wait for a disk ("direct", "static"). 0 prepares in the
-        consumer's thread.
+        one more where they wait for a disk. 0 prepares in the consumer's thread.
     prefetch_batches : int, optional
         The most batches prepared ahead; by default `prefetch_factor` (2) per thread.
     topology : "auto", "memory", "mmap" or "disk"
-        Where the graph's structure lies: in memory; mapped; or on disk but for `indptr` and
+        Where the graph's topology lies: in memory; mapped; or on disk but for `indptr` and
         in-neighbours that are needed often. "auto": in memory where it fits, else as attributes.
     io_engine : "io_uring", "pread" or "mmap", optional
-        What reads rows, for "direct" and "static"; by default that of the environment
-        variable GNNSTORE_IO_ENGINE, else the first that works.
+        The engine that reads rows from disk; by default that of the environment variable
+        GNNSTORE_IO_ENGINE, else the first that works.
     cache : "degree" or "frequency", optional
         Cache rows of the nodes with the highest out-degree, or (the default of "static") of
         those that sampled batches need most often. With "direct" it means "static"; with
@@ -146,8 +145,8 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     InputError
         If a seed is not a node of the graph.
     BudgetError
-        If `memory` is too small for what must be held; says by how much. Under "direct"
-        and "static" that includes two batches, whose size is found by sampling a few.
+        If `memory` is too small for what must be held; says by how much. Where rows are
+        read from disk that includes two batches, whose size is found by sampling a few.
 
     Examples
     --------

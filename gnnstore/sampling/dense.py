@@ -1,4 +1,4 @@
-"""A batch as DENSE, the structure of Marius++ for layers over segments (arXiv 2202.02365, §4).
+"""A batch as DENSE, the structure of MariusGNN for layers over segments (arXiv 2202.02365, §4).
 
 Both structures draw the neighbours of a node once and use them in every deeper layer, so they hold
 the same nodes and edges. PyTorch Geometric lists the seeds first, and a layer drops the end of each

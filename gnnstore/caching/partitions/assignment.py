@@ -1,7 +1,7 @@
 """Which state trains which edges and which nodes.
 
 An edge from partition i to partition j lies in *bucket* (i, j), which can be trained in any state
-that holds both partitions; which of them is drawn for each bucket (Marius++, section 5.2), so that
+that holds both partitions; which of them is drawn for each bucket (MariusGNN, section 5.2), so that
 work is spread over states, and not all of it done when a bucket is first in the buffer.
 """
 

@@ -2,7 +2,7 @@
 
 A *state* is the set of partitions that are in the buffer together. Partitions are divided into
 *logical groups*, drawn anew in each epoch, and one state differs from the next by one group
-(Marius++, sections 5.2 and 5.3). For training on edges every pair of groups must meet in some
+(MariusGNN, sections 5.2 and 5.3). For training on edges every pair of groups must meet in some
 state; for training on nodes every group must be in one.
 
 | kind | order | states | for |

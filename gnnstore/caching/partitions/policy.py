@@ -86,7 +86,7 @@ class BufferShape:
 
 @dataclass(frozen=True)
 class PartitionPolicy:
-    """How a loader goes through a store by partitions (Marius++); see `gnnstore partition`.
+    """How a loader goes through a store by partitions (MariusGNN); see `gnnstore partition`.
 
     Some partitions of the graph lie in memory at a time, and batches are sampled from these alone:
     unlike a strategy, a policy changes batches. Which partitions are together, and in which state

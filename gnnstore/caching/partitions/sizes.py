@@ -1,9 +1,9 @@
 """How many partitions a budget of memory allows, and what each choice costs.
 
-The rules of Marius++ (section 6), with what they leave out: a partition that is read ahead, and one
-that is still being written, lie in memory beside the buffer. So the number of groups in the buffer
-is not fixed at two but searched: with many small groups less is read in all, and with two each pair
-of groups meets once, at the least bias for the even order.
+The rules of MariusGNN (section 6), with what they leave out: a partition that is read ahead, and
+one that is still being written, lie in memory beside the buffer. So the number of groups in the
+buffer is not fixed at two but searched: with many small groups less is read in all, and with two
+each pair of groups meets once, at the least bias for the even order.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _render_times(
                 _spread((r["seconds"] for r in rounds), ".3f") + " s",
                 _time(item["seconds_per_epoch"]),
                 _spread(item["times_baseline_by_round"], ".1f"),
-                format_size(mid["disk_bytes"]),
+                format_size(mid["disk_bytes"]) if mid["disk_bytes"] else "-",
                 f"{mid['reads']:,.0f}" if mid["reads"] else "-",
                 f"{mid['hit_rate']:.1%}" if mid["hit_rate"] else "-",
                 format_size(held) + ("" if item["is_limited"] else " *"),
@@ -84,9 +84,9 @@ def _render_times(
     print_title(console, f"Batches of {Path(document['store']).name}")
     print_table(console, columns, rows, right=columns[1:])
     console.print(
-        "\nFrom disk, and reads: of a batch. Cached: of its rows. Memory: the most that the "
-        "process held, page cache included (*: without a limit). Before it: what comes once, "
-        "before the first epoch or in it.",
+        "\nFrom disk, and reads: of a batch (-: none, or not counted). Cached: of its rows. "
+        "Memory: the most that the process held, page cache included (*: without a limit). "
+        "Before it: what comes once, before the first epoch or in it.",
         soft_wrap=True,
     )
 

@@ -31,9 +31,9 @@ Then samples the first batches of an epoch, as a loader would, and simulates fiv
 on them: static ones by out-degree and by frequency in sampled batches, LRU and SIEVE, and
 Belady's, which knows the batches and has the fewest misses possible.
 
-With --partitions, compares orders of training by partitions of the graph instead (Marius++): how
-many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far its
-order is from a shuffle of all edges. Loaders do not train by partitions yet.
+With --partitions, compares orders of training by partitions of the graph instead (MariusGNN):
+how many partitions --memory allows in the buffer, how often an epoch reads all rows, and how far
+its order is from a shuffle of all edges. Loaders train so with partitions=.
 
 \b
 Examples:
@@ -93,7 +93,7 @@ def _parse_caches(text: str, name: str) -> tuple[float | int, ...]:
     "num_batches",
     type=click.IntRange(min=1),
     default=128,
-    help="Batches to sample: at most an epoch.",
+    help="Batches that caches are simulated on: at most an epoch.",
 )
 @click.option(
     "--cache",
