@@ -175,6 +175,8 @@ def run(arguments: argparse.Namespace) -> None:
             ),
         }
         found: dict[str, list[Found]] = {}
+        if arguments.no_adagrad:
+            del makers["adagrad"]
         for name, make in makers.items():  # the first, in which rows are made, is not counted
             before = resident("VmRSS")
             way = make()
@@ -191,7 +193,10 @@ def run(arguments: argparse.Namespace) -> None:
         name: median(e["read"] + e["written"] for e in epochs) for name, epochs in found.items()
     }
     slow, fast = ([e["seconds"] for e in found[name]] for name in ("row-wise", "in memory"))
-    of, halved = found["row-wise"], moved["row-wise"] / moved["adagrad"]
+    of = found["row-wise"]
+    halved = "not measured"
+    if "adagrad" in moved:
+        halved = f"{moved['row-wise'] / moved['adagrad']:.3f} (at most 0.51)"
     rows = f"{store.num_nodes:,} rows, {table_bytes / 1e6:,.0f} MB with their state"
     swapping = median(e["swapping"] for e in of)
     commits = spread(e["commit_seconds"] for e in of)
@@ -204,7 +209,7 @@ def run(arguments: argparse.Namespace) -> None:
             ("an epoch in memory", f"{spread(fast)} s"),
             ("by partitions / in memory", f"{median(slow) / median(fast):.2f} (at most 1.25)"),
             ("moved in an epoch", f"{moved['row-wise'] / table_bytes:.2f} tables"),
-            ("row-wise / full Adagrad, moved", f"{halved:.3f} (at most 0.51)"),
+            ("row-wise / full Adagrad, moved", halved),
             ("commit", f"{commits} s for {num_bytes / 1e6:,.0f} MB"),
             ("writing as much", f"{disk.seconds:.2f} s"),
             ("growth, by partitions", f"{growth['row-wise']:,.0f} MB"),
@@ -223,6 +228,7 @@ def main() -> None:
     options.add_argument("--scale", type=int, help="2^SCALE nodes (20; 13 with --quick)")
     add_partition_options(options, batch_size=10_000)
     options.add_argument("--logical", type=int, help="logical groups; by default the fewest")
+    options.add_argument("--no-adagrad", action="store_true", help="leave out that way")
     options.add_argument("--order", choices=("even", "beta"), default="beta", help="(beta)")
     arguments = options.parse_args()
     arguments.scale = arguments.scale or (13 if arguments.quick else 20)
