@@ -34,7 +34,7 @@ _FENCE = re.compile(
 NOT_RUN = {
     "README.md": [
         "make demo",
-        "python -m benchmarks.epoch --scale 24 --cache DIR --plot docs/images/epoch.svg",
+        "python -m benchmarks.epoch --scale 24 --repeats 3 --cache DIR \\",
         "gnnstore convert rmat large.gnn --scale 24 --edge-factor 15 --feature-dim 128 --plain",
         "gnnstore bench load large.gnn --num-neighbors 10,10 --batches 163 \\",
     ],
