@@ -13,6 +13,7 @@ from gnnstore.caching.partitions.sizes import (
     best_sizes,
     buffer_sizes,
     most_partitions,
+    sizes_of_partitions,
 )
 from gnnstore.errors import BudgetError
 
@@ -120,3 +121,24 @@ def test_the_shortest_epoch_is_best_and_of_those_the_least_biased() -> None:
     assert best_sizes([slow, fast], **rates, compute_seconds=30) is slow  # reading is hidden
     assert best_sizes([slow, fast], **rates, max_bias=0.2) is slow
     assert best_sizes([fast], **rates, max_bias=0.2) is fast
+
+
+@pytest.mark.parametrize("num_partitions", [16, 32, 64, 96])
+@pytest.mark.parametrize("share", [0.15, 0.26, 0.5])
+def test_of_sizes_that_read_nearly_as_little_the_fewest_groups_come_first(
+    num_partitions: int, share: float
+) -> None:
+    rows = Contents(14_541 * 4 * 65, 0, 14_541, writes=True)
+    memory = int(share * rows.node_bytes)
+    found = sizes_of_partitions(rows, memory, num_partitions, order="beta")
+    fitting = [sizes for sizes in found if sizes.memory_bytes <= memory]
+    assert found[: len(fitting)] == fitting
+    if not fitting:
+        return
+    best, least = fitting[0], min(sizes.bytes_read for sizes in fitting)
+    assert best.bytes_read <= 1.1 * least
+    assert all(
+        sizes.bytes_read > 1.1 * least for sizes in fitting if sizes.num_groups < best.num_groups
+    )
+    if (num_partitions, share) == (64, 0.26):
+        assert (best.resident_groups, best.num_groups) == (6, 32)
