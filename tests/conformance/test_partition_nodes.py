@@ -251,6 +251,44 @@ def test_nothing_is_read_that_is_not_needed(store: gnnstore.GraphStore) -> None:
     assert loader.stats().partitions_read == 8
 
 
+def test_with_all_in_memory_batches_are_distributed_as_without_partitions(tmp_path: Path) -> None:
+    """Which two of six neighbours are drawn, and which seeds come first: chi-squared."""
+    num_centres, num_epochs = 400, 10
+    num_nodes = 7 * num_centres  # node 7 i has the in-neighbours 7 i + 1, ..., 7 i + 6
+    edges = np.array([(7 * i + k, 7 * i) for i in range(num_centres) for k in range(1, 7)]).T
+    path = GraphArrays(num_nodes, edges).write(tmp_path / "g.gnn")
+    partition(path, 8)
+    centres = torch.arange(0, num_nodes, 7)
+    policy = PartitionPolicy("dispersed", capacity=1.0)
+    for way in (policy, None):
+        loader = NeighborLoader(
+            path,
+            [2],
+            centres,
+            batch_size=100,
+            shuffle=True,
+            seed=SEED,
+            num_threads=0,
+            partitions=way,
+        )
+        pairs, firsts = np.zeros((6, 6)), np.zeros(4)
+        for _ in range(num_epochs):
+            for number, batch in enumerate(loader):
+                drawn, target = batch.n_id[batch.edge_index].numpy()
+                assert (drawn // 7 * 7 == target).all()
+                order = np.argsort(target, kind="stable")
+                first, second = (drawn[order] % 7 - 1).reshape(-1, 2).T
+                np.add.at(pairs, (np.minimum(first, second), np.maximum(first, second)), 1)
+                if number == 0:
+                    firsts += np.bincount(4 * batch.input_id.numpy() // num_centres, minlength=4)
+        counts = pairs[np.triu_indices(6, 1)]
+        assert counts.sum() == num_epochs * num_centres
+        expected = counts.sum() / 15
+        assert ((counts - expected) ** 2 / expected).sum() < 36.1  # of 14 degrees: 0.1 %
+        expected = firsts.sum() / 4
+        assert ((firsts - expected) ** 2 / expected).sum() < 16.3  # of 3
+
+
 @pytest.mark.parametrize("policy", [DISPERSED, GROUPED, SEQUENTIAL], ids=lambda policy: policy.kind)
 def test_the_next_epoch_is_begun_while_the_last_state_trains(
     store: gnnstore.GraphStore, policy: PartitionPolicy
