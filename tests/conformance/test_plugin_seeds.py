@@ -68,9 +68,6 @@ class PairSeeds(NamedTuple):
     def start_nodes(self) -> dict[str | None, npt.NDArray[np.int64]]:
         return {None: self.nodes}
 
-    def times(self) -> None:
-        return None
-
     def excluded(self) -> None:
         return None
 

@@ -90,9 +90,6 @@ class Seeds(Protocol):
     def start_nodes(self) -> Mapping[str | None, Int64Array]:
         """Return the nodes to sample from by node type; None is that of a homogeneous graph."""
 
-    def times(self) -> Mapping[str | None, Int64Array] | None:
-        """Return the time of each start node; None: edges of any time are sampled."""
-
     def excluded(self) -> Excluded | None:
         """Return the edges that are not sampled."""
 

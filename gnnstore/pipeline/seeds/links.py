@@ -162,9 +162,6 @@ class LinkSeeds(NamedTuple):
         """Return the ends: each once and ascending, or for disjoint subgraphs as they come."""
         return {None: self.nodes}
 
-    def times(self) -> None:
-        """Return nothing: edges of any time are sampled."""
-
     def excluded(self) -> Excluded | None:
         """Return the seed edges, and on request their reverses."""
         return self.without

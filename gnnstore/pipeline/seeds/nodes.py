@@ -87,9 +87,6 @@ class NodeSeeds(NamedTuple):
         """Return the seed nodes, those that come twice as well."""
         return {None: self.nodes}
 
-    def times(self) -> None:
-        """Return nothing: edges of any time are sampled."""
-
     def excluded(self) -> None:
         """Return nothing: all edges are sampled."""
 
