@@ -17,6 +17,7 @@ from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.arrays import as_tensor
 from gnnstore.loaders.assemble.homogeneous import BatchAssembler
 from gnnstore.loaders.base import BatchLoader
+from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.state import checked
 from gnnstore.pipeline.seeds.kinds import labels_of
 from gnnstore.strategies.saved import PackedSources
@@ -161,7 +162,7 @@ class PackedLoader(BatchLoader):
             plan.reader,
             memory,
             io_engine,
-            seeds_bytes=8 * num_seeds * (2 if order["shuffle"] else 0),
+            seeds_bytes=order_bytes(num_seeds, shuffles=order["shuffle"]),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
         )

@@ -395,3 +395,22 @@ def test_budgets(path: Path, expected: list[dict[str, Any]]) -> None:
         loader_of(path, memory="8.6MB", num_threads=1)
     with pytest.raises(BudgetError, match=r"of cached rows.*raise memory= by at least"):
         gnnstore.open_plan(path / "plans" / "base").loader(memory="1MB")
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_the_order_is_reserved_with_the_store_and_without(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_sorted: bool
+) -> None:
+    if not is_sorted:
+        monkeypatch.setattr("gnnstore.pipeline.order.epoch.MAX_SORTED", 10)
+
+    def reserved(loader: Any) -> int:
+        parts = loader._sources.placement.ledger.reservations
+        return next(int(part.fixed) for part in parts if part.what == "seeds and their order")
+
+    beside = loader_of(path)
+    num_seeds = len(beside._seeds)
+    # Two epochs' orders and the keys of one, unless each position is computed when it is needed.
+    found = reserved(gnnstore.open_plan(path / "plans" / "base").loader())
+    assert found == (3 * 8 * num_seeds if is_sorted else 0)
+    assert reserved(beside) == found + beside._seeds.num_bytes
