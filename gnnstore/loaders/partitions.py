@@ -90,7 +90,14 @@ class PartitionSources:
         tables: Sequence[ResidentTable] = (),
     ) -> None:
         self._again = partial(
-            PartitionSources, store, policy, seeds, config, memory=memory, io_engine=io_engine
+            PartitionSources,
+            store,
+            policy,
+            seeds,
+            config,
+            memory=memory,
+            io_engine=io_engine,
+            tables=tables,
         )
         self.store, self._memory = store, memory
         self.unit = unit = open_partitions(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 import gnnstore
 from gnnstore import EmbeddingTable, LinkNeighborLoader, PartitionPolicy, RowwiseAdagrad
+from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.partitions.partition import partition
 from gnnstore.errors import UsageError
 from gnnstore.testing.graphs import random_graph
@@ -30,7 +32,7 @@ def table_of(store: gnnstore.GraphStore, path: Path, **options: Any) -> Embeddin
     return EmbeddingTable.create(path, store, **{**given, **options})
 
 
-def loader_of(store: gnnstore.GraphStore, table: EmbeddingTable, **options: Any) -> Any:
+def loader_of(store: gnnstore.GraphStore, table: Any, **options: Any) -> Any:
     given: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 5, "num_threads": 2}
     given |= {"partitions": POLICY, "neg_sampling": "binary", **options}
     return LinkNeighborLoader(store, [], tables=[table], **given)
@@ -173,3 +175,38 @@ def test_a_loader_of_the_whole_graph_tells_tables_where_it_stands(
     assert position is not None
     assert (position["epoch"], position["batches"]) == (1, 0)
     table.close()
+
+
+@pytest.mark.parametrize("partitions", [POLICY, None])
+def test_a_loader_with_a_table_is_no_more_pickled_than_the_table(
+    store: gnnstore.GraphStore, tmp_path: Path, partitions: PartitionPolicy | None
+) -> None:
+    table = table_of(store, tmp_path / "table", partitions=partitions)
+    loader = loader_of(store, table, partitions=partitions)
+    for part in (loader, loader._sources) if partitions else (loader,):
+        with pytest.raises(UsageError, match="one writer on its directory, and cannot be pickled"):
+            pickle.dumps(part)
+    table.close()
+
+
+class KeptRows:
+    """A table that follows a loader, of a kind that may be pickled."""
+
+    def reserve(self, num_slots: int, num_spare: int) -> Reservation:
+        return Reservation("kept rows", 1000 * (num_slots + num_spare))
+
+    def do_nothing(self, *_: Any) -> None:
+        pass
+
+    attach = enter = expect = leave = position = check_position = note_position = do_nothing
+
+
+def test_a_copy_of_a_loader_reserves_for_tables_that_travel_with_it(
+    store: gnnstore.GraphStore,
+) -> None:
+    loader = loader_of(store, KeptRows())
+    copied = pickle.loads(pickle.dumps(loader))  # noqa: S301 - our own
+    parts, shape = copied._sources.placement.ledger.reservations, copied._sources.shape
+    assert parts == loader._sources.placement.ledger.reservations
+    assert KeptRows().reserve(shape.capacity, shape.num_spare) in parts
+    assert sum(1 for _ in copied) == len(loader)
