@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -195,6 +195,30 @@ class RowSource(ABC):
     def file_rows(self) -> FileRows | None:
         """The table's files, for packing; None if it is not in files."""
         return None
+
+
+@dataclass(frozen=True, eq=False)
+class AbsentRows(RowSource):
+    """A table of which nobody can ask for rows by id: they come with the batches.
+
+    Attributes
+    ----------
+    refusal : callable
+        Returns the error for whoever asks for something else than batches; a function of a module,
+        which can be pickled.
+    """
+
+    attribute: AttributeSpec
+    refusal: Callable[[str], Exception]
+
+    @cached_property
+    def spec(self) -> RowSpec:
+        """The rows of the table."""
+        return RowSpec.of(self.attribute)
+
+    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
+        """Refuse."""
+        raise self.refusal(f"rows of {self.attribute.name!r} by id ({ids.size} of them)")
 
 
 def files_of(tables: Mapping[str, RowSource]) -> dict[str, FileRows]:

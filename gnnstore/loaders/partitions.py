@@ -5,28 +5,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from gnnstore._core import ReadCounts
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.partitions.policy import BufferShape, PartitionPolicy
 from gnnstore.caching.partitions.sizes import Contents
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.features.memory import MemoryRows
-from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.features.source import AbsentRows, RowSource
 from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.graph.shared import shared_tables
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.order.keyed import KeyedOrder
 from gnnstore.pipeline.order.partition import PartitionOrder
-from gnnstore.pipeline.partitions.batches import PartitionBatches
+from gnnstore.pipeline.partitions.batches import PartitionBatches, only_epochs
 from gnnstore.pipeline.partitions.buffer import EdgesRead, StateBuffer
 from gnnstore.pipeline.partitions.seeds import LinksByState, NodesByState, SeedsByState
 from gnnstore.pipeline.seeds.nodes import InputNodes
@@ -36,7 +34,6 @@ from gnnstore.strategies.sizes.placement import STAGING, Placement
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
     from gnnstore.embeddings.base import ResidentTable
-    from gnnstore.formats.arrays.spec import AttributeSpec
     from gnnstore.graph.store import GraphStore
     from gnnstore.pipeline.order.epoch import EpochOrder
     from gnnstore.pipeline.stats import LoaderStats
@@ -46,25 +43,6 @@ _TRAITS = StrategyTraits("partitions", "memory")  # threads that prepare batches
 # Edge attributes and ids are read edge by edge: held in memory where they take little of it.
 _HELD_SHARE = 4
 _MOST_BUILDING = 8
-
-
-@dataclass(frozen=True, eq=False)
-class NotResident(RowSource):
-    """A node attribute: its rows come with the partitions in memory."""
-
-    attribute: AttributeSpec
-
-    @cached_property
-    def spec(self) -> RowSpec:
-        """The rows of the table."""
-        return RowSpec.of(self.attribute)
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
-        """Refuse: only rows of partitions in memory can be read."""
-        raise UsageError(
-            f"partitions= has no rows of {self.attribute.name!r} by id ({ids.size} of them): only "
-            "nodes of the partitions in memory have rows; make a loader without partitions="
-        )
 
 
 class PartitionSources:
@@ -226,7 +204,9 @@ class PartitionSources:
             ids = store.topology("mmap").edge_id
             assert ids is not None  # noqa: S101 - it is in the schema
             self.edge_ids = MemoryRows.from_array(ids)
-        self.nodes = {n: NotResident(spec) for n, spec in schema.node.attributes.items()}
+        self.nodes = {
+            name: AbsentRows(spec, only_epochs) for name, spec in schema.node.attributes.items()
+        }
         self.edges: dict[str, RowSource] = {}
         for name, spec in schema.edge.attributes.items():
             is_held = spec.layout == "cold" or spec.num_bytes <= left

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from gnnstore.budget.ledger import SLOTS, Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget, affordable_threads
 from gnnstore.disk.engines import Engine
-from gnnstore.features.packed.saved import NotPacked, SavedPlan
+from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.source import AbsentRows
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import find_unit
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.loader_spec import LoaderSpec
-from gnnstore.strategies.saved_batches import SavedBatches
+from gnnstore.strategies.saved_batches import SavedBatches, not_packed
 from gnnstore.strategies.sizes.placement import CACHED, STAGING, Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
 from gnnstore.units import format_size
@@ -108,8 +109,10 @@ class PackedSources:
         self.num_threads = num_threads
         self.edge_ids = None  # those of a batch are in its record
         schema = manifest.schema
-        self.nodes = {name: NotPacked(spec) for name, spec in schema.node.attributes.items()}
-        self.edges = {name: NotPacked(spec) for name, spec in schema.edge.attributes.items()}
+        self.nodes, self.edges = (
+            {name: AbsentRows(spec, not_packed) for name, spec in table.attributes.items()}
+            for table in (schema.node, schema.edge)
+        )
 
     @property
     def cached_by(self) -> str:

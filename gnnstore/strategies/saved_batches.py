@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.errors import UsageError
-from gnnstore.features.packed.saved import NotPacked, SavedPlan, not_packed
-from gnnstore.features.source import Rows
+from gnnstore.features.packed.saved import SavedPlan
+from gnnstore.features.source import AbsentRows, Rows
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.parallel import ordered_map
@@ -158,7 +158,7 @@ class SavedBatches:
             if self._free:
                 return self._free.pop()
         manifest = self.plan.reader.manifest
-        tables = {spec.path: NotPacked(spec) for spec in manifest.cached_specs}
+        tables = {spec.path: AbsentRows(spec, not_packed) for spec in manifest.cached_specs}
         return PlannedCache(tables, manifest.num_slots)
 
     def _hand_out(
@@ -277,3 +277,11 @@ def _owned(view: npt.NDArray[Any]) -> npt.NDArray[Any]:
     copied = empty(view.shape, view.dtype)
     np.copyto(copied, view)
     return copied
+
+
+def not_packed(what: str) -> UsageError:
+    """Return that a plan has nothing but its batches."""
+    return UsageError(
+        f"a packed plan holds its batches and nothing else, so there are no {what}; use a loader "
+        "on the store without plan= for that"
+    )

@@ -525,6 +525,10 @@ def test_batches_on_demand_are_refused(store: gnnstore.GraphStore) -> None:
     for ask in (lambda: loader([0]), lambda: loader.node_sampler):
         with pytest.raises(UsageError, match="in the course of an epoch"):
             ask()
+    sampled: Any = NeighborLoader(store, [4, 3], "train", filter_per_worker=False, batch_size=16)
+    for each in (loader, pickle.loads(pickle.dumps(loader))):  # noqa: S301 - our own
+        with pytest.raises(UsageError, match=r"rows of 'x' by id .* in the course of an epoch"):
+            each.filter_fn(sampled.collate_fn([0]))
 
     def add(output: Any) -> Any:
         output.node = torch.cat([output.node, torch.tensor([0, 1, 2])])

@@ -11,7 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine, open_engine
-from gnnstore.errors import CorruptStoreError, UsageError, storage_error, storage_errors
+from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import PackedRows, chunk_reader, packed_read_error
 from gnnstore.features.packed.frames import FrameReader
@@ -36,22 +36,6 @@ from gnnstore.formats.packed.manifest import CHECKED_ROWS
 from gnnstore.formats.packed.reader import PackedReader
 
 _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
-
-
-@dataclass(frozen=True)
-class NotPacked(RowSource):
-    """A table of the store that a plan was packed of: it has none of its rows by id."""
-
-    attribute: AttributeSpec
-
-    @cached_property
-    def spec(self) -> RowSpec:
-        """The rows of the table."""
-        return RowSpec.of(self.attribute)
-
-    def read_rows(self, ids: npt.NDArray[Any], out: npt.NDArray[Any]) -> ReadCounts:  # noqa: ARG002
-        """Refuse: rows by id are in the store."""
-        raise not_packed(f"rows of {self.attribute.name!r} by id ({ids.size} of them)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,14 +321,6 @@ def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> Fil
     geometry = PageGeometry(spec.row_bytes, DEFAULT_PAGE_BYTES)
     array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
     return FileRows(array, engine, packed.open_files(direct=engine.choice.is_direct))
-
-
-def not_packed(what: str) -> UsageError:
-    """Return that a plan has nothing but its batches."""
-    return UsageError(
-        f"a packed plan holds its batches and nothing else, so there are no {what}; use a loader "
-        "on the store without plan= for that"
-    )
 
 
 def name_of_batch(number: int, batches_per_epoch: int) -> str:

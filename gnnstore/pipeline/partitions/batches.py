@@ -57,7 +57,7 @@ class PartitionBatches:
     @property
     def sampler(self) -> NeighborSampler:
         """Refuse: there is no graph to sample from but that of a state."""
-        raise _only_epochs("other seeds to sample from")
+        raise only_epochs("other seeds to sample from")
 
     def agree(
         self,
@@ -74,7 +74,7 @@ class PartitionBatches:
 
     def task(self, index: Any, key: BatchKey) -> Task:  # noqa: ARG002
         """Refuse: the nodes of a batch lie in memory in the course of an epoch only."""
-        raise _only_epochs(f"a batch of the positions {index!r}")
+        raise only_epochs(f"a batch of the positions {index!r}")
 
     @contextmanager
     def epoch(self, planned: Iterator[Planned], run: EpochRun) -> Iterator[Iterator[Task]]:
@@ -192,7 +192,7 @@ class StateTask(Task):
             return rows
         found = reselected(rows, self._nodes, wanted)
         if not found:
-            raise _only_epochs("nodes for transform_sampler_output to add to a batch")
+            raise only_epochs("nodes for transform_sampler_output to add to a batch")
         return found
 
     def finish(self) -> None:
@@ -208,7 +208,8 @@ def _sampler(
     return None if state.graph is None else NeighborSampler(state.graph.csc, config, index_dtype)
 
 
-def _only_epochs(what: str) -> UsageError:
+def only_epochs(what: str) -> UsageError:
+    """Return that there is nothing but the batches of an epoch."""
     return UsageError(
         f"partitions= does not go with {what}: nodes are in memory in the course of an epoch "
         "only, a few partitions at a time; iterate over the loader, or make one without partitions="
