@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch_geometric.sampler import (
 )
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
+from gnnstore.loaders.assemble.homogeneous import sampler_output
 from gnnstore.pipeline.seeds.base import ON_DEMAND_EPOCH
 
 if TYPE_CHECKING:
@@ -56,20 +58,9 @@ class StoreSampler(BaseSampler):  # type: ignore[misc]
             epoch=ON_DEMAND_EPOCH if worker is None else worker.seed,
             batch=next(self._numbers),
         )
-        edges = subgraph.edge_pos
         if self._edge_ids is not None:
-            edges = self._edge_ids.gather(edges).values
-        edge_index = torch.from_numpy(subgraph.edge_index)
-        return SamplerOutput(
-            node=torch.from_numpy(subgraph.n_id),
-            row=edge_index[0],
-            col=edge_index[1],
-            edge=torch.from_numpy(edges),
-            batch=None if subgraph.batch is None else torch.from_numpy(subgraph.batch),
-            num_sampled_nodes=subgraph.num_sampled_nodes,
-            num_sampled_edges=subgraph.num_sampled_edges,
-            metadata=(index.input_id, index.time),
-        )
+            subgraph = replace(subgraph, edge_pos=self._edge_ids.gather(subgraph.edge_pos).values)
+        return sampler_output(subgraph, (index.input_id, index.time))
 
     def sample_from_edges(
         self, index: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None

@@ -179,11 +179,9 @@ class StagedBatch:
         subgraph : Sample
             The result, which is counted too.
         """
-        arrays = (subgraph.n_id, subgraph.edge_index, subgraph.edge_pos, subgraph.batch)
-        held_bytes = sum(array.nbytes for array in arrays if array is not None)
         # Positions, the keys that they are sorted by, twice, and ids; then room for new nodes.
         drawn_bytes = 3 * 8 + self._csc.indices.itemsize + subgraph.n_id.itemsize
-        return held_bytes + drawn_bytes * self._largest_draw
+        return subgraph.num_bytes + drawn_bytes * self._largest_draw
 
     def table_bytes(self, subgraph: Sample) -> int:
         """Return a bound of the bytes that relabelling the batch's largest hop takes."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gnnstore.features.source import Rows, RowSource, RowSpec
     from gnnstore.pipeline.batch import Sampled
     from gnnstore.pipeline.seeds.base import SeedLabels
+    from gnnstore.sampling.neighbor import Sample
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -122,18 +123,7 @@ class BatchAssembler:
 
     def output(self, sampled: Sampled) -> SamplerOutput:
         """Return a sample as PyG's samplers do, but that `edge` holds positions in the CSC."""
-        sample, labels = sampled
-        edge_index = torch.from_numpy(sample.edge_index)
-        return SamplerOutput(
-            node=torch.from_numpy(sample.n_id),
-            row=edge_index[0],
-            col=edge_index[1],
-            edge=torch.from_numpy(sample.edge_pos),
-            batch=None if sample.batch is None else torch.from_numpy(sample.batch),
-            num_sampled_nodes=sample.num_sampled_nodes,
-            num_sampled_edges=sample.num_sampled_edges,
-            metadata=labels.metadata(),
-        )
+        return sampler_output(sampled.sample, sampled.labels.metadata())
 
     def assemble(
         self, output: SamplerOutput, labels: SeedLabels, rows: Mapping[str, Rows] = _NOTHING
@@ -210,6 +200,21 @@ class BatchAssembler:
             np.copyto(wide, found)
             found = wide
         return torch.from_numpy(found)
+
+
+def sampler_output(sample: Sample, metadata: Any) -> SamplerOutput:
+    """Return a sample as PyG's samplers do; its tensors are the sample's arrays."""
+    edge_index = torch.from_numpy(sample.edge_index)
+    return SamplerOutput(
+        node=torch.from_numpy(sample.n_id),
+        row=edge_index[0],
+        col=edge_index[1],
+        edge=torch.from_numpy(sample.edge_pos),
+        batch=None if sample.batch is None else torch.from_numpy(sample.batch),
+        num_sampled_nodes=sample.num_sampled_nodes,
+        num_sampled_edges=sample.num_sampled_edges,
+        metadata=metadata,
+    )
 
 
 def _edge_index(row: Tensor, col: Tensor) -> Tensor:

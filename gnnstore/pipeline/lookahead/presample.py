@@ -214,7 +214,7 @@ class Presampler:
                 done += 1
                 shown.advance()
                 visits += len(subgraph.n_id)
-                ids_bytes = _ids_bytes(subgraph)
+                ids_bytes = subgraph.num_bytes
                 batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
                 largest = Presampled(
                     done,
@@ -265,14 +265,7 @@ class Presampler:
         num_nodes, num_edges = len(subgraph.n_id), len(subgraph.edge_pos)
         more_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
         values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
-        return _ids_bytes(subgraph) + more_bytes + values_bytes
-
-
-def _ids_bytes(subgraph: Sample) -> int:
-    """Return what a sample takes by itself."""
-    arrays = [subgraph.n_id, subgraph.edge_index, subgraph.edge_pos]
-    arrays += [] if subgraph.batch is None else [subgraph.batch]
-    return sum(array.nbytes for array in arrays)
+        return subgraph.num_bytes + more_bytes + values_bytes
 
 
 def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:
