@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from gnnstore.planning import traits
@@ -40,11 +40,13 @@ class Kind(Protocol):
 
 
 @dataclass(frozen=True)
-class Strategy(StrategyTraits, ABC):
+class Strategy(StrategyTraits):
     """A way to reach the rows of attributes.
 
     Attributes
     ----------
+    kind : callable
+        Returns the functions that do the work; imports what reads stores no sooner.
     summary : str
         What it does, in a line: for --help and the docs.
     alias_of : str
@@ -58,6 +60,7 @@ class Strategy(StrategyTraits, ABC):
         cannot.
     """
 
+    kind: Callable[[], Kind] = field(kw_only=True, repr=False)
     summary: str = ""
     alias_of: str = ""
     takes_cache: bool = False
@@ -73,11 +76,6 @@ class Strategy(StrategyTraits, ABC):
             found.append(Candidate(self.packed_before, self, is_offline=True))
         return tuple(found)
 
-    @property
-    @abstractmethod
-    def kind(self) -> Kind:
-        """The functions that do the work; what reads stores is imported when it is asked for."""
-
     def reserve(self, loader: LoaderSpec, place: Placer) -> Placement:
         """Divide the memory of a loader, by samples of its batches.
 
@@ -92,7 +90,7 @@ class Strategy(StrategyTraits, ABC):
         BudgetError
             If two batches, or what the strategy needs besides, do not fit.
         """
-        return self.kind.reserve(loader, place)
+        return self.kind().reserve(loader, place)
 
     def predict(
         self,
@@ -120,11 +118,11 @@ class Strategy(StrategyTraits, ABC):
         BudgetError
             As `reserve`.
         """
-        return self.kind.predict_epoch(candidate, epoch, loader, place, disk_bytes)
+        return self.kind().predict_epoch(candidate, epoch, loader, place, disk_bytes)
 
     def open(self, loader: LoaderSpec, placement: Placement) -> DataSources:
         """Open a store's parts where they were placed, with the sizes that were reserved."""
-        return self.kind.open_rows(self, loader, placement)
+        return self.kind().open_rows(self, loader, placement)
 
 
 @dataclass(frozen=True)

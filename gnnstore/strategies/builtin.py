@@ -15,52 +15,42 @@ from gnnstore.strategies.base import Auto, Kind, Strategy
 # ruff: noqa: PLC0415
 
 
-class InMemory(Strategy):
-    """Rows lie in memory, or in a mapping, where nobody has to read them."""
+def _in_memory() -> Kind:
+    from gnnstore.strategies import in_memory
 
-    @property
-    def kind(self) -> Kind:
-        """See `gnnstore.strategies.in_memory`."""
-        from gnnstore.strategies import in_memory
-
-        return in_memory
+    return in_memory
 
 
-class StaticCached(Strategy):
-    """Rows are read from disk one by one, but for those in a cache that is filled once."""
+def _static() -> Kind:
+    from gnnstore.strategies import static
 
-    @property
-    def kind(self) -> Kind:
-        """See `gnnstore.strategies.static`."""
-        from gnnstore.strategies import static
-
-        return static
+    return static
 
 
-class LookingAhead(Strategy):
-    """Batches are sampled and planned ahead; a policy decides which rows a cache holds."""
+def _lookahead() -> Kind:
+    from gnnstore.strategies import lookahead
 
-    @property
-    def kind(self) -> Kind:
-        """See `gnnstore.strategies.lookahead`."""
-        from gnnstore.strategies import lookahead
-
-        return lookahead
+    return lookahead
 
 
-MEMORY = InMemory(
-    "memory", "memory", summary="all attributes and the graph's structure are read into memory once"
+MEMORY = Strategy(
+    "memory",
+    "memory",
+    kind=_in_memory,
+    summary="all attributes and the graph's structure are read into memory once",
 )
-MMAP = InMemory(
+MMAP = Strategy(
     "mmap",
     "mmap",
+    kind=_in_memory,
     summary=(
         "attributes are mapped; the operating system reads a page when a row on it is touched"
     ),
 )
-STATIC = StaticCached(
+STATIC = Strategy(
     "static",
     "disk",
+    kind=_static,
     caches=True,
     takes_cache=True,
     scores=("degree", "frequency"),
@@ -77,18 +67,20 @@ DIRECT = replace(
     scores=(),
     summary='`"static"` without a cache: rows are read one by one',
 )
-BELADY = LookingAhead(
+BELADY = Strategy(
     "belady",
     "disk",
+    kind=_lookahead,
     policy="belady",
     summary=(
         "batches are sampled ahead, hundreds at a time; the cache holds the rows that are needed "
         "again soonest, and no other cache of its size reads less"
     ),
 )
-PACKED = LookingAhead(
+PACKED = Strategy(
     "packed",
     "disk",
+    kind=_lookahead,
     policy="belady",
     packs=True,
     takes_cache=True,

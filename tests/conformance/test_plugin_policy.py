@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.base import CachePolicy, PlanningBytes
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.trace import Trace
-from gnnstore.strategies.builtin import STRATEGIES, LookingAhead
+from gnnstore.strategies.builtin import BELADY, STRATEGIES
 from gnnstore.testing.batches import assert_same_batches
 from gnnstore.testing.graphs import random_graph
 from gnnstore.tools.bench.ways import ways
@@ -85,8 +86,8 @@ class DirectMapped(CachePolicy):
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    strategy = LookingAhead(
-        "hashed", "disk", policy="direct-mapped", summary="a cache as processors'"
+    strategy = replace(
+        BELADY, name="hashed", policy="direct-mapped", summary="a cache as processors'"
     )
     with POLICIES.having(DirectMapped()), STRATEGIES.having(strategy):
         yield
