@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils.data import DataLoader, get_worker_info
@@ -45,34 +45,10 @@ from gnnstore.timeline import MAX_EVENTS, OFF, Timeline, recorded
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
-    from gnnstore.disk.engines import Engine
     from gnnstore.pipeline.order.epoch import EpochOrder
-    from gnnstore.strategies.sizes.placement import Placement
+    from gnnstore.strategies.sources import Sources
 
 _IDLE_OPTIONS = ("worker_init_fn", "multiprocessing_context")
-
-
-class Opened(Protocol):
-    """What a loader reads, opened within its budget; pickles as what is to be opened."""
-
-    @property
-    def placement(self) -> Placement:
-        """Where everything lies, and why."""
-
-    @property
-    def engine(self) -> Engine | None:
-        """The engine that reads rows from disk, if anything is read."""
-
-    @property
-    def num_threads(self) -> int:
-        """Number of threads that may read at once, by the memory that there is for them."""
-
-    @property
-    def cached_by(self) -> str:
-        """By what rows are cached; empty without a cache."""
-
-    def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader with what was read and done here."""
 
 
 class BatchLoader(DataLoader[Any]):
@@ -161,7 +137,7 @@ class BatchLoader(DataLoader[Any]):
 
     def _read_from(
         self,
-        opened: Opened,
+        opened: Sources,
         source: BatchSource,
         assembler: BatchAssembler,
         *,

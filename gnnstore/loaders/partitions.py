@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from gnnstore.pipeline.partitions.seeds import LinksByState, NodesByState, Seeds
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.planning.traits import StrategyTraits
 from gnnstore.strategies.sizes.placement import STAGING, Placement
+from gnnstore.strategies.sources import Sources
 
 if TYPE_CHECKING:
     from gnnstore.disk.engines import Engine
@@ -45,7 +46,7 @@ _HELD_SHARE = 4
 _MOST_BUILDING = 8
 
 
-class PartitionSources:
+class PartitionSources(Sources):
     """What a loader reads of the partitions of a store.
 
     Raises
@@ -67,16 +68,6 @@ class PartitionSources:
         io_engine: str | None = None,
         tables: Sequence[ResidentTable] = (),
     ) -> None:
-        self._again = partial(
-            PartitionSources,
-            store,
-            policy,
-            seeds,
-            config,
-            memory=memory,
-            io_engine=io_engine,
-            tables=tables,
-        )
         self.store, self._memory = store, memory
         self.unit = unit = open_partitions(
             store.path, policy.name, store_uuid=store.reader.manifest.uuid
@@ -96,9 +87,6 @@ class PartitionSources:
         self.shape, self.placement = self._sized(policy, isinstance(seeds, InputNodes))
         self.num_threads = sys.maxsize  # they need no memory of their own
         self._open_edges()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (self._again, ())
 
     # --- memory --------------------------------------------------------------------------------
 
@@ -239,11 +227,6 @@ class PartitionSources:
             num_threads=self._num_building,
         )
 
-    @property
-    def cached_by(self) -> str:
-        """Return nothing: there is no cache."""
-        return ""
-
     def fingerprint(self) -> dict[str, Any]:
         """Return what batches depend on: the partitions, and the policy as it was resolved."""
         return {"partitions": {"uuid": self.unit.uuid, **self.shape.fingerprint()}}
@@ -270,7 +253,7 @@ class PartitionSources:
         return PartitionBatches(self, self._order, config)
 
     def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader with what was read and done here."""
+        """Return the statistics of a loader, with the partitions that were read."""
         totals, counts = self.buffer.totals, self.buffer.files.counts
         return replace(
             stats.plus_reads(counts),

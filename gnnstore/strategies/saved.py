@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.budget.ledger import SLOTS, Ledger, Reservation
@@ -19,17 +17,17 @@ from gnnstore.strategies.loader_spec import LoaderSpec
 from gnnstore.strategies.saved_batches import SavedBatches, not_packed
 from gnnstore.strategies.sizes.placement import CACHED, STAGING, Placement
 from gnnstore.strategies.sizes.prefetch import check_two_batches
+from gnnstore.strategies.sources import Sources
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
     from gnnstore.pipeline.seeds.base import SeedSource
-    from gnnstore.pipeline.stats import LoaderStats
 
 # Rows that were packed, by whatever planned cache.
 _PACKED = StrategyTraits("packed", "disk", packs=True)
 
 
-class PackedSources:
+class PackedSources(Sources):
     """What a loader reads of a packed plan instead of a store.
 
     Parameters
@@ -59,15 +57,6 @@ class PackedSources:
         num_threads: int = 1,
         may_use_fewer: bool = False,
     ) -> None:
-        self._again = partial(
-            PackedSources,
-            reader,
-            memory,
-            io_engine,
-            seeds_bytes=seeds_bytes,
-            num_threads=num_threads,
-            may_use_fewer=may_use_fewer,
-        )
         manifest = reader.manifest
         self.plan = SavedPlan.open(reader, io_engine)
         self.engine: Engine = self.plan.engine
@@ -124,16 +113,9 @@ class PackedSources:
         """Nodes whose rows have room to be cached."""
         return self.plan.reader.manifest.num_slots
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (self._again, ())
-
     def batches(self, seeds: SeedSource | None = None, *_: Any) -> SavedBatches:
         """Return the batches of the plan, whatever a loader would sample."""
         return SavedBatches(self.plan, None if seeds is None else seeds.name)
-
-    def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader with what was read and done here."""
-        return replace(stats, cache_rows=self.num_cached)
 
 
 def open_packed_sources(loader: LoaderSpec) -> PackedSources:

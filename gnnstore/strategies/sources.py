@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 from gnnstore.features.memory import MemoryRows
 from gnnstore.features.source import RowSource
@@ -25,26 +26,66 @@ if TYPE_CHECKING:
     from gnnstore.strategies.sizes.placement import Placement
 
 
-class DataSources:
-    """The graph's topology and the rows of all attributes, open to be read.
+class Sources:
+    """What a loader reads, opened within its budget.
 
-    Pickles as the decisions that were made, not as data: a copy in another process opens
-    the store itself, and fills a cache of the same rows.
+    Pickles as the call that makes it, not as data: a copy in another process opens files itself.
 
     Attributes
     ----------
     placement : Placement
         Where everything lies, and why.
-    topology : Topology
-        The adjacency, and what reads it.
-    num_threads : int
-        Threads that may read at once, by the staging memory that there is for them.
-    edge_ids : RowSource or None
-        Ids of the edges in the input, by position.
-    nodes, edges : dict of str to RowSource
-        Rows by the attribute's name.
     engine : Engine or None
         What reads rows from disk, if anything does.
+    num_threads : int
+        Threads that may read at once, by the memory that there is for them.
+    nodes, edges : Mapping of str to RowSource
+        Rows by the attribute's name.
+    edge_ids : RowSource or None
+        Ids of the edges in the input, by position; None: positions are ids.
+    """
+
+    placement: Placement
+    engine: Engine | None
+    num_threads: int
+    nodes: Mapping[str, RowSource]
+    edges: Mapping[str, RowSource]
+    edge_ids: RowSource | None
+    _again: Callable[[], Sources]
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """Keep the arguments, all of which a copy is made with."""
+        made = super().__new__(cls)
+        made._again = partial(cls, *arguments, **named)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (self._again, ())
+
+    @property
+    def cached_by(self) -> str:
+        """By what rows are cached; empty without a cache."""
+        return ""
+
+    @property
+    def num_cached(self) -> int:
+        """Nodes whose rows are cached, or have room to be."""
+        return 0
+
+    def account(self, stats: LoaderStats) -> LoaderStats:
+        """Return the statistics of a loader with what was read and done here."""
+        return replace(stats, cache_rows=self.num_cached)
+
+
+class DataSources(Sources):
+    """The graph's topology and the rows of all attributes, open to be read.
+
+    Pickles as the decisions that were made: a copy fills a cache of the same rows.
+
+    Attributes
+    ----------
+    topology : Topology
+        The adjacency, and what reads it.
     cache : StaticCache or None
         Rows that need not be read.
     superbatches : LookaheadEpochs or None
@@ -110,9 +151,6 @@ class DataSources:
             return self.superbatches.num_slots
         return 0 if self.cache is None else self.cache.num_rows
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (self._again, ())
-
     def sampler(self, config: SamplingConfig) -> NeighborSampler:
         """Return what samples from the graph."""
         return self.topology.sampler(config, self._index_dtype)
@@ -123,11 +161,10 @@ class DataSources:
         return kind(self, seeds, config)
 
     def account(self, stats: LoaderStats) -> LoaderStats:
-        """Return the statistics of a loader with what was read and done here."""
+        """Return the statistics of a loader, with what reading the graph and planning took."""
         counts = self.topology.counts
         stats = replace(
-            stats,
-            cache_rows=self.num_cached,
+            super().account(stats),
             topology_reads=counts.reads,
             topology_bytes_read=counts.bytes_read,
         )

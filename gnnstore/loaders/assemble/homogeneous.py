@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gnnstore.pipeline.batch import Sampled
     from gnnstore.pipeline.seeds.base import SeedLabels
     from gnnstore.sampling.neighbor import Sample
+    from gnnstore.strategies.sources import Sources
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -39,22 +40,6 @@ class Described(Protocol):
 
     def graph_attributes(self) -> dict[str, Any]:
         """Return the graph-level attributes."""
-
-
-class Tables(Protocol):
-    """The rows of all attributes, open to be read; pickle as what is to be opened."""
-
-    @property
-    def nodes(self) -> Mapping[str, RowSource]:
-        """Rows of the node attributes by name."""
-
-    @property
-    def edges(self) -> Mapping[str, RowSource]:
-        """Rows of the edge attributes by name."""
-
-    @property
-    def edge_ids(self) -> RowSource | None:
-        """Ids of the edges in the input, by position; None: positions are ids."""
 
 
 @dataclass(frozen=True)
@@ -100,13 +85,13 @@ class BatchAssembler:
     ----------
     store : GraphStore or PackedEpochs
         Homogeneous.
-    tables : Tables
+    tables : Sources
         Its parts, opened.
     data_class : type
         `Data` or a subclass, made without arguments.
     """
 
-    def __init__(self, store: Described, tables: Tables, data_class: type[Data] = Data) -> None:
+    def __init__(self, store: Described, tables: Sources, data_class: type[Data] = Data) -> None:
         self._arguments = (store, tables, data_class)
         self._data_class = data_class
         schema = store.schema
