@@ -22,8 +22,9 @@ from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order, order_bytes
-from gnnstore.pipeline.order.state import sampling_fingerprint
+from gnnstore.pipeline.order.epoch import order_bytes
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.order.state import Position, sampling_fingerprint
 from gnnstore.pipeline.seeds.base import SeedSource
 from gnnstore.pipeline.seeds.nodes import resolve_input_nodes
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -178,9 +179,10 @@ class PlanSampler:
             if settings.seeds is None
             else settings.seeds
         )
-        whole = len(self.seeds) // settings.batch_size
-        rest = 0 if settings.drop_last else int(len(self.seeds) % settings.batch_size > 0)
-        self.batches_per_epoch = whole + rest
+        self._order = KeyedOrder(
+            len(self.seeds), settings.batch_size, settings.shuffle, settings.drop_last
+        )
+        self.batches_per_epoch = self._order.num_batches
         if self.batches_per_epoch == 0:
             raise UsageError(
                 f"{store.path}: {len(self.seeds)} input nodes make no batch of "
@@ -293,10 +295,7 @@ class PlanSampler:
             To be closed by the caller.
         """
         settings = self.settings
-        order: Any = range(len(self.seeds))
-        if settings.shuffle:
-            order = epoch_order(len(self.seeds), settings.config.seed, epoch)
-        batches = batches_in_order(order, settings.batch_size, drop_last=settings.drop_last)
+        batches = self._order.batches(Position(epoch), settings.config.seed)
         run = EpochRun(
             settings.config.seed,
             epoch,
@@ -309,7 +308,7 @@ class PlanSampler:
             recorder=Recorder(),
         )
         sampling = SamplingJob(run, self.seeds, self._sampler)
-        wanted = [(batch, (batch, index)) for batch, index in enumerate(islice(batches, most))]
+        wanted = [(batch, (batch, index)) for batch, index, _ in islice(batches, most)]
         for first in range(0, len(wanted), superbatch):
             chunk = wanted[first : first + superbatch]
             sampled = self._spools.sample(chunk, sampling, bulk_bytes=self._bulk_bytes)

@@ -18,7 +18,6 @@ from gnnstore.formats.packed.manifest import KIND
 from gnnstore.pipeline.order.epoch import (
     MAX_SORTED,
     KeyedBijection,
-    batches_in_order,
     epoch_order,
     epoch_permutation,
     order_bytes,
@@ -267,11 +266,13 @@ def test_shuffling_a_hundred_million_edges_takes_the_memory_of_a_batch(forks: Fo
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("num_seeds", [0, 1, 7, 8, 9, 24])
 def test_batches_are_cut_as_torch_cuts_them(num_seeds: int, drop_last: bool) -> None:
-    expected = list(BatchSampler(SequentialSampler(range(num_seeds)), 8, drop_last))
-    assert [list(b) for b in batches_in_order(range(num_seeds), 8, drop_last=drop_last)] == expected
-    order = epoch_permutation(num_seeds, 1, 2)
-    expected = list(BatchSampler(SeededShuffle(num_seeds, 1, 2), 8, drop_last))
-    assert [b.tolist() for b in batches_in_order(order, 8, drop_last=drop_last)] == expected
+    for shuffles in (False, True):
+        order = KeyedOrder(num_seeds, 8, shuffles, drop_last)
+        sampler: Any = SequentialSampler(range(num_seeds))
+        sampler = SeededShuffle(num_seeds, 1, 2) if shuffles else sampler
+        expected = list(BatchSampler(sampler, 8, drop_last))
+        assert [list(index) for _, index, _ in order.batches(Position(2), 1)] == expected
+        assert order.num_batches == len(expected)
 
 
 def test_the_sampler_is_a_random_sampler_of_python_integers() -> None:

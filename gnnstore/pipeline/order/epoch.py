@@ -170,10 +170,3 @@ def _hash(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return words >> np.uint64(32)
-
-
-def batches_in_order(order: Any, batch_size: int, *, drop_last: bool) -> Iterator[Any]:
-    """Cut an order into batches, as torch's `BatchSampler` does, without lists of integers."""
-    end = len(order) - (len(order) % batch_size if drop_last else 0)
-    for first in range(0, end, batch_size):
-        yield order[first : first + batch_size]

@@ -28,7 +28,8 @@ from gnnstore.formats.store.schema import Schema
 from gnnstore.graph.shared import shared_tables
 from gnnstore.loaders.link import resolve_links
 from gnnstore.pipeline.lookahead.driver import request_of
-from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.order.state import Position
 from gnnstore.pipeline.seeds.base import BatchKey
 from gnnstore.pipeline.seeds.links import Links
 from gnnstore.pipeline.seeds.nodes import InputNodes, resolve_input_nodes
@@ -147,10 +148,11 @@ class Run:
     def requests(self) -> Iterator[BatchRequest]:
         """Yield what to sample for each batch, epoch after epoch, as the loader takes them."""
         task = self.task
+        order = KeyedOrder(
+            len(self.source), task.batch_size, shuffles=True, drop_last=not task.seeds
+        )
         for epoch in itertools.count(task.round):
-            order = epoch_order(len(self.source), task.seed, epoch)
-            batches = batches_in_order(order, task.batch_size, drop_last=not task.seeds)
-            for batch, positions in enumerate(batches):
+            for batch, positions, _ in order.batches(Position(epoch), task.seed):
                 key = BatchKey(task.seed, epoch, batch)
                 yield request_of(self.source.select(positions, key), key)
 

@@ -18,7 +18,8 @@ from gnnstore.graph.sizes import StoreSizes
 from gnnstore.graph.topology import Topology
 from gnnstore.pipeline.lookahead.driver import request_of, sample_in_order
 from gnnstore.pipeline.lookahead.presample import Presampler
-from gnnstore.pipeline.order.epoch import batches_in_order, epoch_order
+from gnnstore.pipeline.order.keyed import KeyedOrder
+from gnnstore.pipeline.order.state import Position
 from gnnstore.pipeline.seeds.base import BatchKey, SeedSource
 from gnnstore.sampling.neighbor import NeighborSampler, SamplingConfig
 from gnnstore.strategies.builtin import MMAP
@@ -63,8 +64,8 @@ def sample_epoch(
     progress: Progress,
 ) -> SampledEpoch:
     """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
-    epoch_batches = -(-len(seeds) // batch_size)
-    num_batches = min(num_batches, epoch_batches)
+    order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
+    num_batches = min(num_batches, order.num_batches)
     with progress.phase("read the topology"):
         csc = store.topology(
             place(StoreSizes.of(store.schema), MemoryBudget.of(None), strategy=MMAP).topology
@@ -78,11 +79,10 @@ def sample_epoch(
 
     with progress.phase("sample", num_batches, "batches") as phase:
         sampler = NeighborSampler(csc, config, index_dtype=store.schema.index_dtype)
-        order = epoch_order(len(seeds), config.seed, 0)
-        positions = islice(batches_in_order(order, batch_size, drop_last=False), num_batches)
+        batches = islice(order.batches(Position(0), config.seed), num_batches)
         sampled = sample_in_order(
             sampler,
-            positions,
+            (positions for _, positions, _ in batches),
             request,
             lambda batch, subgraph, _: trace.put(batch, subgraph.n_id),
             num_threads=num_threads,
@@ -101,4 +101,4 @@ def sample_epoch(
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
         presampler.run(Topology(csc), num_threads, scores["frequency"])
-    return SampledEpoch(epoch_batches, trace.build(), scores, seconds)
+    return SampledEpoch(order.num_batches, trace.build(), scores, seconds)
