@@ -171,15 +171,19 @@ class EpochRun:
         return BatchKey(self.seed, self.epoch, batch)
 
 
-class BatchSource(Protocol):
+class BatchSource(ABC):
     """Where the batches of a loader come from. Pickles without data."""
 
     @property
+    @abstractmethod
     def sampler(self) -> NeighborSampler:
         """The sampler of its batches; refused where they were sampled long ago."""
 
     def agree(
-        self, fingerprint: Mapping[str, Any], seed: int | None, world_size: int
+        self,
+        fingerprint: Mapping[str, Any],  # noqa: ARG002 - any batch can be sampled
+        seed: int | None,
+        world_size: int,  # noqa: ARG002
     ) -> int | None:
         """Check that it has the batches of a loader; return their seed, None if any will do.
 
@@ -188,13 +192,17 @@ class BatchSource(Protocol):
         UsageError
             If the loader has other batches.
         """
+        return seed
 
+    @abstractmethod
     def with_seed(self, seed: int) -> BatchSource:
         """Return a source of batches of another seed."""
 
+    @abstractmethod
     def task(self, index: Any, key: BatchKey) -> Task:
         """Return a batch for any positions, outside of an epoch."""
 
+    @abstractmethod
     def epoch(
         self, planned: Iterator[Planned], run: EpochRun
     ) -> AbstractContextManager[Iterator[Task]]:
@@ -214,7 +222,7 @@ class Samplers(Protocol):
         """Return a sampler."""
 
 
-class SamplingSource:
+class SamplingSource(BatchSource):
     """Samples each batch when its turn comes, in the thread that assembles it.
 
     Parameters
@@ -226,19 +234,15 @@ class SamplingSource:
     def __init__(self, graph: Samplers, seeds: SeedSource, config: SamplingConfig) -> None:
         self._arguments = (graph, seeds, config)
         self.seeds = seeds
-        self.sampler = graph.sampler(config)
+        self._sampler = graph.sampler(config)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), self._arguments)
 
-    def agree(
-        self,
-        fingerprint: Mapping[str, Any],  # noqa: ARG002
-        seed: int | None,
-        world_size: int,  # noqa: ARG002
-    ) -> int | None:
-        """Return the loader's seed: any batch can be sampled."""
-        return seed
+    @property
+    def sampler(self) -> NeighborSampler:
+        """The sampler of its batches."""
+        return self._sampler
 
     def with_seed(self, seed: int) -> SamplingSource:
         """Return a source that samples under another seed."""

@@ -21,7 +21,7 @@ from gnnstore.features.source import AbsentRows, Rows
 from gnnstore.features.tiers.planned import PlannedCache
 from gnnstore.formats.packed.manifest import pack_command
 from gnnstore.parallel import ordered_map
-from gnnstore.pipeline.batch import EpochRun, Planned, Sampled, Task
+from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task
 from gnnstore.pipeline.lookahead.superbatch import reselected
 from gnnstore.pipeline.order.state import LoaderState, Position
 from gnnstore.pipeline.seeds.base import BatchKey
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from gnnstore.sampling.neighbor import NeighborSampler
 
 
-class SavedBatches:
-    """Hands out the batches of a plan, iteration after iteration; a `BatchSource`.
+class SavedBatches(BatchSource):
+    """Hands out the batches of a plan, iteration after iteration.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gnnstore.errors import UsageError
 from gnnstore.features.memory import MemoryRows
-from gnnstore.pipeline.batch import EpochRun, Planned, Sampled, Task
+from gnnstore.pipeline.batch import BatchSource, EpochRun, Planned, Sampled, Task
 from gnnstore.pipeline.lookahead.superbatch import reselected
 from gnnstore.pipeline.partitions.buffer import StateToRead
 from gnnstore.pipeline.seeds.base import BatchKey
@@ -48,8 +48,8 @@ class Partitioned(Protocol):
         """Element type of ids in batches."""
 
 
-class PartitionBatches:
-    """The batches of a loader by partitions; a `BatchSource`."""
+class PartitionBatches(BatchSource):
+    """The batches of a loader by partitions."""
 
     def __init__(self, of: Partitioned, order: PartitionOrder, config: SamplingConfig) -> None:
         self.of, self.order, self.config = of, order, config
@@ -58,15 +58,6 @@ class PartitionBatches:
     def sampler(self) -> NeighborSampler:
         """Refuse: there is no graph to sample from but that of a state."""
         raise only_epochs("other seeds to sample from")
-
-    def agree(
-        self,
-        fingerprint: Mapping[str, Any],  # noqa: ARG002
-        seed: int | None,
-        world_size: int,  # noqa: ARG002
-    ) -> int | None:
-        """Return the loader's seed: any batch can be sampled."""
-        return seed
 
     def with_seed(self, seed: int) -> PartitionBatches:
         """Return a source that samples under another seed."""
