@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,10 +66,6 @@ class CompressionChoice:
     compression: Compression | None
     reason: str
     trials: tuple[Trial, ...] = ()
-
-    def facts(self) -> dict[str, Any]:
-        """Return the choice as JSON values."""
-        return asdict(self)
 
 
 def choose_compression(packer: PlanPacker, profile: DeviceProfile | None) -> CompressionChoice:

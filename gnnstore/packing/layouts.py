@@ -7,7 +7,7 @@ it trains, so that it needs the disk of two superbatches, and reads the tables o
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -69,10 +69,6 @@ class Layout:
     epoch_reads: int
     epoch_seconds: float | None
     fits: bool
-
-    def facts(self) -> dict[str, Any]:
-        """Return the layout as JSON values."""
-        return asdict(self)
 
     def describe(self) -> str:
         """Return it in a sentence."""
