@@ -12,8 +12,9 @@ from gnnstore.converters.partitions.partition import Partitioning, partition, pa
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.disk.profile.device_profile import DeviceProfile, load_profile
 from gnnstore.disk.profile.first_use import disk_profile
-from gnnstore.errors import StoreExistsError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.store.units import refuse_existing
 from gnnstore.tools.inspect.partitioned import describe_partitions, render_partitions
 from gnnstore.tools.plan.partitions import full_rate_bytes
 from gnnstore.tools.ui.session import Session
@@ -71,12 +72,8 @@ def partition_store(
             progress.note(reason)
         plan = Partitioning(graph, num_partitions or 0, train_first, seed, memory_bytes, order)
         final = partitions_path(plan, name, output)
-        if final.exists() and not overwrite and not estimate:
-            raise StoreExistsError(
-                f"{final} exists; choose another name, remove it with 'gnnstore rm', or pass "
-                "--overwrite to replace it once the new one is complete",
-                path=final,
-            )
+        if not (overwrite or estimate):
+            refuse_existing(final)
         facts = _facts(plan, profile, final, reason)
         sentence = _describe(facts)
         if not estimate:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,11 +46,7 @@ from gnnstore.formats.partitions.manifest import (
 )
 from gnnstore.formats.partitions.reader import PARTITIONS
 from gnnstore.formats.partitions.writer import PartitionsWriter
-from gnnstore.formats.store.units import (
-    drop_empty_units_directory,
-    make_units_directory,
-    unit_path,
-)
+from gnnstore.formats.store.units import unit_path, units_directory
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_size
 
@@ -270,7 +265,7 @@ def partition(
     if not resume:
         plan.check_space(final)
     with (
-        _place_in(plan.graph.reader.path, is_needed=output is None),
+        units_directory(PARTITIONS, plan.graph.reader.path, is_needed=output is None),
         PartitionsWriter(
             final,
             overwrite=overwrite,
@@ -304,18 +299,6 @@ def partitions_path(plan: Partitioning, name: str | None, output: PathLike | Non
     return unit_path(
         PARTITIONS, plan.graph.reader.path, plan.default_name if name is None else name
     )
-
-
-@contextmanager
-def _place_in(store: Path, *, is_needed: bool) -> Iterator[None]:
-    """Have a directory for the partitions of a store, as long as there are any."""
-    if is_needed:
-        make_units_directory(PARTITIONS, store)
-    try:
-        yield
-    finally:
-        if is_needed:
-            drop_empty_units_directory(PARTITIONS, store)
 
 
 class _Work:

@@ -9,13 +9,15 @@ import json
 import os
 import re
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gnnstore.errors import (
     CorruptStoreError,
     NotFoundError,
     StorageError,
+    StoreExistsError,
     UsageError,
     storage_error,
     storage_errors,
@@ -99,6 +101,16 @@ def find_unit(kind: Kind, store: Path, unit: str | os.PathLike[str]) -> Path:
     )
 
 
+def refuse_existing(path: Path) -> None:
+    """Raise StoreExistsError, with what a command may do, where there is something already."""
+    if path.exists():
+        raise StoreExistsError(
+            f"{path} exists; choose another name, remove it with 'gnnstore rm', or pass "
+            "--overwrite to replace it once the new one is complete",
+            path=path,
+        )
+
+
 def make_units_directory(kind: Kind, store: Path) -> None:
     """Make the directory for units of a store, a group without attributes, if there is none.
 
@@ -132,6 +144,18 @@ def drop_empty_units_directory(kind: Kind, store: Path) -> None:
         if [path.name for path in directory.iterdir()] == [METADATA_FILE]:
             (directory / METADATA_FILE).unlink()
             directory.rmdir()
+
+
+@contextmanager
+def units_directory(kind: Kind, store: Path, *, is_needed: bool) -> Iterator[None]:
+    """Have a directory for the units of a store, as long as there are any."""
+    if is_needed:
+        make_units_directory(kind, store)
+    try:
+        yield
+    finally:
+        if is_needed:
+            drop_empty_units_directory(kind, store)
 
 
 def remove_unit(kind: Kind, store: Path, name: str) -> None:

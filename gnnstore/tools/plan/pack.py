@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.disk.profile.device_profile import load_profile
-from gnnstore.errors import NoSpaceError, StoreExistsError, UsageError
+from gnnstore.errors import NoSpaceError, UsageError
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.formats.packed.reader import PACKED, PackedReader
-from gnnstore.formats.store.units import (
-    drop_empty_units_directory,
-    make_units_directory,
-    unit_path,
-)
+from gnnstore.formats.store.units import refuse_existing, unit_path, units_directory
 from gnnstore.graph.store import open as open_store
 from gnnstore.packing.estimate import PlanEstimate, estimate_plan
 from gnnstore.packing.job import PlanPacker
@@ -31,7 +27,6 @@ from gnnstore.units import format_at_least, format_duration, format_size
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gnnstore.graph.store import GraphStore
     from gnnstore.tools.ui.options import SeedOptions
 
 
@@ -79,12 +74,8 @@ def pack_plan(
         raise UsageError("give the plan a --name in the store, or an --output elsewhere")
     store = open_store(path)
     final = Path(output) if output is not None else unit_path(PACKED, store.path, name or "")
-    if final.exists() and not overwrite and not dry_run:
-        raise StoreExistsError(
-            f"{final} exists; choose another name, remove it with 'gnnstore rm', or pass "
-            "--overwrite to replace it once the new one is complete",
-            path=final,
-        )
+    if not (overwrite or dry_run):
+        refuse_existing(final)
     config = SamplingConfig(fanouts, replace, subgraph_type, disjoint, seed)
     _, seeds = choose_seeds(store, config, seeds_asked, **of_links)
     packer = PlanPacker(
@@ -109,7 +100,8 @@ def pack_plan(
             _check_disk(final, estimate, packer.settings.disk_bytes)
         began = time.perf_counter()
         if not dry_run:
-            with _plans_directory(store, final.parent.parent == store.path):
+            in_store = final.parent.parent == store.path
+            with units_directory(PACKED, store.path, is_needed=in_store):
                 packer.pack(
                     final,
                     overwrite=overwrite,
@@ -123,18 +115,6 @@ def pack_plan(
         return
     document |= {"seconds": time.perf_counter() - began, **describe_plan(PackedReader.open(final))}
     session.emit(document, lambda console: _render(console, document))
-
-
-@contextmanager
-def _plans_directory(store: GraphStore, is_needed: bool) -> Iterator[None]:
-    """Have a directory for the plans of a store, as long as there are any."""
-    if is_needed:
-        make_units_directory(PACKED, store.path)
-    try:
-        yield
-    finally:
-        if is_needed:
-            drop_empty_units_directory(PACKED, store.path)
 
 
 def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> None:
