@@ -13,7 +13,7 @@ from gnnstore.disk.profile.device_profile import DeviceProfile, save_profile
 from gnnstore.disk.profile.measure import DiskMeasurement, measure_disk
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
 from gnnstore.errors import StorageError
-from gnnstore.tools.plots.disk import block_name, draw_profile
+from gnnstore.tools.plots.disk import block_name, draw_profile, speed
 from gnnstore.tools.ui import exits
 from gnnstore.tools.ui.session import Session
 from gnnstore.tools.ui.tables import print_facts, print_table, print_title
@@ -103,8 +103,8 @@ def _render(console: Console, outcome: _Outcome) -> None:
         console,
         {
             "mounted at": f"{profile.mount_point} ({profile.filesystem_type}, {profile.device})",
-            "read in sequence": _per_second(profile.sequential_read_bytes_per_second),
-            "written in sequence": _per_second(profile.sequential_write_bytes_per_second),
+            "read in sequence": speed(profile.sequential_read_bytes_per_second),
+            "written in sequence": speed(profile.sequential_write_bytes_per_second),
             "engine": measured.engine_reason,
             "page cache": "avoided" if profile.is_direct else "not avoided",
             "measured with": f"a file of {format_size(measured.file_bytes)}, in "
@@ -137,7 +137,7 @@ def _render_rates(console: Console, profile: DeviceProfile) -> None:
         [depth, *(_rate(profile.random_reads_per_second[block].get(depth)) for block in blocks)]
         for depth in depths
     ]
-    best = [_per_second(profile.best_rate(block) * block) for block in blocks]
+    best = [speed(profile.best_rate(block) * block) for block in blocks]
     print_table(
         console,
         ["in flight", *names],
@@ -148,7 +148,3 @@ def _render_rates(console: Console, profile: DeviceProfile) -> None:
 
 def _rate(reads_per_second: float | None) -> str:
     return "-" if reads_per_second is None else f"{reads_per_second:,.0f}"
-
-
-def _per_second(bytes_per_second: float) -> str:
-    return f"{format_size(bytes_per_second)}/s"

@@ -7,6 +7,8 @@ for people (`render_store`) shows the same values as --json.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from gnnstore.budget.limits import MemoryBudget, available_bytes
@@ -15,12 +17,15 @@ from gnnstore.errors import GnnstoreError, NotFoundError
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.leftovers import leftovers
 from gnnstore.formats.container.manifest import CHECKSUMS_ARRAY
+from gnnstore.formats.packed.reader import PACKED, PackedReader
+from gnnstore.formats.partitions.reader import PartitionsReader, find_partitions
 from gnnstore.formats.store.reader import StoreReader
+from gnnstore.formats.store.units import find_units
 from gnnstore.graph.sizes import StoreSizes
 from gnnstore.strategies.builtin import auto
 from gnnstore.strategies.sizes.placement import place
-from gnnstore.tools.inspect.packed import describe_plans
-from gnnstore.tools.inspect.partitioned import describe_all_partitions
+from gnnstore.tools.inspect.packed import describe_plan
+from gnnstore.tools.inspect.partitioned import describe_partitions
 
 
 def describe_store(reader: StoreReader) -> dict[str, Any]:
@@ -78,11 +83,29 @@ def describe_store(reader: StoreReader) -> dict[str, Any]:
         "arrays": arrays,
         # Files of no array: group metadata and the checksums.
         "metadata_bytes": reader.total_bytes - sum(array["disk_bytes"] for array in arrays),
-        "plans": describe_plans(reader.path),
-        "partitions": describe_all_partitions(reader.path),
+        "plans": _describe_units(
+            find_units(PACKED, reader.path), lambda path: describe_plan(PackedReader.open(path))
+        ),
+        "partitions": _describe_units(
+            find_partitions(reader.path),
+            lambda path: describe_partitions(PartitionsReader.open(path)),
+        ),
         "provenance": dict(reader.manifest.provenance),
         "reading": _reading(reader),
     }
+
+
+def _describe_units(
+    paths: Iterable[Path], describe: Callable[[Path], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Describe what belongs to a store; of what cannot be opened, its name and the reason."""
+    found = []
+    for path in paths:
+        try:
+            found.append(describe(path))
+        except GnnstoreError as error:
+            found.append({"name": path.name, "path": str(path), "problem": str(error)})
+    return found
 
 
 def describe_array(reader: StoreReader, spec: AttributeSpec) -> dict[str, Any]:

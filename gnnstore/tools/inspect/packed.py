@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import GnnstoreError
 from gnnstore.formats.packed.manifest import KIND, NUM_POSITIONS
-from gnnstore.formats.packed.reader import PACKED, PackedReader
-from gnnstore.formats.store.units import find_units
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.progress import Progress
 from gnnstore.units import format_size
 
@@ -90,17 +87,6 @@ def _describe_segments(plan: Mapping[str, Any]) -> str:
         f"{plan['shared_rows']:,}, in {plan['num_segments']:,} segments of {plan['segment']:,} "
         "batches"
     )
-
-
-def describe_plans(store: Path) -> list[dict[str, Any]]:
-    """Describe the plans of a store; of one that cannot be opened, its name and the reason."""
-    found = []
-    for path in find_units(PACKED, store):
-        try:
-            found.append(describe_plan(PackedReader.open(path)))
-        except GnnstoreError as error:
-            found.append({"name": path.name, "path": str(path), "problem": str(error)})
-    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gnnstore.errors import GnnstoreError
-from gnnstore.formats.partitions.reader import PartitionsReader, find_partitions
+from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -40,17 +38,6 @@ def describe_partitions(reader: PartitionsReader) -> dict[str, Any]:
         "num_files": len(reader.files) + 1,
         "created_by": manifest.created_by,
     }
-
-
-def describe_all_partitions(store: Path) -> list[dict[str, Any]]:
-    """Describe the partitionings of a store; of a damaged one, its name and the reason."""
-    found = []
-    for path in find_partitions(store):
-        try:
-            found.append(describe_partitions(PartitionsReader.open(path)))
-        except GnnstoreError as error:
-            found.append({"name": path.name, "path": str(path), "problem": str(error)})
-    return found
 
 
 def describe_order(found: Mapping[str, Any]) -> str:

@@ -15,6 +15,11 @@ def block_name(block_bytes: int) -> str:
     return f"{block_bytes} B" if block_bytes < 1024 else f"{block_bytes // 1024} KiB"
 
 
+def speed(bytes_per_second: float) -> str:
+    """Return "4.2 GB/s"."""
+    return f"{format_size(bytes_per_second)}/s"
+
+
 def draw_profile(profile: DeviceProfile, file: Path) -> Path:
     """Plot reads per second and bandwidth over the queue depth, as a PNG.
 
@@ -38,7 +43,7 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
         bandwidth.plot(depths, [rates[depth] * block for depth in depths], **look)
     # More than in sequence cannot be expected of random reads.
     in_sequence = profile.sequential_read_bytes_per_second
-    draw_level(bandwidth, in_sequence, f"in sequence: {_speed(in_sequence)}")
+    draw_level(bandwidth, in_sequence, f"in sequence: {speed(in_sequence)}")
     reads.set_ylabel("random reads per second")
     bandwidth.set_ylabel("bytes read per second")
     depths = sorted({d for rates in profile.random_reads_per_second.values() for d in rates})
@@ -49,7 +54,7 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
         axes.set_xlabel("reads in flight")
         axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # room for the text above the highest line
     reads.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    bandwidth.yaxis.set_major_formatter(lambda value, _: _speed(value))
+    bandwidth.yaxis.set_major_formatter(lambda value, _: speed(value))
     legend_below(figure, reads)
     cached = "" if profile.is_direct else ", through the page cache"
     return save_picture(
@@ -58,7 +63,3 @@ def draw_profile(profile: DeviceProfile, file: Path) -> Path:
         f"{profile.mount_point} ({profile.filesystem_type}, {profile.device}), read by "
         f"{profile.engine}{cached}, {profile.measured_at[:10]}",
     )
-
-
-def _speed(bytes_per_second: float) -> str:
-    return f"{format_size(bytes_per_second)}/s"
