@@ -14,13 +14,13 @@ from torch import Tensor
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import affordable_threads
 from gnnstore.disk.engines import open_engine
-from gnnstore.errors import NoSpaceError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.features.opening import open_attribute, open_rows
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.source import RowSource
 from gnnstore.formats import NODE_TYPE, AttributeSpec, PagedArray, PagedArrayWriter, StoreWriter
 from gnnstore.formats.arrays.zarr_metadata import shard_name
-from gnnstore.formats.container.files import directory_bytes, free_bytes
+from gnnstore.formats.container.files import directory_bytes, free_bytes, require_space
 from gnnstore.formats.container.names import node_array
 from gnnstore.graph.indices import IndexRows
 from gnnstore.graph.shared import shared_tables
@@ -37,7 +37,6 @@ from gnnstore.layerwise.result import ARRAY_NAME
 from gnnstore.layerwise.rows import RowReader, part_memory_bytes
 from gnnstore.parallel import Workers
 from gnnstore.progress import Progress
-from gnnstore.units import format_size
 
 # Finished rows are journalled a shard at a time: a resumed run repeats no more than that.
 _LEAST_SHARD_BYTES = 64 << 20
@@ -145,15 +144,13 @@ class InferenceRun:
         tables = [plan.disk_bytes(self._num_nodes) for plan in self.plans]
         needed = max([sum(tables[max(0, k - 1) : k + 1]) for k in range(len(tables))])
         needed = max(needed, tables[-1] + copy_bytes)
-        room = free_bytes(directory) + (0 if present is None else directory_bytes(present))
-        if needed > room:
-            raise NoSpaceError(
-                f"the rows of all nodes, after one layer and the next, take {format_size(needed)}, "
-                f"but the file system of {directory} has {format_size(room)} free: "
-                f"{format_size(needed - room)} are missing. Free some space, choose an output on "
-                "another file system, or write narrower rows (dtype='float16')",
-                path=directory,
-            )
+        require_space(
+            directory,
+            needed - (0 if present is None else directory_bytes(present)),
+            "write the rows of all nodes, after one layer and the next",
+            "choose an output on another file system",
+            "write narrower rows (dtype='float16')",
+        )
 
     def execute(self, writer: StoreWriter) -> tuple[AttributeSpec, list[PassStats]]:
         """Run all layers that are not finished.

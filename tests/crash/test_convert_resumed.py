@@ -182,10 +182,10 @@ def test_a_disk_that_is_too_small_is_refused_with_a_number(
 ) -> None:
     whole = convert_whole(source, tmp_path / "whole.gnn", monkeypatch)
     options = ConvertOptions(undirected=True, resume=True)
-    expected = r"takes at least .*: .* are free, .* are missing\."
+    expected = r"a store of at least .* are needed, and .* are free\. Free .*, or choose"
     with monkeypatch.context() as patch:
         if not is_known_before:  # as with text: found out when the first array begins
-            patch.setattr("gnnstore.converters.writer.opening.free_bytes", lambda _: 2**40)
+            patch.setattr("gnnstore.converters.writer.opening.require_space", lambda *_: None)
             expected = r"'x': no space left .* more are needed and .* are free: .* are missing\."
         with pytest.raises(NoSpaceError, match=expected):
             from_numpy(source, tiny_disk / "g.gnn", options=options)

@@ -13,7 +13,6 @@ from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.converters.synthetic import rmat
 from gnnstore.converters.synthetic.rmat import GRAPH500, level_probabilities
 from gnnstore.converters.synthetic.synthetic_nodes import SyntheticNodes
-from gnnstore.converters.writer import opening
 from gnnstore.errors import BudgetError, NoSpaceError, UsageError
 from gnnstore.testing.graphs import StoredGraph, read_store
 
@@ -157,8 +156,8 @@ def test_common_options_apply(tmp_path: Path) -> None:
 def test_what_fits_nowhere_fails_before_anything_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "free_bytes", lambda _: 10**11)
-    with pytest.raises(NoSpaceError, match=r"takes at least \d+ GB: 100 GB are free"):
+    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**11)
+    with pytest.raises(NoSpaceError, match=r"a store of at least \d+ GB: .* 100 GB are free"):
         from_rmat(tmp_path / "r.gnn", scale=30, options=ConvertOptions(memory_bytes=8 * 10**9))
     assert list(tmp_path.iterdir()) == []
 

@@ -335,15 +335,15 @@ def test_ranges_keep_their_limits(tmp_path: Path) -> None:
 def test_expecting_what_fits_nowhere_fails_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "free_bytes", lambda _: 10**9)
+    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**9)
     builder = EdgeBuilder(
         EdgeRules(undirected=True), tmp_path / "s", num_nodes=1000, memory_bytes=2 * 10**7
     )
     builder.expect(10**7)
     with pytest.raises(
         NoSpaceError,
-        match=r"cannot sort 1000000000 edges on disk, which takes 24 GB of temporary space: 1 GB "
-        r"are free for .*/s\. Free 23 GB, choose a directory on another disk \(--spill-dir, ",
+        match=r"cannot sort 1000000000 edges on disk: no space left for .*/s: about 24 GB are "
+        r"needed, and 1 GB are free\. Free 23 GB, or choose a directory on another disk \(--spill",
     ):
         builder.expect(10**9)
     assert not (tmp_path / "s").exists()
@@ -352,9 +352,9 @@ def test_expecting_what_fits_nowhere_fails_at_once(
 def test_space_is_checked_before_a_run_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "free_bytes", lambda _: 10**5)
+    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**5)
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=MIN_SPILL_BYTES)
-    with pytest.raises(NoSpaceError, match=r"100 kB are free for .*/s\. Free"):
+    with pytest.raises(NoSpaceError, match=r"left for .*/s: .* 100 kB are free\. Free"):
         feed(builder, np.zeros((2, 2_000_000), np.int64), attributes=False)
     assert not (tmp_path / "s").exists()
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -483,10 +482,9 @@ def anonymous_bytes() -> int:
 
 
 def test_a_disk_without_room(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda _: SimpleNamespace(total=10**9, used=0, free=10**6)
-    )
-    with pytest.raises(NoSpaceError, match=r"take 5\.07 MB, but 1 MB are free: 4\.07 MB too"):
+    monkeypatch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 10**6)
+    expected = r"5\.07 MB are needed, and 1 MB are free\. Free 4\.07 MB, or"
+    with pytest.raises(NoSpaceError, match=expected):
         case.pack()
     case.nothing_is_left()
 

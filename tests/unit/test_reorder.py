@@ -373,8 +373,9 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             reorder(before, output, options=ConvertOptions(memory_bytes=2**26))
     with monkeypatch.context() as patch:
         patch.setattr(reordering, "_MAX_MEMORY_BYTES", 0)
-        patch.setattr(reordering, "free_bytes", lambda _: 100)
-        with pytest.raises(NoSpaceError, match="putting the widest array in order takes"):
+        patch.setattr("gnnstore.converters.writer.opening.require_space", lambda *_: None)
+        patch.setattr("gnnstore.formats.container.files.free_bytes", lambda _: 100)
+        with pytest.raises(NoSpaceError, match="cannot put the widest array in order"):
             reorder(before, output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.gnn", "c.gnn"]
 

@@ -20,9 +20,8 @@ from gnnstore.converters.arrays.source import ArraySource, SequentialArray, row_
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.spill_files import SpillDirectory
-from gnnstore.errors import InputError, NoSpaceError
-from gnnstore.formats.container.files import free_bytes
-from gnnstore.units import format_size
+from gnnstore.errors import InputError
+from gnnstore.formats.container.files import require_space
 
 # Ranges of nodes: an eighth of the memory, since one is there as it lies and in order while
 # the next is read ahead, and not so small that its pieces of a read are tiny.
@@ -98,7 +97,12 @@ class ScatteredRows(SequentialArray):
     def _divide(self) -> SpillDirectory:
         """Send every row to the file of its node's range."""
         files = SpillDirectory(self._directory, "rows to put in order")
-        self._check_space()
+        require_space(
+            self._directory,
+            self.shape[0] * (self._row_bytes + 8),
+            f"put the rows of {self._source.label} in order",
+            "choose another place with spill_directory (--spill-dir)",
+        )
         taker, position = RowTaker(self._nodes), 0
         for rows in read_ahead(self._source.rows(max(1, _STEP_BYTES // self._row_bytes))):
             nodes = taker.take(len(rows)).astype(np.int64)
@@ -111,17 +115,6 @@ class ScatteredRows(SequentialArray):
                 files.append(f"{number:06d}.nodes", nodes[chosen])
                 files.append(f"{number:06d}.rows", rows[chosen])
         return files
-
-    def _check_space(self) -> None:
-        needed = self.shape[0] * (self._row_bytes + 8)
-        free = free_bytes(self._directory)
-        if needed > free:
-            raise NoSpaceError(
-                f"no space left to put the rows of {self._source.label} in order: "
-                f"{format_size(needed)} are needed in {self._directory}, {format_size(free)} are "
-                "free; choose another place with spill_directory (--spill-dir)",
-                path=self._directory,
-            )
 
     def _order(self, files: SpillDirectory, number: int) -> npt.NDArray[Any]:
         first = number * self._range_rows

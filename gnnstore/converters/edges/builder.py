@@ -38,10 +38,9 @@ from gnnstore.converters.edges.runs import (
 )
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.read_ahead import num_threads
-from gnnstore.errors import InputError, NoSpaceError, storage_errors
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.errors import InputError, storage_errors
+from gnnstore.formats.container.files import require_space
 from gnnstore.formats.container.journal import Journal
-from gnnstore.units import format_size
 
 # Below, the buffers of the arrays that are written are most of the budget already.
 MIN_SPILL_BYTES = 2**24
@@ -213,23 +212,17 @@ class EdgeBuilder:
 
     def _check_space(self, num_edges: int) -> None:
         """Check that the disk has room for the sorted runs of so many edges."""
-        directory = self._spill_directory
-        place = directory
-        while not place.exists():
-            place = place.parent
         num_nodes = self.buffer.num_nodes or self.buffer.max_id + 1
         needed = num_edges * spill_bytes_per_edge(
             self._rules, record_bytes_for(num_nodes - 1), self.buffer.attribute_bytes
         )
-        free = free_bytes(place)
-        if needed > free:
-            raise NoSpaceError(
-                f"cannot sort {num_edges} edges on disk, which takes {format_size(needed)} of "
-                f"temporary space: {format_size(free)} are free for {directory}. Free "
-                f"{format_size(needed - free)}, choose a directory on another disk (--spill-dir, "
-                "spill_directory=), or allow more memory (--memory, memory_bytes=)",
-                path=directory,
-            )
+        require_space(
+            self._spill_directory,
+            needed,
+            f"sort {num_edges} edges on disk",
+            "choose a directory on another disk (--spill-dir, spill_directory=)",
+            "allow more memory (--memory, memory_bytes=)",
+        )
 
     # ---- on disk
 

@@ -22,10 +22,8 @@ from gnnstore.converters.edges.runs import NARROW_BYTES, WIDE_BYTES, record_dtyp
 from gnnstore.converters.read_ahead import num_threads, read_ahead
 from gnnstore.converters.spill_files import SpillDirectory
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
-from gnnstore.errors import NoSpaceError
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.container.files import require_space
 from gnnstore.progress import Progress
-from gnnstore.units import format_size
 
 PIECE_EDGES = 2**17
 # Groups come out within a few per cent of the size that such a sample promises.
@@ -125,7 +123,12 @@ class BucketedEdges:
         num_edges = self._graph.num_edges
         if num_edges > self._most:
             self._choose_splitters(progress)
-            self._check_space()
+            require_space(
+                self._directory,
+                WIDE_BYTES * num_edges,
+                f"sort {num_edges} edges on disk",
+                "allow more memory (--memory)",
+            )
             self._files = SpillDirectory(self._directory, "edges to sort")
         bounds = [0, *(int(key) >> int(self._kept_bits) for key in self._splitters)]
         ends = [*(bound + 1 for bound in bounds[1:]), len(self.counts) * self._grid.rows]
@@ -163,17 +166,6 @@ class BucketedEdges:
     ) -> npt.NDArray[np.uint64]:
         places = (bucket * self._grid.rows + target).astype(np.uint64)
         return (places << self._kept_bits) | (source.astype(np.uint64) >> self._lost_bits)
-
-    def _check_space(self) -> None:
-        needed = WIDE_BYTES * self._graph.num_edges
-        free = free_bytes(self._directory.parent)
-        if needed > free:
-            raise NoSpaceError(
-                f"no space left to sort {self._graph.num_edges} edges: up to {format_size(needed)} "
-                f"are needed in {self._directory}, {format_size(free)} are free; free some, or "
-                "allow more memory (--memory)",
-                path=self._directory,
-            )
 
     def _send(self, piece: EdgePiece) -> None:
         bucket, target, source = self._grid.split(piece)

@@ -30,10 +30,10 @@ from gnnstore.converters.partitions.order import as_they_are, node_order, rows_p
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.errors import InputError, NoSpaceError, UsageError, limits_named
+from gnnstore.errors import InputError, UsageError, limits_named
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.container.files import require_space
 from gnnstore.formats.partitions.manifest import (
     BUCKET_PTR_ARRAY,
     ORDER_ARRAY,
@@ -208,16 +208,13 @@ class Partitioning:
         ------
         NoSpaceError
         """
-        place = next(path for path in final.absolute().parents if path.exists())
-        needed, free = self.final_bytes + self.temporary_bytes, free_bytes(place)
-        if needed > free:
-            raise NoSpaceError(
-                f"{final}: the partitions take about {format_size(self.final_bytes)}, and "
-                f"{format_size(self.temporary_bytes)} while they are made; {format_size(free)} are "
-                f"free: {format_size(needed - free)} too little. Free some space, or choose an "
-                "--output on another file system; nothing has been written",
-                path=final,
-            )
+        temporary = self.temporary_bytes
+        require_space(
+            final,
+            self.final_bytes + temporary,
+            f"write the partitions, with {format_size(temporary)} of temporary files",
+            "choose an --output on another file system; nothing has been written",
+        )
 
 
 @limits_named("partition the store")

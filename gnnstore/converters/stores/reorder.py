@@ -33,11 +33,10 @@ from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
 from gnnstore.converters.writer.workload import Workload
-from gnnstore.errors import NoSpaceError, UsageError, limits_named
+from gnnstore.errors import UsageError, limits_named
 from gnnstore.formats.arrays.spec import AttributeSpec
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.formats.container.files import require_space
 from gnnstore.progress import Progress
-from gnnstore.units import format_size
 
 Order = Literal["degree", "frequency", "community"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -214,17 +213,12 @@ def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
     widest = max((spec.num_bytes for spec in paged), default=0)
     if widest <= _in_memory_bytes(writer.options):
         return
-    place = writer.spill_directory
-    while not place.exists():
-        place = place.parent
-    needed, free = widest + 8 * graph.num_nodes, free_bytes(place)
-    if needed > free:
-        raise NoSpaceError(
-            f"cannot reorder: putting the widest array in order takes {format_size(needed)} in "
-            f"{place} beside the result; {format_size(free)} are free. Free some, or choose "
-            "another place with spill_directory (--spill-dir)",
-            path=place,
-        )
+    require_space(
+        writer.spill_directory,
+        widest + 8 * graph.num_nodes,
+        "put the widest array in order, beside the result",
+        "choose another place with spill_directory (--spill-dir)",
+    )
 
 
 def _in_memory_bytes(options: ConvertOptions) -> int:

@@ -20,10 +20,10 @@ from gnnstore.converters.inputs import PathLike, existing_directory
 from gnnstore.converters.writer.estimates import Estimate, estimate
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload, inspect_inputs
-from gnnstore.errors import NoSpaceError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.zarr_metadata import METADATA_FILE
-from gnnstore.formats.container.files import directory_bytes, free_bytes
+from gnnstore.formats.container.files import directory_bytes, require_space
 from gnnstore.formats.container.journal import SPILL_DIRECTORY, foreign_spill_name
 from gnnstore.formats.container.leftovers import is_unordered
 from gnnstore.formats.store.reader import StoreReader
@@ -180,14 +180,14 @@ def check_pointers(store: StoreWriter, num_nodes: int) -> None:
     NoSpaceError
         Saying how much they would take.
     """
-    needed, free = 8 * (num_nodes + 1), free_bytes(store.temporary_path)
-    if needed > free + directory_bytes(store.temporary_path):
-        raise NoSpaceError(
-            f"cannot convert: {num_nodes} nodes take {format_size(needed)} for the pointers to "
-            f"their edges alone, on disk and in memory where they are sampled; {format_size(free)} "
-            f"are free for {store.path}. Check the number of nodes",
-            path=store.path,
-        )
+    needed = 8 * (num_nodes + 1)
+    require_space(
+        store.path,
+        needed - directory_bytes(store.temporary_path),
+        f"convert {num_nodes} nodes, whose pointers to edges alone take {format_size(needed)}, on "
+        "disk and in memory where they are sampled",
+        "check the number of nodes",
+    )
 
 
 def announce(
@@ -229,16 +229,12 @@ def announce(
         feature_item_bytes=None if cast is None else STORAGE_DTYPES[cast].itemsize,
     )
     progress.note(str(expected), asdict(expected))
-    done, free = directory_bytes(store.temporary_path), free_bytes(store.temporary_path)
     # Beside a store whose nodes are to be numbered anew, the one with the new numbers.
     least_bytes = expected.least_bytes * (2 if is_unordered(store.path) else 1)
-    missing = least_bytes - done - free
-    if missing > 0:
-        raise NoSpaceError(
-            f"cannot convert: no space left for {store.path}, which takes at least "
-            f"{format_size(least_bytes)}: {format_size(free)} are free, "
-            f"{format_size(missing)} are missing. Free some space or choose an output on another "
-            "file system; nothing was left under the final name.",
-            path=store.path,
-        )
+    require_space(
+        store.path,
+        least_bytes - directory_bytes(store.temporary_path),
+        f"write a store of at least {format_size(least_bytes)}",
+        "choose an output on another file system; nothing was left under the final name.",
+    )
     return expected

@@ -23,6 +23,7 @@ from gnnstore.disk.profile.filesystems import filesystem_id, find_mount
 from gnnstore.disk.profile.rates import ReadRate, at_random, in_sequence
 from gnnstore.disk.profile.scratch_file import open_scratch_file
 from gnnstore.errors import NoSpaceError, NotFoundError, UsageError, storage_errors
+from gnnstore.formats.container.files import free_bytes
 from gnnstore.progress import NullProgress, Progress
 from gnnstore.units import format_size
 
@@ -177,8 +178,7 @@ def _directory_of(path: Path) -> Path:
 
 def _affordable(directory: Path, num_bytes: int, remarks: list[str]) -> int:
     """Return the size of the file: as requested, or less where space is short."""
-    space = os.statvfs(directory)
-    free = space.f_bavail * space.f_frsize
+    free = free_bytes(directory)
     size = min(num_bytes, free // _FREE_SHARE) // _MIB * _MIB
     if size < _MIB:
         raise NoSpaceError(

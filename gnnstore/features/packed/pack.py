@@ -29,7 +29,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import translated
-from gnnstore.errors import NoSpaceError, UsageError, storage_error
+from gnnstore.errors import UsageError, storage_error
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed import memory as packing_memory
 from gnnstore.features.packed.chunks import (
@@ -50,8 +50,9 @@ from gnnstore.features.packed.memory import (
 )
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
 from gnnstore.features.source import RowSpec
+from gnnstore.formats.container.files import require_space
 from gnnstore.parallel import CancelledError, interruptible
-from gnnstore.units import format_at_least, format_size
+from gnnstore.units import format_size
 
 _IN_MEMORY = -1  # where the core has the number of a file
 
@@ -380,15 +381,10 @@ def _check_room(directory: Path, num_bytes: int, disk_bytes: int | None) -> None
     if disk_bytes is not None and num_bytes > disk_bytes:
         disk = Ledger(disk_bytes, (), "packing a superbatch", "of disk space", "disk=")
         disk.add(Reservation("packed rows", num_bytes)).check(None, "make superbatches smaller")
-    try:
-        free = shutil.disk_usage(directory).free
-    except OSError as error:
-        raise storage_error(error, "pack rows", directory) from error
-    if num_bytes > free:
-        raise NoSpaceError(
-            f"{directory}: the packed rows of this superbatch take {format_at_least(num_bytes)}, "
-            f"but {format_size(free)} are free: {format_at_least(num_bytes - free)} too little. "
-            "Free some space, choose a directory on another file system, or make superbatches "
-            "smaller; nothing has been written",
-            path=directory,
-        )
+    require_space(
+        directory,
+        num_bytes,
+        "pack the rows of this superbatch",
+        "choose a directory on another file system",
+        "make superbatches smaller; nothing has been written",
+    )

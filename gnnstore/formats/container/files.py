@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, storage_error, storage_errors
+from gnnstore.errors import CorruptStoreError, NoSpaceError, storage_error, storage_errors
 from gnnstore.formats.container.regular_files import open_binary, open_regular
 from gnnstore.parallel import Background
+from gnnstore.units import format_at_least, format_size
 
 BlockCrcs: TypeAlias = npt.NDArray[np.uint32]
 StoredFile: TypeAlias = tuple[str, int, BlockCrcs]  # name, size, crc32c of each block
@@ -336,6 +337,37 @@ def directory_bytes(path: Path) -> int:
 
 
 def free_bytes(path: Path) -> int:
-    """Return the bytes that may still be written to the file system of a directory."""
-    space = os.statvfs(path)
+    """Return the bytes that may still be written to the file system where a path is, or will be."""
+    space = os.statvfs(next(place for place in (path, *path.parents) if place.exists()))
     return space.f_bavail * space.f_frsize
+
+
+def require_space(place: Path, num_bytes: int, doing: str, *remedies: str) -> None:
+    """Refuse at once what would fill the disk hours later.
+
+    Parameters
+    ----------
+    place : Path
+        The file or directory to be written; it need not exist yet.
+    num_bytes : int
+        That it will take, about.
+    doing : str
+        What is about to be done, as in "sort edges on disk".
+    *remedies : str
+        What can be done, besides freeing space.
+
+    Raises
+    ------
+    NoSpaceError
+        If less is free.
+    """
+    with storage_errors(doing, place):
+        free = free_bytes(place)
+    if num_bytes > free:
+        least = format_at_least(num_bytes - free)
+        raise NoSpaceError(
+            f"cannot {doing}: no space left for {place}: about {format_at_least(num_bytes)} are "
+            f"needed, and {format_size(free)} are free. "
+            f"{', or '.join([f'Free {least}', *remedies])}",
+            path=place,
+        )

@@ -7,7 +7,6 @@ that memory has room for are not written.
 
 from __future__ import annotations
 
-import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gnnstore.features.packed.pack import pack, packed_bytes
+from gnnstore.formats.container.files import free_bytes
 from gnnstore.parallel import CancelledError
 from gnnstore.progress import NullProgress, Progress
 
@@ -37,8 +37,7 @@ def disk_budget(directory: Path, given: int | None) -> int:
     """Return the bytes that packed rows may take in a directory."""
     if given is not None:
         return given
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
-    return shutil.disk_usage(existing).free // _FREE_SHARE
+    return free_bytes(directory) // _FREE_SHARE
 
 
 class SuperbatchPacker:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gnnstore.disk.profile.device_profile import load_profile
-from gnnstore.errors import NoSpaceError, UsageError
-from gnnstore.formats.container.files import free_bytes
+from gnnstore.errors import UsageError
+from gnnstore.formats.container.files import require_space
 from gnnstore.formats.packed.reader import PACKED, PackedReader
 from gnnstore.formats.store.units import refuse_existing, unit_path, units_directory
 from gnnstore.graph.store import open as open_store
@@ -22,7 +22,7 @@ from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.tools.inspect.packed import describe_plan, render_plan
 from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.ui.session import Session
-from gnnstore.units import format_at_least, format_duration, format_size
+from gnnstore.units import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -120,17 +120,14 @@ def pack_plan(
 def _check_disk(final: Path, estimate: PlanEstimate, disk_bytes: int | None) -> None:
     if disk_bytes is not None:
         estimate.check_disk(disk_bytes)
-    needed = estimate.total_bytes
-    existing = next(path for path in (final.absolute(), *final.absolute().parents) if path.exists())
-    free = free_bytes(existing)
-    if needed > free:
-        raise NoSpaceError(
-            f"{final}: the plan takes about {format_size(needed)}, and {format_size(free)} are "
-            f"free: about {format_at_least(needed - free)} too little. Free some space, choose an "
-            "--output on another file system, pack fewer epochs, or have batches share rows with "
-            "--disk; nothing has been written",
-            path=final,
-        )
+    require_space(
+        final,
+        estimate.total_bytes,
+        "pack the plan",
+        "choose an --output on another file system",
+        "pack fewer epochs",
+        "have batches share rows with --disk; nothing has been written",
+    )
 
 
 def _render_estimate(console: Console, estimate: PlanEstimate) -> None:
