@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.converters.arrays.derived import RowTaker
-from gnnstore.converters.arrays.source import ArraySource, SequentialArray, row_bytes
+from gnnstore.converters.arrays.source import ArraySource, MemoryArray, SequentialArray, row_bytes
 from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.spill_files import SpillDirectory
@@ -28,6 +30,39 @@ from gnnstore.formats.container.files import require_space
 _MEMORY_SHARE = 8
 _MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
 _STEP_BYTES = 2**23
+
+
+def in_order(
+    source: ArraySource,
+    places: npt.NDArray[Any],
+    directory: Path,
+    memory_bytes: int | None,
+    *,
+    at_once: int,
+) -> AbstractContextManager[ArraySource]:
+    """Have the rows of all nodes in a new order, as long as a context lasts.
+
+    Parameters
+    ----------
+    source : ArraySource [N, ...]
+        The rows as they come.
+    places : ndarray of int32 or int64 [N]
+        Where each row goes: a permutation.
+    directory, memory_bytes
+        See `ScatteredRows`.
+    at_once : int
+        Bytes up to which they are put in order in memory.
+    """
+    num_bytes = row_bytes(source) * len(places)
+    if num_bytes > at_once:
+        nodes = MemoryArray("the new numbers", places)
+        return closing(ScatteredRows(source, nodes, directory, memory_bytes))
+    whole = _core.pool_empty(num_bytes).view(source.dtype).reshape(source.shape)
+    done = 0
+    for rows in source.rows(max(1, _STEP_BYTES // max(1, row_bytes(source)))):
+        whole[places[done : done + len(rows)]] = rows
+        done += len(rows)
+    return nullcontext(MemoryArray(source.label, whole))
 
 
 class ScatteredRows(SequentialArray):

@@ -7,20 +7,17 @@ edges or rows as are put in order at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore import _core
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import parse_memory
-from gnnstore.converters.arrays.scattered import ScatteredRows
-from gnnstore.converters.arrays.source import MemoryArray
+from gnnstore.converters.arrays.scattered import in_order
 from gnnstore.converters.edges.node_ids import check_ids, id_dtype
 from gnnstore.converters.edges.runs import WIDE_BYTES
 from gnnstore.converters.inputs import PathLike
@@ -404,29 +401,14 @@ class _Work:
         with self._progress.phase(f"write rows of {name}", spec.num_rows, "rows") as phase:
             phase.advance(done)
             if done < spec.num_rows:
-                for rows in read_ahead(self._rows_in_order(spec, done)):
-                    array.append(rows)
-                    phase.advance(len(rows))
+                step = max(1, _COPY_BYTES // max(1, spec.row_bytes))
+                source, left = CopiedRows(self._graph, spec), self._plan.memory.left()
+                directory = self._writer.journal.spill_directory
+                with in_order(source, self._place, directory, left, at_once=left) as ordered:
+                    for rows in read_ahead(ordered.rows(step, done)):
+                        array.append(rows)
+                        phase.advance(len(rows))
         array.close()
-
-    def _rows_in_order(self, spec: AttributeSpec, start: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows of an attribute in the new order."""
-        source = CopiedRows(self._graph, spec)
-        step = max(1, _COPY_BYTES // max(1, spec.row_bytes))
-        left = self._plan.memory.left()
-        if spec.num_bytes <= left:
-            whole = _core.pool_empty(spec.num_bytes).view(source.dtype).reshape(spec.shape)
-            done = 0
-            for rows in source.rows(step):
-                whole[self._place[done : done + len(rows)]] = rows
-                done += len(rows)
-            for first in range(start, spec.num_rows, step):
-                yield whole[first : first + step]
-            return
-        place = MemoryArray("the new order", self._place)
-        scattered = ScatteredRows(source, place, self._writer.journal.spill_directory, left)
-        yield from scattered.rows(step, start)
-        scattered.close()
 
 
 def _nodes_of(graph: StoreInput, split: str) -> npt.NDArray[np.bool_]:

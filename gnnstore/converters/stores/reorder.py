@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -19,8 +20,8 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.arrays.derived import MappedRows
-from gnnstore.converters.arrays.scattered import ScatteredRows
-from gnnstore.converters.arrays.source import ArraySource, MemoryArray, SequentialArray
+from gnnstore.converters.arrays.scattered import in_order
+from gnnstore.converters.arrays.source import ArraySource, SequentialArray
 from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.memory import memory_ledger
@@ -261,8 +262,15 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
         _add_edges(graph, writer, places)
     writer.finish_edges()
     reader, nodes = graph.reader, graph.nodes
+    ordered = partial(
+        in_order,
+        places=places,
+        directory=writer.spill_directory / "rows",
+        memory_bytes=writer.options.memory_bytes,
+        at_once=_in_memory_bytes(writer.options),
+    )
     for name, spec in nodes.attributes.items():
-        with _Ordered(writer, CopiedRows(graph, spec), places) as rows:
+        with ordered(CopiedRows(graph, spec)) as rows:
             writer.set_node_attribute(name, rows, dtype=spec.dtype, cat_dim=spec.cat_dim)
     for name, spec in nodes.splits.items():
         writer.set_split(name, places[reader.read(spec)].astype(np.int64))
@@ -270,7 +278,7 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
     copy_graph_attributes(writer, graph)
     own = nodes.original_id
     original = _Counting(graph.num_nodes) if own is None else CopiedRows(graph, own)
-    with _Ordered(writer, original, places) as rows:
+    with ordered(original) as rows:
         is_small = 8 * graph.num_nodes <= _MAX_COMPRESSED_BYTES
         writer.set_original_ids(rows.read() if is_small else rows)
     if nodes.original_name is not None:
@@ -339,36 +347,6 @@ def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArr
             attributes=attributes,
             where=f"{graph.reader.path}: the edge split {name!r}",
         )
-
-
-class _Ordered:
-    """An array by node, in the order of new numbers; a context that removes temporary files."""
-
-    def __init__(self, writer: GraphWriter, rows: ArraySource, places: npt.NDArray[Any]) -> None:
-        self._scattered: ScatteredRows | None = None
-        num_bytes = rows.dtype.itemsize * math.prod(rows.shape)
-        if num_bytes > _in_memory_bytes(writer.options):
-            self._scattered = ScatteredRows(
-                rows,
-                MemoryArray("the new numbers", places),
-                writer.spill_directory / "rows",
-                writer.options.memory_bytes,
-            )
-            self._rows: ArraySource = self._scattered
-        else:
-            ordered = np.empty(rows.shape, rows.dtype)
-            first = 0
-            for piece in rows.rows(_PIECE_EDGES):
-                ordered[places[first : first + len(piece)]] = piece
-                first += len(piece)
-            self._rows = MemoryArray(rows.label, ordered)
-
-    def __enter__(self) -> ArraySource:
-        return self._rows
-
-    def __exit__(self, *_: object) -> None:
-        if self._scattered is not None:
-            self._scattered.close()
 
 
 class _Counting(SequentialArray):
