@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,12 @@ def copy_nodes(writer: GraphWriter, graph: StoreInput) -> None:
         writer.set_node_attribute(name, source, dtype=spec.dtype, cat_dim=spec.cat_dim)
     for name, spec in graph.nodes.splits.items():
         writer.set_split(name, graph.reader.read(spec))
+
+
+def describe_edges(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:
+    """Tell a writer the types of a store's edge attributes."""
+    for name, spec in attributes.items():
+        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
 
 
 def copy_names(writer: GraphWriter, graph: StoreInput) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.files import empty_piece
-from gnnstore.converters.edges.node_ids import columns_of_edges
+from gnnstore.converters.edges.node_ids import columns_of_edges, id_dtype
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.paged_array import PagedArray
@@ -85,9 +85,39 @@ class StoreInput:
         self.num_nodes = self.nodes.num_nodes
         self.num_edges = self.edges.num_edges
 
+    def source(self, **parameters: Any) -> dict[str, Any]:
+        """Return the description of a store that is made from this one; see `GraphWriter`."""
+        return {
+            "inputs": [{"path": str(self.reader.path), "size_bytes": self.reader.total_bytes}],
+            "store_uuid": self.reader.uuid,
+            "parameters": parameters,
+        }
+
     def rows(self, spec: AttributeSpec, first: int, last: int) -> npt.NDArray[Any]:
         """Read rows first, ..., last - 1 of a paged array of the store."""
         return read_rows(self.reader.paged(spec), first, last)
+
+    @property
+    def edge_id_dtype(self) -> np.dtype[Any]:
+        """Type of the ids of edges; without ids of their own, edges have their positions."""
+        own = self.edges.edge_id
+        return id_dtype(self.num_edges) if own is None else np.dtype(own.dtype)
+
+    @property
+    def edge_row_bytes(self) -> int:
+        """Bytes of the attributes of an edge."""
+        return sum(spec.row_bytes for spec in self.edges.attributes.values())
+
+    def edge_ids(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Return the ids of edges first, ..., last - 1 of the store."""
+        own = self.edges.edge_id
+        if own is None:
+            return np.arange(first, last, dtype=self.edge_id_dtype)
+        return self.rows(own, first, last)
+
+    def edge_rows(self, first: int, last: int) -> dict[str, npt.NDArray[Any]]:
+        """Read the attributes of edges first, ..., last - 1 of the store."""
+        return {name: self.rows(own, first, last) for name, own in self.edges.attributes.items()}
 
     def edge_pieces(self, max_edges: int) -> Iterator[EdgePiece]:
         """Yield all edges in the order of the store, at most so many at a time.

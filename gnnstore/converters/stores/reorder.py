@@ -22,11 +22,15 @@ from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.arrays.derived import MappedRows
 from gnnstore.converters.arrays.scattered import in_order
 from gnnstore.converters.arrays.source import ArraySource, SequentialArray
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.stores.communities import find_communities, rank_communities
-from gnnstore.converters.stores.copy import CopiedRows, copy_graph_attributes, texts_of
+from gnnstore.converters.stores.copy import (
+    CopiedRows,
+    copy_graph_attributes,
+    describe_edges,
+    texts_of,
+)
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.stores.ordered_texts import texts_in_order
 from gnnstore.converters.stores.places import out_degrees, places_by, ranks_at_rest
@@ -112,17 +116,10 @@ def reorder(
                 f"[{graph.num_nodes}]: one for each node"
             )
         parameters["scores_crc"] = _core.crc32c(np.ascontiguousarray(scores).view(np.uint8))
-    reader = graph.reader
-    if Path(output).resolve() == reader.path.resolve():
+    if Path(output).resolve() == graph.reader.path.resolve():
         raise UsageError(f"{output} is the store to be reordered; choose another place")
-    source = {
-        "inputs": [{"path": str(reader.path), "size_bytes": reader.total_bytes}],
-        "store_uuid": reader.uuid,
-        "parameters": parameters,
-    }
-    return write_reordered(
-        graph, output, options, progress, Scoring(by, scores, seed), source=source
-    )
+    scoring, source = Scoring(by, scores, seed), graph.source(**parameters)
+    return write_reordered(graph, output, options, progress, scoring, source=source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +160,7 @@ def _writer(
     progress: Progress | None,
     **described: Mapping[str, Any],
 ) -> GraphWriter:
-    dtype = _edge_id_dtype(graph, options)
+    dtype = None if options.edge_ids is False else graph.edge_id_dtype
     paged = [own for own in graph.nodes.attributes.values() if own.layout == "paged"]
     writer = GraphWriter(
         output,
@@ -179,29 +176,13 @@ def _writer(
             num_edges=graph.num_edges,
             node_bytes=sum(own.num_bytes for own in paged),
             node_items=sum(math.prod(own.shape) for own in paged),
-            edge_row_bytes=_row_bytes(graph) + (0 if dtype is None else dtype.itemsize),
+            edge_row_bytes=graph.edge_row_bytes + (0 if dtype is None else dtype.itemsize),
         ),
     )
     if dtype is not None:
         writer.carry_edge_ids(dtype)
-    _describe(writer, graph.edges.attributes)
+    describe_edges(writer, graph.edges.attributes)
     return writer
-
-
-def _describe(writer: GraphWriter, attributes: Mapping[str, AttributeSpec]) -> None:
-    for name, spec in attributes.items():
-        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
-
-
-def _edge_id_dtype(graph: StoreInput, options: ConvertOptions) -> np.dtype[Any] | None:
-    if options.edge_ids is False:
-        return None
-    own = graph.edges.edge_id
-    return id_dtype(graph.num_edges) if own is None else np.dtype(own.dtype)
-
-
-def _row_bytes(graph: StoreInput) -> int:
-    return sum(spec.row_bytes for spec in graph.edges.attributes.values())
 
 
 def _check_space(writer: GraphWriter, graph: StoreInput) -> None:
@@ -291,16 +272,12 @@ def write_in_order(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[A
 
 
 def _add_edges(graph: StoreInput, writer: GraphWriter, places: npt.NDArray[Any]) -> None:
-    spec, dtype = graph.edges, _edge_id_dtype(graph, writer.options)
-    step = max(1, min(_PIECE_EDGES, _PIECE_BYTES // max(1, _row_bytes(graph))))
+    step = max(1, min(_PIECE_EDGES, _PIECE_BYTES // max(1, graph.edge_row_bytes)))
 
     def attributes(first: int, last: int) -> dict[str, npt.NDArray[Any]]:
-        found = {name: graph.rows(own, first, last) for name, own in spec.attributes.items()}
-        if dtype is not None:
-            # Without ids of their own, edges have their positions.
-            positions = np.arange(first, last, dtype=dtype)
-            own = spec.edge_id
-            found[CARRIED_IDS] = positions if own is None else graph.rows(own, first, last)
+        found = graph.edge_rows(first, last)
+        if writer.options.edge_ids is not False:
+            found[CARRIED_IDS] = graph.edge_ids(first, last)
         return found
 
     writer.expect_edges(graph.num_edges)
@@ -334,7 +311,7 @@ def _write_edge_splits(graph: StoreInput, writer: GraphWriter, places: npt.NDArr
             raise AssertionError("a split has both ends")
         sources, targets = renumbered(split.negative_source), renumbered(split.negative_target)
         shared = None if sources is None or targets is None else (sources, targets)
-        _describe(writer, split.attributes)
+        describe_edges(writer, split.attributes)
         attributes = {own: CopiedRows(graph, spec) for own, spec in split.attributes.items()}
         writer.set_edge_split(
             name,

@@ -9,13 +9,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from gnnstore.converters.edges.columns import SortedEdges
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.split import PIECE_EDGES, SplitRule
 from gnnstore.converters.inputs import PathLike
-from gnnstore.converters.stores.copy import copy_graph_attributes, copy_names, copy_nodes
+from gnnstore.converters.stores.copy import (
+    copy_graph_attributes,
+    copy_names,
+    copy_nodes,
+    describe_edges,
+)
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
@@ -119,19 +121,14 @@ def _writer(
     options: ConvertOptions,
     progress: Progress | None,
 ) -> GraphWriter:
-    reader = graph.reader
     x = graph.nodes.attributes.get("x")
     return GraphWriter(
         output,
         kind="split-edges",
-        source={
-            "inputs": [{"path": str(reader.path), "size_bytes": reader.total_bytes}],
-            "store_uuid": reader.uuid,
-            "parameters": {"messages": list(rule.messages)},
-        },
+        source=graph.source(messages=list(rule.messages)),
         options=options,
         num_nodes=graph.num_nodes,
-        index_dtype=reader.schema.index_dtype,
+        index_dtype=graph.reader.schema.index_dtype,
         progress=progress,
         workload=Workload(
             num_nodes=graph.num_nodes,
@@ -144,28 +141,16 @@ def _writer(
 
 
 def _write(writer: GraphWriter, graph: StoreInput, rule: SplitRule) -> None:
-    edges = graph.edges
-    for name, spec in edges.attributes.items():
-        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
-    ids = id_dtype(graph.num_edges) if edges.edge_id is None else np.dtype(edges.edge_id.dtype)
-    writer.split_edges(partial(_sorted_edges, graph), rule, ids)
+    describe_edges(writer, graph.edges.attributes)
+    writer.split_edges(partial(_sorted_edges, graph), rule, graph.edge_id_dtype)
     copy_nodes(writer, graph)
     copy_graph_attributes(writer, graph)
     copy_names(writer, graph)
 
 
 def _sorted_edges(graph: StoreInput, *, ends_only: bool = False) -> Iterator[SortedEdges]:
-    spec, attributes = graph.edges, {} if ends_only else graph.edges.attributes
-    row_bytes = sum(own.num_bytes for own in attributes.values()) // max(1, graph.num_edges)
+    row_bytes = 0 if ends_only else graph.edge_row_bytes
     for piece in graph.edge_pieces(max(1, min(PIECE_EDGES, _PIECE_BYTES // max(1, row_bytes)))):
-        first, last = piece.first, piece.first + len(piece.sources)
-        ids = None
-        if not ends_only:
-            # Without ids of their own, edges have their positions.
-            ids = (
-                np.arange(first, last)
-                if spec.edge_id is None
-                else graph.rows(spec.edge_id, first, last)
-            )
-        rows = {name: graph.rows(own, first, last) for name, own in attributes.items()}
+        part = piece.first, piece.first + len(piece.sources)
+        ids, rows = (None, {}) if ends_only else (graph.edge_ids(*part), graph.edge_rows(*part))
         yield SortedEdges(piece.sources, piece.targets, ids, rows)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from gnnstore.converters.edges.node_ids import MAX_NODES, id_dtype
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
-from gnnstore.converters.stores.copy import copy_graph_attributes
+from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges
 from gnnstore.converters.stores.graph import EdgePiece, StoreInput
 from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.synthetic.kronecker.factor import check_factor, derive_factor
@@ -180,8 +180,7 @@ def _index_dtype(graph: StoreInput, num_nodes: int) -> IndexDtype:
 def _write_edges(writer: GraphWriter, graph: StoreInput, expander: EdgeExpander) -> None:
     expected = round(graph.num_edges * expander.factor.edge_factor)
     writer.expect_edges(expected)
-    for name, spec in graph.edges.attributes.items():
-        writer.describe_edge_attribute(name, dtype=spec.dtype, cat_dim=spec.cat_dim)
+    describe_edges(writer, graph.edges.attributes)
     with writer.progress.phase("expand edges", expected, "edges") as phase:
         for copies in expander.expand(graph):
             attributes = {
