@@ -14,11 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.disk.spool import FileSpool, MemorySpool
-
-
-def id_dtype(num_nodes: int) -> np.dtype[Any]:
-    """Return the narrowest element type of node ids that the planners know."""
-    return np.dtype(np.int32 if num_nodes <= 2**31 else np.int64)
+from gnnstore.formats.arrays.dtypes import id_dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +119,7 @@ class TraceBuilder:
 
     def __init__(self, num_batches: int, num_nodes: int, path: Path | None = None) -> None:
         self.num_batches = num_batches
-        self.id_dtype = id_dtype(num_nodes)
+        self.id_dtype = id_dtype(num_nodes - 1)
         self._num_nodes = num_nodes
         self._file = None if path is None else FileSpool(path, num_batches, what="the trace")
         self._batches = self._file or MemorySpool()

@@ -27,6 +27,7 @@ from gnnstore.features.packed.chunks import (
     chunk_bytes,
 )
 from gnnstore.features.packed.pack import pack
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.parallel import CancelledError
 from gnnstore.planning.reads import count_reads
 
@@ -144,7 +145,7 @@ class BlockPacker:
             packed.close()
 
     def _form(self, first: int, num_nodes: int, outline: Outline) -> None:
-        dtype = np.int32 if num_nodes < 2**31 else np.int64
+        dtype = id_dtype(num_nodes)
         room = self._disk_bytes()
         bounds: list[tuple[int, int]] = []
         batches: list[npt.NDArray[Any]] = []

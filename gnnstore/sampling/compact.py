@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.sampling.neighbor import IndexDtype, Sample
 
 Empty: TypeAlias = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 
-_FITS_INT32 = 2**31
 # The most that `arrays()` returns.
 MAX_ARRAYS = 6
 # The first of `arrays()` begins with the number of seeds, and two flags: disjoint trees, hops.
@@ -174,4 +174,4 @@ class CompactSample:
 
 def _narrowed(array: npt.NDArray[Any], bound: int) -> npt.NDArray[Any]:
     """Return a copy, as int32 if all numbers below `bound` fit."""
-    return array.astype(np.int32 if bound <= _FITS_INT32 else np.int64)
+    return array.astype(id_dtype(bound - 1))

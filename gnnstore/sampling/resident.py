@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.store.csc import Csc
 
 Int64Array = npt.NDArray[np.int64]
@@ -187,7 +188,7 @@ class ResidentGraph:
         """
         members, csc = self.members, self.csc
         count, rows = len(members.partitions), members.rows
-        dtype = np.int32 if csc.num_edges < 2**31 else np.int64
+        dtype = id_dtype(csc.num_edges)
         found = [np.empty(0, dtype)]
         for target, wanted in enumerate(trained.reshape(count, count)):
             last = min((target + 1) * rows, members.num_nodes)

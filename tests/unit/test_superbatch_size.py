@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.trace import TraceBuilder, id_dtype
+from gnnstore.caching.trace import TraceBuilder
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.memory import (
@@ -25,6 +25,7 @@ from gnnstore.features.packed.memory import (
     sorting_bytes,
     spilled_bytes,
 )
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer
 
@@ -297,4 +298,4 @@ def test_a_trace_ends_before_the_first_batch_that_is_missing() -> None:
     assert trace.ids.dtype == np.int64
     assert (trace.ids.tolist(), trace.num_batches) == ([1, 2], 1)
     assert TraceBuilder(2, 10).build().num_batches == 0
-    assert [id_dtype(n).name for n in (2**31, 2**31 + 1)] == ["int32", "int64"]
+    assert [id_dtype(n).name for n in (2**31 - 1, 2**31)] == ["int32", "int64"]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.node_ids import MAX_NODES, check_ids, id_dtype
+from gnnstore.converters.edges.node_ids import MAX_NODES, check_ids
 from gnnstore.converters.edges.row_blocks import RowBlocks
 from gnnstore.errors import InputError
+from gnnstore.formats.arrays.dtypes import id_dtype
 
 
 class EdgeBuffer:

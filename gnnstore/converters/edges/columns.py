@@ -16,7 +16,6 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
 from gnnstore.converters.edges.buffer import EdgeBuffer
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import (
     EdgeRules,
     compact_columns,
@@ -24,6 +23,7 @@ from gnnstore.converters.edges.rules import (
     missing_self_loops,
 )
 from gnnstore.converters.read_ahead import num_threads
+from gnnstore.formats.arrays.dtypes import id_dtype
 
 # Chunks in which finished edges are handed over: large enough for sequential writes.
 CHUNK_EDGES = 2**21

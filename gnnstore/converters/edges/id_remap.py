@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.budget.ledger import Reservation
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.memory import memory_ledger
+from gnnstore.formats.arrays.dtypes import id_dtype
 
 # Up to here one bit per possible id (512 MiB) beats sorting by far: marking an id costs
 # a few nanoseconds, sorting it about a hundred. Social networks' ids lie below.

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.converters.arrays.text_tables import NameBlock
 from gnnstore.converters.edges.id_remap import IdCollector, IdMap
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.spill_files import SpillDirectory
+from gnnstore.formats.arrays.dtypes import id_dtype
 
 # Of the memory allowed, for names: edges are to be sorted beside them.
 _SHARE = 0.5

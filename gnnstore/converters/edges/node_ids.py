@@ -1,4 +1,4 @@
-"""Node ids as they come, alone or as pairs: which are allowed, and which type holds them."""
+"""Node ids as they come, alone or as pairs, and which are allowed."""
 
 from __future__ import annotations
 
@@ -48,11 +48,6 @@ def check_ids(ids: npt.NDArray[Any], limit: int | None, what: str, first_positio
     raise InputError(
         f"{what} {int(ids[position])} at position {first_position + position} is outside {allowed}"
     )
-
-
-def id_dtype(limit: int) -> np.dtype[Any]:
-    """Return the type for ids in [0, limit)."""
-    return np.dtype(np.int32 if limit < 2**31 else np.int64)
 
 
 def check_edge_index(source: ArraySource) -> None:

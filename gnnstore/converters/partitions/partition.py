@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import parse_memory
 from gnnstore.converters.arrays.scattered import in_order
-from gnnstore.converters.edges.node_ids import check_ids, id_dtype
+from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.edges.runs import WIDE_BYTES
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.memory import memory_ledger
@@ -28,6 +28,7 @@ from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
 from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import require_space

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.graph import ColumnBlock, StoreInput
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
 
 _ROUNDS = 4

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.files import empty_piece
-from gnnstore.converters.edges.node_ids import columns_of_edges, id_dtype
+from gnnstore.converters.edges.node_ids import columns_of_edges
 from gnnstore.converters.spill_files import read_exactly
 from gnnstore.errors import CorruptStoreError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader

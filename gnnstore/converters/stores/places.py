@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.stores.graph import StoreInput
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
 
 _PIECE_NODES = 2**20

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.converters.arrays.source import ArraySource, MemoryArray, check_count, row_bytes
-from gnnstore.converters.edges.node_ids import check_ids, id_dtype
+from gnnstore.converters.edges.node_ids import check_ids
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import InputError
-from gnnstore.formats.arrays.dtypes import dtype_name
+from gnnstore.formats.arrays.dtypes import dtype_name, id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec

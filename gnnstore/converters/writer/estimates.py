@@ -23,12 +23,12 @@ from gnnstore import _core
 from gnnstore.budget.limits import available_bytes
 from gnnstore.converters.arrays.text_tables import TableFormat, TextTable
 from gnnstore.converters.edges.columns import estimate_peak_bytes
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.runs import record_bytes_for, spill_bytes_per_edge
 from gnnstore.converters.read_ahead import num_threads
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import GnnstoreError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.units import format_duration, format_size
 
 # From here on it pays to measure.

@@ -21,7 +21,6 @@ from gnnstore.converters.arrays.derived import RowTaker
 from gnnstore.converters.arrays.source import ArraySource, check_count, check_rows
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, SortedEdges
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.edges.split import SplitEdges, SplitRule, sorted_edges
 from gnnstore.converters.inputs import PathLike
@@ -41,6 +40,7 @@ from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.splits import read_split, split_ids, split_name
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import InputError, UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container import names as store_names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec

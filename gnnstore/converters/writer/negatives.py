@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from gnnstore import _core
 from gnnstore.converters.arrays.source import SequentialArray
-from gnnstore.converters.edges.node_ids import id_dtype
 from gnnstore.converters.edges.split import NAMES, SplitRule
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.writer.adjacency import finished_array
 from gnnstore.converters.writer.edge_splits import copy_array
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.container import names
 from gnnstore.formats.store.edge_splits import EdgeSplitSpec

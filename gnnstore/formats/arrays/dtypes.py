@@ -43,6 +43,14 @@ def dtype_name(dtype: npt.DTypeLike) -> str:
     return np.dtype(dtype).newbyteorder("=").name
 
 
+def id_dtype(most: int) -> np.dtype:
+    """Return the narrower type for ids up to `most`: int32 if it holds that, else int64.
+
+    Arrays of a store go by the number of nodes or edges, which is one more than the largest id.
+    """
+    return np.dtype(np.int32 if most < 2**31 else np.int64)
+
+
 def zarr_data_type(name: str) -> str:
     """Return the Zarr v3 `data_type` of an element type."""
     return dtype_name(storage_dtype(name))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gnnstore.caching.partitions.assignment import states_of_buckets, states_of_nodes
 from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.order.epoch import MAX_SORTED
 from gnnstore.pipeline.order.partition import Assigned, Assigner, Int64Array
 from gnnstore.pipeline.seeds.base import BatchKey, Seeds
@@ -168,7 +169,7 @@ class LinksByState(SeedsByState):
         """Return the bytes of the edges, their ids here, and the orders of two states."""
         shuffled = 16 * min(MAX_SORTED, len(self._links)) + 8 * min(most_edges, MAX_SORTED)
         if self._new_ends is None:
-            id_bytes = 4 if most_edges < 2**31 else 8
+            id_bytes = id_dtype(most_edges).itemsize
             return self._links.num_bytes + 2 * id_bytes * most_edges + shuffled
         grouped = _ORDER_BYTES * len(self._links)
         return self._links.num_bytes + self._new_ends.nbytes + grouped + shuffled
@@ -220,6 +221,6 @@ class LinksByState(SeedsByState):
         return self._links.seeds_in(within, index, (source, target), key)
 
 
-def _place_dtype(resident: ResidentState) -> type:
+def _place_dtype(resident: ResidentState) -> np.dtype[Any]:
     buckets = resident.buckets
-    return np.int32 if buckets is None or buckets.starts[-1] < 2**31 else np.int64
+    return id_dtype(0 if buckets is None else int(buckets.starts[-1]))

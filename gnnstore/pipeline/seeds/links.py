@@ -20,6 +20,7 @@ import torch
 
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, InputError, UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.packed.manifest import ALL_EDGES, NUM_POSITIONS
 from gnnstore.pipeline.seeds.base import (
     FIRST_EPOCH_OF_NO_RUN,
@@ -34,8 +35,6 @@ from gnnstore.sampling.neighbor import Excluded
 
 if TYPE_CHECKING:
     from gnnstore.graph.store import GraphStore
-
-_FITS_INT32 = 2**31
 
 
 @dataclass(frozen=True, eq=False)
@@ -499,7 +498,7 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
     """
     edge_label_index = _without_type(store, edge_label_index)
     if split := named_split(store, edge_label_index):
-        return store.edge_splits[split].ends(_id_dtype(store))
+        return store.edge_splits[split].ends(id_dtype(store.num_nodes - 1))
     if isinstance(edge_label_index, str):
         edge_label_index = None
     if edge_label_index is None:
@@ -532,11 +531,7 @@ def resolve_edges(store: GraphStore, edge_label_index: Any) -> npt.NDArray[Any] 
             f"edge_label_index is outside the graph, which has {store.num_nodes} nodes (0 to "
             f"{store.num_nodes - 1})"
         )
-    return values.astype(_id_dtype(store), order="C")
-
-
-def _id_dtype(store: GraphStore) -> np.dtype[Any]:
-    return np.dtype(np.int32 if store.num_nodes <= _FITS_INT32 else np.int64)
+    return values.astype(id_dtype(store.num_nodes - 1), order="C")
 
 
 def named_split(store: GraphStore, edge_label_index: Any) -> str | None:

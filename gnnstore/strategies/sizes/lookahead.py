@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 from gnnstore.budget.ledger import ALWAYS, IN_FLIGHT, Ledger, Reservation, least_more
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
-from gnnstore.caching.trace import id_dtype
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
@@ -339,7 +339,8 @@ class _Division:
     def _sizer(self, memory: Ledger) -> SuperbatchSizer:
         """Return what sizes superbatches, whose batches may miss all of their rows."""
         of, seen, is_minimal = self.of, self.seen, self.depth == "minimal"
-        batch_nodes, id_bytes = self._expected(seen.largest_nodes), id_dtype(of.num_rows).itemsize
+        batch_nodes = self._expected(seen.largest_nodes)
+        id_bytes = id_dtype(of.num_rows - 1).itemsize
         packed = None
         if self.packs:
             packed = PackedBatch(batch_nodes, batch_nodes, batch_nodes, id_bytes)

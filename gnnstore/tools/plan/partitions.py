@@ -13,6 +13,7 @@ from gnnstore.caching.partitions.sizes import BufferSizes, Contents, best_sizes,
 from gnnstore.disk.profile.device_profile import DeviceProfile
 from gnnstore.disk.profile.first_use import disk_profile
 from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.tools.plots.partitions import draw_partitions
@@ -93,7 +94,7 @@ def _contents(store: GraphStore, embedding_dim: int | None) -> Contents:
             f"{store.num_edges} edges: nothing to divide into partitions; give --embedding-dim for "
             "rows that are learned"
         )
-    per_edge = _ENDS_BYTES + (4 if store.num_edges < 2**31 else 8)  # and a position
+    per_edge = _ENDS_BYTES + id_dtype(store.num_edges).itemsize  # and a position
     return Contents(
         node_bytes,
         per_edge * store.num_edges,

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.node_ids import MAX_NODES, id_dtype
+from gnnstore.converters.edges.node_ids import MAX_NODES
 from gnnstore.converters.inputs import PathLike
 from gnnstore.converters.keyed_random import hash_pairs
 from gnnstore.converters.stores.copy import copy_graph_attributes, describe_edges
@@ -39,6 +39,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, IndexDtype
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.progress import Progress
 
 # Edges that are made at once; with 2^16 or 2^20 it is a fifth slower.
