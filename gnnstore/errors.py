@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ContextDecorator, contextmanager
 from typing import Any
 
@@ -212,6 +212,12 @@ class limits_named(ContextDecorator):  # noqa: N801 - used like a function
         found = None if error is None else resource_error(error, self._doing)
         if found is not None:
             raise found from error
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise UsageError unless an option has one of the values that it knows."""
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
 
 
 def storage_error(error: OSError, doing: str, path: str | os.PathLike[str]) -> StorageError:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from gnnstore import _core
 from gnnstore.disk.profile.device_profile import filesystem_id, load_profile
 from gnnstore.disk.profile.tuning import ReadTuning, tune_reads
-from gnnstore.errors import CorruptStoreError, UsageError, storage_errors
+from gnnstore.errors import CorruptStoreError, UsageError, check_choice, storage_errors
 from gnnstore.formats.container.regular_files import open_binary
 
 ENGINES = ("io_uring", "pread", "mmap")  # the fastest first
@@ -125,10 +125,10 @@ def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
         If the file itself cannot be read, by any engine.
     """
     if forced is not None:
-        return _choose_forced(path, forced, f"io_engine={forced!r}", "it was asked for")
+        return _choose_forced(path, "io_engine", forced, "it was asked for")
     if name := os.environ.get(ENVIRONMENT_VARIABLE):
-        what, because = f"{ENVIRONMENT_VARIABLE}={name!r}", f"{ENVIRONMENT_VARIABLE} asks for it"
-        return _choose_forced(path, name, what, because)
+        because = f"{ENVIRONMENT_VARIABLE} asks for it"
+        return _choose_forced(path, ENVIRONMENT_VARIABLE, name, because)
     refused: list[EngineProbe] = []
     for name in ENGINES:
         probe = _probe(name, path)
@@ -141,12 +141,11 @@ def choose_engine(path: Path, forced: str | None = None) -> EngineChoice:
     raise UsageError(f"no engine can read {path}: {reasons}")
 
 
-def _choose_forced(path: Path, name: str, what: str, because: str) -> EngineChoice:
-    if name not in ENGINES:
-        raise UsageError(f"{what} is unknown; choose one of {', '.join(ENGINES)}")
+def _choose_forced(path: Path, option: str, name: str, because: str) -> EngineChoice:
+    check_choice(option, name, ENGINES)
     probe = _probe(name, path)
     if not probe.is_available:
-        raise UsageError(f"{what} is not available here: {probe.detail}. {probe.remedy}")
+        raise UsageError(f"{option}={name!r} is not available here: {probe.detail}. {probe.remedy}")
     return EngineChoice(name, f"{name} because {because}", probe.is_direct)
 
 

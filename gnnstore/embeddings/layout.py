@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.partitions.reader import PartitionsReader
 from gnnstore.formats.tables.commit import MAX_PARTITIONS, TableManifest
 
@@ -76,8 +76,7 @@ class InitialRows:
     dim: int
 
     def __post_init__(self) -> None:
-        if self.kind not in INITIAL:
-            raise UsageError(f"init={self.kind!r} is unknown; choose one of {', '.join(INITIAL)}")
+        check_choice("init", self.kind, INITIAL)
         if not 0 <= self.scale < math.inf:
             raise UsageError(f"scale={self.scale}: expected a number of at least 0")
         if not isinstance(self.seed, int) or not 0 <= self.seed < 2**64:

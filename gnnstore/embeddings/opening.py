@@ -11,7 +11,7 @@ import torch
 
 from gnnstore.caching.partitions.policy import PartitionPolicy
 from gnnstore.embeddings.layout import FLOAT_BYTES, InitialRows, rows_in_order
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.partitions.reader import PartitionsReader, open_partitions
 from gnnstore.formats.tables.commit import MAX_KEPT, MAX_PARTITIONS, STATE_FLOATS, TableManifest
 from gnnstore.formats.tables.directory import TableDirectory
@@ -55,10 +55,7 @@ def create_files(
     _check_alone()
     _check_positive("dim", dim, "")
     _check_positive("keep", keep, "; the last commit stays")
-    if optimizer not in STATE_FLOATS:
-        raise UsageError(
-            f"optimizer={optimizer!r} is unknown; choose one of {', '.join(STATE_FLOATS)}"
-        )
+    check_choice("optimizer", optimizer, STATE_FLOATS)
     if not graph.num_nodes:
         raise UsageError(f"{graph.path} has no nodes, so that there is nothing to learn")
     InitialRows(init, float(scale), seed, graph.num_nodes, dim)  # checks them

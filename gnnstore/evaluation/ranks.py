@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
-from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.errors import InputError, NotFoundError, UsageError, check_choice, limits_named
 from gnnstore.evaluation.answers import (
     BYTES_PER_LISTED_EDGE,
     PIECE_BYTES,
@@ -135,8 +135,7 @@ def link_ranks(
     ...                             filter=[store, *store.edge_splits.values()])  # doctest: +SKIP
     >>> gnnstore.evaluation.mrr(ranks)                                      # doctest: +SKIP
     """
-    if side not in _SIDES:
-        raise UsageError(f"side={side!r} is unknown; choose one of {', '.join(_SIDES)}")
+    check_choice("side", side, _SIDES)
     rows = Table(table)
     asked = _edges(queries, relation, rows.num_rows, "queries")
     if not len(asked):

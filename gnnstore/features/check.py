@@ -12,7 +12,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from gnnstore.errors import CorruptStoreError, UsageError, limits_named
+from gnnstore.errors import CorruptStoreError, check_choice, limits_named
 from gnnstore.features.packed.saved import SavedPlan
 from gnnstore.features.source import RowRequest
 from gnnstore.formats.container.files import Problem
@@ -60,8 +60,7 @@ def verify(
     StorageError
         If the operating system refuses a read.
     """
-    if level not in LEVELS:
-        raise UsageError(f"level={level!r}: choose one of {', '.join(LEVELS)}")
+    check_choice("level", level, LEVELS)
     threads = num_threads or len(os.sched_getaffinity(0))
     progress = progress or NullProgress()
     try:

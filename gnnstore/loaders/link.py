@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from gnnstore.errors import InputError, NotFoundError, UsageError, limits_named
+from gnnstore.errors import InputError, NotFoundError, UsageError, check_choice, limits_named
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
@@ -359,8 +359,7 @@ def _negatives(
             f"neg_sampling={neg_sampling!r}: {error}; expected a mode ({' or '.join(MODES)}), or a "
             "torch_geometric.sampler.NegativeSampling of a positive amount"
         ) from None
-    if side not in SIDES:
-        raise UsageError(f"neg_side={side!r} is unknown; choose one of {', '.join(SIDES)}")
+    check_choice("neg_side", side, SIDES)
     if num_chunks is not None and (not isinstance(num_chunks, int) or num_chunks < 1):
         raise UsageError(
             f"shared_negatives={num_chunks!r}: expected a number of chunks, at least 1 chunk"

@@ -20,7 +20,7 @@ from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import CacheSettings, read_cache_settings
 from gnnstore.disk.engines import ENGINES
 from gnnstore.embeddings.base import ResidentTable
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 from gnnstore.graph.store import GraphStore
 from gnnstore.graph.store import open as open_store
 from gnnstore.sampling.neighbor import SamplingConfig
@@ -164,8 +164,8 @@ def read_options(
     UsageError
         If the strategy has no use for an option that is given, or one is unknown.
     """
-    if io_engine is not None and io_engine not in ENGINES:
-        raise UsageError(f"io_engine={io_engine!r} is unknown; choose one of {', '.join(ENGINES)}")
+    if io_engine is not None:
+        check_choice("io_engine", io_engine, ENGINES)
     chosen = find_strategy(strategy)
     if io_engine is not None and not chosen.reads_disk:
         raise UsageError(
@@ -307,11 +307,7 @@ def _refuse_unsupported(
         raise UsageError(
             f"time_attr={time_attr!r}: temporal sampling is not supported yet; {_USE_PYG}"
         )
-    if temporal_strategy not in _TEMPORAL_STRATEGIES:
-        raise UsageError(
-            f"temporal_strategy={temporal_strategy!r} is unknown; "
-            f"choose one of {', '.join(_TEMPORAL_STRATEGIES)}"
-        )
+    check_choice("temporal_strategy", temporal_strategy, _TEMPORAL_STRATEGIES)
     if weight_attr is not None:
         raise UsageError(
             f"weight_attr={weight_attr!r}: weighted sampling is not supported yet; {_USE_PYG}"

@@ -15,7 +15,7 @@ from gnnstore.caching.policies.fixed import FixedPlanner
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.scores import SCORES, CacheSettings, select_nodes
 from gnnstore.disk.scratch import default_parent
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_plan
@@ -103,14 +103,8 @@ class PlanSettings:
                 f"epochs={self.epochs} of batches of {self.batch_size} input nodes: at least 1 of "
                 "each is needed"
             )
-        if self.compress not in COMPRESS:
-            raise UsageError(
-                f"compress={self.compress!r} is unknown; choose one of {', '.join(COMPRESS)}"
-            )
-        if self.cached_by not in CACHED_BY:
-            raise UsageError(
-                f"cache={self.cache!r} is unknown; choose one of {', '.join(CACHED_BY)}"
-            )
+        check_choice("compress", self.compress, COMPRESS)
+        check_choice("cache", self.cached_by, CACHED_BY)
 
     @property
     def cached_by(self) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.errors import CorruptStoreError, InputError, UsageError
+from gnnstore.errors import CorruptStoreError, InputError, UsageError, check_choice
 from gnnstore.formats.store.csc import Csc
 
 SubgraphType = Literal["directional", "bidirectional", "induced"]
@@ -75,11 +75,7 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", _checked_fanouts(self.fanouts))
-        if self.subgraph_type not in get_args(SubgraphType):
-            raise UsageError(
-                f"subgraph_type must be one of {', '.join(get_args(SubgraphType))}; "
-                f"got {self.subgraph_type!r}"
-            )
+        check_choice("subgraph_type", self.subgraph_type, get_args(SubgraphType))
         if self.disjoint and self.subgraph_type == "induced":
             raise UsageError(
                 "disjoint=True and subgraph_type='induced' exclude each other: edges between "
@@ -162,8 +158,7 @@ class NeighborSampler:
     """
 
     def __init__(self, csc: Csc, config: SamplingConfig, index_dtype: IndexDtype = "int64") -> None:
-        if index_dtype not in get_args(IndexDtype):
-            raise UsageError(f"index_dtype must be 'int64' or 'int32'; got {index_dtype!r}")
+        check_choice("index_dtype", index_dtype, get_args(IndexDtype))
         if index_dtype == "int32" and max(csc.num_nodes, csc.num_src) > 2**31:
             raise UsageError(
                 f"the node ids of {csc.source} ({csc.num_nodes} nodes) do not fit in int32; "

@@ -455,7 +455,7 @@ def test_what_has_no_scale_is_named(tmp_path: Path, value: float) -> None:
 def test_a_scale_needs_int8_and_rows_that_can_be_read_twice(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"feature_scale='column' goes with feature_dtype='int8'"):
         ConvertOptions(feature_scale="column", feature_dtype="float16")
-    with pytest.raises(UsageError, match=r"feature_scale='row' is not one of 'column'"):
+    with pytest.raises(UsageError, match=r"feature_scale='row' is unknown; choose one of column"):
         ConvertOptions(feature_scale="row")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"features that can be read twice, which these cannot"):
         from_rmat(tmp_path / "r.gnn", scale=4, options=INT8)

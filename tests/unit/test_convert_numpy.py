@@ -166,7 +166,7 @@ def test_an_empty_directory_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="layout='coo' is not one of 'csc', 'csr'"):
+    with pytest.raises(UsageError, match="layout='coo' is unknown; choose one of csc, csr"):
         convert(tmp_path, EDGES, layout="coo")
 
 

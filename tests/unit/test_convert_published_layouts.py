@@ -194,7 +194,7 @@ def test_igb_with_an_error_is_refused(tmp_path: Path, graph: GraphArrays) -> Non
         return str(caught.value)
 
     assert "is not there; it holds several sizes: give " in refused(NotFoundError, tmp_path / "igb")
-    assert "classes='20' is not one of '19', '2K'" in refused(UsageError, classes="20")
+    assert "classes='20' is unknown; choose one of 19, 2K" in refused(UsageError, classes="20")
     np.save(papers / "node_label_19.npy", np.zeros(49))
     assert "node_label_19.npy: has 49 rows, but the graph has 50 nodes" in refused()
     (papers / "node_feat.npy").write_bytes(b"\0" * 5000)

@@ -355,7 +355,7 @@ def test_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "b.gnn"
     with pytest.raises(UsageError, match="choose another place"):
         reorder(before, before)
-    with pytest.raises(UsageError, match="by='size' is not one of"):
+    with pytest.raises(UsageError, match="by='size' is unknown; choose one of degree"):
         reorder(before, output, "size")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="go with by='frequency'"):
         reorder(before, output, scores=np.zeros(300, np.uint8))
@@ -472,5 +472,5 @@ def test_nothing_is_left_of_data_in_memory(tmp_path: Path, monkeypatch: pytest.M
     assert not list(tmp_path.iterdir())
     with pytest.raises(UsageError, match="give the finished store to reorder"):
         GraphWriter(tmp_path / "a.gnn", kind="mine", options=options)
-    with pytest.raises(UsageError, match="node_order='size' is not one of"):
+    with pytest.raises(UsageError, match="node_order='size' is unknown; choose one of"):
         ConvertOptions(node_order="size")  # type: ignore[arg-type]

@@ -85,7 +85,7 @@ def test_a_source_without_a_column_cannot_be_expanded() -> None:
         ({"fanouts": (2**31,)}, "the fan-out of hop 0 is 2147483648"),
         ({"fanouts": (1.5,)}, r"fanouts must be a sequence of integers; got \(1.5,\)"),
         ({"fanouts": 10}, "fanouts must be a sequence of integers; got 10"),
-        ({"subgraph_type": "all"}, "subgraph_type must be one of directional, bidirectional"),
+        ({"subgraph_type": "all"}, "subgraph_type='all' is unknown; choose one of directional, bi"),
         ({"disjoint": True, "subgraph_type": "induced"}, "exclude each other"),
         ({"seed": -1}, r"seed must be in \[0, 2\^64\); got -1"),
         ({"seed": 2**64}, r"seed must be in \[0, 2\^64\)"),
@@ -110,7 +110,7 @@ def test_ids_that_do_not_fit_in_int32() -> None:
     with pytest.raises(UsageError, match=r"the/store .* do not fit in int32; use index_dtype="):
         NeighborSampler(csc, SamplingConfig((1,)), "int32")
     NeighborSampler(Csc(CSC.indptr, CSC.indices, None, 2**31), SamplingConfig((1,)), "int32")
-    with pytest.raises(UsageError, match="index_dtype must be 'int64' or 'int32'; got 'int16'"):
+    with pytest.raises(UsageError, match="index_dtype='int16' is unknown; choose one of int64, i"):
         NeighborSampler(csc, SamplingConfig((1,)), "int16")  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.partitions.orders import Purpose, Schedule, draws
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 
 Int64Array = npt.NDArray[np.int64]
 ASSIGNMENTS = ("random", "greedy")
@@ -36,9 +36,7 @@ def states_of_buckets(
     UsageError
         If two partitions never meet.
     """
-    if assignment not in ASSIGNMENTS:
-        expected = " or ".join(map(repr, ASSIGNMENTS))
-        raise UsageError(f"assignment={assignment!r}: expected {expected}")
+    check_choice("assignment", assignment, ASSIGNMENTS)
     group_of = schedule.group_of
     num_partitions, num_groups = schedule.num_partitions, len(schedule.groups)
     pairs = schedule.states[:, :, None] * num_groups + schedule.states[:, None, :]

@@ -22,7 +22,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -146,8 +146,7 @@ def two_level(
             "is in the buffer at a time, so that no two of them meet; give at least "
             f"capacity={2 * size}, or logical={2 * num_partitions // capacity}"
         )
-    if order not in ORDERS:
-        raise UsageError(f"order={order!r}: expected one of {', '.join(map(repr, ORDERS))}")
+    check_choice("order", order, ORDERS)
     generator = draws(seed, epoch, Purpose.STATES)
     if per_state >= num_groups:
         states = np.arange(num_groups)[None]

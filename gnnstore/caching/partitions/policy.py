@@ -16,7 +16,7 @@ from gnnstore.caching.partitions.orders import (
     two_level,
 )
 from gnnstore.caching.partitions.sizes import Contents, sizes_of_partitions
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 
 KINDS = ("two-level", "dispersed", "sequential")
 
@@ -136,9 +136,9 @@ class PartitionPolicy:
     name: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("kind", self.kind, KINDS)
-        _check_choice("order", self.order, ORDERS)
-        _check_choice("assignment", self.assignment, ASSIGNMENTS)
+        check_choice("kind", self.kind, KINDS)
+        check_choice("order", self.order, ORDERS)
+        check_choice("assignment", self.assignment, ASSIGNMENTS)
         if not isinstance(self.name, str | os.PathLike | None) or self.name == "":
             raise UsageError(f"name={self.name!r}: expected a name of partitions, or their path")
         bias = self.max_bias
@@ -291,11 +291,6 @@ class PartitionPolicy:
             max_bias=self.max_bias,
         )
         return [self._shape(num_partitions, s.capacity, s.num_groups) for s in found]
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name}={value!r}: expected one of {', '.join(map(repr, choices))}")
 
 
 def _nearest(allowed: list[int], wanted: int) -> list[int]:

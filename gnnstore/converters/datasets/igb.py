@@ -24,7 +24,7 @@ from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import split_ranges
 from gnnstore.converters.writer.workload import Workload, node_workload
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.progress import Progress
 
 Classes = Literal["19", "2K"]
@@ -69,8 +69,7 @@ def from_igb(
     InputError
         If an array is damaged or disagrees with another.
     """
-    if classes not in get_args(Classes):
-        raise UsageError(f"classes={classes!r} is not one of '19', '2K'")
+    check_choice("classes", classes, get_args(Classes))
     root = _find(existing_directory(input, "the IGB data set"))
     labels = root / "paper" / f"node_label_{classes}.npy"
     files = [path for path in (root / _EDGES, root / _FEATURES, labels) if path.exists()]

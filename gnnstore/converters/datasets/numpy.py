@@ -26,7 +26,7 @@ from gnnstore.converters.stores.ordered import converter
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.splits import SPLIT_KEYS
-from gnnstore.errors import InputError, NotFoundError, UsageError
+from gnnstore.errors import InputError, NotFoundError, check_choice
 from gnnstore.progress import Progress
 
 _CHUNK_EDGES, _CHUNK_NODES = 2**18, 2**18
@@ -84,8 +84,7 @@ def from_numpy(
     InputError
         If an array is damaged, pickled, missing, or disagrees with another.
     """
-    if layout not in ("csc", "csr"):
-        raise UsageError(f"layout={layout!r} is not one of 'csc', 'csr'")
+    check_choice("layout", layout, ("csc", "csr"))
     path = existing_path(input, "the input")
     files = sorted(path.glob("*.npy")) if path.is_dir() else [path]
     if not files:

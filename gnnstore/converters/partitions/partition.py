@@ -27,7 +27,7 @@ from gnnstore.converters.partitions.order import as_they_are, node_order, rows_p
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.converters.stores.copy import CopiedRows
 from gnnstore.converters.stores.graph import StoreInput
-from gnnstore.errors import InputError, UsageError, limits_named
+from gnnstore.errors import InputError, UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry
 from gnnstore.formats.arrays.spec import AttributeSpec
@@ -96,9 +96,7 @@ class Partitioning:
     order: OrderKind = "random"
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            known = ", ".join(map(repr, ORDERS))
-            raise UsageError(f"order={self.order!r}: expected one of {known}")
+        check_choice("order", self.order, ORDERS)
         if self.order == "none" and self.train_first is not None:
             raise UsageError(
                 f"order='none' keeps nodes where they are, and train_first={self.train_first!r} "

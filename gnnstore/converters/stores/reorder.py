@@ -38,7 +38,7 @@ from gnnstore.converters.writer.carried_ids import CARRIED_IDS
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.converters.writer.options import ConvertOptions, refuse_rules
 from gnnstore.converters.writer.workload import Workload
-from gnnstore.errors import UsageError, limits_named
+from gnnstore.errors import UsageError, check_choice, limits_named
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.container.files import require_space
 from gnnstore.progress import Progress
@@ -105,8 +105,7 @@ def reorder(
     if by == "community":
         parameters["seed"] = seed
     graph = StoreInput(store)
-    if by not in ORDERS:
-        raise UsageError(f"by={by!r} is not one of {', '.join(map(repr, ORDERS))}")
+    check_choice("by", by, ORDERS)
     if (by == "frequency") != (scores is not None):
         raise UsageError("scores: go with by='frequency', which needs them; see the how-to")
     if scores is not None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from gnnstore.budget.limits import parse_memory
 from gnnstore.converters.edges.split import SplitRule
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, MAX_PAGE_BYTES, MIN_PAGE_BYTES
 
@@ -93,8 +93,8 @@ class ConvertOptions:
     node_order: NodeOrder = "none"
 
     def __post_init__(self) -> None:
-        _check_choice("self_loops", self.self_loops, get_args(SelfLoops))
-        _check_choice("node_order", self.node_order, get_args(NodeOrder))
+        check_choice("self_loops", self.self_loops, get_args(SelfLoops))
+        check_choice("node_order", self.node_order, get_args(NodeOrder))
         size = self.page_bytes
         if not MIN_PAGE_BYTES <= size <= MAX_PAGE_BYTES or size & (size - 1):
             raise UsageError(
@@ -102,16 +102,16 @@ class ConvertOptions:
                 f"{MAX_PAGE_BYTES}; the default is {DEFAULT_PAGE_BYTES}"
             )
         if self.feature_dtype is not None:
-            _check_choice("feature_dtype", self.feature_dtype, tuple(STORAGE_DTYPES))
+            check_choice("feature_dtype", self.feature_dtype, tuple(STORAGE_DTYPES))
         if self.feature_scale is not None:
-            _check_choice("feature_scale", self.feature_scale, get_args(FeatureScale))
+            check_choice("feature_scale", self.feature_scale, get_args(FeatureScale))
             if self.feature_dtype != "int8":
                 raise UsageError(
                     f"feature_scale={self.feature_scale!r} goes with feature_dtype='int8', not "
                     f"{self.feature_dtype!r}: floats need no scale"
                 )
         if self.index_dtype is not None:
-            _check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
+            check_choice("index_dtype", self.index_dtype, get_args(IndexDtype))
         if self.memory_bytes is not None:
             parse_memory(self.memory_bytes, name="memory_bytes")
         _ = self.split_rule  # raises if there can be none
@@ -155,8 +155,3 @@ def refuse_rules(options: ConvertOptions, doing: str) -> None:
     for name in ("undirected", "self_loops", "feature_dtype", "node_order"):
         if getattr(options, name) != getattr(defaults, name):
             raise UsageError(f"{name} is not for {doing}; convert with it")
-
-
-def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}")

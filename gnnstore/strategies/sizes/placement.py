@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self, cast
 from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
-from gnnstore.errors import UsageError
+from gnnstore.errors import UsageError, check_choice
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.traits import Mode, StrategyTraits
@@ -308,8 +308,7 @@ def _place_topology(topology: str, mode: Mode, sizes: StoreSizes, usable_bytes: 
 
 
 def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:
-    if topology not in TOPOLOGIES:
-        raise UsageError(f"topology={topology!r} is unknown; choose one of {', '.join(TOPOLOGIES)}")
+    check_choice("topology", topology, TOPOLOGIES)
     if strategy is None:
         return
     if strategy.mode == "memory" and topology in {"mmap", "disk"}:
