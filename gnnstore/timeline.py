@@ -57,16 +57,6 @@ class Timeline:
     def __reduce__(self) -> tuple[Any, ...]:
         return (_off, ())  # a loader's copy in another process records nothing
 
-    @property
-    def num_events(self) -> int:
-        """Number of events that are kept."""
-        return len(self._events)
-
-    @property
-    def num_dropped(self) -> int:
-        """Number of events beyond the most that are kept."""
-        return self._num_dropped
-
     def span(self, name: str, /, **args: Any) -> _Span:
         """Record the time of a `with` block; `as` gives its arguments, which may be extended.
 

@@ -142,7 +142,7 @@ def test_below_a_planned_cache_and_packed_rows(path: Path, tmp_path: Path, is_pa
     lease = PlannedCache(tables, NUM_SLOTS).begin()
     with pack(files_of(tables), trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
         for i in range(trace.num_batches):
-            step = PlanStep.of(trace, plan, i)
+            step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
             found = lease.gather(i, step, packed.rows(i) if is_packed else None)["x"]
             np.testing.assert_array_equal(found.values, expected[step.ids])
 

@@ -283,7 +283,7 @@ def test_several_tables_behind_a_planned_cache(tmp_path: Path, engine: str) -> N
         plan = planner.plan(trace)
         with pack(tables, trace, plan, tmp_path, memory_bytes=1 << 26) as packed:
             for i in range(trace.num_batches):
-                step = PlanStep.of(trace, plan, i)
+                step = PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
                 found = lease.gather(number, step, packed.rows(i))
                 np.testing.assert_array_equal(found["x"].values, features[step.ids])
                 np.testing.assert_array_equal(found["scale"].values, scales[step.ids])

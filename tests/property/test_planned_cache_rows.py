@@ -121,7 +121,10 @@ def test_rows_are_the_tables_rows(
         trace = random_trace(rng, size, dtype)
         plan = planner.plan(trace)
         missed = {p: InMemory(rows) for p, rows in tables.rows.items()}
-        steps = [PlanStep.of(trace, plan, i) for i in range(size)]
+        steps = [
+            PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+            for i in range(size)
+        ]
         gathered = gather_all(lease, steps, num_threads, missed if has_source else None)
         num_gathered += size
         for i, of_batch in enumerate(gathered):

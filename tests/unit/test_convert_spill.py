@@ -224,7 +224,7 @@ def test_what_memory_cannot_hold_goes_to_the_disk(
     need = estimate_peak_bytes(rules, graph.num_edges, 3000, 4)
     builder = EdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 5)
     feed(builder, graph.edge_index)
-    assert builder.is_spilling
+    assert builder._parts
     built = builder.finish(3000)
     assert isinstance(built, SpilledEdges)
     check_equal(columns(built), in_memory(graph.edge_index, rules, 3000))
@@ -264,9 +264,9 @@ def test_a_long_column_sends_the_last_step_to_the_disk(
     budget = estimate_peak_bytes(EdgeRules(), 5000, 5000, 4)
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=budget)
     feed(builder, edges)
-    assert not builder.is_spilling
+    assert not builder._parts
     built = builder.finish(5000)
-    assert builder.is_spilling
+    assert builder._parts
     check_equal(columns(built), in_memory(edges, EdgeRules(), 5000))
 
 
@@ -375,7 +375,7 @@ def test_memory_may_be_left_to_others(tmp_path: Path) -> None:
         builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=200_000)
         builder.reserve(reserved)
         feed(builder, edges, attributes=False)
-        assert builder.is_spilling == is_spilling
+        assert bool(builder._parts) == is_spilling
 
 
 _MEASURE = """
@@ -404,7 +404,7 @@ _MEASURE = """
         for piece in built.chunks():
             pass
         built.close()
-        assert builder.is_spilling
+        assert builder._parts
 
     build(1_000_000, 2**24)  # what is loaded and started once is not counted
     before = resident("VmRSS")
@@ -466,7 +466,7 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
     assert first
     # Another budget, another chunking: nothing that is there is written again.
     builder = begin(120_000)
-    assert builder.is_spilling
+    assert builder._parts
     feed(builder, graph.edge_index)
     assert {name: Path(name).stat().st_mtime_ns for name in first} == first
     runs = [name for run in journal_of(tmp_path).runs() for name in run["files"]]
@@ -543,7 +543,7 @@ def test_an_id_that_no_node_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(spill, "MIN_SPILL_BYTES", 0)
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=1)
     builder.add(np.array([1, 7]), np.array([2, 0]), {}, "test")
-    assert builder.is_spilling
+    assert builder._parts
     with pytest.raises(InputError, match=r"node id 7 is outside \[0, 5\): there are 5 nodes"):
         builder.finish(5)
 

@@ -199,7 +199,7 @@ def test_files_come_and_go(case: Case) -> None:
     packed = case.pack()
     names = [name.split("/")[-1] for name in case.left() if "/" in name]
     assert names == ["0.rows", "positions"], "ids are of no use any more"
-    assert packed.resident_bytes < 100 * len(SIZES)
+    assert packed.index.num_bytes < 100 * len(SIZES)
     packed.close()
     packed.close()
     assert case.left() == []

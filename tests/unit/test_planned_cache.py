@@ -79,7 +79,10 @@ def planned_steps(planner: BeladyPlanner, seed: int = 1) -> list[PlanStep]:
     batches = [(NUM_ROWS * rng.random(60) ** 3).astype(np.int64) for _ in range(NUM_BATCHES)]
     trace = Trace.of(batches)
     plan = planner.plan(trace)
-    return [PlanStep.of(trace, plan, i) for i in range(NUM_BATCHES)]
+    return [
+        PlanStep(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
+        for i in range(NUM_BATCHES)
+    ]
 
 
 @dataclass

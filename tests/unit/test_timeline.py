@@ -69,7 +69,6 @@ def test_what_is_recorded_is_written(tmp_path: Path) -> None:
     assert {plan["pid"], read["pid"]} == {os.getpid()}
     assert thread_names(document) == {threading.get_native_id(): "MainThread"}
     assert document["otherData"] == {"dropped_events": 0}
-    assert timeline.num_events == 2
 
 
 def test_nothing_recorded_is_a_file_too(tmp_path: Path) -> None:
@@ -132,7 +131,6 @@ def test_memory_is_bounded_and_what_is_dropped_is_said(tmp_path: Path) -> None:
     now_ns = time.perf_counter_ns()
     for i in range(25):
         timeline.add("step", now_ns + i, now_ns + i + 1, i=i)
-    assert (timeline.num_events, timeline.num_dropped) == (10, 15)
     document = written(timeline, tmp_path / "t.json")
     assert [event["args"]["i"] for event in events_of(document)] == list(range(10))
     assert document["otherData"] == {"dropped_events": 15}
@@ -182,7 +180,7 @@ def test_off_keeps_nothing() -> None:
     with OFF.span("read") as args:
         assert args == {}
     OFF.add("read", 1, 2)
-    assert (OFF.num_events, OFF.num_dropped) == (0, 0)
+    assert not OFF._events
 
 
 def test_a_copy_in_another_process_is_off() -> None:
@@ -460,7 +458,7 @@ def test_untraced_stages_cost_next_to_nothing() -> None:
         return time.perf_counter() - start
 
     assert min(seconds() for _ in range(5)) / 1000 < 20e-6
-    assert module.OFF.num_events == 0
+    assert not module.OFF._events
 
 
 def test_a_stage_that_began_before_is_shown_from_the_beginning(tmp_path: Path) -> None:

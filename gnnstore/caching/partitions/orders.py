@@ -87,12 +87,6 @@ class Schedule:
         return len(self.states) - 1
 
     @property
-    def num_loads(self) -> int:
-        """Number of partitions read in the epoch, beginning with an empty buffer."""
-        num_groups, per_group = self.states.shape[1], self.groups.shape[1]
-        return int((num_groups + self.num_swaps) * per_group)
-
-    @property
     def group_of(self) -> Int64Array:
         """Logical group of each partition, int64 [p]."""
         found = np.empty(self.num_partitions, np.int64)
@@ -237,12 +231,6 @@ def beta_swaps(num_groups: int, per_state: int) -> int:
     left = num_groups - per_state
     rounds = left // (per_state - 1)
     return (rounds + 2) * left - (per_state - 1) * rounds * (rounds + 1) // 2
-
-
-def least_swaps(num_groups: int, per_state: int) -> int:
-    """Return the lower bound: a swap makes at most c_l - 1 pairs meet for the first time."""
-    pairs = num_groups * (num_groups - 1) // 2 - per_state * (per_state - 1) // 2
-    return -(-pairs // (per_state - 1))
 
 
 def _beta(num_groups: int, per_state: int, generator: np.random.Philox) -> Int64Array:

@@ -98,11 +98,6 @@ class EdgeBuilder:
         self._skip = sum(part.num_edges for part in self._parts)
         self.buffer.max_id = max((part.max_id for part in self._parts), default=-1)
 
-    @property
-    def is_spilling(self) -> bool:
-        """Whether edges lie on disk."""
-        return bool(self._parts)
-
     def reserve(self, num_bytes: int) -> None:
         """Set memory aside for others."""
         self._memory = self._memory.with_limit(max(0, self._memory.limit - num_bytes))

@@ -77,11 +77,6 @@ class ChunkChecksums:
         np.cumsum(num_blocks(chunk_bytes, BLOCK_BYTES), out=begins[1:])
         return cls(np.zeros(int(begins[-1]), np.uint32), begins)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory."""
-        return self.crcs.nbytes + self.begins.nbytes
-
     def of_chunk(self, i: int) -> npt.NDArray[np.uint32]:
         """Return the checksums of a chunk: a view."""
         return self.crcs[self.begins[i] : self.begins[i + 1]]
@@ -361,23 +356,6 @@ class PackedSuperbatch:
         """Bytes on disk."""
         chunks = sum(table.num_disk_bytes for table in self.tables.values())
         return chunks + self.index.num_disk_bytes
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of rows that are in memory instead."""
-        return sum(len(table.kept) for table in self.tables.values())
-
-    @property
-    def resident_bytes(self) -> int:
-        """Bytes of memory: chunks that stay there, where rows go. No staging memory."""
-        tables = self.tables.values()
-        chunks = sum(table.chunk_offsets.nbytes + table.checksums.num_bytes for table in tables)
-        return self.index.num_bytes + chunks + self.kept_bytes
-
-    @property
-    def staging_bytes(self) -> int:
-        """Bytes of memory for each thread that reads, besides what it reads to."""
-        return self._reader.staging_bytes
 
     def rows(self, i: int) -> dict[str, RowSource]:
         """Return the sources of the rows that batch `i` misses, by the table's path.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.budget.ledger import SLOTS, Reservation
-from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import check_num_slots
-from gnnstore.caching.trace import Trace
 from gnnstore.errors import GnnstoreError, UsageError
 from gnnstore.features.source import RowRequest, Rows, RowSource
 from gnnstore.features.tiers.static import warm_up
@@ -54,11 +52,6 @@ class PlanStep:
     slots: npt.NDArray[np.int32]
     change_positions: npt.NDArray[np.int32]
     change_slots: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, trace: Trace, plan: CachePlan, i: int) -> Self:
-        """Return the step of batch i of a superbatch; a view."""
-        return cls(trace.batch(i), plan.batch_slots(i), *plan.batch_changes(i))
 
 
 class PlannedCache:

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gnnstore.caching.partitions.orders import Schedule
 from gnnstore.formats import StoreReader, load_csc
+
+
+def partitions_loaded(schedule: Schedule) -> int:
+    """Return how many partitions an epoch reads, beginning with an empty buffer."""
+    return len(schedule.partitions(0)) + sum(len(enters) for _, enters in schedule.swaps())
 
 
 def resident_csc(
