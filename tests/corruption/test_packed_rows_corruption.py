@@ -130,7 +130,7 @@ def test_what_packing_reads_back_is_compared(
     def damage(appended: Any, _: Any, missed: Any, files: Any) -> None:
         # The last chunk; or the second run.
         number = len(missed.index.num_rows) - 1 if "segment" in options else 1
-        flip(files["nodes/node/x"][0], int(appended[0]["nodes/node/x"].offsets[number]))
+        flip(files["nodes/node/x"][0], int(appended["nodes/node/x"].offsets[number]))
 
     altering(monkeypatch, segment_packing, "append_missed", damage)
     message = f"cannot {doing}: .*bytes .* are not what was written: the crc32c is .*Test the"

@@ -10,7 +10,7 @@ import pytest
 
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
-from gnnstore.errors import BudgetError, NoSpaceError, StorageError
+from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, packed_bytes
@@ -38,17 +38,13 @@ class Case:
         self.file = directory / "packed"
         self.file.touch()
 
-    def append(self, number: int, begin: int, disk_bytes: int | None = None) -> int:
+    def append(self, number: int, begin: int) -> int:
         """Pack a superbatch and return where it ends."""
         missed = collect_misses(
             self.traces[number], self.slots[number], NUM_ROWS, memory_bytes=MEMORY_BYTES
         )
-        runs, _ = append_missed(
-            self.tables,
-            missed,
-            {"x": (self.file, begin)},
-            memory_bytes=MEMORY_BYTES,
-            disk_bytes=disk_bytes,
+        runs = append_missed(
+            self.tables, missed, {"x": (self.file, begin)}, memory_bytes=MEMORY_BYTES
         )
         offsets = runs["x"].offsets
         assert offsets[0] == begin
@@ -102,14 +98,10 @@ def test_what_was_there_outlives_a_failure(case: Case) -> None:
     assert case.file.read_bytes() == case.expected(0) + case.expected(2)
 
 
-def test_a_budget_of_disk_is_for_what_is_added(case: Case) -> None:
+def test_what_is_added_is_what_was_predicted(case: Case) -> None:
     end = case.append(0, 0)
     missed = [
         int((case.slots[2][a:b] < 0).sum())
         for a, b in zip(case.traces[2].offsets[:-1], case.traces[2].offsets[1:], strict=True)
     ]
-    needed = packed_bytes(case.tables, np.array(missed))
-    with pytest.raises(BudgetError):
-        case.append(2, end, disk_bytes=needed - 1)
-    assert case.file.stat().st_size == end
-    assert case.append(2, end, disk_bytes=needed) == end + needed
+    assert case.append(2, end) == end + packed_bytes(case.tables, np.array(missed))

@@ -105,7 +105,7 @@ def test_the_same_files(case: Case, num_slots: int, num_threads: int) -> None:
         missed = collect_misses(
             *spilled, NUM_ROWS, memory_bytes=MEMORY_BYTES, num_threads=num_threads
         )
-        runs, _ = append_missed(
+        runs = append_missed(
             case.tables,
             missed,
             {"x": (file, end)},

@@ -336,9 +336,7 @@ def append_missed(
     *,
     memory_bytes: int,
     num_threads: int = 1,
-    disk_bytes: int | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> tuple[dict[str, PackedChunks], PackCounts]:
+) -> dict[str, PackedChunks]:
     """Pack collected misses behind what other superbatches have in files that are kept.
 
     Parameters
@@ -347,30 +345,24 @@ def append_missed(
         In memory; a chunk is written for each of its batches. Counted with `memory_bytes`.
     files : Mapping of str to (Path, int)
         For each table a file, which exists, and a multiple of 4096 to begin at.
-    disk_bytes : int, optional
-        Disk that may be taken now.
 
     Returns
     -------
     dict of str to PackedChunks
         For each table, where the chunk of each batch is in its file.
-    PackCounts
 
     Raises
     ------
     BudgetError, NoSpaceError, StorageError
         As `pack`. Behind the beginnings, files may hold anything then.
     """
-    start = perf_counter()
     directory = next(iter(files.values()))[0].parent
-    _check_room(directory, packed_bytes(tables, missed.index.num_rows), disk_bytes)
+    _check_room(directory, packed_bytes(tables, missed.index.num_rows), None)
     chunks: dict[str, PackedChunks] = {}
-    counts = PackCounts()
     for path, table in tables.items():
         job = TableJob(path, table, missed, *files[path], grows=True)
-        chunks[path], more = job.run(memory_bytes, num_threads, None, advance)
-        counts = _sum(counts, more)
-    return chunks, replace(counts, seconds=perf_counter() - start)
+        chunks[path], _ = job.run(memory_bytes, num_threads, None, None)
+    return chunks
 
 
 def _sum(a: PackCounts, b: PackCounts) -> PackCounts:

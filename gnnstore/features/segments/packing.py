@@ -258,7 +258,7 @@ def append_divided(
     BudgetError, NoSpaceError, StorageError
         As `append_missed`.
     """
-    chunks, _ = append_missed(
+    chunks = append_missed(
         tables,
         divided.missed,
         files,
