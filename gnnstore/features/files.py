@@ -55,35 +55,7 @@ class FileRows:
     @cached_property
     def place(self) -> dict[str, int]:
         """The kernels' arguments for the place of rows, and for how reads are merged."""
-        geometry = self.array.geometry
-        return {
-            "num_rows": self.num_rows,
-            "row_bytes": geometry.row_bytes,
-            "rows_per_page": geometry.rows_per_page,
-            "page_stride_bytes": geometry.page_stride_bytes,
-            "gap_bytes": self.engine.tuning.gap_bytes,
-        }
-
-    def read_range(self, first: int, out: npt.NDArray[Any]) -> ReadCounts:
-        """Fill `out` with consecutive rows, in large reads.
-
-        Reads go straight to `out` where both places are aligned for direct reads.
-
-        Parameters
-        ----------
-        first : int
-            The first row, in an array whose rows fill their pages.
-        out : ndarray [n, ...] of row_bytes a row, C-ordered
-
-        Raises
-        ------
-        IndexError
-            If the range is not within the table.
-        OSError
-            If a read failed, or met the end of its file.
-        """
-        begin = np.array([first])
-        return self.read_ranges(begin, begin + len(out), np.zeros(1, np.int64), out)
+        return {**self.array.place, "gap_bytes": self.engine.tuning.gap_bytes}
 
     def read_ranges(
         self,
@@ -92,14 +64,24 @@ class FileRows:
         places: npt.NDArray[np.int64],
         out: npt.NDArray[Any],
     ) -> ReadCounts:
-        """Read ranges of rows, many in flight at a time; as `read_range`.
+        """Read ranges of rows in large reads, many in flight at a time.
+
+        Reads go straight to `out` where both places are aligned for direct reads.
 
         Parameters
         ----------
         firsts, ends : ndarray of int64 [k]
-            Rows `firsts[i]` to `ends[i] - 1`.
+            Rows `firsts[i]` to `ends[i] - 1`, in an array whose rows fill their pages.
         places : ndarray of int64 [k]
             Row of `out` that each range begins at.
+        out : ndarray [n, ...] of row_bytes a row, C-ordered
+
+        Raises
+        ------
+        IndexError
+            If a range is not within the table.
+        OSError
+            If a read failed, or met the end of its file.
         """
         wrong = np.flatnonzero((firsts < 0) | (ends < firsts) | (ends > self.num_rows))
         if wrong.size:

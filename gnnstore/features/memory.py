@@ -54,7 +54,15 @@ class MemoryRows(RowSource):
         One thread: a loader prepares several batches side by side instead.
         """
         spec = self.spec
-        return _copy(self._body, spec, ids, out, rows_per_page=1, page_stride_bytes=spec.row_bytes)
+        return _copy(
+            self._body,
+            ids,
+            out,
+            num_rows=spec.num_rows,
+            row_bytes=spec.row_bytes,
+            rows_per_page=1,
+            page_stride_bytes=spec.row_bytes,
+        )
 
     @cached_property
     def _body(self) -> npt.NDArray[np.uint8]:
@@ -92,32 +100,15 @@ class MappedRows(RowSource):
         """
         self.array.check_mapped_files()
         num_threads = max(1, min(MAX_FAULT_THREADS, ids.size // MIN_ROWS_PER_FAULT_THREAD))
-        geometry = self.array.geometry
-        return _copy(
-            self.body,
-            self.spec,
-            ids,
-            out,
-            rows_per_page=geometry.rows_per_page,
-            page_stride_bytes=geometry.page_stride_bytes,
-            num_threads=num_threads,
-        )
+        return _copy(self.body, ids, out, **self.array.place, num_threads=num_threads)
 
 
 def _copy(
     body: npt.NDArray[np.uint8],
-    spec: RowSpec,
     ids: npt.NDArray[Any],
     out: npt.NDArray[Any],
     **options: int,
 ) -> ReadCounts:
     if out.size:
-        _core.gather_rows(
-            body,
-            ids,
-            out.reshape(-1).view(np.uint8),
-            num_rows=spec.num_rows,
-            row_bytes=spec.row_bytes,
-            **options,
-        )
+        _core.gather_rows(body, ids, out.reshape(-1).view(np.uint8), **options)
     return ReadCounts()

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from gnnstore._core import ReadCounts, empty
 from gnnstore.disk.engines import Engine
-from gnnstore.errors import CorruptStoreError, storage_error
-from gnnstore.features.files import FileRows
+from gnnstore.errors import CorruptStoreError
 from gnnstore.features.opening import open_rows
 from gnnstore.features.source import RowSource
 from gnnstore.formats.arrays.paged_array import PagedArray
@@ -29,12 +28,9 @@ class IndexRows:
     `fetch` is what `gnnstore.sampling.DiskNeighborSampler` needs.
     """
 
-    def __init__(
-        self,
-        rows: RowSource,
-        files: FileRows,
-        pause: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, rows: RowSource, pause: Callable[[float], None] = lambda _: None) -> None:
+        files = rows.file_rows
+        assert files is not None  # noqa: S101 - an engine reads files
         array = files.array
         if not array.geometry.is_exact or array.row_shape != ():
             raise CorruptStoreError(
@@ -58,9 +54,7 @@ class IndexRows:
         StorageError
             If a file cannot be opened, or is shorter than its part of the array.
         """
-        rows = open_rows(array, engine)
-        assert rows.file_rows is not None  # noqa: S101 - an engine reads files
-        return cls(rows, rows.file_rows)
+        return cls(open_rows(array, engine))
 
     def beside(self, pause: Callable[[float], None]) -> IndexRows:
         """Return the ids for a thread that reads many of them beside others.
@@ -70,7 +64,7 @@ class IndexRows:
         pause : callable
             Called after each `read`, with the seconds that it took; may raise.
         """
-        return type(self)(self._rows, self._files, pause)
+        return type(self)(self._rows, pause)
 
     @property
     def is_fetching(self) -> bool:
@@ -138,11 +132,7 @@ class IndexRows:
             raise IndexError(f"[{start}, {stop}) is not within [0, {self.num_edges})")
         out = empty((stop - start,), self.dtype)
         began = perf_counter()
-        try:
-            self._count(self._files.read_range(start, out))
-        except OSError as error:
-            where = error.filename or self._files.array.file_paths[0]
-            raise storage_error(error, f"read the array {self.path!r}", where) from error
+        self._count(self._rows.read_range(start, out))
         self._pause(perf_counter() - began)
         return out
 

@@ -53,6 +53,16 @@ class PagedArray:
         return self.layout.geometry
 
     @property
+    def place(self) -> dict[str, int]:
+        """The kernels' arguments for the place of rows in the shards' bodies."""
+        return {
+            "num_rows": self.num_rows,
+            "row_bytes": self.geometry.row_bytes,
+            "rows_per_page": self.geometry.rows_per_page,
+            "page_stride_bytes": self.geometry.page_stride_bytes,
+        }
+
+    @property
     def num_rows(self) -> int:
         """Length of the row axis."""
         return self.layout.num_rows
@@ -176,10 +186,7 @@ class PagedArray:
                 [str(path) for path in self.file_paths],
                 self.body_bytes,
                 dense,
-                num_rows=self.num_rows,
-                row_bytes=self.geometry.row_bytes,
-                rows_per_page=self.geometry.rows_per_page,
-                page_stride_bytes=self.geometry.page_stride_bytes,
+                **self.place,
                 num_threads=num_threads,
             )
         except OSError as error:
@@ -219,10 +226,7 @@ class PagedArray:
                 self.map(),
                 wanted,
                 out,
-                num_rows=self.num_rows,
-                row_bytes=self.geometry.row_bytes,
-                rows_per_page=self.geometry.rows_per_page,
-                page_stride_bytes=self.geometry.page_stride_bytes,
+                **self.place,
                 num_threads=num_threads,
             )
         except IndexError as error:
