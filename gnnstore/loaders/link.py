@@ -18,7 +18,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import LinkNeighborLoader as PygLinkNeighborLoader
 from torch_geometric.sampler import EdgeSamplerInput, NegativeSampling
 
-from gnnstore.errors import InputError, NotFoundError, UsageError, check_choice, limits_named
+from gnnstore.errors import NotFoundError, UsageError, check_choice, limits_named
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
@@ -30,7 +30,7 @@ from gnnstore.pipeline.seeds.links import (
     resolve_labels,
 )
 from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
-from gnnstore.pipeline.seeds.nodes import to_numpy
+from gnnstore.pipeline.seeds.nodes import resolve_input_ids
 
 if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
@@ -312,7 +312,7 @@ def resolve_links(
     return Links(
         store,
         edges,
-        ids=_input_ids(input_id, num_edges),
+        ids=None if input_id is None else resolve_input_ids(input_id, num_edges, "edges"),
         edge_label=_labels(edge_label, num_edges, negatives),
         negatives=negatives,
         disjoint=config.disjoint,
@@ -438,15 +438,3 @@ def _labels(edge_label: Any, num_edges: int, negatives: Negatives | None) -> tor
             "by `src_index`, `dst_pos_index` and `dst_neg_index` of the batch"
         )
     return labels + 1 if labels.min() == 0 else labels
-
-
-def _input_ids(input_id: Any, num_edges: int) -> Any:
-    if input_id is None:
-        return None
-    ids = np.array(to_numpy(input_id), dtype=np.int64).reshape(-1)
-    if len(ids) != num_edges:
-        raise InputError(
-            f"input_id has {len(ids)} entries for {num_edges} edges; give one for each, or leave "
-            "it out"
-        )
-    return ids

@@ -22,7 +22,6 @@ from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import packed_bytes
 from gnnstore.features.packed.record import SavedRecord
-from gnnstore.features.packed.saved import name_of_batch
 from gnnstore.features.segments.packing import (
     DividedChunks,
     DividedMisses,
@@ -35,6 +34,7 @@ from gnnstore.formats.packed.manifest import (
     COMPRESSIONS,
     Compression,
     PackedManifest,
+    name_of_batch,
     parse_compression,
     rows_array,
 )

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy, Planner
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
-from gnnstore.caching.trace import TraceBuilder
+from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.packer import DiskQuota
@@ -36,7 +34,6 @@ from gnnstore.strategies.sources import DataSources
 from gnnstore.strategies.static import CacheMaker
 
 if TYPE_CHECKING:
-    from gnnstore.caching.trace import Trace
     from gnnstore.disk.engines import Engine
     from gnnstore.graph.topology import Topology
     from gnnstore.pipeline.lookahead.presample import Presampled, Presampler
@@ -241,7 +238,9 @@ class MeasuredMisses:
             )
             with progress as shown:
                 for first in range(0, trace.num_batches, at_once):
-                    plan = planner.plan(_part(trace, first, first + at_once))
+                    offsets = trace.offsets[first : first + at_once + 1]
+                    ids = trace.ids[offsets[0] : offsets[-1]]
+                    plan = planner.plan(Trace(ids, offsets - offsets[0]))
                     misses += plan.num_misses
                     changes += len(plan.change_positions)
                     most = max(most, int(plan.misses.max(initial=0)))
@@ -258,7 +257,7 @@ class MeasuredMisses:
             return planner
         planner = self._policy.planner(num_slots)
         if warms_up(self._policy, size, num_nodes, packs=self._packs):
-            first = _part(self._sampled(), 0, num_filled_for)
+            first = self._sampled().first(num_filled_for)
             planner.restart(slot_layout(most_needed(first, num_nodes, num_slots), num_slots))
         return planner
 
@@ -309,10 +308,3 @@ class EstimatedMisses:
         sizes = (size.num_slots, size.num_batches)
         misses = work.misses(self.policy, *sizes, initial="nothing")
         return int(misses * work.row_bytes + work.ids_bytes * work.epoch_batches)
-
-
-def _part(trace: Trace, first: int, last: int) -> Trace:
-    """Return some batches of a trace, as views."""
-    offsets = trace.offsets[first : last + 1]
-    ids = trace.ids[offsets[0] : offsets[-1]]
-    return type(trace)(ids, np.ascontiguousarray(offsets - offsets[0]))

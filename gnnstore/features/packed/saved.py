@@ -31,8 +31,9 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.formats.arrays.paged_array import PagedArray
 from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES, PageGeometry, plan_shards
 from gnnstore.formats.arrays.spec import AttributeSpec
+from gnnstore.formats.container.files import fill_at
 from gnnstore.formats.container.regular_files import open_regular
-from gnnstore.formats.packed.manifest import CHECKED_ROWS
+from gnnstore.formats.packed.manifest import CHECKED_ROWS, name_of_batch
 from gnnstore.formats.packed.reader import PackedReader
 
 _HELP = "Restore the plan from a copy, or pack again; 'gnnstore verify' shows all that is damaged"
@@ -158,16 +159,13 @@ class SavedPlan:
         """
         begin, num_bytes, crc = (int(value) for value in self.reader.index[number, :3])
         record = empty((num_bytes,), np.uint8)
-        done = 0
         try:
-            while done < num_bytes:
-                count = os.preadv(self._descriptor, [record[done:].data], begin + done)
-                if count == 0:
-                    raise self._damaged(number, f"the file ends at byte {begin + done}")
-                done += count
+            done = fill_at(self._descriptor, record.data, begin)
         except OSError as error:
             doing = f"read the record of {self.name_of(number)}"
             raise storage_error(error, doing, self.reader.batches.file_paths[0]) from error
+        if done < num_bytes:
+            raise self._damaged(number, f"the file ends at byte {begin + done}")
         found = _core.crc32c(record, crc_seed(number))
         if found != crc:
             raise self._damaged(number, f"the crc32c is {found:08x}, not {crc:08x}")
@@ -321,9 +319,3 @@ def _packed_rows(spec: AttributeSpec, packed: PagedArray, engine: Engine) -> Fil
     geometry = PageGeometry(spec.row_bytes, DEFAULT_PAGE_BYTES)
     array = PagedArray(spec, plan_shards(geometry, spec.num_rows), packed.file_paths)
     return FileRows(array, engine, packed.open_files(direct=engine.choice.is_direct))
-
-
-def name_of_batch(number: int, batches_per_epoch: int) -> str:
-    """Return what a batch is called, by its number in all epochs together."""
-    epoch, batch = divmod(number, max(1, batches_per_epoch))
-    return f"batch {batch} of epoch {epoch}"

@@ -314,3 +314,9 @@ def _piece_bytes(own: Fields) -> int:
 def rows_array(spec: AttributeSpec) -> str:
     """Return the path in a plan of the packed rows of an attribute."""
     return f"{ROWS_GROUP}/{encode(spec.name)}"
+
+
+def name_of_batch(number: int, batches_per_epoch: int) -> str:
+    """Return what a batch is called, by its number in all epochs together."""
+    epoch, batch = divmod(number, max(1, batches_per_epoch))
+    return f"batch {batch} of epoch {epoch}"

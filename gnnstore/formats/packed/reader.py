@@ -24,6 +24,7 @@ from gnnstore.formats.packed.manifest import (
     SEGMENT_COLUMNS,
     SEGMENTS_ARRAY,
     PackedManifest,
+    name_of_batch,
     rows_array,
 )
 from gnnstore.formats.packed.segments import batches_sharing, check_segments
@@ -82,8 +83,7 @@ class PackedReader(SealedReader[PackedManifest]):
         numbers = self.batches_in(file, problem.first_byte, problem.end_byte)
         if not numbers:
             return problem
-        per_epoch = self.manifest.batches_per_epoch
-        names = [f"batch {n % per_epoch} of epoch {n // per_epoch}" for n in numbers]
+        names = [name_of_batch(n, self.manifest.batches_per_epoch) for n in numbers]
         shown = names if len(names) <= _MAX_BATCHES else [names[0], "...", names[-1]]
         return replace(problem, message=f"{problem.message}, in {', '.join(shown)}")
 

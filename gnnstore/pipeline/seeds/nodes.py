@@ -191,14 +191,20 @@ def resolve_input_nodes(store: GraphStore, input_nodes: Any, input_id: Any = Non
     nodes, ids = _nodes_and_ids(store, input_nodes)
     num_seeds = store.num_nodes if nodes is None else len(nodes)
     if input_id is not None:
-        ids = np.array(to_numpy(input_id), dtype=np.int64).reshape(-1)
-        if len(ids) != num_seeds:
-            raise InputError(
-                f"input_id has {len(ids)} entries for {num_seeds} input nodes; "
-                "give one for each, or leave it out"
-            )
+        ids = resolve_input_ids(input_id, num_seeds, "input nodes")
     name = input_nodes if isinstance(input_nodes, str) else None
     return InputNodes(num_seeds, nodes, ids, "all" if input_nodes is None else name)
+
+
+def resolve_input_ids(input_id: Any, num_seeds: int, what: str) -> Int64Array:
+    """Return what `input_id` of batches is to show, for each seed: int64 [num_seeds], a copy."""
+    ids = np.array(to_numpy(input_id), dtype=np.int64).reshape(-1)
+    if len(ids) != num_seeds:
+        raise InputError(
+            f"input_id has {len(ids)} entries for {num_seeds} {what}; "
+            "give one for each, or leave it out"
+        )
+    return ids
 
 
 def _nodes_and_ids(
