@@ -26,7 +26,6 @@ from gnnstore.formats.arrays.dtypes import STORAGE_DTYPES
 from gnnstore.testing.effort import examples
 from gnnstore.testing.twins.reads import (
     files_of,
-    place_of,
     plan_reads,
     why_unavailable,
     write_array,
@@ -85,7 +84,7 @@ def test_every_width(tmp_path: Path, engine: str, row_bytes: int, page_bytes: in
         for ids in wanted:
             out = np.full((len(ids), row_bytes), 7, np.uint8)
             counts = reader(engine, options).gather_rows(
-                files, ids, out.reshape(-1), gap_bytes=gap_bytes, **place_of(array)
+                files, ids, out.reshape(-1), gap_bytes=gap_bytes, **array.place
             )
             np.testing.assert_array_equal(out, rows[ids])
             assert counts.rows_read == len(np.unique(ids))
@@ -134,7 +133,7 @@ def test_rows_and_reads(engine: str, data: st.DataObject) -> None:
             ids,
             buffer[1:-1].reshape(-1),
             gap_bytes=gap_bytes,
-            **place_of(array),
+            **array.place,
             **({} if num_slots is None else given_cache),
         )
     missing = ids if num_slots is None else ids[slots < 0]
@@ -237,7 +236,7 @@ def test_an_id_outside_the_table_writes_nothing(
     out = np.full(300, 7, np.uint8)
     with pytest.raises(IndexError, match=rf"{bad}.*position 2"):
         reader(engine, OPTIONS[2]).gather_rows(
-            files_of(array), np.array([0, 299, bad], dtype), out, gap_bytes=0, **place_of(array)
+            files_of(array), np.array([0, 299, bad], dtype), out, gap_bytes=0, **array.place
         )
     assert np.all(out == 7)
 
@@ -253,7 +252,7 @@ def test_a_slot_outside_the_cache_writes_nothing(tmp_path: Path, engine: str) ->
             gap_bytes=0,
             cache=np.zeros(500, np.uint8),
             slots=np.array([-1, 5], np.int32),
-            **place_of(array),
+            **array.place,
         )
     assert np.all(out == 7)
 
@@ -275,7 +274,7 @@ def test_a_slot_outside_the_cache_writes_nothing(tmp_path: Path, engine: str) ->
 def test_wrong_arguments(tmp_path: Path, wrong: dict[str, Any], error: type[Exception]) -> None:
     array = write_array(tmp_path / "x", some_rows(300, 100))
     ids, out = np.array([0, 299]), np.full(200, 7, np.uint8)
-    arguments = {"ids": ids, "out": out, "gap_bytes": 0, **place_of(array), **wrong}
+    arguments = {"ids": ids, "out": out, "gap_bytes": 0, **array.place, **wrong}
     with pytest.raises(error):
         reader("pread", OPTIONS[0]).gather_rows(files_of(array), **arguments)
     assert np.all(out == 7)
@@ -310,7 +309,7 @@ def test_many_options_are_combined(tmp_path: Path, engine: str) -> None:
     for options, gap_bytes in product([(1, 1, 4096), (2, 64, 4096), (1000, 2, 4096)], GAPS):
         out = np.empty((900, 513), np.uint8)
         counts = reader(engine, options).gather_rows(
-            files_of(array), ids, out.reshape(-1), gap_bytes=gap_bytes, **place_of(array)
+            files_of(array), ids, out.reshape(-1), gap_bytes=gap_bytes, **array.place
         )
         np.testing.assert_array_equal(out, rows[ids])
         assert counts.waits >= 1

@@ -29,7 +29,7 @@ from gnnstore import _core
 from gnnstore.disk.engines import ENGINES
 from gnnstore.formats import PagedArray
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
-from gnnstore.testing.twins.reads import files_of, place_of, why_unavailable, write_array
+from gnnstore.testing.twins.reads import files_of, why_unavailable, write_array
 
 # A hung disk would be reported within this time, and so must a failing one be.
 LIMIT_SECONDS = 5.0
@@ -121,7 +121,7 @@ class Table:
         start = time.monotonic()
         try:
             self.reader.gather_rows(
-                self.files, ids, out.reshape(-1), gap_bytes=0, **place_of(self.array)
+                self.files, ids, out.reshape(-1), gap_bytes=0, **self.array.place
             )
         finally:
             assert time.monotonic() - start < LIMIT_SECONDS

@@ -53,7 +53,7 @@ class PagedArray:
         return self.layout.geometry
 
     @property
-    def place(self) -> dict[str, int]:
+    def place(self) -> dict[str, Any]:
         """The kernels' arguments for the place of rows in the shards' bodies."""
         return {
             "num_rows": self.num_rows,

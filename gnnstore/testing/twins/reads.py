@@ -100,16 +100,6 @@ def files_of(array: PagedArray, *, direct: bool = True) -> _core.FileSet:
     return _core.FileSet(array.file_paths, array.body_bytes, direct=direct)
 
 
-def place_of(array: PagedArray) -> dict[str, Any]:
-    """Return the arguments that tell `_core.Reader.gather_rows` where an array's rows lie."""
-    return {
-        "num_rows": array.num_rows,
-        "row_bytes": array.geometry.row_bytes,
-        "rows_per_page": array.geometry.rows_per_page,
-        "page_stride_bytes": array.geometry.page_stride_bytes,
-    }
-
-
 def why_unavailable(engine: str, directory: Path) -> str:
     """Return why an engine cannot read files of a directory; "" if it can."""
     path = directory / "probe"
