@@ -25,21 +25,22 @@ import numpy.typing as npt
 import gnnstore
 from benchmarks.harness import Turn, measure, parser, report, spread
 from benchmarks.parts.workloads import FANOUTS, SEED, WORKLOADS
-from gnnstore.caching.segment_search import Recurrences, merged_reads, search_segment
+from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.disk.profile.device_profile import load_profile
 from gnnstore.disk.profile.page_cache import drop_from_cache
+from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.packing.estimate import estimate_plan
 from gnnstore.packing.job import PlanPacker
 from gnnstore.packing.sampling import PlanSettings
+from gnnstore.planning.reads import ReadTotals, count_extents
 from gnnstore.sampling.neighbor import SamplingConfig
 from gnnstore.units import format_size
 
 BUDGETS = (3.0, 5.0)
 ROW_BYTES = 512
-# As an engine reads without measurements of the disk.
-GAP_BYTES, MAX_READ_BYTES = 4 << 10, 64 << 10
+TUNING = tune_reads(None)
 RUN_READ_BYTES = 512 << 10
 CACHED_SHARE = 0.1
 Missed = Sequence[npt.NDArray[Any]]
@@ -73,19 +74,17 @@ ORDERS: dict[str, Order] = {"MinHash": lambda shared: shared, "table": by_row, "
 
 def count_reads(missed: Missed, num_rows: int, segment: int, order: Order) -> tuple[int, int]:
     """Return the reads of an epoch, and their bytes."""
-    reads = num_bytes = 0
+    totals = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
         shared = order(SharedRows.of(batches, num_rows, "minhash"))
         for rows in batches:
             ranks = np.sort(shared.find(rows))
             own = int(np.searchsorted(ranks, 0)) * ROW_BYTES
-            some = merged_reads(
-                ranks[ranks >= 0], ROW_BYTES, gap_bytes=GAP_BYTES, max_read_bytes=MAX_READ_BYTES
-            )
-            reads += some[0] + -(-own // RUN_READ_BYTES)
-            num_bytes += some[1] + own
-    return reads, num_bytes
+            begins = ranks[ranks >= 0].astype(np.int64) * ROW_BYTES
+            totals += count_extents(begins, ROW_BYTES, 4096, TUNING)
+            totals += ReadTotals(-(-own // RUN_READ_BYTES), own)
+    return totals.reads, totals.num_bytes
 
 
 def _within(most: float) -> Callable[[float], bool]:

@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from gnnstore.caching.segments import check_num_batches, ranges_of, segments_of
 
-_PAGE_BYTES = 4096
-
 
 @dataclass(frozen=True, eq=False)
 class Recurrences:
@@ -108,25 +106,3 @@ def search_segment(recurrences: Recurrences, fits: Callable[[float], bool]) -> i
         if fits(recurrences.stored_rows(segment) / missed):
             return segment
     return None
-
-
-def merged_reads(
-    ranks: npt.NDArray[Any], row_bytes: int, *, gap_bytes: int, max_read_bytes: int
-) -> tuple[int, int]:
-    """Return the reads, and their bytes, that fetch rows of a dense table in pages of 4096 bytes.
-
-    Parameters
-    ----------
-    ranks : ndarray of int32 or int64 [n]
-        Distinct, ascending.
-    gap_bytes, max_read_bytes : int
-        As of `ReadTuning`.
-    """
-    if len(ranks) == 0:
-        return 0, 0
-    begins = ranks.astype(np.int64) * row_bytes
-    ends = -(-(begins + row_bytes) // _PAGE_BYTES) * _PAGE_BYTES
-    begins -= begins % _PAGE_BYTES
-    is_apart = begins[1:] - ends[:-1] > gap_bytes
-    lengths = ends[np.append(is_apart, True)] - begins[np.insert(is_apart, 0, True)]
-    return int((-(-lengths // max_read_bytes)).sum()), int(lengths.sum())

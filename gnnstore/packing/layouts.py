@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.caching.policies.registry import BELADY
-from gnnstore.caching.segment_search import merged_reads
 from gnnstore.caching.segments import SharedRows, segments_of
 from gnnstore.caching.trace import Trace
 from gnnstore.features.packed.chunks import chunk_bytes
+from gnnstore.formats.arrays.pages import DEFAULT_PAGE_BYTES
+from gnnstore.planning.reads import ReadTotals, count_extents
 from gnnstore.units import format_size
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ def segmented_layout(
     """
     tuning = costs.tuning
     assert tuning is not None  # noqa: S101 - where rows are missed, they are read
-    stored = apart = reads = own_bytes = num_shared = 0
+    stored = own_bytes = num_shared = 0
+    apart = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
         shared = SharedRows.of(batches, num_table_rows, "minhash")
@@ -208,13 +210,8 @@ def segmented_layout(
             num_shared += len(ranks) - first
             own_bytes += costs.chunks(np.array([first]))
             for width in costs.row_bytes:
-                more = merged_reads(
-                    ranks[first:],
-                    width,
-                    gap_bytes=tuning.gap_bytes,
-                    max_read_bytes=tuning.max_read_bytes,
-                )
-                reads, apart = reads + more[0], apart + more[1]
+                begins = ranks[first:].astype(np.int64) * width
+                apart += count_extents(begins, width, DEFAULT_PAGE_BYTES, tuning)
     count = len(missed)
     records = costs.records_bytes * costs.batches_per_epoch
     records += costs.per_epoch(SHARED_BYTES * num_shared, count)
@@ -224,9 +221,9 @@ def segmented_layout(
         superbatch=superbatch,
         disk_bytes=(costs.per_epoch(stored + own_bytes, count) + records) * costs.epochs,
         records_bytes=records * costs.epochs,
-        read_bytes=costs.per_epoch(own_bytes + apart, count) + records,
-        reads=costs.per_epoch(reads, count),
-        apart_bytes=costs.per_epoch(apart, count),
+        read_bytes=costs.per_epoch(own_bytes + apart.num_bytes, count) + records,
+        reads=costs.per_epoch(apart.reads, count),
+        apart_bytes=costs.per_epoch(apart.num_bytes, count),
     )
 
 

@@ -54,25 +54,45 @@ def count_reads(
         Which rows share a read, and where reads are cut.
     """
     geometry = layout.geometry
-    if len(rows) == 0 or geometry.row_bytes == 0:
+    if geometry.row_bytes == 0:
         return ReadTotals()
     run, rank = np.divmod(rows.astype(np.int64, copy=False), geometry.rows_per_page)
     shard, run = np.divmod(run, layout.shard_runs)
-    begin = run * geometry.page_stride_bytes + rank * geometry.row_bytes
-    end = -(-(begin + geometry.row_bytes) // alignment_bytes) * alignment_bytes
-    begin = begin // alignment_bytes * alignment_bytes
+    begins = run * geometry.page_stride_bytes + rank * geometry.row_bytes
+    # Shards are apart by more than a gap: no read is of two files.
+    apart = (tuning.gap_bytes // alignment_bytes + 1) * alignment_bytes
+    begins += shard * (layout.shard_runs * geometry.page_stride_bytes + apart)
+    return count_extents(begins, geometry.row_bytes, alignment_bytes, tuning)
 
-    starts_extent = np.ones(len(rows), np.bool_)
-    starts_extent[1:] = (np.diff(shard) != 0) | (begin[1:] - end[:-1] > tuning.gap_bytes)
+
+def count_extents(
+    begins: npt.NDArray[np.int64], row_bytes: int, alignment_bytes: int, tuning: ReadTuning
+) -> ReadTotals:
+    """Count the reads that fetch rows of a file.
+
+    Parameters
+    ----------
+    begins : ndarray of int64 [n]
+        Where the rows begin, ascending.
+    alignment_bytes, tuning
+        As of `count_reads`.
+    """
+    if len(begins) == 0:
+        return ReadTotals()
+    end = -(-(begins + row_bytes) // alignment_bytes) * alignment_bytes
+    begin = begins // alignment_bytes * alignment_bytes
+
+    starts_extent = np.ones(len(begin), np.bool_)
+    starts_extent[1:] = begin[1:] - end[:-1] > tuning.gap_bytes
     first = np.flatnonzero(starts_extent)
-    last = np.append(first[1:], len(rows)) - 1
+    last = np.append(first[1:], len(begin)) - 1
     extent_begin, extent_end = begin[first], end[last]
 
     # An extent is cut from its beginning; pieces that no row covers are not read.
     size = tuning.max_read_bytes
     origin = np.repeat(extent_begin, last - first + 1)
     first_piece, last_piece = (begin - origin) // size, (end - 1 - origin) // size
-    already = np.full(len(rows), -1)
+    already = np.full(len(begin), -1)
     already[1:] = last_piece[:-1]
     already[first] = -1
     reads = int((last_piece - np.maximum(first_piece, already + 1) + 1).sum())

@@ -9,11 +9,14 @@ import numpy.typing as npt
 import pytest
 
 from gnnstore.caching import segments
-from gnnstore.caching.segment_search import Recurrences, merged_reads, search_segment
+from gnnstore.caching.segment_search import Recurrences, search_segment
 from gnnstore.caching.segments import SharedRows, permutation, segments_of
+from gnnstore.disk.profile.tuning import tune_reads
 from gnnstore.errors import UsageError
+from gnnstore.planning.reads import ReadTotals, count_extents
 
 NUM_ROWS, ROW_BYTES = 4000, 512
+TUNING = tune_reads(None)
 Missed = list[npt.NDArray[Any]]
 
 
@@ -32,19 +35,17 @@ def reads_of(
     missed: Missed, segment: int, order: Any = "minhash", num_rows: int = NUM_ROWS
 ) -> tuple[int, int]:
     """Return the reads and the bytes of all batches, as a plan with segments makes them."""
-    reads = num_bytes = 0
+    totals = ReadTotals()
     for part in segments_of(len(missed), segment):
         batches = [missed[i] for i in part]
         shared = SharedRows.of(batches, num_rows, order)
         for rows in batches:
             ranks = shared.find(rows)
-            some = merged_reads(
-                np.sort(ranks[ranks >= 0]), ROW_BYTES, gap_bytes=4096, max_read_bytes=1 << 16
-            )
+            begins = np.sort(ranks[ranks >= 0]).astype(np.int64) * ROW_BYTES
             packed = -(-int((ranks < 0).sum()) * ROW_BYTES // 4096) * 4096
-            reads += some[0] + (packed > 0)
-            num_bytes += some[1] + packed
-    return reads, num_bytes
+            totals += count_extents(begins, ROW_BYTES, 4096, TUNING)
+            totals += ReadTotals(int(packed > 0), packed)
+    return totals.reads, totals.num_bytes
 
 
 @pytest.mark.parametrize("range_rows", [64, 1000, 1 << 22])
@@ -163,22 +164,3 @@ def test_rows_in_minhash_order_are_read_with_fewer_reads() -> None:
         )
         assert ordered[0] < 0.9 * not_ordered[0]
         assert ordered[1] < 0.8 * not_ordered[1]
-
-
-@pytest.mark.parametrize("row_bytes", [1, 100, 512, 3072, 4096, 5000])
-@pytest.mark.parametrize("gap_bytes", [0, 4096, 20_000])
-def test_merged_reads(row_bytes: int, gap_bytes: int) -> None:
-    rng = np.random.default_rng(row_bytes)
-    ranks = np.unique(rng.integers(0, 2000, 300))
-    extents: list[list[int]] = []
-    for rank in ranks.tolist():
-        begin = rank * row_bytes // 4096 * 4096
-        end = -(-(rank + 1) * row_bytes // 4096) * 4096
-        if extents and begin - extents[-1][1] <= gap_bytes:
-            extents[-1][1] = max(end, extents[-1][1])
-        else:
-            extents.append([begin, end])
-    expected = sum(-(-(b - a) // 65536) for a, b in extents), sum(b - a for a, b in extents)
-    found = merged_reads(ranks, row_bytes, gap_bytes=gap_bytes, max_read_bytes=65536)
-    assert found == expected
-    assert merged_reads(ranks[:0], row_bytes, gap_bytes=0, max_read_bytes=4096) == (0, 0)
