@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
+from gnnstore.caching.thresholds import highest_that_overflows
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.units import format_size, parse_size
 
@@ -182,9 +183,12 @@ def select_nodes(scores: npt.NDArray[Any], num_rows: int) -> npt.NDArray[np.int6
     nodes = np.empty(max(0, num_rows), np.int64)
     if num_rows <= 0:
         return nodes
-    threshold, num_above = _threshold(scores, num_rows)
-    num_ties, filled = num_rows - num_above, 0
-    for first in range(0, len(scores), _CHUNK):
+    firsts = range(0, len(scores), _CHUNK)
+    threshold, num_ties = highest_that_overflows(
+        lambda: ((scores[i : i + _CHUNK].astype(np.uint32), None) for i in firsts), num_rows
+    )
+    filled = 0
+    for first in firsts:
         part = scores[first : first + _CHUNK]
         chosen = part > threshold
         ties = np.flatnonzero(part == threshold)[:num_ties]
@@ -232,31 +236,3 @@ def most_needed(
         part = slice(first, first + _CHUNK)
         scores[part][counts[part] > 0] = np.iinfo(scores.dtype).max
     return select_nodes(scores, num_rows)
-
-
-def _threshold(scores: npt.NDArray[Any], num_rows: int) -> tuple[int, int]:
-    """Return the score of the num_rows-th best node, and the number of nodes with a higher one."""
-    # By histograms of the upper and, within the bin that matters, of the lower 16 bits:
-    # sorting the scores of 100 million nodes would take 800 MB for their order alone.
-    upper, above = _bin_of_rank(_histogram(scores, shift=16), num_rows, 0)
-    lower, above = _bin_of_rank(_histogram(scores, shift=0, upper=upper), num_rows, above)
-    return (upper << 16) + lower, above
-
-
-def _histogram(
-    scores: npt.NDArray[Any], *, shift: int, upper: int | None = None
-) -> npt.NDArray[np.int64]:
-    counts = np.zeros(1 << 16, np.int64)
-    for first in range(0, len(scores), _CHUNK):
-        part = scores[first : first + _CHUNK].astype(np.uint32)
-        if upper is not None:
-            part = part[part >> 16 == upper]
-        counts += np.bincount((part >> shift) & 0xFFFF, minlength=1 << 16)
-    return counts
-
-
-def _bin_of_rank(counts: npt.NDArray[np.int64], rank: int, above: int) -> tuple[int, int]:
-    """Return the highest bin down to which there are `rank` nodes, and the nodes above it."""
-    reached = above + np.cumsum(counts[::-1])
-    place = int(np.searchsorted(reached, rank))
-    return len(counts) - 1 - place, int(reached[place - 1]) if place else above

@@ -8,11 +8,11 @@ are cached until the cache is full, of equally important ones those of the lowes
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.caching.thresholds import highest_that_overflows
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.store.csc import Csc
 
@@ -45,7 +45,10 @@ def choose_lists(
     CorruptStoreError
         If `indptr` does not ascend from 0 to the number of edges.
     """
-    threshold, left = _threshold(csc, out_degrees, max_neighbors)
+    threshold, left = highest_that_overflows(
+        lambda: ((keys, degrees * (keys > 0)) for _, degrees, keys in _keys(csc, out_degrees)),
+        max_neighbors,
+    )
     bits = np.zeros(num_words(csc.num_nodes), np.uint64)
     for first, degrees, keys in _keys(csc, out_degrees):
         chosen = keys > threshold
@@ -116,41 +119,6 @@ def _keys(
         keys = (uses / np.maximum(degrees, 1).astype(np.float32)).view(np.uint32)
         keys[degrees == 0] = 0
         yield first, degrees, keys
-
-
-def _threshold(
-    csc: Csc, out_degrees: npt.NDArray[np.uint32], max_neighbors: int
-) -> tuple[int, int]:
-    """Return the importance above which all lists fit, and the room left below, in neighbours."""
-    # By histograms of the upper and, within the bin that matters, of the lower 16 bits:
-    # sorting 10^8 nodes would take 800 MB for their order alone.
-    sizes = np.zeros(1 << 16, np.int64)
-    for _, degrees, keys in _keys(csc, out_degrees):
-        _add_sizes(sizes, keys >> 16, degrees * (keys > 0))
-    upper, left = _bin_that_overflows(sizes, max_neighbors)
-    if upper < 0:
-        return 0, left
-    sizes[:] = 0
-    for _, degrees, keys in _keys(csc, out_degrees):
-        inside = keys >> 16 == upper
-        _add_sizes(sizes, keys[inside] & 0xFFFF, degrees[inside] * (keys[inside] > 0))
-    lower, left = _bin_that_overflows(sizes, left)
-    return (upper << 16) + lower, left
-
-
-def _add_sizes(
-    sizes: npt.NDArray[np.int64], bins: npt.NDArray[Any], degrees: npt.NDArray[np.int64]
-) -> None:
-    # Sums in float64 are exact: no piece has 2^53 edges.
-    sizes += np.bincount(bins, degrees, len(sizes)).astype(np.int64)
-
-
-def _bin_that_overflows(sizes: npt.NDArray[np.int64], room: int) -> tuple[int, int]:
-    """Return the highest bin that does not fit below all above it (-1: none), and the room left."""
-    reached = np.cumsum(sizes[::-1])
-    place = int(np.searchsorted(reached, room, side="right"))
-    above = int(reached[place - 1]) if place else 0
-    return len(sizes) - 1 - place, room - above
 
 
 def _damaged(csc: Csc) -> CorruptStoreError:
