@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError
+from gnnstore.random_words import mix
 
 # "minhash"; "rows": by their number in the table.
 Order = Literal["minhash", "rows"]
@@ -133,14 +134,13 @@ def check_num_batches(num_batches: int) -> None:
 def permutation(size: int, number: int) -> npt.NDArray[np.uint16]:
     """Return a permutation of `size` numbers, the same with every version of NumPy.
 
-    Sorted by the finaliser of SplitMix64, whose seeds are numbered.
+    Sorted by the words of SplitMix64, whose seeds are numbered.
     """
     values = np.arange(1, size + 1, dtype=np.uint64) + np.uint64((number + 1) << 32)
     values *= np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        values = (values ^ (values >> np.uint64(shift))) * np.uint64(factor)
+    mix(values)
     places = np.empty(size, np.uint16)
-    places[np.argsort(values ^ (values >> np.uint64(31)), kind="stable")] = np.arange(size)
+    places[np.argsort(values, kind="stable")] = np.arange(size)
     return places
 
 

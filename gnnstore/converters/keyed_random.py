@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.random_words import keyed, mix
+
 # The sum of eight random bytes has this mean and standard deviation.
 _BYTES_MEAN = 8 * 127.5
 _BYTES_STD = math.sqrt(8 * (2**16 - 1) / 12)
@@ -31,11 +33,7 @@ def draw_words(seed: int, purpose: int, first_block: int, num_words: int) -> npt
     num_words : int
         How many words to draw.
     """
-    generator = np.random.Philox(
-        key=np.array([seed, purpose], np.uint64),
-        counter=np.array([first_block, 0, 0, 0], np.uint64),
-    )
-    return generator.random_raw(num_words)
+    return keyed((seed, purpose), (first_block, 0, 0, 0)).random_raw(num_words)
 
 
 def draw_noise(
@@ -97,21 +95,12 @@ def hash_pairs(
     words = low.astype(np.uint64)
     words *= np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: SplitMix64's step
     words ^= np.uint64(seed)
-    _mix(words)
+    mix(words)
     words += high.astype(np.uint64) * np.uint64(0xD1B54A32D192ED03)  # odd, unlike the first
-    _mix(words)
+    mix(words)
     if rank is not None:
         repeated = np.flatnonzero(rank)
         again = words[repeated] + rank[repeated].astype(np.uint64)
-        _mix(again)
+        mix(again)
         words[repeated] = again
     return words
-
-
-def _mix(words: npt.NDArray[np.uint64]) -> None:
-    """Scramble 64-bit words in place, one to one: the finalizer of SplitMix64."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)

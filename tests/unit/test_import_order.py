@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "gnnstore"
 # type checking count, so that no circle hides behind them.
 LAYERS = (
     ("_version", "errors"),
-    ("units",),
+    ("units", "random_words"),
     ("progress", "timeline", "registry"),
     ("budget", "_core"),
     ("parallel",),
@@ -48,6 +48,7 @@ ALLOWED["tools"] = {*ALLOWED["testing"], ""}  # "": `import gnnstore`, the publi
 TORCH_FREE = (
     "errors",
     "units",
+    "random_words",
     "progress",
     "registry",
     "budget",

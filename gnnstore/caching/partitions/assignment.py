@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from gnnstore.caching.partitions.orders import Purpose, Schedule, draws
 from gnnstore.errors import UsageError, check_choice
+from gnnstore.random_words import uniform
 
 Int64Array = npt.NDArray[np.int64]
 ASSIGNMENTS = ("random", "greedy")
-_SCALE = 2.0**-53
 
 
 def states_of_buckets(
@@ -106,5 +106,4 @@ def _states_with(held: npt.NDArray[Any], num_kinds: int) -> tuple[Int64Array, In
 
 def _chosen(words: npt.NDArray[np.uint64], count: Int64Array) -> Int64Array:
     """Return a number below each count, from 64 drawn bits each."""
-    uniform = (words >> np.uint64(11)).astype(np.float64) * _SCALE
-    return (uniform * count).astype(np.int64)
+    return (uniform(words) * count).astype(np.int64)

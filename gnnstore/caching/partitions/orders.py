@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.errors import UsageError, check_choice
+from gnnstore.random_words import keyed, permutation
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -44,21 +45,18 @@ class Purpose(IntEnum):
 def draws(seed: int, epoch: int, purpose: Purpose, state: int = 0) -> np.random.Philox:
     """Return the generator of a purpose, of which only raw words are to be taken.
 
-    NumPy guarantees the stream of raw words, and not what it makes of them.
-
     Parameters
     ----------
     state : int
         Of purposes that draw for each state.
     """
-    counter = np.array([0, 0, state, 2**64 - 1 - purpose], dtype=np.uint64)
-    return np.random.Philox(counter=counter, key=np.array([seed, epoch], dtype=np.uint64))
+    return keyed((seed, epoch), (0, 0, state, 2**64 - 1 - purpose))
 
 
 def shuffled(values: npt.ArrayLike, generator: np.random.Philox) -> Int64Array:
     """Return values in a drawn order."""
     array = np.asarray(values, np.int64)
-    return array[np.argsort(generator.random_raw(len(array)), kind="stable")]
+    return array[permutation(len(array), generator)]
 
 
 @dataclass(frozen=True, eq=False)

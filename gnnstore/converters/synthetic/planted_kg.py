@@ -29,6 +29,7 @@ from gnnstore.converters.writer.options import ConvertOptions
 from gnnstore.converters.writer.workload import Workload
 from gnnstore.errors import UsageError, limits_named
 from gnnstore.progress import Phase, Progress
+from gnnstore.random_words import uniform
 
 # All pairs of a community's heads and tails are scored for each of its relations.
 _COMMUNITY_SIZE = 1024
@@ -237,7 +238,7 @@ def _triples(
             # Some are there already; words of three a triple, blocks of four words.
             words = draw_words(seed, _NOISE, block, 3 * 4 * missing).reshape(3, -1)
             block += 3 * missing
-            drawn = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            drawn = uniform(words)
             kinds = np.searchsorted(bounds, drawn[0], side="right").clip(max=len(counts) - 1)
             heads, tails = (drawn[1:] * num_entities).astype(np.int64)
             found = np.unique((kinds * num_entities + heads) * num_entities + tails)

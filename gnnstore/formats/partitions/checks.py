@@ -24,6 +24,7 @@ from gnnstore.formats.partitions.manifest import (
 )
 from gnnstore.formats.store.reader import StoreReader
 from gnnstore.formats.store.schema import StoreManifest
+from gnnstore.random_words import mix
 
 Reader = SealedReader[PartitionsManifest]
 Ids = npt.NDArray[np.int64]
@@ -72,9 +73,7 @@ class EdgeSums:
         """Count some edges."""
         words = positions.astype(np.uint64)
         words += np.uint64(self.seed)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-            words ^= words >> np.uint64(shift)  # the finalizer of SplitMix64
-            words *= np.uint64(factor)
+        mix(words)
         parts = (words, words * sources.astype(np.uint64), words * targets.astype(np.uint64))
         self.sums += np.array([part.sum(dtype=np.uint64) for part in parts])
 

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore.pipeline.order.state import Position
+from gnnstore.random_words import keyed, permutation
 
 Int64Array = npt.NDArray[np.int64]
 
 # The sampling kernel's counter is (block, node, hop, batch). No batch has this number, so
 # a shuffle never shares a draw with a sample.
-_SHUFFLE_COUNTER = np.array([0, 0, 0, 2**64 - 1], dtype=np.uint64)
+_SHUFFLE_COUNTER = (0, 0, 0, 2**64 - 1)
 
 # Positions that are shuffled by sorting: 16 bytes each while they are.
 MAX_SORTED = 2**22
@@ -85,7 +86,7 @@ def drawn_order(num_seeds: int, generator: np.random.Philox) -> Any:
     """Return a shuffled order as `epoch_order` does, by the words of a generator."""
     if num_seeds > MAX_SORTED:
         return KeyedBijection(num_seeds, generator)
-    return _permutation(num_seeds, generator)
+    return permutation(num_seeds, generator)
 
 
 def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
@@ -94,12 +95,7 @@ def epoch_permutation(num_seeds: int, seed: int, epoch: int) -> Int64Array:
     Positions are sorted by 64-bit keys straight from a counter-based generator, whose stream NumPy
     guarantees, unlike that of its `permutation`.
     """
-    return _permutation(num_seeds, shuffle_draws(seed, epoch))
-
-
-def _permutation(num_seeds: int, generator: np.random.Philox) -> Int64Array:
-    draws = generator.random_raw(num_seeds)
-    return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
+    return permutation(num_seeds, shuffle_draws(seed, epoch))
 
 
 def order_bytes(num_seeds: int, *, shuffles: bool, num_orders: int = 2) -> int:
@@ -109,7 +105,7 @@ def order_bytes(num_seeds: int, *, shuffles: bool, num_orders: int = 2) -> int:
 
 def shuffle_draws(seed: int, epoch: int) -> np.random.Philox:
     """Return the generator of the shuffle of an epoch; of its words only raw ones are taken."""
-    return np.random.Philox(counter=_SHUFFLE_COUNTER, key=np.array([seed, epoch], dtype=np.uint64))
+    return keyed((seed, epoch), _SHUFFLE_COUNTER)
 
 
 class KeyedBijection:

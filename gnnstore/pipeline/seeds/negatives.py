@@ -18,6 +18,7 @@ import torch
 from gnnstore import _core
 from gnnstore.errors import InputError
 from gnnstore.pipeline.seeds.base import BatchKey, Int64Array
+from gnnstore.random_words import keyed, uniform
 from gnnstore.sampling.edges import EdgeFinder
 
 MODES = ("binary", "triplet")
@@ -247,11 +248,8 @@ def _uniform(
     key: BatchKey, stream: str, attempt: int, shape: tuple[int, ...]
 ) -> npt.NDArray[np.float64]:
     """Return numbers in [0, 1) of 53 random bits each, by key and place."""
-    counter = np.array([0, attempt, _STREAMS[stream], key.batch], np.uint64)
-    words = np.array([key.seed, key.epoch], np.uint64)
-    raw = np.random.Philox(counter=counter, key=words).random_raw(math.prod(shape))
-    numbers = (np.asarray(raw, np.uint64) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return numbers.reshape(shape)
+    generator = keyed((key.seed, key.epoch), (0, attempt, _STREAMS[stream], key.batch))
+    return uniform(generator.random_raw(math.prod(shape))).reshape(shape)
 
 
 def _crc(values: npt.NDArray[Any] | None) -> str | None:
