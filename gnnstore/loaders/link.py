@@ -22,13 +22,13 @@ from gnnstore.errors import NotFoundError, UsageError, check_choice, limits_name
 from gnnstore.loaders.options import LoaderOptions
 from gnnstore.loaders.pyg_sampler import StoreSampler
 from gnnstore.loaders.sampled import SampledLoader
-from gnnstore.pipeline.seeds.links import (
-    Links,
+from gnnstore.pipeline.seeds.edges import (
     check_ids_are_dense,
     named_split,
     resolve_edges,
     resolve_labels,
 )
+from gnnstore.pipeline.seeds.links import Links
 from gnnstore.pipeline.seeds.negatives import MODES, SIDES, Negatives, cumulative_weights
 from gnnstore.pipeline.seeds.nodes import resolve_input_ids
 
