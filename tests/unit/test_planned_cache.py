@@ -34,6 +34,7 @@ from gnnstore.errors import GnnstoreError, StorageError, UsageError
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.source import RowRequest, RowSource, RowSpec
 from gnnstore.features.tiers import planned as planned_cache
+from gnnstore.features.tiers import sequencer
 from gnnstore.features.tiers.planned import Lease, PlannedCache, PlanStep
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.reads import write_array
@@ -556,7 +557,7 @@ class InterruptAt:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
-        is_ours = frame.f_code.co_filename in {planned_cache.__file__}
+        is_ours = frame.f_code.co_filename in {planned_cache.__file__, sequencer.__file__}
         return self._line if is_ours else None
 
     def _line(self, frame: FrameType, event: str, _argument: object) -> Any:

@@ -2,20 +2,15 @@
 
 The plan says which row is in which slot, and which rows enter after a batch (see
 `caching.policies.belady`), so no row is looked up by node id here. What remains is the order:
-missed rows of several batches may be read at once, but slots are used batch by batch.
-
-What makes that more than a lock is the other end: a batch that fails, an iteration that is left or
-overtaken by another, and an interrupt at any point must not leave a thread waiting. Each waiting
-thread therefore has a lock of its own that is released whenever it should look again; unlike a
-condition variable, an interrupted wait leaves nothing locked.
+missed rows of several batches may be read at once, but slots are used batch by batch (see
+`features.tiers.sequencer`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +19,12 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty
 from gnnstore.budget.ledger import SLOTS, Reservation
 from gnnstore.caching.policies.belady import check_num_slots
-from gnnstore.errors import GnnstoreError, UsageError
+from gnnstore.errors import UsageError
 from gnnstore.features.source import RowRequest, Rows, RowSource
+from gnnstore.features.tiers.sequencer import Sequencer
 from gnnstore.features.tiers.static import warm_up
 
 _NODE_BYTES = 8
-
-
-Turn = Literal["now", "later", "never"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,191 +159,6 @@ class PlannedCache:
                     row_bytes=self._specs[path].row_bytes,
                 )
         self._nodes[step.change_slots] = entering
-
-
-class Sequencer:
-    """Hands one shared thing to the batches of an iteration, in order.
-
-    Several iterations may hold a ticket for it; the one that began last gets the turns.
-    """
-
-    def __init__(self) -> None:
-        # Reentrant: the garbage collector may close a ticket in the middle of anything.
-        self.lock = threading.RLock()
-        self.latest: Ticket | None = None
-        self.in_use: tuple[Ticket, int] | None = None
-        self._beginning: list[threading.Lock] = []
-        self._is_retired = False
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody has use for further turns, as far as is known."""
-        with self.lock:
-            is_wanted = self.latest is not None and self.latest.wants_turns
-            return not is_wanted and not self._is_retired
-
-    def begin(self) -> Ticket:
-        """Issue a ticket; the holder of the one before does not get another turn.
-
-        Returns when its last turn is over.
-        """
-        ticket = Ticket(self)
-        self._hand_over(ticket)
-        return ticket
-
-    def retire(self) -> None:
-        """Give no more turns, nor to tickets that are issued later.
-
-        Returns when the last turn is over.
-        """
-        self._is_retired = True
-        self._hand_over(None)
-
-    def _hand_over(self, ticket: Ticket | None) -> None:
-        with self.lock:
-            former, self.latest = self.latest, None if self._is_retired else ticket
-            if former is not None:
-                former.wake()
-        waiter = None
-        while True:
-            with self.lock:
-                if waiter is not None:
-                    self._beginning.remove(waiter)
-                if self.in_use is None:
-                    return
-                waiter = _locked()
-                self._beginning.append(waiter)
-            waiter.acquire()
-
-    def release(self, ticket: Ticket, number: int) -> None:
-        """End the turn of a batch, if it has it."""
-        with self.lock:
-            if self.in_use == (ticket, number):
-                self.in_use = None
-            if self.in_use is None:  # even if an interrupt came between these lines before
-                for waiter in list(self._beginning):
-                    _open(waiter)
-
-
-class Ticket:
-    """The turns of one iteration: its batches 0, 1, 2, ... get theirs one after the other.
-
-    Every number must take its turn or fail, because later ones wait for it.
-    """
-
-    def __init__(self, sequencer: Sequencer) -> None:
-        self._sequencer = sequencer
-        self._next = 0
-        self._waiting: dict[int, threading.Lock] = {}
-        self._failure: tuple[int, str] | None = None
-        self._is_closed = False
-        self.is_resting = False
-
-    @property
-    def is_overtaken(self) -> bool:
-        """Whether another ticket was issued since, and nothing else has gone wrong."""
-        with self._sequencer.lock:
-            is_open = not self._is_closed and self._failure is None
-            return is_open and self._sequencer.latest is not self
-
-    @property
-    def wants_turns(self) -> bool:
-        """Whether more batches may come: it is current, and nobody has said that it rests."""
-        return self.is_current and not self.is_resting
-
-    @property
-    def is_current(self) -> bool:
-        """Whether later batches can have a turn: no other ticket, not closed, none failed."""
-        with self._sequencer.lock:
-            is_open = not self._is_closed and self._failure is None
-            return is_open and self._sequencer.latest is self
-
-    @property
-    def num_done(self) -> int:
-        """Batches that have had their turn, from the first on."""
-        return self._next
-
-    def look(self, number: int) -> Turn:
-        """Take the turn of a batch if it has come; say if it has ("now") or will come.
-
-        Raises
-        ------
-        GnnstoreError
-            If an earlier batch failed.
-        UsageError
-            If the ticket is closed, or the number has had its turn.
-        """
-        with self._sequencer.lock:
-            self._check(number)
-            if self._sequencer.latest is not self:
-                return "never"
-            if number > self._next:
-                return "later"
-            self._sequencer.in_use = (self, number)
-            return "now"
-
-    def wait(self, number: int) -> bool:
-        """Take the turn of a batch when it comes; return False if another ticket was issued.
-
-        Raises
-        ------
-        GnnstoreError, UsageError
-            As `look`, at once when it happens.
-        """
-        waiter = None
-        while True:
-            with self._sequencer.lock:
-                if waiter is not None:
-                    self._waiting.pop(number, None)
-                if (turn := self.look(number)) != "later":
-                    return turn == "now"
-                waiter = self._waiting[number] = _locked()
-            waiter.acquire()
-
-    def done(self, number: int) -> None:
-        """End the turn of a batch; the next one's begins."""
-        with self._sequencer.lock:
-            self._next = number + 1
-            self._sequencer.release(self, number)
-            if number + 1 in self._waiting:
-                _open(self._waiting[number + 1])
-
-    def fail(self, number: int, error: BaseException) -> None:
-        """Give up a batch: those after it fail when they look, or now if they wait."""
-        with self._sequencer.lock:
-            is_first = self._failure is None or number < self._failure[0]
-            if is_first and not self._is_closed:
-                # Not the error itself, whose traceback would keep the buffers of the batch.
-                self._failure = (number, f"{type(error).__name__}: {error}")
-            self._sequencer.release(self, number)
-            self.wake()
-            self._waiting.pop(number, None)  # there still if its wait was interrupted
-
-    def close(self) -> None:
-        """End the ticket; batches that wait fail. May be called again."""
-        with self._sequencer.lock:
-            self._is_closed = True
-            self.wake()
-
-    def wake(self) -> None:
-        """Let all that wait look again."""
-        with self._sequencer.lock:
-            for waiter in list(self._waiting.values()):
-                _open(waiter)
-
-    def _check(self, number: int) -> None:
-        if self._failure is not None and number > self._failure[0]:
-            failed, error = self._failure
-            raise GnnstoreError(
-                f"cannot assemble batch {number}: an earlier batch failed, {failed}, whose rows "
-                f"the cache was to receive ({error}). Begin the iteration anew"
-            )
-        if self._is_closed:
-            raise UsageError(f"cannot assemble batch {number}: its iteration was ended")
-        has_turn = self._sequencer.in_use == (self, number)
-        has_failed = self._failure is not None and number == self._failure[0]
-        if number < self._next or number in self._waiting or has_turn or has_failed:
-            raise UsageError(f"batch {number} comes twice; batches take one turn each")
 
 
 class Lease:
@@ -510,15 +318,3 @@ class Lease:
             return RowRequest(step.ids, step.slots, self._cache._rows[path]).copy_cached(out)
         missed = np.where(step.slots < 0, np.int32(0), np.int32(-1))
         return self._cache._tables[path].read_into(RowRequest(step.ids, missed), out)
-
-
-def _locked() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
-
-
-def _open(waiter: threading.Lock) -> None:
-    """Let a thread go on that waits for a lock, or will; it removes the lock from where it is."""
-    if waiter.locked():
-        waiter.release()
