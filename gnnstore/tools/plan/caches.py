@@ -21,7 +21,7 @@ from gnnstore.strategies.sizes.placement import HELD_ROW_BYTES
 from gnnstore.tools.plan.render import render_plan
 from gnnstore.tools.plan.seeds import choose_seeds
 from gnnstore.tools.plan.strategies import Asked, predict_strategies
-from gnnstore.tools.plan.trace import SampledEpoch, sample_epoch
+from gnnstore.tools.plan.trace import TracedEpoch, sample_epoch
 from gnnstore.tools.plots.pictures import draw_into
 from gnnstore.tools.plots.plan import draw_plan
 from gnnstore.tools.ui import exits
@@ -154,7 +154,7 @@ def plan_caches(
     return exits.STORAGE if document["problems"] else exits.OK
 
 
-def _describe_epoch(epoch: SampledEpoch) -> dict[str, Any]:
+def _describe_epoch(epoch: TracedEpoch) -> dict[str, Any]:
     return {
         "num_batches": epoch.trace.num_batches,
         "epoch_batches": epoch.epoch_batches,
@@ -178,7 +178,7 @@ def _describe_disk(disk: _Disk) -> dict[str, Any]:
 def _compare(
     num_nodes: int,
     disk: _Disk,
-    epoch: SampledEpoch,
+    epoch: TracedEpoch,
     sizes: tuple[float | int, ...],
     progress: Progress,
 ) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ def _compare(
     return compared
 
 
-def _run(policy: str, num_rows: int, disk: _Disk, epoch: SampledEpoch) -> dict[str, Any]:
+def _run(policy: str, num_rows: int, disk: _Disk, epoch: TracedEpoch) -> dict[str, Any]:
     trace = epoch.trace
     began = time.perf_counter()
     run = run_policy(policy, trace, num_rows, epoch.scores)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class SampledEpoch:
+class TracedEpoch:
     """The first batches of an epoch.
 
     Attributes
@@ -62,7 +62,7 @@ def sample_epoch(
     num_batches: int,
     num_threads: int,
     progress: Progress,
-) -> SampledEpoch:
+) -> TracedEpoch:
     """Sample the first batches of the first epoch of a loader with `shuffle=True`."""
     order = KeyedOrder(len(seeds), batch_size, shuffles=True, drop_last=False)
     num_batches = min(num_batches, order.num_batches)
@@ -101,4 +101,4 @@ def sample_epoch(
         scores["frequency"] = np.zeros(store.num_nodes, np.uint8)
         presampler = Presampler.of(store, config, seeds, batch_size, False)
         presampler.run(Topology(csc), num_threads, scores["frequency"])
-    return SampledEpoch(order.num_batches, trace.build(), scores, seconds)
+    return TracedEpoch(order.num_batches, trace.build(), scores, seconds)
