@@ -93,6 +93,9 @@ class RunDirectory:
                 continue
             except OSError as error:
                 raise _create_error(error, parent, purpose) from error
+            except BaseException:  # an interrupt, which may come when it has just been made
+                _remove(path)
+                raise
             try:
                 return cls(path, _own(path, purpose))
             except (FileNotFoundError, BlockingIOError) as error:

@@ -514,7 +514,7 @@ class Colour(Enum):
         ({"weight_attr": "w"}, "weight_attr='w': weighted sampling is not supported yet; use"),
         ({"neighbor_sampler": object()}, "neighbor_sampler: gnnstore samples with its own kernel"),
         ({"subgraph_type": "undirected"}, "='undirected' is unknown; choose one of directional, "),
-        ({"subgraph_type": Colour.red}, "subgraph_type=<Colour.red.* is unknown"),
+        ({"subgraph_type": Colour.red}, "subgraph_type='red' is unknown; choose one of"),
         ({"subgraph_type": "induced", "disjoint": True}, "exclude each other"),
         ({"num_neighbors": {("a", "to", "b"): [2]}}, "fan-outs by edge type, but heterogeneous"),
         ({"num_neighbors": NumNeighbors({EdgeTypeStr("a__to__b"): [2]})}, "by edge type"),

@@ -496,7 +496,7 @@ POLICIES_REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "another name": (lambda: PartitionPolicy("dispersed", capacity=2, name="x"), "'spread'"),
     "no capacity": (lambda: PartitionPolicy("dispersed", name="spread"), "give it, or memory="),
     "kind": (lambda: PartitionPolicy("spread"), "choose one of"),
-    "order": (lambda: PartitionPolicy(order="walecki"), "'even', 'beta'"),
+    "order": (lambda: PartitionPolicy(order="walecki"), "choose one of even, beta"),
     "share": (lambda: PartitionPolicy(capacity=1.5), "share"),
     "both": (lambda: PartitionPolicy(capacity=2, memory="1GB"), "leave out one"),
     "no policy": (lambda: "spread", "expected a gnnstore.PartitionPolicy"),

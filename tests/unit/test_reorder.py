@@ -24,6 +24,7 @@ from gnnstore.converters import (
     reorder,
     split_edges,
 )
+from gnnstore.converters.arrays import scattered
 from gnnstore.converters.stores import communities, copy, ordered_texts, places
 from gnnstore.converters.stores import reorder as reordering
 from gnnstore.converters.stores.communities import find_communities
@@ -98,6 +99,7 @@ def test_it_is_the_same_graph(
     before = graph(tmp_path / "a.gnn", original=original, **options)
     monkeypatch.setattr(places, "_PIECE_NODES", 70)
     monkeypatch.setattr(reordering, "_PIECE_EDGES", 90)
+    monkeypatch.setattr(scattered, "_COPY_BYTES", 1000)
     after = reorder(before, tmp_path / "b.gnn")
     order = assert_renumbered(before, after)
     degrees = np.bincount(read_store(before).edge_index[0], minlength=300)

@@ -30,6 +30,7 @@ from gnnstore.formats.container.files import require_space
 _MEMORY_SHARE = 8
 _MIN_RANGE_BYTES, _MAX_RANGE_BYTES = 2**20, 2**28
 _STEP_BYTES = 2**23
+_COPY_BYTES = 2**22  # what is read at a time where all of it is in memory
 
 
 def in_order(
@@ -59,7 +60,7 @@ def in_order(
         return closing(ScatteredRows(source, nodes, directory, memory_bytes))
     whole = _core.pool_empty(num_bytes).view(source.dtype).reshape(source.shape)
     done = 0
-    for rows in source.rows(max(1, _STEP_BYTES // max(1, row_bytes(source)))):
+    for rows in source.rows(max(1, _COPY_BYTES // max(1, row_bytes(source)))):
         whole[places[done : done + len(rows)]] = rows
         done += len(rows)
     return nullcontext(MemoryArray(source.label, whole))
