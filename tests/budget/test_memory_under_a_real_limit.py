@@ -202,7 +202,7 @@ def read(forks: ForkServer, *arguments: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"strategy": "mmap", "memory": 150 * 10**6}, {"mmap"}),
+        ({"strategy": "mmap", "memory": 150 * 10**6, "most_batches": 25}, {"mmap"}),
         # Which of the two it takes depends on how fast the machine samples and plans.
         (
             {"strategy": "auto", "memory": 80 * 10**6, "most_batches": 20},
