@@ -247,6 +247,7 @@ def test_labels_of_waiting_batches_count_in_the_budget(path: Path) -> None:
         "neg_sampling": NegativeSampling("triplet", 400),
         "batch_size": 500,
         "strategy": "belady",
+        "topology": "memory",  # the only place to be tried, or each is sampled for
     }
     with pytest.raises(gnnstore.BudgetError, match=r"9\.\d+ MB of labels of seeds") as caught:
         loader_of(path, memory="40MB", **options)
