@@ -216,7 +216,7 @@ class limits_named(ContextDecorator):  # noqa: N801 - used like a function
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise UsageError unless an option has one of the values that it knows."""
-    if value not in choices:
+    if value not in tuple(choices):  # by comparing: a list has no hash, and is refused too
         raise UsageError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
 
 

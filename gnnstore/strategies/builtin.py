@@ -37,7 +37,7 @@ MEMORY = Strategy(
     "memory",
     "memory",
     kind=_in_memory,
-    summary="all attributes and the graph's structure are read into memory once",
+    summary="all attributes and the graph's topology are read into memory once",
 )
 MMAP = Strategy(
     "mmap",

@@ -5,12 +5,20 @@ from __future__ import annotations
 import errno
 import inspect
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from gnnstore import errors
-from gnnstore.errors import GnnstoreError, NoSpaceError, StorageError, storage_error
+from gnnstore.errors import (
+    GnnstoreError,
+    NoSpaceError,
+    StorageError,
+    UsageError,
+    check_choice,
+    storage_error,
+)
 
 CLASSES = sorted(
     (
@@ -70,3 +78,11 @@ def test_other_refusals_keep_the_reason_of_the_system() -> None:
 
 def test_a_reason_without_a_number_is_kept_too() -> None:
     assert str(storage_error(OSError("short read"), "read", "a")) == "cannot read: a: short read"
+
+
+@pytest.mark.parametrize("choices", [("a", "b"), {"a": 1, "b": 2}])
+@pytest.mark.parametrize("value", ["c", "", None, 3, [], {}])
+def test_a_value_that_is_unknown_is_refused(value: object, choices: Collection[str]) -> None:
+    check_choice("option", "b", choices)
+    with pytest.raises(UsageError, match="is unknown; choose one of a, b"):
+        check_choice("option", value, choices)

@@ -59,7 +59,7 @@ class Placement:
     strategy : StrategyTraits
         How the rows of paged attributes are reached.
     topology : "memory", "mmap" or "disk"
-        Where the graph's structure lies. On disk, in-neighbours are read by an engine.
+        Where the graph's topology lies. On disk, in-neighbours are read by an engine.
     modes : Mapping of str to "memory", "mmap" or "disk"
         Where the rows of each paged attribute lie, by its path. Under strategies that read
         them, narrow ones are in memory as far as the budget allows.

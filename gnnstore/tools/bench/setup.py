@@ -1,6 +1,6 @@
 """Load the topology and labels of a store, limit memory, and load batches under the limit.
 
-The process is in its memory group from the beginning. It loads the graph's structure and the
+The process is in its memory group from the beginning. It loads the graph's topology and the
 narrow attributes, has the kernel drop the page cache of the store, and only then limits the
 group: to what it holds, a share of the features and some slack. Feature rows come after that.
 """
