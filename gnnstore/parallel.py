@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from itertools import count, islice, repeat
 from typing import Generic, Self, TypeVar
 
@@ -198,6 +198,7 @@ def ordered_map(
     initializer: Callable[[], None] | None = None,
     describe: Callable[[int], str] = "while preparing item {}".format,
     stop: Callable[[], None] = lambda: None,
+    waiting: Callable[[int], AbstractContextManager[object]] = nullcontext,
 ) -> Generator[R, None, None]:
     """Apply a function to items in threads, ahead of the consumer, and yield in order.
 
@@ -220,6 +221,8 @@ def ordered_map(
         Returns the purpose of item k, which is noted on an exception that `function` raises for it.
     stop : callable, optional
         Called before running items are waited for, or after the last item.
+    waiting : callable
+        Returns a context in which the consumer waits for item k, unless that is there already.
 
     Yields
     ------
@@ -239,13 +242,7 @@ def ordered_map(
     the threads. Leaving a `for` loop closes it at once.
     """
     if num_threads == 0:
-        for index, item in enumerate(items):
-            try:
-                result = function(item)
-            except Exception as error:
-                error.add_note(describe(index))
-                raise
-            yield result
+        yield from _in_turn(function, iter(items), describe, waiting)
         return
 
     own_threads: set[int] = set()
@@ -270,27 +267,54 @@ def ordered_map(
                     f"this iterator was begun in process {process}, whose threads a fork of it "
                     "does not have; begin a new one after the fork, with iter()"
                 )
-            while not is_over and len(queue) < lookahead() and (not queue or is_ready()):
-                try:
-                    item = next(source)
-                except StopIteration:
-                    is_over = True  # its traceback would keep this frame, and what it knows, alive
-                except Exception as error:
-                    failure, is_over = error, True  # first comes what came before
-                else:
-                    queue.append(executor.submit(function, item))
-                    del item  # what it holds is free once the function is done with it
-            if not queue:
+            # Paced items may take long to come even where the next result is there.
+            is_there = bool(queue) and queue[0].done() and not isinstance(source, Paced)
+            found: list[R] = []
+            with nullcontext() if is_there else waiting(index):
+                while not is_over and len(queue) < lookahead() and (not queue or is_ready()):
+                    try:
+                        item = next(source)
+                    except StopIteration:
+                        is_over = True  # its traceback would keep this frame, and what it knows
+                    except Exception as error:
+                        failure, is_over = error, True  # first comes what came before
+                    else:
+                        queue.append(executor.submit(function, item))
+                        del item  # what it holds is free once the function is done with it
+                if queue:
+                    found.append(_result_of(queue.popleft(), index, timeout_seconds, describe))
+            if not found:
                 if failure is not None:
                     raise failure
                 return
-            yield _result_of(queue.popleft(), index, timeout_seconds, describe)
+            yield found.pop()  # held by nobody but the consumer
             index += 1
     finally:
         stop()
         # The garbage collector may close a forgotten generator from any thread, even from
         # one of ours, which cannot join itself.
         executor.shutdown(wait=threading.get_ident() not in own_threads, cancel_futures=True)
+
+
+def _in_turn(
+    function: Callable[[T], R],
+    items: Iterator[T],
+    describe: Callable[[int], str],
+    waiting: Callable[[int], AbstractContextManager[object]],
+) -> Generator[R, None, None]:
+    """Apply a function to each item when its result is asked for."""
+    for index in count():
+        found: list[R] = []
+        with waiting(index):
+            for item in islice(items, 1):
+                try:
+                    found.append(function(item))
+                except Exception as error:
+                    error.add_note(describe(index))
+                    raise
+        if not found:
+            return
+        yield found.pop()  # held by nobody but the consumer
 
 
 def _result_of(

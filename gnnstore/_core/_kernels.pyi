@@ -1027,6 +1027,65 @@ def csc_from_coo(
         A source or target is out of range; the message names edge, id and bound.
     """
 
+class EdgeBuckets:
+    """Edges dealt to buckets of neighbouring targets, then sorted piece by piece.
+
+    Takes ``8 * E`` bytes, an eighth of that at most for room that is left, and some megabytes for
+    each thread. First `sample` every block of edges; then `plan`; then `add` the blocks in order,
+    and `finish`; then `sort`, from any threads and
+    as often as asked.
+
+    Parameters
+    ----------
+    num_nodes : int
+        N, at most 2**27.
+    num_threads : int
+        Threads that deal edges.
+
+    Attributes
+    ----------
+    num_pieces : int
+        Pieces of consecutive columns; 0 before the end of the edges.
+    """
+
+    def __init__(self, num_nodes: int, num_threads: int = 1) -> None: ...
+    @property
+    def num_pieces(self) -> int: ...
+    def sample(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
+        """Look at some edges of a block, so that buckets will be about as large.
+
+        Raises
+        ------
+        IndexError
+            A source or target is out of range.
+        """
+
+    def plan(self, num_edges: int) -> int:
+        """Decide on the buckets for so many edges; return about how many the largest one gets."""
+
+    def add(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
+        """Deal a block of edges, whose positions follow those of the block before.
+
+        Raises
+        ------
+        IndexError
+            A source or target is out of range; nothing can be added afterwards.
+        """
+
+    def give(self, ids: NDArray[np.int32]) -> None:
+        """Give an array, such as an end of a block that was added, whose memory is overwritten."""
+
+    def finish(self) -> None:
+        """Say that there are no more edges."""
+
+    def sort(
+        self, piece: int, with_edge_id: bool = True
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32] | None]:
+        """Return the `indptr`, `indices` and `edge_id` of a piece, as `csc_from_coo` has them.
+
+        `indptr` has an entry for each column and one behind, and counts the edges of all pieces.
+        """
+
 def parse_text(
     text: bytes, kinds: str, is_comma: bool, comments: bytes, ignore_extra: bool
 ) -> NDArray[np.uint8] | None:

@@ -17,14 +17,14 @@ import pytest
 
 from gnnstore import _core
 from gnnstore.converters.edges import builder as spill
-from gnnstore.converters.edges import merge as spill_merge
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.builder import MIN_SPILL_BYTES, EdgeBuilder
 from gnnstore.converters.edges.columns import BuiltEdges, estimate_peak_bytes
-from gnnstore.converters.edges.merge import SpilledEdges
-from gnnstore.converters.edges.ranges import plan_ranges
+from gnnstore.converters.edges.on_disk import merge as spill_merge
+from gnnstore.converters.edges.on_disk.merge import SpilledEdges
+from gnnstore.converters.edges.on_disk.ranges import plan_ranges
+from gnnstore.converters.edges.on_disk.runs import SpilledPart, record_dtype, write_part
 from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.runs import SpilledPart, record_dtype, write_part
 from gnnstore.errors import BudgetError, CorruptStoreError, InputError, NoSpaceError, StorageError
 from gnnstore.formats.container.journal import Journal
 from gnnstore.testing.graphs import random_graph

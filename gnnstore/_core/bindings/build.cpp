@@ -6,6 +6,7 @@
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
 #include "kernels/csc_build.h"
+#include "kernels/edge_buckets.h"
 #include "kernels/rmat.h"
 
 using namespace gnnstore;
@@ -95,11 +96,81 @@ NumpyVector<int64_t> permute(const InputArray &ids, int scale, uint64_t seed, bo
     return out;
 }
 
+// The ends of a block of edges.
+struct Block {
+    Block(const InputArray &src, const InputArray &dst)
+        : sources(input_data<int32_t>(src, "src", "int32")),
+          targets(input_data<int32_t>(dst, "dst", "int32")),
+          num_edges(length(src)) {
+        if (length(dst) != num_edges)
+            throw std::invalid_argument("src and dst must have the same length, got " +
+                                        std::to_string(num_edges) + " and " +
+                                        std::to_string(length(dst)));
+    }
+
+    const int32_t *sources, *targets;
+    int64_t num_edges;
+};
+
+// And the arrays whose memory they use.
+struct PythonBuckets {
+    PythonBuckets(int64_t num_nodes, int num_threads) : buckets(num_nodes, num_threads) {}
+
+    void sample(const InputArray &src, const InputArray &dst) {
+        const Block block(src, dst);
+        const GilRelease release;
+        buckets.sample(block.sources, block.targets, block.num_edges);
+    }
+    void add(const InputArray &src, const InputArray &dst) {
+        const Block block(src, dst);
+        const GilRelease release;
+        buckets.add(block.sources, block.targets, block.num_edges);
+    }
+    void give(const OutputArray &ids) {
+        auto *const data = output_data<int32_t>(ids, "ids", "int32");
+        given.push_back(ids);
+        buckets.give(data, length(ids) * static_cast<int64_t>(sizeof(int32_t)));
+    }
+
+    std::vector<OutputArray> given;
+    EdgeBuckets buckets;
+};
+
+nb::tuple sort_piece(const PythonBuckets &python, int64_t number, bool with_edge_id) {
+    const EdgeBuckets &buckets = python.buckets;
+    if (number < 0 || number >= buckets.num_pieces())
+        throw std::out_of_range("there is no piece " + std::to_string(number));
+    const EdgeBuckets::Piece &piece = buckets.piece(number);
+    const auto indptr = pooled_vector<int64_t>(piece.last_target - piece.first_target + 1);
+    const auto indices = pooled_vector<int32_t>(piece.end - piece.begin);
+    std::optional<NumpyVector<int32_t>> edge_id;
+    if (with_edge_id) edge_id = pooled_vector<int32_t>(piece.end - piece.begin);
+    {
+        int64_t *const starts = indptr.data();
+        int32_t *const sources = indices.data();
+        int32_t *const ids = edge_id ? edge_id->data() : nullptr;
+        const GilRelease release;
+        buckets.sort(number, starts, sources, ids);
+    }
+    return nb::make_tuple(indptr, indices, edge_id ? nb::cast(*edge_id) : nb::none());
+}
+
 }  // namespace
 
 void bind_build(nb::module_ &m) {
     m.def("csc_from_coo", csc, "src"_a.noconvert(), "dst"_a.noconvert(), "num_nodes"_a,
           "num_threads"_a = 1, "with_edge_id"_a = true, "num_src_nodes"_a = nb::none());
+    nb::class_<PythonBuckets>(m, "EdgeBuckets")
+        .def(nb::init<int64_t, int>(), "num_nodes"_a, "num_threads"_a = 1)
+        .def("sample", &PythonBuckets::sample, "src"_a.noconvert(), "dst"_a.noconvert())
+        .def("plan", [](PythonBuckets &self, int64_t n) { return self.buckets.plan(n); },
+             "num_edges"_a)
+        .def("add", &PythonBuckets::add, "src"_a.noconvert(), "dst"_a.noconvert())
+        .def("give", &PythonBuckets::give, "ids"_a.noconvert())
+        .def("finish", [](PythonBuckets &self) { self.buckets.finish(); })
+        .def_prop_ro("num_pieces",
+                     [](const PythonBuckets &self) { return self.buckets.num_pieces(); })
+        .def("sort", sort_piece, "piece"_a, "with_edge_id"_a = true);
     m.def("rmat_edges", rmat, "first_edge"_a, "num_edges"_a, "scale"_a,
           "probabilities"_a.noconvert(), "seed"_a, "num_threads"_a = 1);
     m.def("permute_ids", permute, "ids"_a.noconvert(), "scale"_a, "seed"_a, "inverse"_a = false,

@@ -45,13 +45,13 @@ public:
     int64_t num_batches() const { return trace_.num_batches; }
     int32_t *carried_next() const { return memory_.data() + carried_begin(); }
 
-    const int32_t *take_next(int64_t batch) const { return next(batch); }
+    const int32_t *take_next(int64_t batch) const { return next(batch, batch - 1); }
     bool add_uses(int64_t batch, UsesInBatch *uses) const {
         return next_uses_.add_uses(batch, uses);
     }
     void finish_next() { next_uses_.take_carried(carried_next()); }
 
-    const int32_t *next(int64_t batch) const { return next_ + trace_.offsets[batch]; }
+    const int32_t *next(int64_t batch, int64_t) const { return next_ + trace_.offsets[batch]; }
     const Id *ids(int64_t batch) const { return trace_.ids + trace_.offsets[batch]; }
     void *slots_bytes() const { return memory_.data(); }
 

@@ -47,7 +47,8 @@ inline int64_t planner_slots_bytes(int64_t num_batches, int64_t num_slots) {
 //   take_next(batch): the next uses of a batch, from the last batch to the first.
 //   add_uses(batch, uses): adds their counts by batch (see TracePositions), if it has them.
 //   finish_next(): fills carried_next.
-//   next(batch): the next uses again, in any order of batches.
+//   next(batch, following): the next uses again, in any order of batches; `following` is asked for
+//       after them.
 //   ids(batch): of the batch whose next uses were asked for latest.
 //   slots_bytes(): memory of planner_slots_bytes, after the backward pass.
 //   slots(), positions(), entered(): int32_t of a batch's rows, and one more of positions, to be
@@ -183,7 +184,7 @@ private:
                             static_cast<StayingRows::Count *>(accesses_.slots_bytes()),
                             std::move(free_from));
         for (int64_t batch = num_batches_ - 1; batch >= first; --batch)
-            staying.count(batch, accesses_.next(batch), size_of(batch));
+            staying.count(batch, accesses_.next(batch, batch - 1), size_of(batch));
         if (are_carried) staying.count(-1, carried_next_, num_slots_);
         thresholds_ = staying.thresholds();
     }
@@ -202,8 +203,10 @@ private:
                              static_cast<WaitingSlots::Entry *>(accesses_.slots_bytes()));
         start_slots(waiting);
         for (int64_t batch = 0; batch < num_batches_; ++batch) {
-            const int32_t *const next = accesses_.next(batch);
-            const Id *const ids = accesses_.ids(batch);
+            const int32_t *const next = accesses_.next(batch, batch + 1);
+            // Only rows that stay are asked who they are.
+            const bool has_staying = thresholds_[static_cast<size_t>(batch)].num_rows > 0;
+            const Id *const ids = has_staying ? accesses_.ids(batch) : nullptr;
             int32_t *const slots_here = accesses_.slots();
             int32_t *const entering = accesses_.positions(), *const entered = accesses_.entered();
             std::fill_n(slots_here, size_of(batch), -1);
@@ -216,8 +219,12 @@ private:
             if (num_entering > num_slots_ - free_slots_)
                 throw std::logic_error("the plan keeps more rows than there are slots");
             for (int64_t i = 0; i < num_entering; ++i) {
-                entered[i] = carried_next_[free_slots_++];
-                hand_on(waiting, ids[entering[i]], next[entering[i]], entered[i]);
+                const int32_t use = next[entering[i]], slot = carried_next_[free_slots_++];
+                entered[i] = slot;
+                if (use < 0)
+                    stay(ids[entering[i]], use, slot);
+                else
+                    waiting.put(positions_.batch(use), use, slot);
             }
             accesses_.put(batch, num_entering);
         }
@@ -272,11 +279,12 @@ private:
             num_staying += is_hit & stays_here;
         }
         free_slots_ = free;
-        // Slots lie anywhere, and writes wait for each other.
+        // Slots lie anywhere, and writes wait for each other; the second cache can wait for more of
+        // them than the first.
         for (int64_t j = 0; j < num_staying; ++j) {
             const int32_t slot = slots_here[staying[j]];
-            __builtin_prefetch(nodes_ + slot, 1);
-            __builtin_prefetch(frequencies_ + slot, 1);
+            __builtin_prefetch(nodes_ + slot, 1, 2);
+            __builtin_prefetch(frequencies_ + slot, 1, 2);
         }
         for (int64_t j = 0; j < num_staying; ++j) {
             const int32_t i = staying[j];
@@ -298,18 +306,13 @@ private:
             const bool is_used = use >= 0 && use < (slot < cut.partly ? cut.partly_end : cut.end);
             const bool stays =
                 use < (slot < stay_cut.partly ? stay_cut.partly_end : stay_cut.end);
-            if (node >= 0 && (is_used || stays))
-                hand_on(waiting, node, use, static_cast<int32_t>(slot));
-            else
+            if (node < 0 || !(is_used || stays))
                 carried_next_[--free_slots_] = static_cast<int32_t>(slot);
+            else if (use < 0)
+                stay(node, use, static_cast<int32_t>(slot));
+            else
+                waiting.put(positions_.batch(use), use, static_cast<int32_t>(slot));
         }
-    }
-
-    void hand_on(WaitingSlots &waiting, int64_t node, int32_t use, int32_t slot) {
-        if (use < 0)
-            stay(node, use, slot);
-        else
-            waiting.put(positions_.batch(use), use, slot);
     }
 
     void stay(int64_t node, int32_t use, int32_t slot) {

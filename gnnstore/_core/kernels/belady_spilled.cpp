@@ -89,14 +89,12 @@ public:
         });
     }
 
-    const int32_t *next(int64_t batch) {
-        read_next(batch);
+    const int32_t *next(int64_t batch, int64_t following) {
+        read_next(batch, following);
         return part(next_);
     }
     const Id *ids(int64_t batch) {
         read_ids(batch, batch + 1);
-        if (batch + 1 < trace_.num_batches)
-            plan_.slots.will_need(4 * size_of(batch + 1), 4 * trace_.offsets[batch + 1]);
         return ids();
     }
     void *slots_bytes() const { return part(shared_); }
@@ -161,9 +159,7 @@ private:
     void link(int64_t batch) {
         read_ids(batch, batch - 1);
         if (first_node_ > 0) {
-            read_next(batch);
-            if (batch > 0)
-                plan_.slots.will_need(4 * size_of(batch - 1), 4 * trace_.offsets[batch - 1]);
+            read_next(batch, batch - 1);
         }
         for_tables([&](UseTable &table, int64_t) {
             table.link(ids(), size_of(batch), positions_.begin(batch), part(next_));
@@ -171,17 +167,21 @@ private:
         write_slots(batch, part(next_));
     }
 
-    // following: the batch whose ids are read next.
+    bool has(int64_t batch) const { return batch >= 0 && batch < trace_.num_batches; }
+
+    // following: the batch that is read next.
     void read_ids(int64_t batch, int64_t following) {
         constexpr int64_t size = sizeof(Id);
         trace_.file.read(ids(), size * size_of(batch), trace_.begins[batch], trace_.crcs[batch],
                          batch);
-        if (following >= 0 && following < trace_.num_batches)
+        if (has(following))
             trace_.file.will_need(size * size_of(following), trace_.begins[following]);
     }
-    void read_next(int64_t batch) {
+    void read_next(int64_t batch, int64_t following) {
         plan_.slots.read(part(next_), 4 * size_of(batch), 4 * trace_.offsets[batch],
                          plan_.slot_crcs[batch], batch);
+        if (has(following))
+            plan_.slots.will_need(4 * size_of(following), 4 * trace_.offsets[following]);
     }
     void write_slots(int64_t batch, const int32_t *values) {
         const int64_t num_bytes = 4 * size_of(batch);

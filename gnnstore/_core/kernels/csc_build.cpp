@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
 #include <limits>
-#include <numeric>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "kernels/column_sort.h"
+#include "kernels/column_buckets.h"
 #include "kernels/errors.h"
 #include "kernels/parallel.h"
 #include "kernels/pooled_array.h"
@@ -19,26 +17,10 @@
 namespace gnnstore {
 namespace {
 
-// Edges are counted by bins of targets, and bins are joined to buckets of about as many edges.
-// A table of bins stays in the second-level cache, and is fine enough that hubs, and ids that
-// crowd at one end, hardly ever make a bucket too large.
-constexpr int max_bin_bits = 14;
-// A bucket is sorted in the second-level cache: 2^15 edges are 0.9 MB of keys, ids and outputs.
-constexpr int64_t goal_edges = 1 << 15;
-// More streams of writes than that, and each of them waits.
-constexpr int64_t max_goal_buckets = 1 << 11;
+// 2^15 edges are 0.9 MB of keys, ids and outputs.
+constexpr BucketGoal goal{1 << 15, 1 << 11};
 // Edges that are gathered for a bucket before they are written: a cache line of 16-bit targets.
 constexpr int64_t line_edges = 32;
-constexpr int64_t check_edges = 256;
-
-template <class Id>
-bool all_below(const Id *ids, int64_t num_ids, int64_t bound) {
-    using Unsigned = std::make_unsigned_t<Id>;  // a negative id is a huge one
-    Unsigned largest = 0;
-    for (int64_t i = 0; i < num_ids; ++i)
-        largest = std::max(largest, static_cast<Unsigned>(ids[i]));
-    return static_cast<uint64_t>(largest) < static_cast<uint64_t>(bound);
-}
 
 template <class Id>
 [[noreturn]] void throw_first_bad_id(const EdgeList<Id> &edges) {
@@ -66,16 +48,9 @@ struct Slices {
     }
 };
 
-// Consecutive targets, and where their edges lie.
-struct Bucket {
-    int64_t first_target, last_target;  // one past
-    int64_t begin, end;
-};
-
 struct Partition {
-    int bin_shift;
-    std::vector<uint16_t> bucket_of_bin;
-    std::vector<Bucket> buckets;
+    TargetBins bins;
+    BucketPlan plan;
     // Where each slice puts its edges of each bucket: [slice][bucket].
     std::vector<std::vector<int64_t>> places;
 };
@@ -83,12 +58,12 @@ struct Partition {
 // Counts the edges of each bin, slice by slice. Checks all ids on the way.
 template <class Id>
 std::vector<std::vector<int64_t>> count_bins(const EdgeList<Id> &edges, const Slices &slices,
-                                             int bin_shift, size_t num_bins, int num_threads) {
+                                             const TargetBins &bins, int num_threads) {
     std::vector<std::vector<int64_t>> counts(static_cast<size_t>(slices.count));
     std::atomic<bool> bad{false};
     run_workers(num_threads, slices.count, [&](TaskQueue &queue) {
         for (int64_t slice; queue.take(slice);) {
-            std::vector<int64_t> mine(num_bins);
+            std::vector<int64_t> mine(bins.count);
             const int64_t end = slices.end(slice);
             for (int64_t i = slices.begin(slice); i < end; i += check_edges) {
                 const int64_t size = std::min(check_edges, end - i);
@@ -98,7 +73,7 @@ std::vector<std::vector<int64_t>> count_bins(const EdgeList<Id> &edges, const Sl
                     return queue.close();
                 }
                 for (int64_t k = i; k < i + size; ++k)
-                    ++mine[static_cast<size_t>(edges.targets[k] >> bin_shift)];
+                    ++mine[bins.of(edges.targets[k])];
             }
             counts[static_cast<size_t>(slice)] = std::move(mine);
         }
@@ -111,43 +86,28 @@ std::vector<std::vector<int64_t>> count_bins(const EdgeList<Id> &edges, const Sl
 template <class Id>
 Partition plan_partition(const EdgeList<Id> &edges, const Slices &slices, int64_t max_targets,
                          int num_threads) {
-    Partition plan;
-    const auto largest = static_cast<uint64_t>(std::max<int64_t>(1, edges.num_targets) - 1);
-    plan.bin_shift = std::max(0, static_cast<int>(std::bit_width(largest)) - max_bin_bits);
-    const auto num_bins = static_cast<size_t>(largest >> plan.bin_shift) + 1;
-    const auto counts = count_bins(edges, slices, plan.bin_shift, num_bins, num_threads);
-    const int64_t goal = std::max(goal_edges, edges.num_edges / max_goal_buckets);
+    const TargetBins bins(edges.num_targets);
+    const auto counts = count_bins(edges, slices, bins, num_threads);
+    std::vector<int64_t> totals(bins.count);
+    for (const auto &of_slice : counts)
+        for (size_t bin = 0; bin < bins.count; ++bin) totals[bin] += of_slice[bin];
+    Partition partition{bins, plan_buckets(bins, totals, edges.num_targets, max_targets, goal), {}};
 
-    plan.bucket_of_bin.resize(num_bins);
-    int64_t begin = 0;
-    for (size_t bin = 0; bin < num_bins; ++bin) {
-        const auto first = static_cast<int64_t>(bin) << plan.bin_shift;
-        const int64_t last = std::min(edges.num_targets, first + (int64_t{1} << plan.bin_shift));
-        int64_t size = 0;
-        for (const auto &of_slice : counts) size += of_slice[bin];
-        Bucket *open = plan.buckets.empty() ? nullptr : &plan.buckets.back();
-        if (open == nullptr || open->end - open->begin + size > goal ||
-            last - open->first_target > max_targets) {
-            plan.buckets.push_back({first, first, begin, begin});
-            open = &plan.buckets.back();
-        }
-        open->last_target = last;
-        open->end = begin += size;
-        plan.bucket_of_bin[bin] = static_cast<uint16_t>(plan.buckets.size() - 1);
-    }
-    plan.places.assign(counts.size(), std::vector<int64_t>(plan.buckets.size()));
+    const auto &bucket_of_bin = partition.plan.bucket_of_bin;
+    partition.places.assign(counts.size(),
+                            std::vector<int64_t>(partition.plan.buckets.size()));
     int64_t place = 0;
-    for (size_t bin = 0; bin < num_bins;) {
-        const uint16_t bucket = plan.bucket_of_bin[bin];
+    for (size_t bin = 0; bin < bins.count;) {
+        const uint16_t bucket = bucket_of_bin[bin];
         size_t end = bin;
-        while (end < num_bins && plan.bucket_of_bin[end] == bucket) ++end;
+        while (end < bins.count && bucket_of_bin[end] == bucket) ++end;
         for (size_t slice = 0; slice < counts.size(); ++slice) {
-            plan.places[slice][bucket] = place;
+            partition.places[slice][bucket] = place;
             for (size_t b = bin; b < end; ++b) place += counts[slice][b];
         }
         bin = end;
     }
-    return plan;
+    return partition;
 }
 
 // Writes edges to their buckets, in the order of the list. Lines of each bucket are gathered in
@@ -156,22 +116,21 @@ Partition plan_partition(const EdgeList<Id> &edges, const Slices &slices, int64_
 template <class Id, class EdgeId, class Low>
 class Scatter {
 public:
-    Scatter(const EdgeList<Id> &edges, const Partition &plan, Id *indices, EdgeId *edge_id,
+    Scatter(const EdgeList<Id> &edges, const Partition &partition, Id *indices, EdgeId *edge_id,
             Low *lows)
         : edges_(edges),
-          plan_(plan),
+          partition_(partition),
           indices_(indices),
           edge_id_(edge_id),
           lows_(lows),
           stream_(are_aligned(indices, edge_id, lows) ? stream_copy() : nullptr),
-          lines_(plan.buckets.size()) {}
+          lines_(partition.plan.buckets.size()) {}
 
     void operator()(int64_t begin, int64_t end, const std::vector<int64_t> &places) {
         std::vector<int64_t> next = places;
         for (int64_t i = begin; i < end; ++i) {
             const Id target = edges_.targets[i];
-            const auto bin = static_cast<size_t>(target >> plan_.bin_shift);
-            const size_t bucket = plan_.bucket_of_bin[bin];
+            const size_t bucket = partition_.plan.bucket_of_bin[partition_.bins.of(target)];
             const int64_t place = next[bucket]++;
             const auto slot = static_cast<size_t>(place % line_edges);
             Lines &lines = lines_[bucket];
@@ -228,39 +187,13 @@ private:
     }
 
     const EdgeList<Id> &edges_;
-    const Partition &plan_;
+    const Partition &partition_;
     Id *const indices_;
     EdgeId *const edge_id_;
     Low *const lows_;
     const StreamCopy stream_;
     std::vector<Lines> lines_;
 };
-
-// Brings the edges of a bucket to their columns by swapping, which needs no second copy of
-// them but loses their order. Returns where columns begin, and where the last one ends.
-template <class Id, class EdgeId, class Low>
-std::vector<int64_t> swap_to_columns(const Bucket &bucket, Id *indices, EdgeId *edge_id,
-                                     Low *lows) {
-    const auto width = static_cast<size_t>(bucket.last_target - bucket.first_target);
-    std::vector<int64_t> starts(width + 1);
-    const auto column_of = [&](int64_t i) {
-        return static_cast<Low>(lows[i] - static_cast<Low>(bucket.first_target));
-    };
-    for (int64_t i = bucket.begin; i < bucket.end; ++i) ++starts[column_of(i)];
-    int64_t sum = bucket.begin;
-    for (int64_t &start : starts) sum += std::exchange(start, sum);
-    std::vector<int64_t> next = starts;
-    for (size_t column = 0; column < width; ++column)
-        while (next[column] < starts[column + 1]) {
-            const int64_t from = next[column];
-            const int64_t to = next[column_of(from)]++;
-            if (to == from) continue;
-            std::swap(indices[from], indices[to]);
-            if (edge_id) std::swap(edge_id[from], edge_id[to]);
-            std::swap(lows[from], lows[to]);
-        }
-    return starts;
-}
 
 template <class Id, class EdgeId, class Low>
 void build(const EdgeList<Id> &edges, int64_t *indptr, Id *indices, EdgeId *edge_id,
@@ -271,20 +204,20 @@ void build(const EdgeList<Id> &edges, int64_t *indptr, Id *indices, EdgeId *edge
     // which are not full at their ends do not matter, and not so many that their counts do.
     const Slices slices{edges.num_edges, std::clamp<int64_t>(edges.num_edges / (1 << 18), 1,
                                                              std::min(4 * num_threads, 128))};
-    Partition plan = plan_partition(edges, slices, max_targets, num_threads);
+    const Partition partition = plan_partition(edges, slices, max_targets, num_threads);
     const PooledArray<Low> lows(edges.num_edges);
     run_workers(num_threads, slices.count, [&](TaskQueue &queue) {
-        Scatter scatter(edges, plan, indices, edge_id, lows.data());
+        Scatter scatter(edges, partition, indices, edge_id, lows.data());
         for (int64_t slice; queue.take(slice);) {
-            const auto &places = plan.places[static_cast<size_t>(slice)];
+            const auto &places = partition.places[static_cast<size_t>(slice)];
             scatter(slices.begin(slice), slices.end(slice), places);
         }
     });
 
     // The largest first, so that threads end at about the same time.
-    std::vector<Bucket> buckets = plan.buckets;
+    std::vector<Bucket> buckets = partition.plan.buckets;
     std::stable_sort(buckets.begin(), buckets.end(), [](const Bucket &a, const Bucket &b) {
-        return a.end - a.begin > b.end - b.begin;
+        return a.num_edges() > b.num_edges();
     });
     const int64_t most = csc_group_edges(edges.num_edges);
     run_workers(num_threads, static_cast<int64_t>(buckets.size()), [&](TaskQueue &queue) {
@@ -292,20 +225,7 @@ void build(const EdgeList<Id> &edges, int64_t *indptr, Id *indices, EdgeId *edge
                                            lows.data());
         for (int64_t task; queue.take(task);) {
             const Bucket &bucket = buckets[static_cast<size_t>(task)];
-            if (bucket.end - bucket.begin <= most) {
-                sort({bucket.begin, bucket.end, bucket.first_target, bucket.last_target}, true);
-                continue;
-            }
-            const auto starts = swap_to_columns(bucket, indices, edge_id, lows.data());
-            for (size_t first = 0; first + 1 < starts.size();) {
-                size_t last = first + 1;
-                while (last + 1 < starts.size() && starts[last + 1] - starts[first] <= most) ++last;
-                sort({starts[first], starts[last],
-                      bucket.first_target + static_cast<int64_t>(first),
-                      bucket.first_target + static_cast<int64_t>(last)},
-                     false);
-                first = last;
-            }
+            sort_bucket(sort, bucket, indices, edge_id, lows.data(), most);
         }
     });
 }

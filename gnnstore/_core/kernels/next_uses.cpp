@@ -25,6 +25,8 @@ constexpr int64_t keyed_ids_per_access = 16;
 // What a thread takes of groups has to pay for its table; 6 bytes an access, which planning is
 // given, then hold two tables as well.
 constexpr int64_t least_accesses_per_thread = 1 << 20;
+// Rows in slots whose nodes and frequencies are fetched before they are needed.
+constexpr int64_t slots_ahead = 32;
 // In the upper half of what a group has, a row's key; in the lower one, how far into its window the
 // access stands.
 constexpr int window_bits = 32 - RowGroups::key_bits;
@@ -223,6 +225,10 @@ void NextUses<Id>::link(int64_t group, Table &group_table, int64_t *misses) {
     }
     count_repeated();
     for (int64_t place = carried; place < carried_end; ++place) {
+        // Slots of a group lie all over the cache.
+        const int32_t ahead = carried_[std::min(place + slots_ahead, carried_end - 1)];
+        __builtin_prefetch(nodes_ + ahead, 0, 2);
+        __builtin_prefetch(frequencies_ + ahead, 0, 2);
         const int32_t slot = carried_[place];
         const int64_t node = nodes_[slot];
         Met &met =

@@ -53,6 +53,11 @@ class EdgeBuffer:
             raise InputError(f"the input says {num_nodes} nodes; a graph has at most 2^48")
         self.num_nodes = num_nodes
 
+    def expect(self, num_edges: int) -> None:
+        """Say how many edges will come, if without attributes all of them fit in memory."""
+        self.sources.expect(num_edges)
+        self.targets.expect(num_edges)
+
     def check_ids(self, num_nodes: int) -> None:
         """Check the ids of the edges in the buffer against a count that came after them.
 
@@ -121,6 +126,8 @@ class EdgeBuffer:
         self, attributes: Mapping[str, npt.NDArray[Any]], num_edges: int, where: str
     ) -> None:
         if self.attributes is None:
+            if attributes:
+                self.expect(0)  # perhaps they do not fit
             self.attributes = {
                 name: RowBlocks(rows.dtype, rows.shape[1:]) for name, rows in attributes.items()
             }

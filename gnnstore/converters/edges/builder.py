@@ -28,14 +28,15 @@ from gnnstore.converters.edges.columns import (
     sort_edges,
     sort_scratch,
 )
-from gnnstore.converters.edges.merge import SpilledEdges
-from gnnstore.converters.edges.rules import EdgeRules
-from gnnstore.converters.edges.runs import (
+from gnnstore.converters.edges.dealt import deal_edges
+from gnnstore.converters.edges.on_disk.merge import SpilledEdges
+from gnnstore.converters.edges.on_disk.runs import (
     SpilledPart,
     record_bytes_for,
     spill_bytes_per_edge,
     write_part,
 )
+from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.memory import memory_ledger
 from gnnstore.converters.read_ahead import num_threads
 from gnnstore.errors import InputError, storage_errors
@@ -113,7 +114,11 @@ class EdgeBuilder:
             If the budget is too small even to sort on disk.
         """
         self._expected = num_edges
-        if not self._parts and not self._fits(num_edges, self.buffer.num_nodes or 0):
+        if self._parts:
+            return
+        if self._fits(num_edges, self.buffer.num_nodes or 0):
+            self.buffer.expect(num_edges)
+        else:
             self._check_space(num_edges)
 
     def add(
@@ -275,7 +280,8 @@ class EdgeBuilder:
                 "nodes"
             )
         if not self._parts and self._columns_fit(count):
-            return sort_edges(buffer, self._rules, count)
+            dealt = deal_edges(buffer, self._rules, count)
+            return sort_edges(buffer, self._rules, count) if dealt is None else dealt
         if self._skip:
             raise InputError(
                 f"the input has {buffer.num_seen} edges, but had at least "

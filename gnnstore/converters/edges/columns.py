@@ -1,6 +1,6 @@
 """Edges in memory sorted into columns: the adjacency as the writer takes it, chunk by chunk.
 
-Sources are sorted by target, and by source within a target (CSC). `merge.py` makes the same of
+Sources are sorted by target, and by source within a target (CSC). `on_disk` makes the same of
 edges that do not fit in memory.
 """
 
@@ -130,9 +130,7 @@ def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemory
     At its peak this takes what `estimate_peak_bytes` and `sort_scratch` say.
     """
     num_edges = buffer.num_edges
-    loops = np.empty(0, np.int64)
-    if rules.self_loops == "add":
-        loops = missing_self_loops(_loop_nodes(buffer), num_nodes)
+    loops = loops_to_add(buffer, rules, num_nodes)
     sources, targets = join_ends(buffer, rules, num_nodes, loops)
     attributes = {name: rows.joined() for name, rows in (buffer.attributes or {}).items()}
     indptr, indices, edge_id = _core.csc_from_coo(
@@ -146,6 +144,13 @@ def sort_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> InMemory
     _core.pool_trim()  # the kernel's scratch memory
     indices, edge_id = compact_columns(indptr, indices, edge_id, rules)
     return InMemoryEdges(indptr, indices, edge_id, rules, attributes, num_input_edges=num_edges)
+
+
+def loops_to_add(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> npt.NDArray[np.int64]:
+    """Return the nodes to add a self-loop to, ascending."""
+    if rules.self_loops != "add":
+        return np.empty(0, np.int64)
+    return missing_self_loops(_loop_nodes(buffer), num_nodes)
 
 
 def _loop_nodes(buffer: EdgeBuffer) -> Iterator[npt.NDArray[Any]]:
@@ -197,23 +202,51 @@ class InMemoryEdges:
 
     def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
         """Yield all edges in column order; one empty chunk, if there are none."""
-        taken = {} if ends_only else self._attributes
-        find_rows = bool(taken) or self._rules.self_loops == "add"
+        stores_ids = not ends_only and self.edge_id_dtype is not None
         for begin in range(0, max(1, self.num_edges), CHUNK_EDGES):
             part = slice(begin, min(begin + CHUNK_EDGES, self.num_edges))
-            ids = None if self._edge_id is None else self._edge_id[part]
-            attributes, added = {}, None
-            if ids is not None and find_rows:
-                rows, added = self._rules.attribute_rows(ids, self.num_input_edges)
-                for name, values in taken.items():
-                    attributes[name] = _take_rows(values, rows, added)
-            stored_ids = None if ends_only or self.edge_id_dtype is None else ids
-            # All of indptr comes with the first chunk, as it is in memory anyway.
-            pointers = self.indptr[: 0 if begin else None]
-            yield EdgeChunk(self._indices[part], stored_ids, attributes, pointers, added)
+            yield edge_chunk(
+                (
+                    self._indices[part],
+                    None if self._edge_id is None else self._edge_id[part],
+                    # All of indptr comes with the first chunk, as it is in memory anyway.
+                    self.indptr[: 0 if begin else None],
+                ),
+                {} if ends_only else self._attributes,
+                self._rules,
+                self.num_input_edges,
+                stores_ids=stores_ids,
+            )
 
     def close(self) -> None:
         """Do nothing: memory goes with the object."""
+
+
+def edge_chunk(
+    columns: tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[np.int64]],
+    attributes: Mapping[str, npt.NDArray[Any]],
+    rules: EdgeRules,
+    num_input_edges: int,
+    *,
+    stores_ids: bool,
+) -> EdgeChunk:
+    """Return consecutive edges with their attribute rows.
+
+    Parameters
+    ----------
+    columns : (ndarray, ndarray or None, ndarray)
+        Sources, positions in the input, and the next entries of `indptr`.
+    attributes : Mapping of str to ndarray [E, ...]
+        Attribute rows of all edges of the input.
+    stores_ids : bool
+        Whether the chunk has the positions.
+    """
+    indices, ids, indptr = columns
+    rows, added = {}, None
+    if ids is not None and (attributes or rules.self_loops == "add"):
+        places, added = rules.attribute_rows(ids, num_input_edges)
+        rows = {name: _take_rows(values, places, added) for name, values in attributes.items()}
+    return EdgeChunk(indices, ids if stores_ids else None, rows, indptr, added)
 
 
 def _take_rows(

@@ -8,15 +8,20 @@ so that a join needs no more memory than the rows.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.parallel import Background
+
 # glibc never raises its threshold for mapping above 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
 # Pages of a block that are not written to yet cost nothing.
 _BLOCK_BYTES = 33 * 2**20
+_THREAD_NAME = "gnnstore-memory"
 
 
 class RowBlocks:
@@ -36,11 +41,21 @@ class RowBlocks:
         self.num_rows = 0
         self._blocks: list[npt.NDArray[Any]] = []
         self._last_rows = 0
+        self._num_expected = 0
+        self._ahead: Background[npt.NDArray[Any]] | None = None
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
         return self.dtype.itemsize * math.prod(self.row_shape)
+
+    def expect(self, num_rows: int) -> None:
+        """Say how many rows there will be in all: memory for the next ones is made ready ahead.
+
+        The system clears each page when it is first written to, and in a virtual machine may have
+        to ask for it: that can take longer than reading what goes there.
+        """
+        self._num_expected = num_rows
 
     def append(self, rows: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> None:
         """Copy rows [k, *row_shape]; `dtype` becomes the type of these and later ones."""
@@ -50,14 +65,24 @@ class RowBlocks:
         self.num_rows += len(rows)
         while len(rows):
             if not self._blocks or self._last_rows == len(self._blocks[-1]):
-                length = max(1, _BLOCK_BYTES // max(1, self.row_bytes))
-                self._blocks.append(np.empty((length, *self.row_shape), self.dtype))
+                self._blocks.append(self._next_block())
                 self._last_rows = 0
             block = self._blocks[-1]
             take = min(len(rows), len(block) - self._last_rows)
             block[self._last_rows : self._last_rows + take] = rows[:take]
             self._last_rows += take
             rows = rows[take:]
+
+    def _next_block(self) -> npt.NDArray[Any]:
+        ahead, self._ahead = self._ahead, None
+        block = None if ahead is None else ahead.result()
+        if block is None or block.dtype != self.dtype:  # a wider one was needed meanwhile
+            block = _empty_block(self.dtype, self.row_shape)
+        left = self._num_expected - sum(map(len, self._blocks)) - len(block)
+        if left > 0:
+            next_one = partial(_empty_block, self.dtype, self.row_shape, left)
+            self._ahead = Background(next_one, _THREAD_NAME)
+        return block
 
     def _trim(self) -> None:
         """Let the last block end where its rows do."""
@@ -72,6 +97,7 @@ class RowBlocks:
     def drain(self) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         """Yield (their places, rows) block by block, freeing each."""
         self._trim()
+        self._num_expected, self._ahead = 0, None
         self._blocks.reverse()
         begin = 0
         while self._blocks:
@@ -95,6 +121,7 @@ class RowBlocks:
     def drop(self, num_rows: int) -> None:
         """Let go of the first rows; a block's memory is free once all of its rows are."""
         self._trim()
+        self._num_expected, self._ahead = 0, None
         self.num_rows -= num_rows
         whole = 0
         while num_rows and num_rows >= len(self._blocks[whole]):
@@ -111,3 +138,14 @@ class RowBlocks:
         for place, rows in self.drain():
             values[place] = rows
         return values
+
+
+def _empty_block(
+    dtype: np.dtype[Any], row_shape: tuple[int, ...], num_ready: int = 0
+) -> npt.NDArray[Any]:
+    """Return a block whose first rows, as many as will come, lie in memory that is there."""
+    row_bytes = dtype.itemsize * math.prod(row_shape)
+    block = np.empty((max(1, _BLOCK_BYTES // max(1, row_bytes)), *row_shape), dtype)
+    if num_ready:
+        block[:num_ready].reshape(-1).view(np.uint8)[:: mmap.PAGESIZE] = 0
+    return block

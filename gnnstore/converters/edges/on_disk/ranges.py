@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.converters.edges.runs import INDEX_STEP, EdgeRun, read_run, record_dtype
+from gnnstore.converters.edges.on_disk.runs import INDEX_STEP, EdgeRun, read_run, record_dtype
 
 # Searching for a boundary, the last so many records are read in one piece.
 WINDOW_RECORDS = 2**12

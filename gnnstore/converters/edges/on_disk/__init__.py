@@ -1,0 +1,1 @@
+"""Edges that memory does not hold: sorted runs in files, cut into ranges, and merged."""
