@@ -11,11 +11,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import islice
 from time import monotonic
-from typing import Any, Protocol, TypeVar
-
-T = TypeVar("T")
+from typing import Any, Protocol
 
 
 class Phase(Protocol):
@@ -131,41 +128,34 @@ class WaitProgress:
         """Ignore the message: it is for those who asked for the work."""
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Wait in the context, for work that may go on for long without a word."""
+    def waiting(self, k: int = 0) -> Iterator[None]:
+        """Wait in the context for the k-th of some items.
+
+        Work for the first may go on for long without a word, so that a timer looks after it; while
+        later ones are waited for, phases are displayed once they count.
+        """
         if self._show is None:
             yield
             return
-        timer = threading.Timer(self._after_seconds, self.look)
-        timer.daemon = True
         self._since = monotonic()
-        has_thread = True
-        try:
-            timer.start()
-        except RuntimeError:  # no more threads: displayed once a phase counts
-            has_thread = False
+        timer = self._start_timer() if k == 0 else None
         try:
             yield
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             self._end()
-            if has_thread:
+            if timer is not None:
                 timer.join()
 
-    def waits(self, items: Iterator[T]) -> Iterator[T]:
-        """Yield items, waiting for each of them."""
-        if self._show is None:
-            yield from items
-            return
-        with self.waiting():
-            found = [*islice(items, 1)]
-        while found:
-            yield found.pop()  # held by nobody but the consumer
-            self._since = monotonic()
-            try:
-                found += islice(items, 1)
-            finally:
-                self._end()
+    def _start_timer(self) -> threading.Timer | None:
+        timer = threading.Timer(self._after_seconds, self.look)
+        timer.daemon = True
+        try:
+            timer.start()
+        except RuntimeError:  # no more threads: displayed once a phase counts
+            return None
+        return timer
 
     def look(self) -> None:
         """Display what goes on, if somebody has waited long."""

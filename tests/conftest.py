@@ -6,6 +6,7 @@ read, without a word about it in the tests themselves: batches do not depend on 
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import json
@@ -62,6 +63,16 @@ def no_thread_is_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _only_new_objects_are_collected() -> None:
+    """Keep collections short: to look at all that torch and tests are takes a second each time.
+
+    Once: what a test has left, a later collection has to find.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_wait_for_the_disk() -> Iterator[None]:
     """Leave what is written in the page cache, which outlives a process that is killed.
 
@@ -110,6 +121,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "ways(*names): of the ways of reading, those that a costly test is run on"
     )
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or what the core has made counts as leaked
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -23,8 +23,8 @@ import gnnstore
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.belady import Belady, BeladyPlanner
 from gnnstore.graph.store import GraphStore
-from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
-from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.batch import EpochRun, Recorder
+from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.seeds.nodes import InputNodes
 from gnnstore.sampling import NeighborSampler, SamplingConfig
 from gnnstore.tools.bench.task import Task
@@ -113,8 +113,8 @@ class Run:
             recorder=Recorder(),
         )
         size = task.batch_size
-        chunk: list[tuple[int, Planned]] = [
-            (k, (k, np.arange(k * size, (k + 1) * size))) for k in range(task.batches)
+        chunk = [
+            Coming(k, (k, np.arange(k * size, (k + 1) * size)), run) for k in range(task.batches)
         ]
         return spools.sample(chunk, SamplingJob(run, self.seeds, self.sampler))
 

@@ -11,8 +11,9 @@ There is one ledger for each resource: memory, disk, and the memory of a device.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Self, TypeVar
 
 from gnnstore.errors import BudgetError
@@ -108,6 +109,15 @@ class Ledger:
     option: str = "memory="
     raise_by: int = 0
 
+    @cached_property
+    def _phases(self) -> list[Reservation]:
+        """What is there in each phase, and in none, together: asked for thousands of times."""
+        phases = dict.fromkeys([ALWAYS, *(r.phase for r in self.reservations)])
+        return [
+            _together([r for r in self.reservations if r.phase in (ALWAYS, phase)])
+            for phase in phases
+        ]
+
     def add(self, *reservations: Reservation) -> Self:
         """Return the ledger with more reservations."""
         return replace(self, reservations=(*self.reservations, *reservations))
@@ -118,14 +128,7 @@ class Ledger:
 
     def peak(self, sizes: Sizes | None = None) -> int:
         """Return the most bytes that are taken at once: the largest sum of a phase."""
-        always, phases = 0, {ALWAYS: 0}
-        for reservation in self.reservations:
-            num_bytes = reservation.bytes_of(sizes or {})
-            if reservation.phase == ALWAYS:
-                always += num_bytes
-            else:
-                phases[reservation.phase] = phases.get(reservation.phase, 0) + num_bytes
-        return always + max(phases.values())
+        return max(phase.bytes_of(sizes or {}) for phase in self._phases)
 
     def left(self, sizes: Sizes | None = None) -> int:
         """Return the bytes that are left with some sizes; negative where they do not fit."""
@@ -133,19 +136,18 @@ class Ledger:
 
     def bytes_each(self, size: str) -> int:
         """Return the bytes by which one more of a size raises the peak, at most."""
-        each = replace(self, reservations=tuple(replace(r, fixed=0) for r in self.reservations))
-        return each.peak({size: 1})
+        return max(phase.per.get(size, 0) for phase in self._phases)
 
     def largest(self, size: str, sizes: Sizes | None = None, most: int = 2**62) -> int:
         """Return the largest of a size that fits beside others, at most `most`; 0 if none does."""
         beside = {**(sizes or {}), size: 0}
         found = most
-        for phase in {ALWAYS, *(r.phase for r in self.reservations)}:
-            taken = [r for r in self.reservations if r.phase in {ALWAYS, phase}]
-            if each := sum(r.per.get(size, 0) for r in taken):
-                left = self.limit - sum(r.bytes_of(beside) for r in taken)
+        for phase in self._phases:
+            if (left := self.limit - phase.bytes_of(beside)) < 0:
+                return 0
+            if each := phase.per.get(size, 0):
                 found = min(found, left // each)
-        return max(0, found) if self.left(beside) >= 0 else 0
+        return max(0, found)
 
     def solve(self, *wishes: Wish) -> dict[str, int]:
         """Return the largest sizes that fit, in the order of the wishes.
@@ -222,6 +224,15 @@ class Ledger:
         )
         found.missing_bytes = missing
         return found
+
+
+def _together(reservations: Sequence[Reservation]) -> Reservation:
+    """Return one reservation of the same bytes, whatever the sizes are."""
+    per: dict[str, int] = {}
+    for reservation in reservations:
+        for name, each in reservation.per.items():
+            per[name] = per.get(name, 0) + each
+    return Reservation("all of it", sum(r.fixed for r in reservations), per)
 
 
 def least_more(missing: Callable[[int], int]) -> int:

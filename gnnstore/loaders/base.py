@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 
@@ -226,8 +227,7 @@ class BatchLoader(DataLoader[Any]):
         run, order = replace(self._run(iteration.start, seed), lookahead=lookahead), self._order
         # A loader that does not shuffle evaluates, often once.
         if order.is_keyed and (order.shuffles or self._num_iterations > 1):
-            coming = self._run(Position(run.epoch + 1), seed)
-            run = replace(run, following=lambda: (coming, _first_batches(order, coming)))
+            run = replace(run, following=partial(_epoch_after, run, order))
         return load_batches(
             run,
             iteration,
@@ -240,12 +240,6 @@ class BatchLoader(DataLoader[Any]):
 
     def _run(self, start: Position, seed: int) -> EpochRun:
         """Return what a source must know of an iteration; it does not hold the loader."""
-        order = self._order
-
-        def describe(k: int) -> str:
-            number = order.number(start.batches, k)
-            return f"while preparing batch {number} of epoch {start.epoch}"
-
         return EpochRun(
             seed,
             start.epoch,
@@ -254,7 +248,7 @@ class BatchLoader(DataLoader[Any]):
             joins_in_threads=bool(self.num_threads) and self.transform_sampler_output is None,
             initializer=_any_core(self._loader_cores),
             timeout_seconds=self.timeout or None,
-            describe=describe,
+            describe=partial(_describe, self._order, start),
             recorder=self._recorder,
         )
 
@@ -503,6 +497,25 @@ def _check_epoch(epoch: int) -> None:
         raise UsageError(f"epoch={epoch} is negative; epochs count from 0")
     if epoch >= 2**63:
         raise UsageError(f"epoch={epoch} is not less than 2^63")
+
+
+def _describe(order: EpochOrder, start: Position, k: int) -> str:
+    """Return what the k-th batch of an iteration is, to be noted on errors."""
+    return f"while preparing batch {order.number(start.batches, k)} of epoch {start.epoch}"
+
+
+def _epoch_after(run: EpochRun, order: EpochOrder) -> tuple[EpochRun, Iterator[Planned]]:
+    """Return the whole epoch after that of a run, and its batches."""
+    start = Position(run.epoch + 1)
+    coming = replace(
+        run,
+        epoch=start.epoch,
+        first=start.batches,
+        describe=partial(_describe, order, start),
+        lookahead=None,
+    )
+    coming = replace(coming, following=partial(_epoch_after, coming, order))
+    return coming, _first_batches(order, coming)
 
 
 def _first_batches(order: EpochOrder, run: EpochRun) -> Iterator[Planned]:

@@ -97,8 +97,9 @@ class NeighborLoader(SampledLoader, PygNeighborLoader):  # type: ignore[misc]
     cache_bytes : int or str, optional
         Memory for the cache; by default what `memory` leaves, or half of what is available.
     superbatch : int or "auto", optional
-        Batches that are sampled and planned at a time; by default an epoch of up to 1,024,
-        or what memory or disk have room for. Two superbatches are under way at once.
+        Batches that are sampled and planned at a time; by default an epoch of up to 1,024, two
+        or four epochs where rows are packed and the tables are large, or what memory or disk
+        have room for. Two superbatches are under way at once.
     tmpdir : str or Path, optional
         For subgraphs that the budget has no room for, and packed rows, while they are
         needed; by default the store's directory.

@@ -124,6 +124,7 @@ class SampledLoader(BatchLoader):
             + sum(table.reserve(1, 0).fixed for table in tables),
             num_threads=max(1, self._most_threads()),
             may_use_fewer=self._num_threads_given is None,
+            knows_epochs=self._order.is_keyed and self._order.shuffles and self._most_threads() > 0,
             progress=progress,
         )
         is_packed = options.read.plan is not None

@@ -20,7 +20,7 @@ from gnnstore.formats.packed.manifest import COMPRESSIONS
 from gnnstore.loaders.options import read_options
 from gnnstore.packing.size import size_plan
 from gnnstore.pipeline.batch import EpochRun, Recorder
-from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.presample import Presampler
 from gnnstore.pipeline.order.epoch import order_bytes
 from gnnstore.pipeline.order.keyed import KeyedOrder
@@ -302,7 +302,7 @@ class PlanSampler:
             recorder=Recorder(),
         )
         sampling = SamplingJob(run, self.seeds, self._sampler)
-        wanted = [(batch, (batch, index)) for batch, index, _ in islice(batches, most)]
+        wanted = [Coming(k, (k, index), run) for k, index, _ in islice(batches, most)]
         for first in range(0, len(wanted), superbatch):
             chunk = wanted[first : first + superbatch]
             sampled = self._spools.sample(chunk, sampling, bulk_bytes=self._bulk_bytes)

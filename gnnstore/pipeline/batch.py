@@ -501,10 +501,11 @@ def load_batches(
             timeout_seconds=run.timeout_seconds,
             initializer=initializer,
             describe=run.describe,
+            waiting=recorder.progress.waiting,
         )
         stack.enter_context(closing(batches))
         start_ns = time.perf_counter_ns()
-        for batch in recorder.progress.waits(batches):
+        for batch in batches:
             key = batch.key
             end_ns = time.perf_counter_ns()
             recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)

@@ -250,11 +250,21 @@ class _Model:
 
     def planned(self) -> Prediction:
         """Predict batches that are sampled and planned a superbatch at a time."""
+        found, epoch_batches = self._by_superbatches(), self.workload.epoch_batches
+        if self.resources.superbatch <= epoch_batches:
+            return found
+        # Superbatches of several epochs come later; the first one has one.
+        shorter = replace(self.resources, superbatch=epoch_batches)
+        first = replace(self, resources=shorter)._by_superbatches()
+        more = max(0.0, first.seconds - found.seconds)
+        return replace(found, seconds_once=first.seconds_once + more)
+
+    def _by_superbatches(self) -> Prediction:
         work, machine, slots = self.workload, self.machine, self.resources.num_slots
         strategy = self.candidate.strategy
         policy = POLICIES[strategy.policy]
-        size = max(1, min(self.resources.superbatch, work.epoch_batches))
-        num = work.epoch_batches / size
+        size = max(1, self.resources.superbatch)
+        num = work.epoch_batches / size  # less than 1 where a superbatch has several epochs
         num_rows = work.batch_rows * work.epoch_batches
         planning = num_rows * _PLAN_SECONDS
         kept = 0
@@ -269,7 +279,8 @@ class _Model:
             misses = work.misses(policy, slots, size)
             not_written = num * self.resources.chunk_memory_bytes
             packed = max(0, int(misses * work.row_bytes - not_written))
-            scanned = math.ceil(num) * work.scan_bytes(policy, slots, size)
+            passes = num if num < 1 else math.ceil(num)
+            scanned = int(passes * work.scan_bytes(policy, slots, size))
             packing = scanned / machine.disk.sequential_read_bytes_per_second
             packing += packed / machine.disk.sequential_write_bytes_per_second
             reading = packed / machine.disk.sequential_read_bytes_per_second

@@ -53,6 +53,8 @@ class LoaderSpec:
         Threads that will read, each with staging memory of its own.
     may_use_fewer : bool
         Whether fewer threads will do, since nobody asked for so many.
+    knows_epochs : bool
+        Whether the batches of later epochs are known, and there are threads to prepare them.
     progress : Progress
         Displays what takes long.
     """
@@ -63,6 +65,7 @@ class LoaderSpec:
     seeds_bytes: int
     num_threads: int
     may_use_fewer: bool = False
+    knows_epochs: bool = False
     progress: Progress = field(default_factory=NullProgress)
 
     def staging_bytes(self, budget_bytes: int) -> int:

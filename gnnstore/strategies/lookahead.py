@@ -30,6 +30,7 @@ from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
+from gnnstore.strategies.sizes.superbatch import Horizon
 from gnnstore.strategies.sources import DataSources
 from gnnstore.strategies.static import CacheMaker
 
@@ -93,6 +94,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         num_rows=topology.csc.num_nodes,
         row_bytes=sum(spec.row_bytes for spec in specs),
         epoch_batches=presampler.epoch_batches,
+        horizon=_horizon(loader),
         num_threads=num_threads,
         may_use_fewer=loader.may_use_fewer,
         staging_bytes=staging_bytes,
@@ -125,6 +127,7 @@ def predict_epoch(
         num_rows=work.num_rows,
         row_bytes=work.row_bytes,
         epoch_batches=work.epoch_batches,
+        horizon=_horizon(loader),
         num_threads=epoch.machine.num_threads,
         may_use_fewer=loader.may_use_fewer,
         staging_bytes=epoch.engine.staging_bytes,
@@ -147,6 +150,11 @@ def predict_epoch(
         num_unplanned=size.num_unplanned,
     )
     return predict(candidate, work, epoch.machine, resources)
+
+
+def _horizon(loader: LoaderSpec) -> Horizon | None:
+    """Return what is known of the epochs after the next; None if they are not known."""
+    return Horizon(len(loader.presampler.seeds)) if loader.knows_epochs else None
 
 
 def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> DataSources:

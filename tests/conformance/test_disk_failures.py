@@ -7,6 +7,7 @@ mended (a short read, an interrupted call) is, and batches stay the same.
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import shutil
 import threading
@@ -86,6 +87,7 @@ def threads_and_descriptors() -> tuple[list[str], int]:
 
 
 def check_that_nothing_is_left(before: tuple[list[str], int]) -> None:
+    gc.collect()  # the traceback of an error may hold on to an engine
     threads, descriptors = threads_and_descriptors()
     assert threads == before[0] == []
     assert descriptors <= before[1], "an engine that has failed is closed"

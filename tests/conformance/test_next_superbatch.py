@@ -441,3 +441,161 @@ def test_a_fork_between_epochs(
     _, ended = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(ended) == 0
     assert_same_batches(batches_of(loader), expected[1])
+
+
+# --- superbatches of several epochs --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def many(path: Path) -> list[list[dict[str, Any]]]:
+    """Eight epochs."""
+    plain = NeighborLoader(path, [4, 4], range(200), strategy="memory", **OPTIONS)
+    return [batches_of(plain) for _ in range(8)]
+
+
+def long_loader(path: Any, **options: Any) -> NeighborLoader:
+    return loader_of(path, superbatch=4 * BATCHES + 3, **options)
+
+
+def test_epochs_share_superbatches(
+    path: Path, many: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many of them, at most, as there have been: 1, 1, 2, 3, and 4 to come."""
+    counted = Counted(monkeypatch)
+    loader = long_loader(path)
+    assert loader.stats().superbatch == 4 * BATCHES
+    sampled, packing = [], []
+    for epoch in many[:7]:
+        before = loader.stats().bytes_packing
+        assert_same_batches(batches_of(loader), epoch)
+        coming(loader)
+        sampled.append(counted.sampled)
+        packing.append(loader.stats().bytes_packing - before)
+    assert sampled == [2, 3, 4, 4, 5, 5, 5]
+    assert counted.planned == counted.packed == 5
+    # Each epoch is told its share of the one pass that it has with others.
+    assert packing[0] > 1.5 * packing[2] > 2 * packing[4] > 0
+    assert abs(packing[2] - packing[3]) <= 1
+    assert max(packing[4:]) - min(packing[4:]) <= 1
+
+
+def test_strategies_that_do_not_pack_plan_an_epoch(path: Path) -> None:
+    assert long_loader(path, strategy="belady").stats().superbatch == BATCHES
+    for options in ({"num_threads": 0}, {"sampler": torch.arange(200).tolist(), "shuffle": False}):
+        loader = long_loader(path, **options)
+        assert loader.stats().superbatch == BATCHES
+        for _ in range(2):
+            assert len(list(loader)) == BATCHES
+
+
+def test_epochs_that_disk_has_no_room_for_are_refused(path: Path, tmp_path: Path) -> None:
+    """Where they were asked for; the error says which option to lower."""
+    loader = loader_of(path, tmpdir=tmp_path)
+    list(loader)
+    one = ahead_of(loader).job.totals.bytes_spilled
+    with pytest.raises(gnnstore.BudgetError, match="lower superbatch="):
+        long_loader(path, tmpdir=tmp_path, disk=3 * one)
+
+
+def test_whatever_comes_between_epochs_of_a_superbatch(
+    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+) -> None:
+    """An epoch that is left, another than expected, one that is resumed, validation."""
+    loader = long_loader(path, tmpdir=tmp_path, prefetch_batches=1)
+    for epoch in many[:3]:
+        assert_same_batches(batches_of(loader), epoch)
+    assert ahead_of(loader)._carried is not None  # epoch 3
+    loader.set_epoch(5)
+    assert_same_batches(batches_of(loader), many[5])
+    assert ahead_of(loader)._carried is None
+    loader.set_epoch(1)
+    for epoch in many[1:3]:
+        assert_same_batches(batches_of(loader), epoch)
+    running: Any = iter(loader)
+    assert_same_batches(batches_of(islice(running, 3)), many[3][:3])
+    state = loader.state_dict()
+    running.close()
+    loader.load_state_dict(state)
+    for epoch in [many[3][3:], *many[4:6]]:
+        assert_same_batches(batches_of(loader), epoch)
+    validation = loader_of(loader.data, shuffle=False, tmpdir=tmp_path)
+    list(validation)
+    for epoch in many[6:8]:
+        assert_same_batches(batches_of(loader), epoch)
+        list(validation)
+    del running, validation, loader
+    gc.collect()
+    assert not threads()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_forgotten_loader_leaves_no_epoch_behind(
+    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        loader = long_loader(path, tmpdir=tmp_path)
+        for epoch in many[:3]:
+            assert_same_batches(batches_of(loader), epoch)
+        coming(loader)
+        assert ahead_of(loader)._carried is not None
+        itself = weakref.ref(loader)
+        del loader
+        assert itself() is None
+        assert not list(tmp_path.iterdir())
+        assert not threads()
+    finally:
+        gc.enable()
+
+
+def test_an_error_belongs_to_its_epoch(
+    path: Path, many: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be sampled stops the epoch that it is of, not the one before."""
+    loader = long_loader(path)
+    sampler = loader._source.sampler
+    sample = sampler.sample
+
+    def failing(*args: Any, epoch: int, batch: int, **options: Any) -> Any:
+        if (epoch, batch) == (3, 2):
+            raise ValueError("a batch that cannot be sampled")
+        return sample(*args, epoch=epoch, batch=batch, **options)
+
+    monkeypatch.setattr(sampler, "sample", failing)
+    for epoch in many[:3]:
+        assert_same_batches(batches_of(loader), epoch)
+    found: list[Any] = []
+    with pytest.raises(ValueError, match="cannot be sampled") as raised:
+        found.extend(loader)
+    assert "batch 2 of epoch 3" in str(raised.value.__notes__)
+    assert_same_batches([batch.to_dict() for batch in found], many[3][:2])
+    monkeypatch.undo()
+    assert_same_batches(batches_of(loader), many[4])
+
+
+def test_a_fork_between_epochs_of_a_superbatch(
+    path: Path, tmp_path: Path, many: list[list[dict[str, Any]]]
+) -> None:
+    """The child makes its own, and leaves the parent's files alone."""
+    loader = long_loader(path, tmpdir=tmp_path)
+    for epoch in many[:3]:
+        assert_same_batches(batches_of(loader), epoch)
+    coming(loader)
+    files = sorted(tmp_path.rglob("*"))
+    nodes = [batch["n_id"].numpy() for batch in many[3]]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(60)
+            for batch, of_batch in zip(loader, nodes, strict=True):
+                assert np.array_equal(batch.n_id.numpy(), of_batch)
+            status = 0 if set(files) <= set(tmp_path.rglob("*")) else 2
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(ended) == 0
+    for epoch in many[3:6]:
+        assert_same_batches(batches_of(loader), epoch)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import gc
+import math
 import re
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -323,6 +325,20 @@ def test_the_rest_is_planned_again_after_validation(
     assert_same_batches(batches(alone), expected[:BATCHES])
     rest, undisturbed = train.stats().since(before), alone.stats()
     assert rest.rows_cached / rest.rows_read > 0.8 * undisturbed.rows_cached / undisturbed.rows_read
+
+
+def test_a_trace_goes_once_it_is_planned(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is counted for one trace, and the next superbatch has it."""
+    finish, traces = LookaheadProducer.finish, []
+
+    def finish_and_note(maker: LookaheadProducer, sampled: SampledSuperbatch) -> Superbatch:
+        traces.append(weakref.ref(sampled.trace.ids))
+        return finish(maker, sampled)
+
+    monkeypatch.setattr(LookaheadProducer, "finish", finish_and_note)
+    for _ in loader_of(path, num_threads=0):
+        assert all(trace() is None for trace in traces)
+    assert len(traces) == math.ceil(BATCHES / 5)
 
 
 def test_a_smaller_budget_takes_memory_back(path: Path, expected: list[dict[str, Any]]) -> None:

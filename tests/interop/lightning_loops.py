@@ -1,14 +1,16 @@
 """Loops of Lightning's trainer over a loader whose class is first used within a hook.
 
 `python lightning_loops.py STORE DIRECTORY LOOP...` writes a file LOOP-RANK.json for each loop and
-rank, with the seeds of each batch. Each loop but "ddp" runs in a forked process of its own, where
-the class has not been used before; "ddp", the last one, starts this file anew, as Lightning does.
+rank, with the seeds of each batch. Each loop runs in a forked process of its own, where the class
+has not been used before; "ddp" in two, as torchrun starts them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import sys
 import warnings
 from pathlib import Path
@@ -128,15 +130,39 @@ def run(path: str, directory: str, named: str) -> None:
 def main(path: str, directory: str, *loops: str) -> None:
     """Run loops one after the other."""
     warnings.simplefilter("ignore")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     for loop in loops:
-        if loop == "ddp":
-            sys.argv[1:] = [path, directory, loop]  # of the other process
-            run(path, directory, loop)
-        elif (child := os.fork()) == 0:
-            run(path, directory, loop)
-            os._exit(0)
-        elif (status := os.waitpid(child, 0)[1]) != 0:
-            sys.exit(f"{loop} ended with status {status}")
+        children = set()
+        for rank in range(2 if loop == "ddp" else 1):
+            child = os.fork()
+            if child == 0:
+                if loop == "ddp":
+                    os.environ.update(of_torchrun(rank, port))
+                run(path, directory, loop)
+                os._exit(0)
+            children.add(child)
+        while children:
+            child, status = os.wait()
+            children.remove(child)
+            if status != 0:
+                for other in children:  # it would wait for this one
+                    os.kill(other, signal.SIGKILL)
+                sys.exit(f"{loop} ended with status {status}")
+
+
+def of_torchrun(rank: int, port: int) -> dict[str, str]:
+    """Return the variables that torchrun sets in one of two processes."""
+    return {
+        "RANK": f"{rank}",
+        "LOCAL_RANK": f"{rank}",
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "loops",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{port}",
+    }
 
 
 if __name__ == "__main__":

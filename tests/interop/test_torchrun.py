@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,17 +91,19 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def torchrun(script: Path, *arguments: object, num_processes: int = 2) -> str:
+# The launcher is a fork; it starts the processes as it always does, as new interpreters.
+LAUNCH = "import sys; from torch.distributed.run import main; main(sys.argv[1:])"
+
+
+def torchrun(forks: ForkServer, script: Path, *arguments: object) -> str:
     """Run a script as torchrun does, and return what its processes print."""
-    launcher = ["-m", "torch.distributed.run", "--standalone"]
-    launcher += ["--nproc-per-node", str(num_processes)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    launcher = ("--standalone", "--nproc-per-node", 2)
+    done = forks.run(
+        LAUNCH,
+        *launcher,
+        script,
+        *arguments,
+        environment=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -171,7 +171,7 @@ def test_the_example(store: Path, tmp_path: Path, forks: ForkServer) -> None:
     options: Sequence[object] = (store, "--fanouts", 5, 5, "--hidden", 16, "--batch-size", 32)
     options = (*options, "--epochs", 2)
     script = EXAMPLES / "train_distributed.py"
-    whole = torchrun(script, *options, "--checkpoint", tmp_path / "run.pt", "--every", 3)
+    whole = torchrun(forks, script, *options, "--checkpoint", tmp_path / "run.pt", "--every", 3)
     assert whole.count("valid") == 2
     resumed = two_forks(forks, script, *options, "--checkpoint", tmp_path / "run.pt")
     for rank in range(2):

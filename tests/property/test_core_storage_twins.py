@@ -155,6 +155,38 @@ def test_csc_from_coo(edges: tuple[NDArray[Any], NDArray[Any], int], num_threads
     assert edge_id is None
 
 
+@given(edge_lists(), threads, st.integers(1, 5), st.booleans())
+def test_edge_buckets(
+    edges: tuple[NDArray[Any], NDArray[Any], int], num_threads: int, num_blocks: int, gives: bool
+) -> None:
+    src, dst, num_nodes = edges
+    src, dst = src.astype(np.int32), dst.astype(np.int32)
+    expected = twin.csc_from_coo(src, dst, num_nodes)
+    buckets = _core.EdgeBuckets(num_nodes, num_threads)
+    blocks = list(
+        zip(np.array_split(src, num_blocks), np.array_split(dst, num_blocks), strict=True)
+    )
+    for block in blocks:
+        buckets.sample(*block)
+    buckets.plan(len(src))
+    for block in blocks:
+        buckets.add(*block)
+        if gives:
+            for ends in block:
+                buckets.give(ends.copy())
+    buckets.finish()
+    for with_edge_id in (True, False):
+        pieces = [buckets.sort(k, with_edge_id) for k in range(buckets.num_pieces)]
+        # The first entry of each is the last one of the piece before.
+        pointers = [indptr[bool(k) :] for k, (indptr, _, _) in enumerate(pieces)]
+        assert np.array_equal(np.concatenate(pointers), expected[0])
+        assert np.array_equal(np.concatenate([indices for _, indices, _ in pieces]), expected[1])
+        ids = [ids for _, _, ids in pieces if ids is not None]
+        assert bool(ids) == with_edge_id
+        if ids:
+            assert np.array_equal(np.concatenate(ids), expected[2])
+
+
 @given(words, words, st.integers(0, 2**64 - 2), words, st.tuples(words, words))
 @example(0, 0, 0, 0, (0, 0))
 def test_philox_is_numpys(w3: int, w2: int, w0: int, w1: int, key: tuple[int, int]) -> None:

@@ -44,15 +44,6 @@ def descriptors() -> list[str]:
     return sorted(name for name in found if name.startswith("/"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def only_new_objects_are_collected() -> Iterator[None]:
-    """Keep collections short: late in a run, looking at all objects takes a second each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left_over(tmp_path: Path) -> Iterator[None]:
     """No descriptor, no mapping of the test's files, and no fault still in force."""

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gnnstore import _core
 
 U8 = np.uint8
+IDS = np.zeros(2, np.int32)
 PLACE = {"num_rows": 10, "row_bytes": 4, "rows_per_page": 1, "page_stride_bytes": 4}
 # What the type checker would refuse too.
 ANY_FLOATS: Any = np.zeros(3)
@@ -29,6 +31,12 @@ def gather(table: Any = None, ids: Any = None, out: Any = None, **place: int) ->
         np.zeros(8, U8) if out is None else out,
         **{**PLACE, **place},
     )
+
+
+def buckets_for(num_edges: int) -> _core.EdgeBuckets:
+    buckets = _core.EdgeBuckets(5)
+    buckets.plan(num_edges)
+    return buckets
 
 
 # --- arguments -----------------------------------------------------------------------------
@@ -106,6 +114,21 @@ def gather(table: Any = None, ids: Any = None, out: Any = None, **place: int) ->
             ValueError,
             "the length of indptr is too large",
         ),
+        (lambda: _core.EdgeBuckets(2**27 + 1), ValueError, r"num_nodes must be in \[0, 2\^27\]"),
+        (lambda: _core.EdgeBuckets(5, 0), ValueError, "num_threads must be between"),
+        (lambda: _core.EdgeBuckets(5).plan(-1), ValueError, r"num_edges must be in \[0, 2\^31\)"),
+        (lambda: _core.EdgeBuckets(5).add(IDS, IDS), ValueError, "when the buckets are planned"),
+        (lambda: _core.EdgeBuckets(5).add(IDS, IDS[:1]), ValueError, "the same length, got 2 and"),
+        (lambda: _core.EdgeBuckets(5).sample(IDS, IDS + 5), IndexError, r"outside \[0, 5\)"),
+        (lambda: _core.EdgeBuckets(5).sample(IDS - 1, IDS), IndexError, r"outside \[0, 5\)"),
+        (lambda: _core.EdgeBuckets(5).sort(0), IndexError, "there is no piece 0"),
+        (lambda: buckets_for(1).add(IDS, IDS), ValueError, "more edges than the buckets were"),
+        (lambda: buckets_for(2).add(IDS, IDS + 5), IndexError, r"outside \[0, 5\)"),
+        (lambda: buckets_for(2).add(IDS - 1, IDS), IndexError, r"outside \[0, 5\)"),
+        (lambda: buckets_for(2).give(ANY_FLOATS), TypeError, "ids must be int32, got float64"),
+        (lambda: buckets_for(2).finish(), ValueError, "fewer edges than the buckets were"),
+        (lambda: buckets_for(2).plan(2), ValueError, "the buckets are planned already"),
+        (lambda: buckets_for(2).sample(IDS, IDS), ValueError, "the buckets are planned already"),
         (lambda: _core.rmat_edges(-1, 1, 3, LEVELS, 0), ValueError, "first_edge must not be"),
         (lambda: _core.rmat_edges(0, -1, 3, LEVELS, 0), ValueError, "num_edges must not be"),
         (lambda: _core.rmat_edges(2**63 - 1, 1, 3, LEVELS, 0), ValueError, "is too large"),
@@ -196,6 +219,61 @@ def test_csc_of_targets_that_crowd_together(num_nodes: int, num_threads: int) ->
     without_ids = _core.csc_from_coo(src, dst, num_nodes, num_threads, with_edge_id=False)
     assert np.array_equal(without_ids[0], indptr)
     assert np.array_equal(without_ids[1], indices)
+
+
+@pytest.mark.parametrize("sources", [300, 5000, 2**24])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_buckets_of_targets_that_crowd_together(sources: int, num_threads: int) -> None:
+    """Long columns, a bucket that is too large to be sorted at once, and targets far apart.
+
+    Sources differ in few bits, in more than one digit has, and in more than two have.
+    """
+    num_nodes = 2**24
+    rng = np.random.default_rng(num_nodes)
+    dst = rng.integers(num_nodes // 2, num_nodes // 2 + 30, 400_000, np.int32)
+    dst[::2] = num_nodes // 2 + 7
+    dst[::50] = num_nodes - 1 - rng.integers(0, 4000, len(dst[::50])) ** 2
+    dst[1::7] = rng.integers(0, 10, len(dst[1::7]))
+    src = rng.integers(num_nodes - sources, num_nodes, len(dst), np.int32)
+    src[5::11] = src[5]
+    check_buckets(src, dst, num_nodes, num_threads)
+
+
+@pytest.mark.parametrize("sorted_by", ["source", "target", "both"])
+def test_buckets_of_edges_in_order(sorted_by: str) -> None:
+    rng = np.random.default_rng(5)
+    src, dst = rng.integers(0, 50_000, (2, 300_000), np.int32)
+    keys = {"source": (src,), "target": (dst,), "both": (src, dst)}
+    order = np.lexsort(keys[sorted_by])
+    check_buckets(src[order], dst[order], 50_000, 2)
+
+
+def test_buckets_of_columns_whose_sources_lie_close_together() -> None:
+    """Their upper digits are the same, so that all of the order is found in columns."""
+    rng = np.random.default_rng(6)
+    dst = rng.integers(0, 2000, 200_000, np.int32)
+    src = (1000 * dst + rng.integers(0, 1000, len(dst))).astype(np.int32)
+    check_buckets(src, dst, 2**24, 2)
+
+
+def check_buckets(
+    src: NDArray[np.int32], dst: NDArray[np.int32], num_nodes: int, num_threads: int
+) -> None:
+    buckets = _core.EdgeBuckets(num_nodes, num_threads)
+    buckets.sample(src, dst)
+    buckets.plan(len(src))
+    for block in np.array_split(np.arange(len(src)), 3):
+        ends = src[block], dst[block]
+        buckets.add(*ends)
+        for ids in ends:
+            buckets.give(ids)
+    buckets.finish()
+    found = [buckets.sort(piece) for piece in range(buckets.num_pieces)]
+    order = np.lexsort((src, dst))
+    assert np.array_equal(np.concatenate([ids for _, _, ids in found if ids is not None]), order)
+    assert np.array_equal(np.concatenate([indices for _, indices, _ in found]), src[order])
+    pointers = np.concatenate([indptr[bool(k) :] for k, (indptr, _, _) in enumerate(found)])
+    assert np.array_equal(pointers, np.searchsorted(dst[order], np.arange(num_nodes + 1)))
 
 
 @pytest.mark.parametrize("sorted_by", ["source", "target", "both"])

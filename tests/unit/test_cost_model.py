@@ -324,6 +324,19 @@ def test_the_first_epoch_reads_what_nobody_has_planned(batches: list[Any]) -> No
     assert with_some.first_seconds == pytest.approx(planned.first_seconds + reading)
 
 
+def test_one_pass_packs_the_rows_of_several_epochs(batches: list[Any]) -> None:
+    work, on_disk = workload_of(batches), machine(bytes_a_second=1e8)
+    one, four = (
+        predict(ALL.candidate("packed"), work, on_disk, Resources(0, 1000, superbatch=120 * n))
+        for n in (1, 4)
+    )
+    scan = work.scan_bytes(BELADY, 1000, 120)
+    assert one.sequential_bytes - four.sequential_bytes == pytest.approx(0.75 * scan, rel=0.1)
+    assert four.seconds < one.seconds
+    # Superbatches become longer as training goes on: the first is an epoch, as ever.
+    assert four.first_seconds == pytest.approx(one.first_seconds)
+
+
 def test_one_superbatch_is_made_and_then_followed(batches: list[Any]) -> None:
     """Where disk has no room for two."""
     work = workload_of(batches)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from gnnstore.tools.bench.setup import Run, split_tables
 from gnnstore.tools.bench.stages import stages_of
 from gnnstore.tools.bench.task import Outcome, Task, run_task
 from gnnstore.tools.bench.ways import ways
-from gnnstore.tools.bench.worker import perform
+from gnnstore.tools.bench.worker import perform, work
 
 
 @pytest.fixture
@@ -148,10 +149,15 @@ def test_features_that_the_machine_cannot_hold(task: Task, monkeypatch: Any) -> 
 # --- the process --------------------------------------------------------------------------------
 
 
-def test_a_budget_that_is_too_small_is_a_reason(task: Task) -> None:
-    found = run_task(replace(task, strategy="direct", share=0.0, slack_bytes=64 * 10**6), None)
-    assert isinstance(found, str)
-    assert "bytes too few" in found
+def test_a_budget_that_is_too_small_is_a_reason(
+    task: Task, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process; `test_the_task_is_plain_json` has one that says what the problem is."""
+    task = replace(task, strategy="direct", share=0.0, slack_bytes=64 * 10**6)
+    monkeypatch.setattr(sys, "argv", ["worker", json.dumps(asdict(task))])
+    assert work() == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert "bytes too few" in answer["problem"]
 
 
 def test_an_outcome_comes_back_whole(task: Task) -> None:
@@ -159,7 +165,7 @@ def test_an_outcome_comes_back_whole(task: Task) -> None:
     found = run_task(replace(task, strategy="memory"), None, on_batch=lambda: marks.append(None))
     assert isinstance(found, Outcome)
     assert len(marks) == 5
-    assert found.chosen == "memory"
+    assert (found.chosen, found.limit_bytes) == ("memory", 0)
     assert Path(task.trace).exists()
 
 

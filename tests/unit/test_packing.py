@@ -11,7 +11,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,15 +89,6 @@ class Case:
         out = np.full((len(self.trace.batch(i)), ROW_BYTES), 7, np.uint8)
         packed.read(i, "x", out.reshape(-1))
         return out
-
-
-@pytest.fixture(scope="module", autouse=True)
-def only_new_objects_are_collected() -> Iterator[None]:
-    """Keep collections short: late in a run, looking at all objects takes a second each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def in_use() -> dict[str, int]:

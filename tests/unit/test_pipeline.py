@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -137,6 +138,44 @@ def test_an_item_that_is_not_ready_is_waited_for_last(num_threads: int) -> None:
     doubled = ordered_map(lambda x: 2 * x, Items(), num_threads=num_threads, lookahead=lambda: 10)
     found.extend(doubled)
     assert found == [2, 4, 6, 8, 10, 12]
+
+
+@pytest.mark.parametrize("is_paced", [False, True])
+def test_only_what_is_not_there_is_waited_for(is_paced: bool) -> None:
+    """But paced items always are: what makes them may take long in the consumer's thread."""
+
+    class Ready(Paced[int]):
+        def __init__(self) -> None:
+            self._items = iter(range(3))
+
+        def __next__(self) -> int:
+            return next(self._items)
+
+        def is_ready(self) -> bool:
+            return True
+
+    second, third = threading.Event(), threading.Event()
+    waits: list[int] = []
+
+    @contextmanager
+    def waiting(k: int) -> Iterator[None]:
+        waits.append(k)
+        third.set()
+        yield
+
+    def work(n: int) -> int:
+        if n == 2:
+            third.clear()
+            second.set()  # one thread: the result before is there
+            assert third.wait(60)
+        return n
+
+    items = Ready() if is_paced else iter(range(3))
+    results = ordered_map(work, items, num_threads=1, lookahead=depth(3), waiting=waiting)
+    assert next(results) == 0
+    assert second.wait(60)
+    assert list(results) == [1, 2]
+    assert waits == ([0, 1, 2, 3] if is_paced else [0, 2, 3])
 
 
 def test_leaving_early_cancels_what_has_not_begun() -> None:

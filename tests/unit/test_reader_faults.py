@@ -51,15 +51,6 @@ def thread_names() -> list[str]:
     return names
 
 
-@pytest.fixture(scope="module", autouse=True)
-def only_new_objects_are_collected() -> Iterator[None]:
-    """Keep collections short: late in a run, looking at all objects takes a second each time."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def in_use() -> dict[str, int]:
     gc.collect()
     return {

@@ -27,7 +27,7 @@ from gnnstore.features.packed.memory import (
 )
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer
+from gnnstore.strategies.sizes.superbatch import Horizon, SuperbatchCosts, SuperbatchSizer
 
 MB = 10**6
 COSTS = SuperbatchCosts(
@@ -47,10 +47,11 @@ def sizer(
     disk_bytes: int = 0,
     cache_bytes: int | None = None,
     superbatch: int | None = None,
+    horizon: Horizon | None = None,
 ) -> SuperbatchSizer:
     memory = Ledger(left, who="strategy 'belady'")
     settings = PlannedSettings(cache_bytes, superbatch)
-    return SuperbatchSizer(costs, settings, memory, num_batches, disk_bytes)
+    return SuperbatchSizer(costs, settings, memory, num_batches, disk_bytes, horizon)
 
 
 def test_what_plans_take() -> None:
@@ -202,6 +203,38 @@ def test_a_given_number_of_batches() -> None:
     for given_batches, expected in ((1, 1), (50, 50), (5000, 200)):
         chosen = sizer(200 * MB, 200, superbatch=given_batches).choose(misses)
         assert chosen.num_batches == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "epoch", "expected"),
+    [(20, 10, 20), (39, 10, 20), (40, 10, 40), (4000, 10, 40), (19, 10, 10), (2000, 400, 800)],
+)
+def test_a_given_number_of_epochs(given: int, epoch: int, expected: int) -> None:
+    known = Horizon(num_seeds=10_000)
+    assert sizer(10**9, epoch, superbatch=given, horizon=known).choose().num_batches == expected
+    assert sizer(10**9, epoch, superbatch=given).choose().num_batches == min(given, epoch)
+
+
+def test_several_epochs_where_that_costs_less() -> None:
+    def cost(size: SuperbatchSize) -> float:
+        """Return a pass over the tables for each superbatch, and a read of what is not cached."""
+        return 10 / size.num_batches * passes + (10**6 - size.num_slots) / 10**4
+
+    known, passes = Horizon(num_seeds=10**6), 1000
+    several = sizer(300 * MB, 10, horizon=known)
+    one = several.choose()
+    assert one.num_batches == 10
+    four = several.lengthen(one, cost)
+    assert four.num_batches == 40
+    # The orders of its epochs, 8 bytes a seed, lie in memory as well.
+    alone = sizer(300 * MB, 40).size_of(40)
+    assert (alone.num_slots - four.num_slots) * SLOT == pytest.approx(4 * 8 * MB, abs=SLOT)
+    passes = 0
+    assert several.lengthen(one, cost) is one
+    passes = 1000
+    assert sizer(300 * MB, 10).lengthen(one, cost) is one, "nobody knows of other epochs"
+    part = several.size_of(5)
+    assert several.lengthen(part, cost) is part, "not even one epoch was worth it"
 
 
 def test_too_little_for_two_batches() -> None:

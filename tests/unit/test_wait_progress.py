@@ -16,6 +16,7 @@ import pytest
 
 from gnnstore import LinkNeighborLoader, NeighborLoader
 from gnnstore.display import progress as display
+from gnnstore.parallel import ordered_map
 from gnnstore.progress import NullProgress, Phase, WaitProgress
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.graphs import random_graph
@@ -104,6 +105,11 @@ def test_where_no_thread_can_be_started_counts_display_it(
     assert shown.events[-2:] == ["end of sample", "close"]
 
 
+def waited(progress: WaitProgress, items: Iterator[Any]) -> Iterator[Any]:
+    """Yield items as they are made, waiting for each of them."""
+    return ordered_map(list, items, num_threads=0, lookahead=lambda: 1, waiting=progress.waiting)
+
+
 def test_another_thread_works_while_the_consumer_waits(shown: Display) -> None:
     progress = WaitProgress(shown.opened, AT_ONCE)
     go_on = threading.Semaphore(0)
@@ -114,14 +120,14 @@ def test_another_thread_works_while_the_consumer_waits(shown: Display) -> None:
                 phase.advance()
                 go_on.release()
 
-    def items() -> Iterator[int]:
+    def items() -> Iterator[list[int]]:
         for k in range(2):
             thread = threading.Thread(target=work)
             thread.start()
             thread.join()
-            yield k
+            yield [k]
 
-    assert list(progress.waits(items())) == [0, 1]
+    assert list(waited(progress, items())) == [[0], [1]]
     assert shown.events.count("open") == shown.events.count("close") == 2
     assert shown.events[-2:] == ["end of plan", "close"]
 
@@ -129,19 +135,19 @@ def test_another_thread_works_while_the_consumer_waits(shown: Display) -> None:
 def test_errors_end_the_display(shown: Display) -> None:
     progress = WaitProgress(shown.opened, AT_ONCE)
 
-    def items() -> Iterator[int]:
-        yield 1
+    def items() -> Iterator[list[int]]:
+        yield [1]
         with progress.phase("sample"):
             raise OSError("no disk")
 
     with pytest.raises(OSError, match="no disk"):
-        list(progress.waits(items()))
+        list(waited(progress, items()))
     assert shown.events[-2:] == ["end of sample", "close"]
 
 
 def test_items_are_held_by_the_consumer_alone(shown: Display) -> None:
     for progress in (WaitProgress(), WaitProgress(shown.opened)):
-        found = progress.waits([k] for k in range(2))
+        found = waited(progress, ([k] for k in range(2)))
         assert sys.getrefcount(next(found)) <= 2
 
 

@@ -18,7 +18,8 @@ class PlannedSettings:
     cache_bytes : int or None
         Memory for the cached rows; None: what the budget leaves.
     num_batches : int or None
-        Batches of a superbatch; None: as many as there is room for, an epoch at most.
+        Batches of a superbatch; None: as many as there is room for, an epoch at most, or a few
+        epochs where rows are packed.
     tmpdir : str or None
         Where subgraphs are written to that do not fit in memory, and packed rows; None: beside
         the store.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from gnnstore._core import release_memory
 from gnnstore.caching.plan import PlanPlace
@@ -126,9 +126,29 @@ def sample_in_order(
     )
 
 
+class Coming(NamedTuple):
+    """A batch that is to be sampled.
+
+    Attributes
+    ----------
+    number : int
+        Its place in its iteration.
+    run : EpochRun
+        The iteration that it belongs to.
+    """
+
+    number: int
+    planned: Planned
+    run: EpochRun
+
+    def describe(self) -> str:
+        """Return what it is, to be noted on errors."""
+        return self.run.describe(self.number)
+
+
 @dataclass(frozen=True, eq=False)
 class SamplingJob:
-    """The batches of one run, and what samples them.
+    """What samples batches, and the run that does so.
 
     Attributes
     ----------
@@ -140,10 +160,10 @@ class SamplingJob:
     seeds: SeedSource
     sampler: NeighborSampler
 
-    def select(self, planned: Planned) -> tuple[Seeds, BatchKey]:
+    def select(self, coming: Coming) -> tuple[Seeds, BatchKey]:
         """Return the seeds of a batch, and its key."""
-        batch, index = planned
-        key = self.run.key(batch)
+        batch, index = coming.planned
+        key = coming.run.key(batch)
         return self.seeds.select(index, key), key
 
 
@@ -182,6 +202,11 @@ class SampledSuperbatch:
     def subgraph(self, i: int) -> CompactSample:
         """Return the subgraph of batch i."""
         return CompactSample.from_arrays(self.kept.read(i))
+
+    def forget_trace(self) -> None:
+        """Let go of the trace: once a plan is made of it, or none will be. Idempotent."""
+        self.trace.close()
+        self.trace = Trace.of([])
 
     def close(self) -> None:
         """Let go of samples and trace. Idempotent."""
@@ -258,7 +283,7 @@ class Spools:
 
     def sample(
         self,
-        chunk: list[tuple[int, Planned]],
+        chunk: list[Coming],
         sampling: SamplingJob,
         *,
         bulk_bytes: int | None = None,
@@ -268,23 +293,23 @@ class Spools:
 
         Parameters
         ----------
-        chunk : list
-            Batches, numbered as they come in the iteration.
+        chunk : list of Coming
+            The batches, of one iteration or of several in a row.
         bulk_bytes : int, optional
             Memory for those that are sampled together.
         check : callable, optional
             Called before each batch and after the last; raises if they are not wanted any more.
         """
-        first, run = chunk[0][0], sampling.run
+        first, run = chunk[0].number, sampling.run
         kept = self.samples(f"{first}", len(chunk))
         trace = self.trace(f"{first}", len(chunk))
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
         notes: list[BatchNote] = []
         failure: Exception | None = None
 
-        def request(place: int, numbered: tuple[int, Planned]) -> BatchRequest:
+        def request(place: int, coming: Coming) -> BatchRequest:
             check()
-            seeds, key = sampling.select(numbered[1])
+            seeds, key = sampling.select(coming)
             labelled[place] = key, seeds.labels
             return request_of(seeds, key)
 
@@ -306,7 +331,7 @@ class Spools:
             initializer=run.initializer,
             timeout_seconds=run.timeout_seconds,
             recorder=run.recorder,
-            describe=lambda place: run.describe(chunk[min(place, len(chunk) - 1)][0]),
+            describe=lambda place: chunk[min(place, len(chunk) - 1)].describe(),
         )
         progress = run.recorder.progress.phase("sample ahead", len(chunk), "batches")
         with closing(sampled), progress as phase:

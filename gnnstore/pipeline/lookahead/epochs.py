@@ -2,7 +2,8 @@
 
 While the batches of one superbatch are assembled, those of the next are sampled by threads and
 planned, which touches no row. A batch that is handed out knows its subgraph, and where each of
-its rows comes from.
+its rows comes from. A superbatch may have the batches of several epochs, so that one pass over the
+tables packs the rows of all.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gnnstore.parallel import Paced, ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Samplers, SamplingSource, Task
-from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob
-from gnnstore.pipeline.lookahead.next_epoch import Made, NextSuperbatch
+from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
+from gnnstore.pipeline.lookahead.next_epoch import Carried, NextSuperbatch, Share
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
-from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Superbatch
+from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Portion
 from gnnstore.pipeline.seeds.base import SeedSource
 
 if TYPE_CHECKING:
@@ -42,11 +45,19 @@ class NextEpoch:
         Its batches in order.
     sampling : SamplingJob
         How they are sampled. It lives as long as that takes, so it should not hold the loader.
+    following : callable
+        Returns the iteration after it; None if that is not known.
     """
 
     key: Hashable
     items: Iterable[Planned]
     sampling: SamplingJob
+    following: Callable[[], NextEpoch | None] = lambda: None
+
+    @property
+    def coming(self) -> Iterator[Coming]:
+        """Its batches, to be sampled."""
+        return _coming(self.items, self.sampling)
 
 
 class LookaheadEpochs:
@@ -56,6 +67,9 @@ class LookaheadEpochs:
         self.job = job
         self._idle: CacheSession | None = None  # of the last iteration, if it came to its end
         self._next: NextSuperbatch | None = None
+        # A superbatch whose next share is the coming iteration's.
+        self._carried: Carried | None = None
+        self._num_iterations = 0
         # Whether a plan for the next iteration would be worth making: not if another loader uses
         # the cache between two iterations.
         self._plans_next = True
@@ -87,7 +101,7 @@ class LookaheadEpochs:
             What this iteration is, as one before may have told with `following`.
         following : callable, optional
             Returns the next iteration, if it is known. Its first superbatch is made once the
-            last of this one is, if disk has room for both.
+            last of this one is, if disk has room for both; it may go on to iterations after that.
 
         Yields
         ------
@@ -95,34 +109,37 @@ class LookaheadEpochs:
             To be prepared in any order, joined in theirs. Where a batch cannot be sampled, it
             raises that error once those before it have been handed out.
         """
-        producer, made = self._begin(key, sampling)
+        self._num_iterations += 1
+        producer, carried, coming = self._begin(key, sampling)
         producer.session.lease.rest(False)
         size = self.job.size
-        num_unplanned = 0 if made else size.num_unplanned
-        chunks = _Chunks(enumerate(items), size.num_batches, num_unplanned)
-        coming: list[NextSuperbatch] = []
+        num_unplanned = 0 if carried else size.num_unplanned
+        num_first = carried.shares[0].num_batches if carried else num_unplanned
+        chunks = _Chunks(_coming(items, sampling), size.num_batches, num_first)
         num_made = num_handed_out = 0
 
-        def make(chunk: list[tuple[int, Planned]]) -> Superbatch:
+        def make(chunk: list[Coming]) -> Portion:
             nonlocal num_made
-            superbatch: Made | None = made.pop() if made else None
-            if isinstance(superbatch, SampledSuperbatch):
-                superbatch = producer.finish(superbatch)
-            elif superbatch is None:
-                is_planned = chunk[0][0] >= num_unplanned
+            if carried is not None and num_made == 0:
+                portion = carried.take()
+            else:
+                is_planned = chunk[0].number >= num_unplanned
                 superbatch = (producer.make if is_planned else producer.make_unplanned)(chunk)
+                portion = Portion.of(superbatch, 0, len(chunk))
             num_made += 1
-            return superbatch
+            return portion
 
         def make_next() -> None:
             nonlocal num_handed_out
             num_handed_out += 1
             is_last = chunks.are_all_taken and num_handed_out == chunks.num_taken
-            if is_last and sampling.run.num_threads and self.job.size.overlaps:
-                coming.extend(self._make_next(producer, following()))
+            if is_last and not coming and sampling.run.num_threads and self.job.size.overlaps:
+                num_carried = len(carried.shares) if carried else 0
+                coming.extend(self._make_next(producer, _after(following, num_carried)))
 
         with ExitStack() as stack:
-            stack.callback(producer.close)
+            unless_kept = stack.enter_context(ExitStack())
+            unless_kept.callback(producer.close)
             superbatches = ordered_map(
                 make,
                 chunks,
@@ -136,40 +153,69 @@ class LookaheadEpochs:
             unless_done.callback(lambda: [superbatch.abandon() for superbatch in coming])
             yield _PlannedTasks(producer, superbatches, make_next, lambda: num_made)
             unless_done.pop_all()
-        if producer.is_followed:
+            if carried is not None and carried.has_more:
+                unless_kept.pop_all()
+        if carried is not None and carried.has_more:
+            carried.keep()
+            self._carried = carried
+        elif producer.is_followed:
             self._idle = producer.session
         for superbatch in coming:
             self._next = superbatch
 
-    def _begin(self, key: Hashable, sampling: SamplingJob) -> tuple[LookaheadProducer, list[Made]]:
-        """Return what makes an iteration's superbatches, and the first one if there is one."""
+    def _begin(
+        self, key: Hashable, sampling: SamplingJob
+    ) -> tuple[LookaheadProducer, Carried | None, list[NextSuperbatch]]:
+        """Return what makes an iteration's superbatches, what is made, and what is being made."""
         session, self._idle = self._idle, None
         coming, self._next = self._next, None
+        carried, self._carried = self._carried, None
+        if carried is not None:
+            producer = carried.producer
+            if carried.is_for(key, sampling):
+                self._plans_next = producer.session.lease.is_current
+                carried.go_on(sampling)
+                return producer, carried, [] if coming is None else [coming]
+            carried.abandon()
         if session is not None:
             self._plans_next = session.lease.is_current
         if coming is not None:
-            is_it = coming.key == key and coming.producer.sampling.sampler is sampling.sampler
-            made = coming.take() if is_it else None
-            if made is not None:
-                producer = coming.producer
+            carried = coming.take() if coming.is_for(key, sampling) else None
+            if carried is not None:
+                producer = carried.producer
                 producer.sampling = sampling
                 if not producer.session.lease.is_current:
                     producer.take_over(_if_usable(session))
-                return producer, [made]
+                return producer, carried, []
             coming.abandon()
         session = _if_usable(session) or self.job.begin_session()
-        return LookaheadProducer(self.job, session, sampling), []
+        return LookaheadProducer(self.job, session, sampling), None, []
 
     def _make_next(
         self, producer: LookaheadProducer, following: NextEpoch | None
     ) -> Iterator[NextSuperbatch]:
-        """Yield the first superbatch of the next iteration, if there is to be one."""
+        """Yield the first superbatch of the next iteration, if there is to be one.
+
+        One that is longer than an iteration has the batches of at most as many as there have been,
+        so that what is made in vain stays in proportion, whatever training stops after.
+        """
         if following is None:
             return
-        chunk = next(_Chunks(enumerate(following.items), self.job.size.num_batches), None)
-        if chunk is not None:
-            own = LookaheadProducer(self.job, producer.session, following.sampling)
-            yield NextSuperbatch(following.key, own, chunk, plans=self._plans_next)
+        most = self.job.size.num_batches
+        chunk = next(_Chunks(following.coming, most), None)
+        if chunk is None:
+            return
+        shares, sampling = [Share(following.key, len(chunk))], following.sampling
+        # Where another loader uses the cache in between, what is planned beyond is planned again.
+        while self._plans_next and len(shares) < self._num_iterations and len(chunk) < most:
+            following = following.following()
+            more = [] if following is None else list(islice(following.coming, most + 1))
+            if following is None or not more or len(chunk) + len(more) > most:
+                break
+            chunk += more
+            shares.append(Share(following.key, len(more)))
+        own = LookaheadProducer(self.job, producer.session, sampling)
+        yield NextSuperbatch(own, chunk, shares, plans=self._plans_next)
 
 
 class LooksAhead(Samplers, Protocol):
@@ -192,19 +238,19 @@ class LookaheadSource(SamplingSource):
             raise TypeError("nothing looks ahead")
         seeds, sampler = self.seeds, self.sampler
 
-        def following() -> NextEpoch | None:
+        def following(run: EpochRun) -> NextEpoch | None:
             found = run.following()
             if found is None:
                 return None
             coming, items = found
-            sampling = SamplingJob(coming, seeds, sampler)
-            return NextEpoch((coming.epoch, coming.first), items, sampling)
+            sampling, then = SamplingJob(coming, seeds, sampler), partial(following, coming)
+            return NextEpoch((coming.epoch, coming.first), items, sampling, then)
 
         with self._superbatches.run(
             planned,
             SamplingJob(run, seeds, sampler),
             key=(run.epoch, run.first),
-            following=following,
+            following=partial(following, run),
         ) as tasks:
             yield tasks
 
@@ -226,7 +272,7 @@ class _PlannedTasks(Paced[PlannedTask]):
     def __init__(
         self,
         producer: LookaheadProducer,
-        superbatches: Iterator[Superbatch],
+        superbatches: Iterator[Portion],
         then: Callable[[], None],
         num_made: Callable[[], int],
     ) -> None:
@@ -245,24 +291,39 @@ class _PlannedTasks(Paced[PlannedTask]):
     def _batches_of(
         self,
         producer: LookaheadProducer,
-        superbatches: Iterator[Superbatch],
+        superbatches: Iterator[Portion],
         then: Callable[[], None],
     ) -> Iterator[PlannedTask]:
         job = producer.job
-        for superbatch in superbatches:
+        for portion in superbatches:
+            superbatch = portion.superbatch
             self._num_begun += 1
             made = superbatch.seconds_planning, superbatch.bytes_spilled
-            job.totals.add(superbatch.part, *made)
-            for i in range(len(superbatch)):
-                self._num_left = len(superbatch) - i - 1
+            job.totals.add(superbatch.part, *made, portion.share)
+            for i in range(portion.begin, portion.end):
+                self._num_left = portion.end - i - 1
                 part = superbatch.part
                 if part is not None and _may_take_back(producer, part, len(superbatch) - i):
                     producer.plan_again(superbatch, part, i)
-                if i == 0 and superbatch.sampled.error is None:
+                if i == portion.begin and superbatch.sampled.error is None:
                     then()
                 yield PlannedTask(superbatch, superbatch.part, i, job.index_dtype)
-            if superbatch.sampled.error is not None:
-                raise superbatch.sampled.error
+            if portion.error is not None:
+                raise portion.error
+
+
+def _coming(items: Iterable[Planned], sampling: SamplingJob) -> Iterator[Coming]:
+    """Yield the batches of an iteration, to be sampled."""
+    for number, planned in enumerate(items):
+        yield Coming(number, planned, sampling.run)
+
+
+def _after(following: Callable[[], NextEpoch | None], num_epochs: int) -> NextEpoch | None:
+    """Return the iteration after so many others that follow; None if it is not known."""
+    found = following()
+    for _ in range(num_epochs):
+        found = None if found is None else found.following()
+    return found
 
 
 def _may_take_back(producer: LookaheadProducer, part: PlannedPart, num_left: int) -> bool:

@@ -1,8 +1,9 @@
-"""The first superbatch of the next epoch, made by a thread while this one comes to its end.
+"""The superbatch that comes after this epoch's last, made by a thread while that one is followed.
 
 Where an epoch is one superbatch, nothing else would be sampled, planned and packed beside training.
-The thread ends with it. If the next iteration is another one, the loader is forgotten, or the
-interpreter ends, it is given up, and its files go.
+One that is longer than an epoch has the batches of several, which take their shares one after the
+other. The thread ends with the superbatch. If the next iteration is another one, the loader is
+forgotten, or the interpreter ends, it is given up, and its files go.
 """
 
 from __future__ import annotations
@@ -12,18 +13,96 @@ import os
 import threading
 import weakref
 from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 from gnnstore.parallel import THREAD_NAME
-from gnnstore.pipeline.batch import Planned
-from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
+from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
-from gnnstore.pipeline.lookahead.superbatch import Superbatch
+from gnnstore.pipeline.lookahead.superbatch import Portion, Superbatch
 
 _log = logging.getLogger(__name__)
 
 Made = Superbatch | SampledSuperbatch
-# Batches, by their place in the iteration.
-Chunk = list[tuple[int, Planned]]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What an iteration has of a superbatch that was made before it began.
+
+    Attributes
+    ----------
+    key : object
+        What the iteration must be.
+    num_batches : int
+        Batches of it, from its first on.
+    """
+
+    key: Hashable
+    num_batches: int
+
+
+@dataclass(eq=False)
+class Carried:
+    """A superbatch that was made before the iterations that have its batches.
+
+    Attributes
+    ----------
+    producer : LookaheadProducer
+        Made it, and keeps its files.
+    shares : list of Share
+        Of the iterations that are still to come, in order.
+    begin : int
+        The first batch that has not been handed out.
+    """
+
+    producer: LookaheadProducer
+    made: Made
+    shares: list[Share]
+    begin: int = 0
+    _pid: int = field(default_factory=os.getpid, init=False)
+    _abandon: weakref.finalize[..., Carried] | None = field(default=None, init=False)
+
+    def is_for(self, key: Hashable, sampling: SamplingJob) -> bool:
+        """Whether an iteration is the one that has the next share, in this process."""
+        is_next = self.has_more and self.shares[0].key == key and os.getpid() == self._pid
+        return is_next and self.producer.sampling.sampler is sampling.sampler
+
+    @property
+    def has_more(self) -> bool:
+        """Whether batches are left for another iteration."""
+        made = self.made
+        num_batches = len(made) if isinstance(made, Superbatch) else len(made.notes)
+        return bool(self.shares) and self.begin < num_batches
+
+    def take(self) -> Portion:
+        """Return the next share, planned."""
+        if isinstance(self.made, SampledSuperbatch):
+            self.made = self.producer.finish(self.made)
+        portion = Portion.of(self.made, self.begin, self.shares.pop(0).num_batches)
+        self.begin = portion.end
+        return portion
+
+    def keep(self) -> None:
+        """Wait for the next iteration; if nobody begins it, the files go with this."""
+        if self.producer.session.lease.is_current:
+            self.producer.session.lease.rest()
+        self._abandon = weakref.finalize(self, _close, self.producer, self._pid)
+
+    def go_on(self, sampling: SamplingJob) -> None:
+        """Go on with the next iteration."""
+        if self._abandon is not None:
+            self._abandon.detach()
+            self.producer.go_on(sampling)
+
+    def abandon(self) -> None:
+        """Let go of what nobody will ask for. Idempotent."""
+        if self._abandon is not None:
+            self._abandon()
+
+
+def _close(producer: LookaheadProducer, pid: int) -> None:
+    if os.getpid() == pid:  # else the files are the parent's
+        producer.close()
 
 
 class NextSuperbatch:
@@ -31,21 +110,21 @@ class NextSuperbatch:
 
     Parameters
     ----------
-    key : object
-        What the iteration must be that it is for.
+    shares : list of Share
+        Of the iterations that it is for.
     plans : bool
         Whether it is planned and packed as well; else only sampled.
     """
 
     def __init__(
         self,
-        key: Hashable,
         producer: LookaheadProducer,
-        chunk: Chunk,
+        chunk: list[Coming],
+        shares: list[Share],
         *,
         plans: bool,
     ) -> None:
-        self.key = key
+        self.shares = shares
         self.producer = producer
         self._making = _Making(producer, chunk, plans)
         # Of none of these does the thread know: it shall not keep the loader alive.
@@ -55,7 +134,11 @@ class NextSuperbatch:
         producer.waits_for_others = True
         self._thread.start()
 
-    def take(self) -> Made | None:
+    def is_for(self, key: Hashable, sampling: SamplingJob) -> bool:
+        """Whether an iteration is the first that it is for."""
+        return self.shares[0].key == key and self.producer.sampling.sampler is sampling.sampler
+
+    def take(self) -> Carried | None:
         """Return it once it is made; None if that failed, or it is of a process before a fork.
 
         Whoever takes it closes the producer.
@@ -64,17 +147,18 @@ class NextSuperbatch:
             return None
         self.producer.waits_for_others = False
         self._thread.join()
-        if self._making.made is None:
+        made = self._making.made
+        if made is None:
             self.abandon()
-        else:
-            self.abandon.detach()
-        return self._making.made
+            return None
+        self.abandon.detach()
+        return Carried(self.producer, made, self.shares)
 
 
 class _Making:
     """What the thread does."""
 
-    def __init__(self, producer: LookaheadProducer, chunk: Chunk, plans: bool) -> None:
+    def __init__(self, producer: LookaheadProducer, chunk: list[Coming], plans: bool) -> None:
         self.producer = producer
         self.made: Made | None = None
         self.is_abandoned = False

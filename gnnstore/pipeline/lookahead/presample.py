@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -78,7 +79,7 @@ class Presampled:
     num_bytes: tuple[int, ...] = ()
     largest_labels_bytes: int = 0
 
-    @property
+    @cached_property
     def margin(self) -> float:
         """By which part other batches may exceed the largest; infinite if too few were seen."""
         if self.num_batches < MANY_BATCHES:

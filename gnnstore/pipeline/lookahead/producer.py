@@ -1,4 +1,4 @@
-"""Makes the superbatches of one iteration: samples their batches, plans them, packs their rows."""
+"""Makes superbatches one after the other: samples their batches, plans them, packs their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from gnnstore._core import ReadCounts, release_heap
 from gnnstore.features.source import files_of
 from gnnstore.parallel import CancelledError
-from gnnstore.pipeline.lookahead.driver import SampledSuperbatch, SamplingJob, Spools
+from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.session import CacheSession, FixedNodes, warms_up
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.caching.trace import Trace
     from gnnstore.features.tiers.planned import PlannedCache
-    from gnnstore.pipeline.batch import Planned
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
 
@@ -52,12 +51,18 @@ class LookaheadTotals:
     bytes_packing: int = 0
     warm_up: ReadCounts = field(default_factory=ReadCounts)
 
-    def add(self, part: PlannedPart | None, seconds_planning: float, bytes_spilled: int) -> None:
-        """Count a superbatch, or the rest of one that was planned again."""
-        self.seconds_planning += seconds_planning
-        self.bytes_spilled += bytes_spilled
+    def add(
+        self,
+        part: PlannedPart | None,
+        seconds_planning: float,
+        bytes_spilled: int,
+        share: float = 1.0,
+    ) -> None:
+        """Count a superbatch or a share of it, or the rest of one that was planned again."""
+        self.seconds_planning += share * seconds_planning
+        self.bytes_spilled += round(share * bytes_spilled)
         if part is not None and part.packed is not None:
-            self.bytes_packing += part.packed.bytes_read
+            self.bytes_packing += round(share * part.packed.bytes_read)
 
 
 @dataclass(eq=False)
@@ -149,12 +154,17 @@ class LookaheadProducer:
         lease = self.session.lease
         return lease.is_current and lease.num_gathered >= self._end
 
-    def make(self, chunk: list[tuple[int, Planned]]) -> Superbatch:
+    def go_on(self, sampling: SamplingJob) -> None:
+        """Go on in another iteration, after the one that it was stopped with."""
+        self.sampling = sampling
+        self._is_stopped.clear()
+
+    def make(self, chunk: list[Coming]) -> Superbatch:
         """Sample, plan and pack some batches."""
         return self.finish(self.sample(chunk))
 
-    def sample(self, chunk: list[tuple[int, Planned]]) -> SampledSuperbatch:
-        """Sample some batches, numbered as they come in the iteration."""
+    def sample(self, chunk: list[Coming]) -> SampledSuperbatch:
+        """Sample some batches."""
         return self._spools.sample(
             chunk, self.sampling, bulk_bytes=self.job.size.bulk_bytes, check=self._check_wanted
         )
@@ -166,18 +176,18 @@ class LookaheadProducer:
         self._check_wanted()
         part.packed = self._pack(trace, part)
         spilled = sampled.kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
-        trace.close()
+        sampled.forget_trace()  # its memory is counted for the superbatch that is made next
         return Superbatch(sampled, part, seconds, spilled)
 
-    def make_unplanned(self, chunk: list[tuple[int, Planned]]) -> Superbatch:
+    def make_unplanned(self, chunk: list[Coming]) -> Superbatch:
         """Sample some batches that will read all of their rows.
 
-        Until one of them has, the disk is left to it: beside one pass over a table, reads row by
-        row would take ten times as long.
+        Until they have, the disk is left to them: beside a pass over a table, reads row by row take
+        ten times as long, and no later batch is handed out before them.
         """
         sampled = self.sample(chunk)
         spilled = sampled.kept.num_disk_bytes + sampled.trace.num_disk_bytes
-        sampled.trace.close()
+        sampled.forget_trace()
         superbatch = Superbatch(sampled, None, 0.0, spilled)
         if self.sampling.run.num_threads:
             self._reading = superbatch.read
@@ -299,7 +309,7 @@ class LookaheadProducer:
             raise CancelledError("a superbatch was given up before it was made")
 
     def stop(self) -> None:
-        """End what is being made, as soon as may be. It is not to be used any more."""
+        """End what is being made, as soon as may be. Nothing is made until `go_on`."""
         self._is_stopped.set()
 
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +92,7 @@ class Superbatch:
     part : PlannedPart or None
         How batches that are handed out from now on are planned; None: they read all of their rows.
     read : Event
-        Set once one of its batches has its rows, or failed.
+        Set once all of its batches have their rows, or failed.
     """
 
     sampled: SampledSuperbatch
@@ -102,7 +102,7 @@ class Superbatch:
     read: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self._num_waiting = len(self)
+        self._num_waiting = self._num_unread = len(self)
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -124,6 +124,42 @@ class Superbatch:
             if part is not None:
                 part.close()
         return subgraph, step
+
+    def finish(self) -> None:
+        """Note that one of its batches has its rows, or failed."""
+        with self._lock:
+            self._num_unread -= 1
+            is_last = self._num_unread == 0
+        if is_last:
+            self.read.set()
+
+
+@dataclass(frozen=True, eq=False)
+class Portion:
+    """The batches of a superbatch that one iteration hands out, from `begin` to `end`.
+
+    Attributes
+    ----------
+    error : Exception or None
+        Why the iteration has no more batches after these, although it should.
+    """
+
+    superbatch: Superbatch
+    begin: int
+    end: int
+    error: Exception | None = None
+
+    @classmethod
+    def of(cls, superbatch: Superbatch, begin: int, wanted: int) -> Self:
+        """Return so many batches from one on, or those that could be sampled."""
+        end = min(begin + wanted, len(superbatch))
+        error = superbatch.sampled.error if end - begin < wanted else None
+        return cls(superbatch, begin, end, error)
+
+    @property
+    def share(self) -> float:
+        """Its share of the superbatch."""
+        return (self.end - self.begin) / max(1, len(self.superbatch))
 
 
 class PlannedTask(Task):
@@ -175,7 +211,7 @@ class PlannedTask(Task):
         """Give up the place of its packed rows."""
         if self._part is not None:
             self._part.abandon(1)
-        self._superbatch.read.set()
+        self._superbatch.finish()
 
 
 def reselected(

@@ -31,7 +31,12 @@ from gnnstore.strategies.sizes.prefetch import (
     prefetch_wish,
     with_batches,
 )
-from gnnstore.strategies.sizes.superbatch import SuperbatchCosts, SuperbatchSizer, per_batch
+from gnnstore.strategies.sizes.superbatch import (
+    Horizon,
+    SuperbatchCosts,
+    SuperbatchSizer,
+    per_batch,
+)
 
 if TYPE_CHECKING:
     from gnnstore.pipeline.lookahead.presample import Presampled
@@ -131,6 +136,8 @@ class LookaheadSizer:
         to find out.
     num_rows, row_bytes : int
         Of the tables whose rows are cached together.
+    horizon : Horizon or None
+        What is known of later epochs.
     num_threads : int
         Preparing threads, of which fewer will be started where staging memory is for fewer.
     may_use_fewer : bool
@@ -156,6 +163,7 @@ class LookaheadSizer:
     num_rows: int
     row_bytes: int
     epoch_batches: int
+    horizon: Horizon | None
     num_threads: int
     may_use_fewer: bool
     staging_bytes: int
@@ -240,6 +248,8 @@ class _Division:
         # Without a promise nobody has said what else memory is for; but without disk there is no
         # other place.
         may_keep = self.placement.budget_is_promise or not of.disk_bytes
+        if cost is not None and of.num_rows * of.row_bytes >= LONG_READ_BYTES:
+            size = sizer.lengthen(size, cost)
         if packs and of.packed_bytes is None and self.depth != "minimal" and may_keep:
             costs, size = ChunkMemory(
                 sizer,
@@ -251,10 +261,12 @@ class _Division:
             epochs = Reservation("packed epochs", of.packed_bytes(size))
             disk, on_disk = replace(disk, reservations=(epochs,)), {}
         if packs and disk.left(on_disk) < 0:
-            remedies = ("name a roomier tmpdir=", "choose strategy='belady'")
+            remedies = ["name a roomier tmpdir=", "choose strategy='belady'"]
+            if size.num_batches > of.epoch_batches:  # as somebody has said
+                remedies.insert(0, "lower superbatch=")
             raise disk.refusal(on_disk, *remedies, error=DiskBudgetError)
         needed = disk.peak(on_disk)
-        at_once = 1 if size.num_batches >= of.epoch_batches else 2
+        at_once = 1 if size.num_batches == of.epoch_batches else 2
         return LookaheadSize(
             self._thrifty,
             self.num_threads,
@@ -264,7 +276,7 @@ class _Division:
                 bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
                 overlaps=2 * needed <= at_once * of.disk_bytes,
                 lends=costs.sampling_bytes > 0,
-                num_unplanned=self._num_unplanned(size.num_batches),
+                num_unplanned=self._num_unplanned(min(size.num_batches, of.epoch_batches)),
             ),
             needed,
         )
@@ -358,7 +370,16 @@ class _Division:
             packing_phase=_PACKING if is_minimal else ALWAYS,
             sampling_bytes=sum(r.fixed for r in memory.reservations if r.phase == _SAMPLING),
         )
-        return SuperbatchSizer(costs, of.settings, memory, of.epoch_batches, of.disk_bytes)
+        # What is packed before training is packed an epoch at a time.
+        several = self.packs and of.packed_bytes is None and not is_minimal
+        return SuperbatchSizer(
+            costs,
+            of.settings,
+            memory,
+            of.epoch_batches,
+            of.disk_bytes,
+            of.horizon if several else None,
+        )
 
     def _held(self, raise_by: int = 0) -> Ledger:
         """Return the memory with batches in flight, and everything that is held anyway."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import cast
 
 import numpy as np
@@ -38,10 +40,35 @@ _TABLE_ENTRY_BYTES = 4
 # On disk, for each node of a batch, beside its id: its slot, and the change that it may bring.
 _SPILLED_NODE_BYTES = 4 + 8
 
+# Epochs that a superbatch may have, where their batches are known. Each time that is doubled the
+# tables are read half as often; but rows are packed that training may stop before.
+_EPOCHS = (2, 4)
+# What must be left of the cost for twice as many.
+_WORTH_LENGTHENING = 0.9
+_ORDER_BYTES = 8  # of a seed, in the order of an epoch
+
 # Sizes that are tried where there is something to weigh: the largest that leaves half of the rest
 # to rows, and smaller ones.
 _TRIED = 4
 _ROWS_SHARE = 2
+
+
+@dataclass(frozen=True)
+class Horizon:
+    """The epochs after the next one, whose batches are known before they begin.
+
+    Attributes
+    ----------
+    num_seeds : int
+        Seeds of an epoch, whose order is kept while its batches wait.
+    """
+
+    num_seeds: int
+
+    def reserve(self, epoch_batches: int) -> Reservation:
+        """Return the memory of the orders of epochs that are planned together."""
+        per_batch = -(-_ORDER_BYTES * self.num_seeds // max(1, epoch_batches))
+        return Reservation("orders of later epochs", 0, {PLANNED: per_batch})
 
 
 @dataclass(frozen=True)
@@ -188,8 +215,8 @@ class SuperbatchCosts:
         return found if self.packed is None else [*found, self.packed.reserve_sorted()]
 
     def on_disk(self, num_batches: int) -> dict[str, int]:
-        """Return the sizes by which disk space grows: two superbatches, or the only one."""
-        return {PLANNED: (1 if 0 < self.epoch_batches <= num_batches else 2) * num_batches}
+        """Return the sizes by which disk space grows: two superbatches, or an epoch's only one."""
+        return {PLANNED: (1 if num_batches == self.epoch_batches else 2) * num_batches}
 
     def with_changes(self, changes: int, accesses: int) -> SuperbatchCosts:
         """Return the costs where so many of the rows of some batches entered the cache."""
@@ -214,9 +241,12 @@ class SuperbatchSizer:
     memory : Ledger
         With everything that is held besides, batches in flight included.
     num_batches : int
-        Batches of an epoch: to look further is of no use, since the next is not drawn yet.
+        Batches of an epoch.
     disk_bytes : int
         Disk space for what is kept there.
+    horizon : Horizon or None
+        Where superbatches may have several epochs, what is known of those; only rows that are
+        packed are worth it.
     """
 
     costs: SuperbatchCosts
@@ -224,8 +254,9 @@ class SuperbatchSizer:
     memory: Ledger
     num_batches: int
     disk_bytes: int = 0
+    horizon: Horizon | None = None
 
-    @property
+    @cached_property
     def _left_bytes(self) -> int:
         return self.memory.left()
 
@@ -234,8 +265,17 @@ class SuperbatchSizer:
         """The numbers of batches that may be planned at a time."""
         most = max(1, min(self.num_batches, MAX_PLANNED))
         given = self.settings.num_batches
+        if given is not None and (several := [n for n in self._several if n <= given]):
+            return range(several[-1], several[-1] + 1)
         least = min(2 if given is None else given, most)
         return range(least, (most if given is None else least) + 1)
+
+    @property
+    def _several(self) -> list[int]:
+        """Batches of several epochs, for as many as may be planned at a time."""
+        if self.horizon is None:
+            return []
+        return [n for k in _EPOCHS if 1 < (n := k * self.num_batches) <= MAX_PLANNED]
 
     def size_of(self, num_batches: int) -> SuperbatchSize:
         """Return what a superbatch of so many batches leaves for a cache.
@@ -246,11 +286,13 @@ class SuperbatchSizer:
             If traces and plans do not fit, or a cache of a given size does not beside them.
         """
         costs, left = self.costs, self._left_bytes
-        sizes = {PLANNED: num_batches}
-        ledger, table, packing = self.memory.add(*costs.in_memory), 0, costs.packing
+        sizes, memory = {PLANNED: num_batches}, self.memory
+        if self.horizon is not None and num_batches > self.num_batches:
+            memory = memory.add(self.horizon.reserve(self.num_batches))
+        ledger, table, packing = memory.add(*costs.in_memory), 0, costs.packing
         if costs.may_spill and num_batches * per_batch(costs.in_memory) > left // _KEPT_SHARE:
             whole = costs.table_bytes(left)
-            spilled = self.memory.add(*costs.spilled(whole))
+            spilled = memory.add(*costs.spilled(whole))
             with_rows = sizes | {SLOTS: self._slots(spilled, sizes)}
             saves = spilled.peak(with_rows) < ledger.peak(with_rows)
             on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk))
@@ -313,6 +355,26 @@ class SuperbatchSizer:
             largest = max(least, largest // 2 if will_do else largest * 7 // 8)
         # Of equal ones the smallest: it is planned soonest.
         return min(reversed(tried), key=lambda one: one[0])[1]
+
+    def lengthen(
+        self, size: SuperbatchSize, cost: Callable[[SuperbatchSize], float]
+    ) -> SuperbatchSize:
+        """Return a size of several epochs in place of one of a whole epoch, if it costs less.
+
+        Parameters
+        ----------
+        cost : callable
+            See `choose`.
+        """
+        if self.settings.num_batches is not None or size.num_batches < self.num_batches:
+            return size
+        best, least = size, cost(size)
+        for num_batches in self._several:
+            with suppress(BudgetError):
+                found = self.size_of(num_batches)
+                if (price := cost(found)) < _WORTH_LENGTHENING * least:
+                    best, least = found, price
+        return best
 
     def check(self) -> None:
         """Check that some size fits.

@@ -68,6 +68,7 @@ class Asked:
             + order_bytes(len(self.seeds), shuffles=True, num_orders=1),
             num_threads=self.num_threads,
             may_use_fewer=True,
+            knows_epochs=True,
         )
 
 
