@@ -288,17 +288,36 @@ def _boot_id() -> str | None:
 def _leave(path: Path, owner: int, pid: int) -> None:
     """Remove a directory at the end of its run, and then its lock."""
     try:
-        if os.getpid() == pid and not _remove(path):
+        if os.getpid() == pid:
+            _remove_own(path)
+    finally:
+        with suppress(OSError):
+            os.close(owner)
+
+
+def _remove_own(path: Path) -> None:
+    path = _hide(path)
+    try:
+        if not _remove(path):
             _log.warning(
                 "cannot remove all of %s; the next run or 'gnnstore gc' will try again", path
             )
     except BaseException:  # an interrupt: this is called once, and nobody would try again
-        if os.getpid() == pid:
-            _remove(path)
+        _remove(path)
         raise
-    finally:
-        with suppress(OSError):
-            os.close(owner)
+
+
+def _hide(path: Path) -> Path:
+    """Rename a run directory, and return its path.
+
+    When the interpreter ends, a thread may still be making files. It finds no directory then, and
+    ends; else a file that it makes now and then would keep the directory from being removed.
+    """
+    hidden = path.with_name(f"{_PREFIX}{secrets.token_hex(4)}")
+    with suppress(OSError):
+        path.rename(hidden)
+        return hidden
+    return path
 
 
 def _remove(path: Path) -> bool:
