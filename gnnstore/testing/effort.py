@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "GNNSTORE_LONG_TESTS"
 _SHORT_SHARE = 5
-_LEAST_EXAMPLES = 20
+_LEAST_EXAMPLES = 10
 
 
 def is_long() -> bool:
@@ -27,5 +27,5 @@ def choose(short: T, long: T) -> T:
 
 
 def examples(long: int) -> int:
-    """Return the number of examples of a property: all of them, or a fifth and at least 20."""
-    return choose(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long)
+    """Return the number of examples of a property: all of them, or a fifth and at least 10."""
+    return choose(min(max(_LEAST_EXAMPLES, long // _SHORT_SHARE), long), long)

@@ -99,7 +99,7 @@ def test_cora(example: ModuleType, cora_directory: Path, tmp_path: Path) -> None
         example,
         store,
         "--fanouts -1 --layers 2 --hidden 64 --dropout 0.5 --lr 0.02 --weight-decay 5e-4 "
-        f"--normalize {choose('--epochs 15 --eval-every 5', '--epochs 30')}",
+        f"--normalize {choose('--epochs 12 --eval-every 6', '--epochs 30')}",
     )
     assert mean(found) >= choose(0.78, 0.79), found
 
@@ -112,9 +112,9 @@ def test_facebook(example: ModuleType, facebook_npz: Path, tmp_path: Path) -> No
         example,
         store,
         "--fanouts 25 --layers 2 --hidden 64 --dropout 0.4 --lr 0.02 --weight-decay 1e-4 "
-        f"--batch-size 1124 {choose('--epochs 12 --eval-every 4', '--epochs 40 --eval-every 5')}",
+        f"--batch-size 1124 {choose('--epochs 6 --eval-every 6', '--epochs 40 --eval-every 5')}",
     )
-    assert mean(found) >= choose(0.89, 0.905), found
+    assert mean(found) >= choose(0.87, 0.905), found
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from gnnstore.strategies import sampled_epoch
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.disks import keep_usual_profile
+from gnnstore.testing.effort import choose
 
 BATCHES = 6
 
@@ -97,7 +98,7 @@ def test_auto_looks_again_where_sampling_is_slow(
 
 
 @pytest.mark.parametrize("batch_size", [8, 32, 64])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", choose([1], [0, 1, 2]))
 def test_an_epoch_that_begins_comes_to_its_end(store: Path, batch_size: int, seed: int) -> None:
     """Batches of few seeds differ by much more than an eighth; they are no surprise later."""
 

@@ -20,12 +20,12 @@ pytest.importorskip("torch_geometric")
 
 SCRIPT = Path(__file__).with_name("fuzz_targets.py")
 TARGETS = {
-    "store": choose(2.5, 240),
+    "store": choose(1.5, 240),
     "plan": choose(1.0, 60),
     "shared": choose(0.5, 60),
     "compressed": choose(0.5, 60),
     "partitions": choose(1.0, 60),
-    "conversion": choose(1.5, 90),
+    "conversion": choose(1.0, 90),
     "packing": choose(1.0, 60),
     "state": choose(0.3, 20),
     "cache": choose(0.7, 30),

@@ -20,6 +20,7 @@ import gnnstore
 from gnnstore.converters import ConvertOptions, from_rmat
 from gnnstore.errors import UsageError
 from gnnstore.formats import StoreReader
+from gnnstore.testing.effort import choose
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import read_store
 
@@ -94,7 +95,7 @@ def test_a_signal_at_any_touch_of_the_disk(tmp_path: Path, name: str, overwrite:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        for point in range(1, 10_000, 4):
+        for point in range(1, 10_000, choose(9, 4)):
             if overwrite == "fresh" and output.exists():
                 shutil.rmtree(output)
             before = after if output.exists() else None

@@ -28,7 +28,7 @@ from gnnstore.formats.container.writer import SealedWriter
 from gnnstore.testing.effort import choose
 from gnnstore.testing.stores import assert_same_files
 
-NUM_KILLS = choose(8, 30)
+NUM_KILLS = choose(6, 30)
 MAX_TOUCH = 400  # a conversion that nothing stops touches the disk about as often
 NUM_NODES, NUM_EDGES = 6000, 40_000
 SHARD_BYTES = 2**16

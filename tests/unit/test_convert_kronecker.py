@@ -86,7 +86,7 @@ def same(a: StoredGraph, b: StoredGraph) -> bool:
 def test_the_store_is_a_function_of_its_parameters(
     seed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = expand(seed, tmp_path, factor=3, edge_factor=4.7)
+    first = expand(seed, tmp_path, factor=2, edge_factor=1.7)
     for module, name, value in (
         (kronecker, "_CHUNK_EDGES", 7),  # pieces of one edge: parallel ones are parted
         (store_input, "_BLOCK_COLUMNS", 11),
@@ -95,8 +95,8 @@ def test_the_store_is_a_function_of_its_parameters(
         (node_arrays, "_COPY_BYTES", 100),
     ):
         monkeypatch.setattr(module, name, value)
-    assert same(first, expand(seed, tmp_path, factor=3, edge_factor=4.7))
-    other = expand(seed, tmp_path, factor=3, edge_factor=4.7, seed=1)
+    assert same(first, expand(seed, tmp_path, factor=2, edge_factor=1.7))
+    other = expand(seed, tmp_path, factor=2, edge_factor=1.7, seed=1)
     assert not np.array_equal(first.edge_index, other.edge_index)
     assert not np.array_equal(first.attributes["x"], other.attributes["x"])
 

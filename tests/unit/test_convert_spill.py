@@ -219,10 +219,10 @@ def test_columns_and_ids_beyond_32_bits() -> None:
 def test_what_memory_cannot_hold_goes_to_the_disk(
     tmp_path: Path, undirected: bool, self_loops: Any
 ) -> None:
-    graph = random_graph(3000, 60_000, seed=2, skew=2)
+    graph = random_graph(3000, 20_000, seed=2, skew=2)
     rules = EdgeRules(undirected, self_loops)
     need = estimate_peak_bytes(rules, graph.num_edges, 3000, 4)
-    builder = EdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 5)
+    builder = EdgeBuilder(rules, tmp_path / "s", num_nodes=3000, memory_bytes=need // 4)
     feed(builder, graph.edge_index)
     assert builder._parts
     built = builder.finish(3000)
@@ -245,7 +245,7 @@ def test_what_memory_can_hold_stays_there(tmp_path: Path) -> None:
 def test_a_column_longer_than_the_budget(tmp_path: Path) -> None:
     """A star: all edges have one target, many also one source."""
     rng = np.random.default_rng(0)
-    edges = np.zeros((2, 50_000), np.int64)
+    edges = np.zeros((2, 25_000), np.int64)
     edges[0] = rng.integers(0, 5000, edges.shape[1]) ** 2 // 5000
     builder = EdgeBuilder(EdgeRules(), tmp_path / "s", memory_bytes=40_000)
     feed(builder, edges)
@@ -390,7 +390,7 @@ _MEASURE = """
             if line.startswith(field):
                 return int(line.split()[1]) * 1024
 
-    budget, num_nodes, num_edges, chunk = 50_000_000, 200_000, 6_000_000, 100_000
+    budget, num_nodes, num_edges, chunk = 50_000_000, 200_000, 4_000_000, 100_000
     rules = EdgeRules(undirected=sys.argv[2] == "undirected")
     rng = np.random.default_rng(0)
     def build(count, memory):
@@ -425,7 +425,7 @@ def test_the_budget_is_kept(tmp_path: Path, direction: str) -> None:
         check=True,
     )
     grown, budget = map(int, done.stdout.split())
-    # In memory it would be 150 or 290 MB.
+    # In memory it would be 100 or 190 MB.
     # Buffers come in steps of 2 MiB, and chunks on their way are not counted.
     assert grown <= budget + 8e6
     assert list((tmp_path / "spill").iterdir()) == []
@@ -444,7 +444,7 @@ def journal_of(directory: Path) -> Journal:
 @pytest.mark.usefixtures("small_floor")
 @pytest.mark.parametrize("undirected", [False, True])
 def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> None:
-    graph = random_graph(2000, 60_000, seed=4)
+    graph = random_graph(2000, 24_000, seed=4)
     rules = EdgeRules(undirected=undirected)
 
     def begin(memory_bytes: int) -> EdgeBuilder:
@@ -457,7 +457,7 @@ def test_going_on_after_an_interruption(tmp_path: Path, undirected: bool) -> Non
             journal=journal,
         )
 
-    feed(begin(150_000), graph.edge_index[:, :35_000])
+    feed(begin(150_000), graph.edge_index[:, :14_000])
     first = {
         name: Path(name).stat().st_mtime_ns
         for run in journal_of(tmp_path).runs()
