@@ -380,7 +380,7 @@ def test_the_cache_is_taken_from_nobody(
     path: Path, expected: list[list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another loader began while the next epoch was sampled: it keeps what it has."""
-    sample, goes_on = LookaheadProducer.sample, threading.Event()
+    sample, goes_on, has_begun = LookaheadProducer.sample, threading.Event(), threading.Event()
     begun: list[LookaheadProducer] = []
 
     def sample_and_wait(maker: LookaheadProducer, chunk: list[Any]) -> Any:
@@ -388,6 +388,7 @@ def test_the_cache_is_taken_from_nobody(
         if maker not in begun:
             begun.append(maker)
         if len(begun) == 2 and maker is begun[1]:  # of the next epoch
+            has_begun.set()
             assert goes_on.wait(60)
         return sampled
 
@@ -399,6 +400,7 @@ def test_the_cache_is_taken_from_nobody(
     for batch in loader:
         found.append(batch.to_dict())
         if len(found) == BATCHES - 1:
+            assert has_begun.wait(60)
             theirs: Any = iter(other)
             next(theirs)
             turns = ahead_of(other).job.cache()._sequencer
