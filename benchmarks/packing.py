@@ -10,6 +10,9 @@ The bars: packing reads and writes at 0.75 of the time that the same bytes take 
 7 times as fast as one by one (DiskGNN's figure 14 reports 7.3); reading back at 0.85 of the
 bandwidth in order, less than 1.1 bytes read for each byte needed.
 
+How often a byte of a row is copied shows in CPU time: of what packing, or reading back, takes
+beyond reading and writing the same bytes in order, in units of one `memcpy` of the rows.
+
 The table of 4 GiB is written first, to `--dir`: choose a directory on the disk in question.
 Run `python -m benchmarks.packing --dir DIR`.
 """
@@ -108,6 +111,17 @@ class Workload:
 
         return measure(work), counts.bytes_read / counts.bytes_useful
 
+    def copy(self) -> Turn:
+        """Copy bytes in order, beyond what processors cache; counts bytes."""
+        source, target = (np.ones(256 << 20, np.uint8) for _ in range(2))
+
+        def work() -> float:
+            for _ in range(4):
+                np.copyto(target, source)
+            return 4.0 * len(target)
+
+        return measure(work)
+
     def pack_one_by_one(self) -> Turn:
         """Read the rows of some batches row by row, and write them; counts bytes of rows."""
         batches = [self.trace.batch(i) for i in range(self.num_one_by_one)]
@@ -176,9 +190,12 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         return sequential.write(directory / "peer", some_bytes, threads)
 
     readers, writers = best(read), best(write)
-    turns: dict[str, list[Turn]] = {n: [] for n in ("read", "write", "pack", "back", "one by one")}
+    missed = work.trace.num_accesses * work.row_bytes
+    names = "read", "write", "pack", "back", "one by one", "copy"
+    turns: dict[str, list[Turn]] = {name: [] for name in names}
     shares: list[float] = []
     ratios: dict[str, list[float]] = {"packing": [], "reading": [], "one by one": []}
+    copies: dict[str, list[float]] = {"packing": [], "reading": []}
     amplification = 0.0
     for _ in range(arguments.repeats):
         turns["read"].append(read(readers))
@@ -189,12 +206,19 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         turn, amplification = work.read_back()
         turns["back"].append(turn)
         turns["one by one"].append(work.pack_one_by_one())
-        reading, writing, packing, back, single = (found[-1].rate for found in turns.values())
+        turns["copy"].append(work.copy())
+        reading, writing, packing, back, single, _ = (found[-1].rate for found in turns.values())
         in_order = counts.bytes_read / reading + counts.bytes_written / writing
         ratios["packing"].append(in_order / turns["pack"][-1].seconds)
         ratios["reading"].append(back / reading)
         ratios["one by one"].append(packing / single)
         shares.append(counts.bytes_per_second / 1e9)
+        cpu_read, cpu_write, _, cpu_back, _, cpu_copy = (t[-1].cpu_each for t in turns.values())
+        cpu_in_order = counts.bytes_read * cpu_read + counts.bytes_written * cpu_write
+        copies["packing"].append(
+            (turns["pack"][-1].cpu_seconds - cpu_in_order) / (missed * cpu_copy)
+        )
+        copies["reading"].append((cpu_back - cpu_read) / cpu_copy)
     work.check()
     work.close()
 
@@ -204,7 +228,6 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
     packing, one_by_one, reading = (
         median(ratios[name]) for name in ("packing", "one by one", "reading")
     )
-    missed = work.trace.num_accesses * work.row_bytes
     report(
         f"pack what {arguments.batches} batches miss of a table of {format_size(array.disk_bytes)}",
         [
@@ -216,6 +239,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
             ("packing, read and written", f"{spread(shares)} GB/s"),
             ("  / in order", spread(ratios["packing"])),
             (f"  the bar of {BAR_PACKING}", verdict(packing >= BAR_PACKING)),
+            ("  CPU beside, in copies of the rows", spread(copies["packing"])),
             ("packing, rows", rate("pack")),
             ("one by one, rows", rate("one by one")),
             ("  batched / one by one", spread(ratios["one by one"], ".1f")),
@@ -223,6 +247,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
             ("read back", rate("back")),
             ("  / in order", spread(ratios["reading"])),
             (f"  the bar of {BAR_READING}", verdict(reading >= BAR_READING)),
+            ("  CPU beside, in copies of the rows", spread(copies["reading"])),
             (
                 "  bytes read / needed",
                 f"{amplification:.4f}: {verdict(amplification < BAR_AMPLIFICATION)}",
@@ -232,6 +257,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> None:
         rates={name: [turn.rate for turn in found] for name, found in turns.items()},
         cpu_seconds={name: [turn.cpu_seconds for turn in found] for name, found in turns.items()},
         ratios=ratios,
+        copies=copies,
         amplification=amplification,
     )
 
