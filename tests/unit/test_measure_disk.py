@@ -144,8 +144,8 @@ def test_as_many_reads_are_in_flight_as_it_says(
         assert counts.reads >= 16 * depth
         assert counts.bytes_read == 4096 * counts.reads
     # An eighth of the queue may be finished before it is filled up again, and it runs empty once in
-    # 16 times the depth. Of several calls one shows it: at others another process has the core. Where
-    # many do, more is finished at a time; a queue of half the depth would show less than that.
+    # 16 times the depth. Of several calls one shows it: at others another process has the core. On
+    # a busy machine more is finished at a time; a queue of half the depth would show less.
     assert max(counts.depth_sum / counts.waits for counts in calls[1:]) > 0.5 * depth
 
 
