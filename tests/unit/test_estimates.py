@@ -168,6 +168,7 @@ def test_sorting_on_disk_takes_somewhat_longer(
     """At the rates of one machine: what is said of time is what was measured, within a factor."""
     rates = Rates(edges=43e6, write_bytes=1e9)
     monkeypatch.setattr(estimates, "measure_rates", lambda *_: rates)
+    monkeypatch.setattr(estimates, "_TRIAL_FROM_SECONDS", 0)
     work = Workload(num_nodes=2**21, num_edges=25_000_000, binary_bytes=200_000_000)
     said = [
         estimate(work, rules, directory=tmp_path, memory_bytes=num_bytes)
@@ -183,7 +184,7 @@ def test_what_is_said_of_time_is_no_fantasy(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "g.npz", edge_index=rng.integers(0, 2**18, (2, 3_000_000), np.int32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimates, "_TRIAL_FROM_EDGES", 10**6)  # measured, as large work is
+        patch.setattr(estimates, "_TRIAL_FROM_SECONDS", 0)  # measured, as large work is
         for memory_bytes in (None, 2**25):
             notes = Notes()
             options = ConvertOptions(memory_bytes=memory_bytes, overwrite=True)
@@ -200,9 +201,9 @@ def test_large_work_is_timed_by_a_trial(tmp_path: Path) -> None:
     assert 1e5 < rates.edges < 1e10
     assert 1e5 < rates.write_bytes < 1e12
     assert list(tmp_path.iterdir()) == []
-    work = Workload(num_edges=estimates._TRIAL_FROM_EDGES + 1)
-    assert "from a trial: " in str(estimate(work, KEEP, directory=tmp_path))
-    assert "ordinary laptop" in str(estimate(Workload(), KEEP, directory=tmp_path))
+    for num_edges, basis in ((10**9, "from a trial: "), (10**8, "ordinary laptop")):
+        work = Workload(num_edges=num_edges)
+        assert basis in str(estimate(work, KEEP, directory=tmp_path))
 
 
 def test_large_text_is_tried(tmp_path: Path) -> None:

@@ -31,9 +31,8 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.units import format_duration, format_size
 
-# From here on it pays to measure.
-_TRIAL_FROM_BYTES = 2**30
-_TRIAL_FROM_EDGES = 20_000_000
+# Work that would take so long on an ordinary laptop pays for a trial, of up to half a second.
+_TRIAL_FROM_SECONDS = 30.0
 _TRIAL_EDGES = 2**20
 # The first trial of a process pays for memory that is touched for the first time: 17 M edges a
 # second, and 43 M the next time.
@@ -156,18 +155,21 @@ def estimate(
     sure_bytes = id_bytes + workload.edge_row_bytes
     least = fixed + min(node_bytes, workload.node_bytes)
     least += 0 if shrinks else workload.num_edges * sure_bytes
-    read_bytes = workload.binary_bytes + workload.text_bytes
-    large = final + read_bytes > _TRIAL_FROM_BYTES or total > _TRIAL_FROM_EDGES
-    rates = measure_rates(directory, workload) if large else Rates()
     work = _EDGE_WORK
     if spill:
         counts = rules.undirected or rules.self_loops == "add"
         work *= _SPILL_WORK + (_COUNT_WORK if counts else 0)
-    seconds = (
-        total / rates.edges * work
-        + (final + 2 * spill) / rates.write_bytes
-        + workload.text_bytes / rates.text_bytes
-    )
+
+    def seconds_at(rates: Rates) -> float:
+        return (
+            total / rates.edges * work
+            + (final + 2 * spill) / rates.write_bytes
+            + workload.text_bytes / rates.text_bytes
+        )
+
+    rates = Rates()
+    if seconds_at(rates) > _TRIAL_FROM_SECONDS:
+        rates = measure_rates(directory, workload)
     sizes = "sizes as the input states them"
     if not workload.is_exact:
         guessed = workload.text_path is not None
@@ -177,7 +179,7 @@ def estimate(
         least_bytes=least if workload.is_exact else 0,
         spill_bytes=spill,
         memory_bytes=min(peak, budget) + _BASE_MEMORY_BYTES,
-        seconds=seconds,
+        seconds=seconds_at(rates),
         basis=f"{sizes}, time {rates.basis}",
     )
 
