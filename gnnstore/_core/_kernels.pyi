@@ -1031,16 +1031,15 @@ class EdgeBuckets:
     """Edges dealt to buckets of neighbouring targets, then sorted piece by piece.
 
     Takes ``8 * E`` bytes, an eighth of that at most for room that is left, and some megabytes for
-    each thread. First `sample` every block of edges; then `plan`; then `add` the blocks in order,
-    and `finish`; then `sort`, from any threads and
-    as often as asked.
+    each thread. First `sample` some of the targets; then `plan`; then `add` all blocks of edges,
+    from any threads, and `finish`; then `sort`, from any threads and as often as asked.
 
     Parameters
     ----------
     num_nodes : int
         N, at most 2**27.
     num_threads : int
-        Threads that deal edges.
+        Blocks that are dealt at a time; whoever adds another one waits.
 
     Attributes
     ----------
@@ -1051,32 +1050,32 @@ class EdgeBuckets:
     def __init__(self, num_nodes: int, num_threads: int = 1) -> None: ...
     @property
     def num_pieces(self) -> int: ...
-    def sample(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
-        """Look at some edges of a block, so that buckets will be about as large.
+    def sample(self, dst: NDArray[np.int32]) -> None:
+        """Look at targets from all over the edges, so that buckets will be about as large.
 
         Raises
         ------
         IndexError
-            A source or target is out of range.
+            A target is out of range.
         """
 
     def plan(self, num_edges: int) -> int:
         """Decide on the buckets for so many edges; return about how many the largest one gets."""
 
-    def add(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
-        """Deal a block of edges, whose positions follow those of the block before.
+    def add(self, src: NDArray[np.int32], dst: NDArray[np.int32], first_position: int) -> None:
+        """Deal a block of edges with the position of its first one.
 
         Raises
         ------
         IndexError
-            A source or target is out of range; nothing can be added afterwards.
+            A source or target is out of range; the edges cannot be finished afterwards.
         """
 
     def give(self, ids: NDArray[np.int32]) -> None:
         """Give an array, such as an end of a block that was added, whose memory is overwritten."""
 
-    def finish(self) -> None:
-        """Say that there are no more edges."""
+    def finish(self) -> int:
+        """Say that there are no more edges; return how many the largest bucket got."""
 
     def sort(
         self, piece: int, with_edge_id: bool = True

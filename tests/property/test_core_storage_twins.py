@@ -167,12 +167,14 @@ def test_edge_buckets(
         zip(np.array_split(src, num_blocks), np.array_split(dst, num_blocks), strict=True)
     )
     for block in blocks:
-        buckets.sample(*block)
+        buckets.sample(block[1])
     buckets.plan(len(src))
-    for block in blocks:
-        buckets.add(*block)
+    position = len(src)
+    for sources, targets in reversed(blocks):
+        position -= len(sources)
+        buckets.add(sources, targets, position)
         if gives:
-            for ends in block:
+            for ends in (sources, targets):
                 buckets.give(ends.copy())
     buckets.finish()
     for with_edge_id in (True, False):

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.edges import columns as edges
 from gnnstore.converters.edges import dealt, row_blocks
 from gnnstore.converters.edges import rules as edge_rules
 from gnnstore.converters.edges.builder import EdgeBuilder
 from gnnstore.converters.edges.columns import estimate_peak_bytes
-from gnnstore.converters.edges.node_ids import check_ids
+from gnnstore.converters.edges.node_ids import check_ids, edge_pairs, glimpses, some_targets
 from gnnstore.converters.edges.rules import EdgeRules, is_identity
 from gnnstore.errors import BudgetError, InputError
 from gnnstore.testing.effort import examples
@@ -148,6 +149,93 @@ def test_dealt_edges_can_be_read_twice(monkeypatch: pytest.MonkeyPatch, self_loo
         next(built.chunks())
 
 
+def dealt_as_they_come(
+    ends: np.ndarray[Any, Any], num_nodes: int, some_targets: list[Any], chunk: int
+) -> dealt.DealtEdges:
+    builder = EdgeBuilder(EdgeRules(), num_nodes=num_nodes)
+    builder.expect(ends.shape[1], some_targets)
+    for begin in range(0, ends.shape[1], chunk):
+        sources, targets = ends[:, begin : begin + chunk]
+        builder.add(sources, targets, {}, "test")
+        assert builder.buffer.num_edges == 0
+    built = builder.finish(num_nodes)
+    assert isinstance(built, dealt.DealtEdges)
+    return built
+
+
+@pytest.mark.usefixtures("few_are_dealt")
+@settings(
+    max_examples=examples(100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(graph=graphs(), chunk=st.integers(1, 50), looks=st.booleans(), dtype=st.sampled_from("il"))
+def test_edges_dealt_as_they_come(graph: GraphArrays, chunk: int, looks: bool, dtype: str) -> None:
+    """What was looked at beforehand says where buckets begin, never what is in them."""
+    ends = graph.edge_index.astype(dtype)
+    looked_at = [ends[1, ::2], np.array([-1, 2**31 - 1])] if looks else []
+    built = dealt_as_they_come(ends, graph.num_nodes, looked_at, chunk)
+    order = np.lexsort(graph.edge_index)
+    chunks = list(built.chunks())
+    assert np.array_equal(np.concatenate([c.indices for c in chunks]), ends[0, order])
+    assert (built.edge_id_dtype is None) == bool((np.diff(order) > 0).all())
+    if built.edge_id_dtype is not None:
+        ids = [c.edge_id for c in chunks if c.edge_id is not None]
+        assert np.array_equal(np.concatenate(ids), order)
+    pointers = np.searchsorted(ends[1, order], np.arange(graph.num_nodes + 1))
+    assert np.array_equal(np.concatenate([c.indptr for c in chunks]), pointers)
+
+
+@pytest.mark.usefixtures("few_are_dealt")
+def test_uneven_buckets_are_sorted_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was looked at was not like the rest: memory must not hold many large pieces."""
+    monkeypatch.setattr(dealt, "_LARGEST_SHARE", 1 / 64)
+    num_nodes = 2**14
+    even, hubs = np.arange(num_nodes).repeat(64), np.full(2**20, 5)
+    for targets, is_even in ((even, True), (hubs, False)):
+        ends = np.stack((np.zeros_like(targets), targets)).astype(np.int32)
+        built = dealt_as_they_come(ends, num_nodes, [even], 2**19)
+        assert (built.num_ahead > 0) == is_even
+        assert sum(len(c.indices) for c in built.chunks()) == len(targets)
+
+
+@pytest.mark.usefixtures("few_are_dealt")
+def test_ids_are_checked_as_edges_are_dealt() -> None:
+    builder = EdgeBuilder(EdgeRules(), num_nodes=9)
+    builder.expect(4, [np.arange(4)])
+    builder.add(np.arange(2), np.arange(2), {}, "test")
+    with pytest.raises(InputError, match="test: target node id 9 at position 3 is outside"):
+        builder.add(np.arange(2), np.array([8, 9]), {}, "test")
+
+
+@pytest.mark.usefixtures("few_are_dealt")
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("dtype", ["<i4", ">i8"])
+def test_a_file_of_edges_is_dealt_as_it_is_read(tmp_path: Path, order: Any, dtype: str) -> None:
+    graph = random_graph(40, 600, seed=3, skew=3)
+    np.save(tmp_path / "edges.npy", np.asarray(graph.edge_index, dtype, order=order))
+    source = open_npy(tmp_path / "edges.npy")
+    looked_at = list(some_targets(source) or ())
+    assert np.array_equal(np.concatenate(looked_at), graph.edge_index[1])
+    builder = EdgeBuilder(EdgeRules(), num_nodes=40)
+    builder.expect(600, looked_at)
+    for pair in edge_pairs(source):
+        builder.add(*pair, {}, "test")
+    built = builder.finish(40)
+    assert isinstance(built, dealt.DealtEdges)
+    found = np.concatenate([c.indices for c in built.chunks()])
+    assert np.array_equal(found, graph.edge_index[0, np.lexsort(graph.edge_index)])
+
+
+def test_targets_are_looked_at_all_over() -> None:
+    places = list(glimpses(10**8))
+    assert len(places) <= 2**12 + 1
+    assert places[0].start == 0
+    assert places[-1].stop > 0.999 * 10**8
+    assert sum(place.stop - place.start for place in places) > 10**6
+    assert list(glimpses(0)) == []
+
+
 @pytest.mark.parametrize("num_expected", [0, 1, 25, 100, 1000])
 def test_blocks_made_ahead_change_nothing(
     monkeypatch: pytest.MonkeyPatch, num_expected: int
@@ -173,7 +261,7 @@ def test_order_is_looked_for_in_every_piece(
     monkeypatch: pytest.MonkeyPatch, place: int | None
 ) -> None:
     monkeypatch.setattr(row_blocks, "_BLOCK_BYTES", 40)
-    monkeypatch.setattr(dealt, "_ORDER_EDGES", 4)
+    monkeypatch.setattr(dealt, "_PIECE_EDGES", 4)
     targets = np.arange(20) // 3
     sources = np.arange(20) % 3
     if place is not None:

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +118,24 @@ def buckets_for(num_edges: int) -> _core.EdgeBuckets:
         (lambda: _core.EdgeBuckets(2**27 + 1), ValueError, r"num_nodes must be in \[0, 2\^27\]"),
         (lambda: _core.EdgeBuckets(5, 0), ValueError, "num_threads must be between"),
         (lambda: _core.EdgeBuckets(5).plan(-1), ValueError, r"num_edges must be in \[0, 2\^31\)"),
-        (lambda: _core.EdgeBuckets(5).add(IDS, IDS), ValueError, "when the buckets are planned"),
-        (lambda: _core.EdgeBuckets(5).add(IDS, IDS[:1]), ValueError, "the same length, got 2 and"),
-        (lambda: _core.EdgeBuckets(5).sample(IDS, IDS + 5), IndexError, r"outside \[0, 5\)"),
-        (lambda: _core.EdgeBuckets(5).sample(IDS - 1, IDS), IndexError, r"outside \[0, 5\)"),
+        (lambda: _core.EdgeBuckets(5).add(IDS, IDS, 0), ValueError, "when the buckets are planned"),
+        (
+            lambda: _core.EdgeBuckets(5).add(IDS, IDS[:1], 0),
+            ValueError,
+            "the same length, got 2 and",
+        ),
+        (lambda: _core.EdgeBuckets(5).sample(IDS + 5), IndexError, r"outside \[0, 5\)"),
+        (lambda: _core.EdgeBuckets(5).sample(IDS - 1), IndexError, r"outside \[0, 5\)"),
         (lambda: _core.EdgeBuckets(5).sort(0), IndexError, "there is no piece 0"),
-        (lambda: buckets_for(1).add(IDS, IDS), ValueError, "more edges than the buckets were"),
-        (lambda: buckets_for(2).add(IDS, IDS + 5), IndexError, r"outside \[0, 5\)"),
-        (lambda: buckets_for(2).add(IDS - 1, IDS), IndexError, r"outside \[0, 5\)"),
+        (lambda: buckets_for(1).add(IDS, IDS, 0), ValueError, "more edges than the buckets were"),
+        (lambda: buckets_for(2).add(IDS, IDS, 1), ValueError, "more edges than the buckets were"),
+        (lambda: buckets_for(2).add(IDS, IDS, -1), ValueError, "more edges than the buckets were"),
+        (lambda: buckets_for(2).add(IDS, IDS + 5, 0), IndexError, r"outside \[0, 5\)"),
+        (lambda: buckets_for(2).add(IDS - 1, IDS, 0), IndexError, r"outside \[0, 5\)"),
         (lambda: buckets_for(2).give(ANY_FLOATS), TypeError, "ids must be int32, got float64"),
         (lambda: buckets_for(2).finish(), ValueError, "fewer edges than the buckets were"),
         (lambda: buckets_for(2).plan(2), ValueError, "the buckets are planned already"),
-        (lambda: buckets_for(2).sample(IDS, IDS), ValueError, "the buckets are planned already"),
+        (lambda: buckets_for(2).sample(IDS), ValueError, "the buckets are planned already"),
         (lambda: _core.rmat_edges(-1, 1, 3, LEVELS, 0), ValueError, "first_edge must not be"),
         (lambda: _core.rmat_edges(0, -1, 3, LEVELS, 0), ValueError, "num_edges must not be"),
         (lambda: _core.rmat_edges(2**63 - 1, 1, 3, LEVELS, 0), ValueError, "is too large"),
@@ -260,13 +267,18 @@ def check_buckets(
     src: NDArray[np.int32], dst: NDArray[np.int32], num_nodes: int, num_threads: int
 ) -> None:
     buckets = _core.EdgeBuckets(num_nodes, num_threads)
-    buckets.sample(src, dst)
+    buckets.sample(dst)
     buckets.plan(len(src))
-    for block in np.array_split(np.arange(len(src)), 3):
+
+    def add(block: NDArray[np.int64]) -> None:
         ends = src[block], dst[block]
-        buckets.add(*ends)
+        buckets.add(*ends, block[0])
         for ids in ends:
             buckets.give(ids)
+
+    # More at a time than they have threads for, and in any order.
+    with ThreadPoolExecutor(num_threads + 2) as pool:
+        list(pool.map(add, reversed(np.array_split(np.arange(len(src)), 7))))
     buckets.finish()
     found = [buckets.sort(piece) for piece in range(buckets.num_pieces)]
     order = np.lexsort((src, dst))

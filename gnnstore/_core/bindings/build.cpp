@@ -96,35 +96,26 @@ NumpyVector<int64_t> permute(const InputArray &ids, int scale, uint64_t seed, bo
     return out;
 }
 
-// The ends of a block of edges.
-struct Block {
-    Block(const InputArray &src, const InputArray &dst)
-        : sources(input_data<int32_t>(src, "src", "int32")),
-          targets(input_data<int32_t>(dst, "dst", "int32")),
-          num_edges(length(src)) {
+// Buckets, and the arrays whose memory they use.
+struct PythonBuckets {
+    PythonBuckets(int64_t num_nodes, int num_threads) : buckets(num_nodes, num_threads) {}
+
+    void sample(const InputArray &dst) {
+        const int32_t *const targets = input_data<int32_t>(dst, "dst", "int32");
+        const int64_t num_targets = length(dst);
+        const GilRelease release;
+        buckets.sample(targets, num_targets);
+    }
+    void add(const InputArray &src, const InputArray &dst, int64_t first_position) {
+        const int32_t *const sources = input_data<int32_t>(src, "src", "int32");
+        const int32_t *const targets = input_data<int32_t>(dst, "dst", "int32");
+        const int64_t num_edges = length(src);
         if (length(dst) != num_edges)
             throw std::invalid_argument("src and dst must have the same length, got " +
                                         std::to_string(num_edges) + " and " +
                                         std::to_string(length(dst)));
-    }
-
-    const int32_t *sources, *targets;
-    int64_t num_edges;
-};
-
-// And the arrays whose memory they use.
-struct PythonBuckets {
-    PythonBuckets(int64_t num_nodes, int num_threads) : buckets(num_nodes, num_threads) {}
-
-    void sample(const InputArray &src, const InputArray &dst) {
-        const Block block(src, dst);
         const GilRelease release;
-        buckets.sample(block.sources, block.targets, block.num_edges);
-    }
-    void add(const InputArray &src, const InputArray &dst) {
-        const Block block(src, dst);
-        const GilRelease release;
-        buckets.add(block.sources, block.targets, block.num_edges);
+        buckets.add(sources, targets, num_edges, first_position);
     }
     void give(const OutputArray &ids) {
         auto *const data = output_data<int32_t>(ids, "ids", "int32");
@@ -162,12 +153,13 @@ void bind_build(nb::module_ &m) {
           "num_threads"_a = 1, "with_edge_id"_a = true, "num_src_nodes"_a = nb::none());
     nb::class_<PythonBuckets>(m, "EdgeBuckets")
         .def(nb::init<int64_t, int>(), "num_nodes"_a, "num_threads"_a = 1)
-        .def("sample", &PythonBuckets::sample, "src"_a.noconvert(), "dst"_a.noconvert())
+        .def("sample", &PythonBuckets::sample, "dst"_a.noconvert())
         .def("plan", [](PythonBuckets &self, int64_t n) { return self.buckets.plan(n); },
              "num_edges"_a)
-        .def("add", &PythonBuckets::add, "src"_a.noconvert(), "dst"_a.noconvert())
+        .def("add", &PythonBuckets::add, "src"_a.noconvert(), "dst"_a.noconvert(),
+             "first_position"_a)
         .def("give", &PythonBuckets::give, "ids"_a.noconvert())
-        .def("finish", [](PythonBuckets &self) { self.buckets.finish(); })
+        .def("finish", [](PythonBuckets &self) { return self.buckets.finish(); })
         .def_prop_ro("num_pieces",
                      [](const PythonBuckets &self) { return self.buckets.num_pieces(); })
         .def("sort", sort_piece, "piece"_a, "with_edge_id"_a = true);

@@ -18,8 +18,6 @@ namespace {
 
 // 2^14 edges are 0.3 MB, in the order of sources and in that of columns; lines of 2^12 buckets, 0.5.
 constexpr BucketGoal goal{1 << 14, 1 << 12};
-// One in so many edges is looked at beforehand, a cache line in a row.
-constexpr int64_t sample_step = 16, sampled_edges = 16;
 // A megabyte of each output: enough for a sequential write, and a piece stays in the cache until
 // it is written.
 constexpr int64_t piece_edges = 1 << 18;
@@ -71,16 +69,16 @@ EdgeBuckets::EdgeBuckets(int64_t num_nodes, int num_threads)
                                     std::to_string(num_nodes));
 }
 
-void EdgeBuckets::sample(const int32_t *sources, const int32_t *targets, int64_t num_edges) {
+void EdgeBuckets::sample(const int32_t *targets, int64_t num_targets) {
     const std::lock_guard lock(mutex_);
     if (num_planned_ >= 0) throw std::invalid_argument("the buckets are planned already");
-    for (int64_t i = 0; i < num_edges; i += sample_step * sampled_edges) {
-        const int64_t size = std::min(sampled_edges, num_edges - i);
-        if (!all_below(targets + i, size, num_nodes_) || !all_below(sources + i, size, num_nodes_))
-            throw std::out_of_range("an edge's id is outside [0, " + std::to_string(num_nodes_) +
-                                    ")");
-        for (int64_t k = i; k < i + size; ++k) ++counts_[bins_.of(targets[k])];
-    }
+    check_below(targets, num_targets);
+    for (int64_t i = 0; i < num_targets; ++i) ++counts_[bins_.of(targets[i])];
+}
+
+void EdgeBuckets::check_below(const int32_t *ids, int64_t num_ids) const {
+    if (!all_below(ids, num_ids, num_nodes_))
+        throw std::out_of_range("an edge's id is outside [0, " + std::to_string(num_nodes_) + ")");
 }
 
 int64_t EdgeBuckets::plan(int64_t num_edges) {
@@ -101,42 +99,56 @@ int64_t EdgeBuckets::plan(int64_t num_edges) {
     const auto num_chains = static_cast<int64_t>(plan_.buckets.size()) * num_threads_;
     chunk_edges_ = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(
         std::clamp(num_edges / num_chains / 8, line_edges, max_chunk_edges))));
+    const auto none = std::make_shared<const Sizes>(plan_.buckets.size());
     spans_.resize(static_cast<size_t>(num_threads_));
     for (Span &span : spans_) {
         span.latest.resize(plan_.buckets.size());
-        span.sizes.resize(plan_.buckets.size());
+        for (const Bucket &bucket : plan_.buckets)
+            span.chains.push_back({nullptr, 0, static_cast<int32_t>(bucket.first_target)});
         span.chunks.resize(plan_.buckets.size());
+        span.sizes = none;
+        idle_spans_.push_back(&span);
     }
     int64_t largest = 0;
     for (const Bucket &bucket : plan_.buckets) largest = std::max(largest, bucket.num_edges());
     return largest;
 }
 
-void EdgeBuckets::add(const int32_t *sources, const int32_t *targets, int64_t num_edges) {
-    const std::lock_guard lock(mutex_);
-    if (num_planned_ < 0 || is_finished_)
-        throw std::invalid_argument("edges are added when the buckets are planned");
-    if (num_edges > num_planned_ - num_edges_)
-        throw std::invalid_argument("there are more edges than the buckets were planned for");
-    const auto num_spans = static_cast<int64_t>(spans_.size());
-    while (num_edges > 0) {
-        const int64_t size = std::min(num_edges, num_spans << place_bits);
-        Round round;
-        for (int64_t i = 0; i < num_spans; ++i)
-            round.first_positions.push_back(num_edges_ + size * i / num_spans);
-        run_workers(num_threads_, num_spans, [&](TaskQueue &queue) {
-            for (int64_t i; queue.take(i);) {
-                const int64_t begin = size * i / num_spans, end = size * (i + 1) / num_spans;
-                deal(spans_[static_cast<size_t>(i)], sources + begin, targets + begin,
-                     end - begin);
-            }
-        });
-        for (const Span &span : spans_) round.sizes.push_back(span.sizes);
-        rounds_.push_back(std::move(round));
-        sources += size;
-        targets += size;
-        num_edges -= size;
-        num_edges_ += size;
+EdgeBuckets::Span &EdgeBuckets::take_span() {
+    std::unique_lock lock(mutex_);
+    has_idle_span_.wait(lock, [this] { return !idle_spans_.empty(); });
+    Span &span = *idle_spans_.back();
+    idle_spans_.pop_back();
+    return span;
+}
+
+void EdgeBuckets::add(const int32_t *sources, const int32_t *targets, int64_t num_edges,
+                      int64_t first_position) {
+    {
+        const std::lock_guard lock(mutex_);
+        if (num_planned_ < 0 || is_finished_)
+            throw std::invalid_argument("edges are added when the buckets are planned");
+        if (num_edges > num_planned_ - num_taken_ || first_position < 0 ||
+            first_position > num_planned_ - num_edges)
+            throw std::invalid_argument(
+                "there are more edges than the buckets were planned for");
+        num_taken_ += num_edges;  // for good: what fails cannot be finished
+    }
+    const auto give_back = [this](Span *span) {
+        const std::lock_guard lock(mutex_);
+        idle_spans_.push_back(span);
+        has_idle_span_.notify_one();
+    };
+    const std::unique_ptr<Span, decltype(give_back)> span(&take_span(), give_back);
+    for (int64_t begin = 0; begin < num_edges; begin += int64_t{1} << place_bits) {
+        const int64_t size = std::min(num_edges - begin, int64_t{1} << place_bits);
+        deal(*span, sources + begin, targets + begin, size);
+        auto sizes = std::make_shared<Sizes>();
+        for (const Chain &chain : span->chains) sizes->push_back(chain.size);
+        const std::lock_guard lock(mutex_);
+        auto begins = std::exchange(span->sizes, std::move(sizes));
+        rounds_.push_back({first_position + begin, span.get(), std::move(begins), span->sizes});
+        num_dealt_ += size;
     }
 }
 
@@ -144,38 +156,41 @@ void EdgeBuckets::add(const int32_t *sources, const int32_t *targets, int64_t nu
 void EdgeBuckets::deal(Span &span, const int32_t *sources, const int32_t *targets,
                        int64_t num_edges) {
     const uint16_t *const bucket_of_bin = plan_.bucket_of_bin.data();
-    const Bucket *const buckets = plan_.buckets.data();
+    const TargetBins bins = bins_;
+    const StreamCopy stream = stream_;
+    const int64_t chunk_edges = chunk_edges_;
     Line *const latest = span.latest.data();
-    uint32_t *const sizes = span.sizes.data();
+    Chain *const chains = span.chains.data();
     for (int64_t first = 0; first < num_edges; first += check_edges) {
         const int64_t end = std::min(num_edges, first + check_edges);
-        if (!all_below(targets + first, end - first, num_nodes_) ||
-            !all_below(sources + first, end - first, num_nodes_))
-            throw std::out_of_range("an edge's id is outside [0, " + std::to_string(num_nodes_) +
-                                    ")");
+        check_below(targets + first, end - first);
+        check_below(sources + first, end - first);
         for (int64_t i = first; i < end; ++i) {
             const int32_t target = targets[i];
-            const size_t bucket = bucket_of_bin[bins_.of(target)];
-            const auto low = static_cast<uint64_t>(target - buckets[bucket].first_target);
-            const uint32_t place = sizes[bucket]++;
+            const size_t bucket = bucket_of_bin[bins.of(target)];
+            Chain &chain = chains[bucket];
+            const auto low = static_cast<uint64_t>(target - chain.first_target);
+            const uint32_t place = chain.size++;
             const uint32_t slot = place % line_edges;
             Line &line = latest[bucket];
             line.edges[slot] = low << (source_bits + place_bits) |
                                static_cast<uint64_t>(sources[i]) << place_bits |
                                static_cast<uint64_t>(i);
             if (slot + 1 < line_edges) continue;
-            const int64_t row = (place - slot) & (chunk_edges_ - 1);
-            auto &chunks = span.chunks[bucket];
-            if (row == 0) chunks.push_back(new_chunk(span));
-            auto *const out = reinterpret_cast<uint8_t *>(chunks.back() + row);
+            if (((place - slot) & (chunk_edges - 1)) == 0) {
+                chain.next = new_chunk(span);
+                span.chunks[bucket].push_back(chain.next);
+            }
+            auto *const out = reinterpret_cast<uint8_t *>(chain.next);
             const auto *const in = reinterpret_cast<const uint8_t *>(line.edges);
-            if (stream_)
-                stream_(out, in, sizeof(Line));
+            if (stream)
+                stream(out, in, sizeof(Line));
             else
                 std::memcpy(out, in, sizeof(Line));
+            chain.next += line_edges;
         }
     }
-    if (stream_) stream_fence();
+    if (stream) stream_fence();
 }
 
 void EdgeBuckets::give(void *memory, int64_t num_bytes) {
@@ -208,17 +223,19 @@ uint64_t *EdgeBuckets::new_chunk(Span &span) {
     return std::exchange(span.next, span.next + chunk_edges_);
 }
 
-void EdgeBuckets::finish() {
+int64_t EdgeBuckets::finish() {
     const std::lock_guard lock(mutex_);
-    if (num_edges_ != num_planned_ || is_finished_)
+    if (num_dealt_ != num_planned_ || is_finished_)
         throw std::invalid_argument("there are fewer edges than the buckets were planned for");
     is_finished_ = true;
-    int64_t begin = 0;
+    std::ranges::sort(rounds_, {}, &Round::first_position);
+    int64_t begin = 0, largest = 0;
     for (size_t i = 0; i < plan_.buckets.size(); ++i) {
         Bucket &bucket = plan_.buckets[i];
         bucket.begin = begin;
-        for (const Span &span : spans_) begin += span.sizes[i];
+        for (const Span &span : spans_) begin += span.chains[i].size;
         bucket.end = begin;
+        largest = std::max(largest, bucket.num_edges());
         if (pieces_.empty() || bucket.end - pieces_.back().begin > piece_edges) {
             const auto number = static_cast<int64_t>(i);
             pieces_.push_back({number, number, bucket.first_target, bucket.first_target,
@@ -229,36 +246,34 @@ void EdgeBuckets::finish() {
         piece.last_target = bucket.last_target;
         piece.end = bucket.end;
     }
+    return largest;
 }
 
 // Finds the edges of a bucket in the order of their positions.
 void EdgeBuckets::find_runs(size_t bucket, std::vector<Run> &runs) const {
     runs.clear();
-    std::vector<int64_t> done(spans_.size());
-    for (const Round &round : rounds_)
-        for (size_t number = 0; number < spans_.size(); ++number) {
-            const Span &span = spans_[number];
-            const int64_t end = round.sizes[number][bucket];
-            const int64_t written = span.sizes[bucket] - span.sizes[bucket] % line_edges;
-            for (int64_t &begin = done[number]; begin < end;) {
-                const int64_t row = begin & (chunk_edges_ - 1);
-                Run run{nullptr, end - begin, round.first_positions[number]};
-                if (begin >= written) {  // they never left the latest line
-                    run.edges = span.latest[bucket].edges + begin % line_edges;
-                } else {
-                    run.edges =
-                        span.chunks[bucket][static_cast<size_t>(begin / chunk_edges_)] + row;
-                    run.size = std::min({end, written, begin - row + chunk_edges_}) - begin;
-                }
-                runs.push_back(run);
-                begin += run.size;
+    for (const Round &round : rounds_) {
+        const Span &span = *round.span;
+        const int64_t end = (*round.ends)[bucket], size = span.chains[bucket].size;
+        const int64_t written = size - size % line_edges;
+        for (int64_t begin = (*round.begins)[bucket]; begin < end;) {
+            const int64_t row = begin & (chunk_edges_ - 1);
+            Run run{nullptr, end - begin, round.first_position};
+            if (begin >= written) {  // they never left the latest line
+                run.edges = span.latest[bucket].edges + begin % line_edges;
+            } else {
+                run.edges = span.chunks[bucket][static_cast<size_t>(begin / chunk_edges_)] + row;
+                run.size = std::min({end, written, begin - row + chunk_edges_}) - begin;
             }
+            runs.push_back(run);
+            begin += run.size;
         }
+    }
 }
 
 void EdgeBuckets::sort(int64_t number, int64_t *indptr, int32_t *sources, int32_t *ids) const {
     const Piece &piece = this->piece(number);
-    const int64_t most = std::min(csc_group_edges(num_edges_), int64_t{1} << place_bits);
+    const int64_t most = std::min(csc_group_edges(num_planned_), int64_t{1} << place_bits);
     int64_t largest = 0;
     for (int64_t i = piece.first_bucket; i < piece.last_bucket; ++i) {
         const int64_t size = plan_.buckets[static_cast<size_t>(i)].num_edges();
@@ -283,17 +298,24 @@ void EdgeBuckets::sort(int64_t number, int64_t *indptr, int32_t *sources, int32_
 
 // By upper digits of sources, then by columns, and then what is left to do in columns.
 void EdgeBuckets::sort_small(const Bucket &bucket, int64_t *indptr, int32_t *sources,
-                             int32_t *ids, Scratches &scratches) {
+                             int32_t *ids, Scratches &scratches) const {
     const auto num_columns = static_cast<size_t>(bucket.last_target - bucket.first_target);
     const int64_t size = bucket.num_edges();
     scratches.next.assign(num_columns + 1, 0);
     uint32_t *const next = scratches.next.data();
+    uint32_t *const places = scratches.places.data();
+    const auto clear = [places] { std::fill_n(places, num_of_digits, 0); };
+    // Mostly sources differ in all bits that ids have.
+    const int id_bits = std::bit_width(static_cast<uint64_t>(std::max<int64_t>(1, num_nodes_) - 1));
+    const int id_shift = std::max(0, id_bits - digit_bits);
     uint64_t all = ~uint64_t{0}, any = 0, last = 0;
     bool is_sorted = true;
+    clear();
     for (const Run &run : scratches.runs)
         for (int64_t i = 0; i < run.size; ++i) {
             const uint64_t source = source_of(run.edges[i]);
             ++next[low_of(run.edges[i])];
+            ++places[source >> id_shift];
             all &= source;
             any |= source;
             is_sorted &= source >= last;
@@ -313,18 +335,17 @@ void EdgeBuckets::sort_small(const Bucket &bucket, int64_t *indptr, int32_t *sou
     // Edges as (source, position), and beside them their columns.
     uint64_t *edges = scratches.edges.data();
     uint16_t *lows = scratches.lows.data();
-    uint32_t *const places = scratches.places.data();
-    const auto clear = [places] { std::fill_n(places, num_of_digits, 0); };
     const auto to_starts = [places] {
         uint32_t begin = 0;
         for (uint64_t digit = 0; digit < num_of_digits; ++digit)
             begin += std::exchange(places[digit], begin);
     };
-    clear();
-    if (!is_sorted)
+    if (!is_sorted && shift != id_shift) {
+        clear();
         for (const Run &run : scratches.runs)
             for (int64_t i = 0; i < run.size; ++i)
                 ++places[source_of(run.edges[i]) >> shift & digit_mask];
+    }
     to_starts();
     uint32_t count = 0;
     for (const Run &run : scratches.runs)
@@ -379,7 +400,7 @@ void EdgeBuckets::sort_large(const Bucket &bucket, int64_t *indptr, int32_t *sou
         }
     ColumnSorter<int32_t, int32_t, uint16_t> sorter(num_nodes_, indptr, sources, ids, lows.data());
     const Bucket own{0, bucket.last_target - bucket.first_target, 0, bucket.num_edges()};
-    sort_bucket(sorter, own, sources, ids, lows.data(), csc_group_edges(num_edges_));
+    sort_bucket(sorter, own, sources, ids, lows.data(), csc_group_edges(num_planned_));
 }
 
 }  // namespace gnnstore

@@ -1,8 +1,10 @@
-// A graph's edges dealt to buckets of neighbouring targets, block by block, so that each block can
-// be freed behind it; then sorted into columns a piece at a time, while others are written.
+// A graph's edges dealt to buckets of neighbouring targets, block by block as they are read; then
+// sorted into columns a piece at a time, while others are written.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -28,22 +30,23 @@ public:
 
     EdgeBuckets(int64_t num_nodes, int num_threads);
 
-    // First of all, sample every block of edges: buckets are to be about as large.
-    void sample(const int32_t *sources, const int32_t *targets, int64_t num_edges);
+    // First of all, look at targets from all over the edges: buckets are to be about as large.
+    void sample(const int32_t *targets, int64_t num_targets);
 
     // Then decide on the buckets for so many edges; returns about how many the largest one gets.
     int64_t plan(int64_t num_edges);
 
-    // Then add the blocks, whose positions go on from one to the next. An id out of range throws
-    // std::out_of_range.
-    void add(const int32_t *sources, const int32_t *targets, int64_t num_edges);
+    // Then add the blocks, from any threads, each with the position of its first edge. Beyond
+    // `num_threads`, a caller waits for another one. An id out of range throws std::out_of_range.
+    void add(const int32_t *sources, const int32_t *targets, int64_t num_edges,
+             int64_t first_position);
 
-    // Between two blocks, gives memory that must outlive this: that of a block that was added. It is
-    // mapped and cleared already.
+    // Gives memory that must outlive this, as that of a block that was added: it is mapped and
+    // cleared already.
     void give(void *memory, int64_t num_bytes);
 
-    // Then say that there are no more.
-    void finish();
+    // Then say that there are no more; returns how many the largest bucket got.
+    int64_t finish();
 
     int64_t num_pieces() const { return static_cast<int64_t>(pieces_.size()); }
     const Piece &piece(int64_t number) const { return pieces_[static_cast<size_t>(number)]; }
@@ -55,7 +58,7 @@ public:
 
 private:
     // An edge takes 8 bytes: its target, less the first of the bucket; its source; its position,
-    // less the first of what its thread dealt at a time. The source lies between, for keys that
+    // less the first of what was dealt at a time. The source lies between, for keys that
     // are sorted by it.
     static constexpr int low_bits = 16, source_bits = 27, place_bits = 21;
     static_assert(low_bits + source_bits + place_bits == 64);
@@ -73,20 +76,32 @@ private:
         uint64_t edges[line_edges];
     };
 
-    // What one thread deals: of each bucket a chain of chunks, and its latest line.
+    // The edges of a bucket that one thread dealt, in chunks: all that is looked at for each edge,
+    // in as little of the cache as possible.
+    struct Chain {
+        uint64_t *next = nullptr;  // where the next line goes
+        uint32_t size = 0;
+        int32_t first_target = 0;
+    };
+
+    using Sizes = std::vector<uint32_t>;  // [bucket]
+
+    // What one thread at a time deals: of each bucket a chain, and its latest line.
     struct Span {
         std::vector<Line> latest;
-        std::vector<uint32_t> sizes;
+        std::vector<Chain> chains;
         std::vector<std::vector<uint64_t *>> chunks;
+        std::shared_ptr<const Sizes> sizes;  // of the chains, when the latest round was dealt
         std::vector<PooledBuffer> slabs;
         uint64_t *next = nullptr;
         int64_t left = 0;  // edges that the latest slab has room for
     };
 
-    // Edges of consecutive positions that a thread dealt at a time, the threads side by side.
+    // Edges of consecutive positions that lie in the chains of a span, from here to there.
     struct Round {
-        std::vector<int64_t> first_positions;      // [span]
-        std::vector<std::vector<uint32_t>> sizes;  // [span][bucket], by its end
+        int64_t first_position;
+        const Span *span;
+        std::shared_ptr<const Sizes> begins, ends;
     };
 
     // Edges of a bucket that lie together, and the position that their places count from.
@@ -98,11 +113,13 @@ private:
     // The scratch memory of a thread that sorts.
     struct Scratches;
 
+    void check_below(const int32_t *ids, int64_t num_ids) const;
+    Span &take_span();
     void deal(Span &span, const int32_t *sources, const int32_t *targets, int64_t num_edges);
     uint64_t *new_chunk(Span &span);
     void find_runs(size_t bucket, std::vector<Run> &runs) const;
-    static void sort_small(const Bucket &bucket, int64_t *indptr, int32_t *sources, int32_t *ids,
-                           Scratches &scratches);
+    void sort_small(const Bucket &bucket, int64_t *indptr, int32_t *sources, int32_t *ids,
+                    Scratches &scratches) const;
     void sort_large(const Bucket &bucket, int64_t *indptr, int32_t *sources, int32_t *ids,
                     const std::vector<Run> &runs) const;
 
@@ -112,7 +129,7 @@ private:
     const StreamCopy stream_;
     std::mutex mutex_;
     std::vector<int64_t> counts_;
-    int64_t num_planned_ = -1, num_edges_ = 0;
+    int64_t num_planned_ = -1, num_taken_ = 0, num_dealt_ = 0;
     bool is_finished_ = false;
     BucketPlan plan_;
     std::vector<Piece> pieces_;
@@ -120,6 +137,8 @@ private:
     std::mutex given_mutex_;
     std::vector<std::pair<uint64_t *, int64_t>> given_;  // and for how many edges it has room
     std::vector<Span> spans_;
+    std::vector<Span *> idle_spans_;
+    std::condition_variable has_idle_span_;
     std::vector<Round> rounds_;
 };
 

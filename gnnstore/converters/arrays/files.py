@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +93,17 @@ class FileArray:
                 else:
                     yield self._block(reader, height, width, first, count)
 
+    def look_at(self, row: int, places: Iterable[slice]) -> Iterator[npt.NDArray[Any]]:
+        """Yield some parts of a row of a two-dimensional array."""
+        height, width = self.shape
+        with _Reader(self.path, in_order=False) as reader:
+            for place in places:
+                first, count = place.start, place.stop - place.start
+                if self._fortran_order:
+                    yield self._items(reader, first * height, count * height)[row::height]
+                else:
+                    yield self._items(reader, row * width + first, count)
+
     def read(self) -> npt.NDArray[Any]:
         """Return the whole array."""
         check_fits(self)
@@ -149,13 +160,14 @@ class _Reader:
     where the file system allows that: through it a gigabyte costs five times the processor's time.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, in_order: bool = True) -> None:
         self._path = path
         self._is_cached = True
         self._direct: int | None = None  # a descriptor for reads around the page cache
         with storage_errors("read the array", path):
             self._file = open_regular(path, error=InputError)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        advice = os.POSIX_FADV_SEQUENTIAL if in_order else os.POSIX_FADV_RANDOM
+        os.posix_fadvise(self._file, 0, 0, advice)
         with suppress(OSError):  # the file system knows no such thing
             self._direct = open_regular(path, os.O_RDONLY | os.O_DIRECT, error=InputError)
 

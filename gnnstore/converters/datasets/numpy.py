@@ -20,6 +20,7 @@ from gnnstore.converters.edges.node_ids import (
     check_integers,
     columns_of_edges,
     edge_pairs,
+    some_targets,
 )
 from gnnstore.converters.inputs import PathLike, describe_files, existing_path
 from gnnstore.converters.stores.ordered import converter
@@ -134,7 +135,13 @@ def _copy(
         writer.set_node_attribute(name, source)
     if x is not None:
         x.write(writer, x.row_ids)
-    writer.read_edges(edges.pairs(), edges.num_edges, edge_attributes, where=edges.label)
+    writer.read_edges(
+        edges.pairs(),
+        edges.num_edges,
+        edge_attributes,
+        where=edges.label,
+        some_targets=edges.some_targets(),
+    )
 
 
 class _EdgeIndex:
@@ -148,6 +155,10 @@ class _EdgeIndex:
     def pairs(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         """Yield sources and targets."""
         return edge_pairs(self._source)
+
+    def some_targets(self) -> Iterator[npt.NDArray[Any]] | None:
+        """Return targets from all over the edges, if they can be had."""
+        return some_targets(self._source)
 
 
 class _Compressed:
@@ -174,6 +185,9 @@ class _Compressed:
                 indices = taker.take(len(nodes))
                 yield (indices, nodes) if self._layout == "csc" else (nodes, indices)
         taker.finish(self.num_edges)
+
+    def some_targets(self) -> None:
+        """Return nothing: the edges can only be had in order."""
 
     def _pointers(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         """Yield (v, pointers of nodes v, v + 1, ... and the one behind), checked."""

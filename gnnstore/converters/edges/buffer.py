@@ -103,6 +103,19 @@ class EdgeBuffer:
             If ids are no integers or out of range, lengths differ, or the chunk's attributes
             are not those of the chunks before.
         """
+        self._check(sources, targets, where)
+        self._take_attributes(attributes, len(sources), where)
+        dtype = id_dtype(self.num_nodes if self.num_nodes is not None else self.max_id + 1)
+        self.sources.append(sources, dtype)
+        self.targets.append(targets, dtype)
+        self.num_seen += len(sources)
+
+    def pass_on(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any], where: str) -> None:
+        """Check a chunk of edges that is taken elsewhere; see `append`."""
+        self._check(sources, targets, where)
+        self.num_seen += len(sources)
+
+    def _check(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any], where: str) -> None:
         if sources.shape != targets.shape or sources.ndim != 1:
             raise InputError(
                 f"{where}: {list(sources.shape)} sources and {list(targets.shape)} targets; "
@@ -116,11 +129,6 @@ class EdgeBuffer:
                     "0. Renumber them; ids in a text edge list ('snap') are renumbered for you"
                 )
             self.max_id = max(self.max_id, top)
-        self._take_attributes(attributes, len(sources), where)
-        dtype = id_dtype(self.num_nodes if self.num_nodes is not None else self.max_id + 1)
-        self.sources.append(sources, dtype)
-        self.targets.append(targets, dtype)
-        self.num_seen += len(sources)
 
     def _take_attributes(
         self, attributes: Mapping[str, npt.NDArray[Any]], num_edges: int, where: str

@@ -11,7 +11,7 @@ of its input as the runs in the journal hold.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from gnnstore.converters.edges.columns import (
     sort_edges,
     sort_scratch,
 )
-from gnnstore.converters.edges.dealt import deal_edges
+from gnnstore.converters.edges.dealt import EdgeDealer, begin_dealing, deal_edges
 from gnnstore.converters.edges.on_disk.merge import SpilledEdges
 from gnnstore.converters.edges.on_disk.runs import (
     SpilledPart,
@@ -89,6 +89,7 @@ class EdgeBuilder:
         self._journal = journal
         self._memory = memory_ledger("building the adjacency", memory_bytes)
         self._parts: list[SpilledPart] = []
+        self._dealer: EdgeDealer | None = None
         self._expected = 0
         fitting = self._memory.limit // 512
         self._piece_edges = max(_MIN_PIECE_EDGES, min(_MAX_PIECE_EDGES, fitting))
@@ -103,8 +104,16 @@ class EdgeBuilder:
         """Set memory aside for others."""
         self._memory = self._memory.with_limit(max(0, self._memory.limit - num_bytes))
 
-    def expect(self, num_edges: int) -> None:
+    def expect(
+        self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
+    ) -> None:
         """Check that memory or the disk has room for a number of edges to come.
+
+        Parameters
+        ----------
+        some_targets : iterable of ndarray of integers, optional
+            Targets from all over the edges, if exactly these come, without attributes; see
+            `begin_dealing`.
 
         Raises
         ------
@@ -116,10 +125,24 @@ class EdgeBuilder:
         self._expected = num_edges
         if self._parts:
             return
-        if self._fits(num_edges, self.buffer.num_nodes or 0):
-            self.buffer.expect(num_edges)
-        else:
+        if not self._fits(num_edges, self.buffer.num_nodes or 0):
             self._check_space(num_edges)
+            return
+        if some_targets is not None:
+            self._dealer = self._begin_dealing(num_edges, some_targets)
+        if self._dealer is None:
+            self.buffer.expect(num_edges)
+
+    def _begin_dealing(
+        self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]]
+    ) -> EdgeDealer | None:
+        """Return what deals all edges as they come, if they can be sorted in memory for certain."""
+        num_nodes = self.buffer.num_nodes
+        if num_nodes is None or self.buffer.num_seen or self._rules.self_loops == "add":
+            return None
+        if self._needs(num_edges, num_nodes, num_edges).left() < 0:
+            return None
+        return begin_dealing(self._rules, num_edges, num_nodes, some_targets)
 
     def add(
         self,
@@ -157,6 +180,10 @@ class EdgeBuilder:
         where: str,
     ) -> None:
         buffer = self.buffer
+        if self._dealer is not None:
+            buffer.pass_on(sources, targets, where)
+            self._dealer.add(sources, targets)
+            return
         if self._skip:
             known = min(self._skip, len(sources))
             self._skip -= known
@@ -279,6 +306,9 @@ class EdgeBuilder:
                 f"the edges: node id {buffer.max_id} is outside [0, {count}): there are {count} "
                 "nodes"
             )
+        if self._dealer is not None:
+            dealer, self._dealer = self._dealer, None
+            return dealer.finish({}, buffer.num_seen)
         if not self._parts and self._columns_fit(count):
             dealt = deal_edges(buffer, self._rules, count)
             return sort_edges(buffer, self._rules, count) if dealt is None else dealt

@@ -1,13 +1,15 @@
 """Edges in memory dealt to buckets of neighbouring targets, and sorted while others are written.
 
-The memory of a block of the input serves for buckets once its edges are dealt, and what is sorted
-goes to the writer piece by piece: neither all edges in order nor all columns are ever there beside
-the buckets.
+Where targets can be looked at beforehand all over the input, edges are dealt as they are read, and
+never lie in memory in the order of the input. Else the memory of a block of the input serves for
+buckets once its edges are dealt. What is sorted goes to the writer piece by piece: all columns are
+never there beside the buckets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +20,12 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.converters.edges.buffer import EdgeBuffer
 from gnnstore.converters.edges.columns import EdgeChunk, edge_chunk, loops_to_add
+from gnnstore.converters.edges.node_ids import glimpses
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.read_ahead import map_in_order, num_threads
+from gnnstore.parallel import Background
 
-# Below, the block that is being dealt is too large a part of the memory for this to take less than
+# Below, what is dealt at a time is too large a part of the memory for this to take less than
 # sorting all edges at once.
 MIN_EDGES = 2**25
 # What 8 bytes hold of an edge.
@@ -29,58 +33,138 @@ _MAX_NODES, _MAX_EDGES = 2**27, 2**31 - 1
 # Some buckets are sorted at once. A larger share in one, as hubs have it, and ids that crowd in few
 # places, would take more memory than sorting all edges at once.
 _LARGEST_SHARE, _MAX_AHEAD = 1 / 64, 8
-_ORDER_EDGES = 2**18
+# What a thread deals at a time.
+_PIECE_EDGES = 2**19
+_THREAD_NAME = "gnnstore-deal"
 
-Blocks = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
+def begin_dealing(
+    rules: EdgeRules, num_edges: int, num_nodes: int, targets: Iterable[npt.NDArray[Any]]
+) -> EdgeDealer | None:
+    """Return what deals so many edges as they come.
 
-def deal_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> DealtEdges | None:
-    """Deal the edges of a buffer, which is empty afterwards.
-
-    At its peak this, and sorting, takes less than `estimate_peak_bytes` says.
+    Parameters
+    ----------
+    targets : iterable of ndarray of integers
+        Those of some of the edges, from all over the input.
 
     Returns
     -------
-    DealtEdges or None
+    EdgeDealer or None
         None for `sort_edges` to sort them all at once: if edges have to go, so that their number is
         known late, or there are too few or too many of them, also in one place.
     """
-    num_edges = buffer.num_edges
     if rules.undirected or rules.self_loops == "drop":
         return None
     if num_edges < MIN_EDGES or num_edges + num_nodes > _MAX_EDGES or num_nodes > _MAX_NODES:
         return None
-    loops = loops_to_add(buffer, rules, num_nodes).astype(np.int32)
-    total = num_edges + len(loops)
     buckets = _core.EdgeBuckets(num_nodes, num_threads())
-    for block in _blocks(buffer, loops):
-        buckets.sample(*block)
-        del block
-    if buckets.plan(total) > _LARGEST_SHARE * total:
+    for some in targets:
+        # Others are an error when they are read.
+        in_range = some[(some >= 0) & (some < num_nodes)]
+        buckets.sample(in_range.astype(np.int32, copy=False))
+    if buckets.plan(num_edges) > _LARGEST_SHARE * num_edges:
         return None
-    keeps_ids = rules.keep_ids and not _is_in_order(_blocks(buffer, loops))
+    return EdgeDealer(buckets, rules, num_nodes)
+
+
+def deal_edges(buffer: EdgeBuffer, rules: EdgeRules, num_nodes: int) -> DealtEdges | None:
+    """Deal the edges of a buffer, which is empty afterwards; None as in `begin_dealing`.
+
+    At its peak this, and sorting, takes less than `estimate_peak_bytes` says.
+    """
+    num_edges = buffer.num_edges
+    loops = loops_to_add(buffer, rules, num_nodes).astype(np.int32)
+    blocks = (*buffer.targets, loops)
+    some = (targets[place] for targets in blocks for place in glimpses(len(targets)))
+    dealer = begin_dealing(rules, num_edges + len(loops), num_nodes, some)
+    del blocks
+    if dealer is None:
+        return None
     for (_, sources), (_, targets) in zip(
         buffer.sources.drain(), buffer.targets.drain(), strict=True
     ):
-        buckets.add(sources, targets)
-        # Fresh memory would have to be cleared.
-        buckets.give(sources)
-        buckets.give(targets)
+        dealer.add(sources, targets)
+        dealer.give(sources, targets)
         del sources, targets
-    buckets.add(loops, loops)
-    buckets.finish()
+    dealer.add(loops, loops)
     attributes = {name: rows.joined() for name, rows in (buffer.attributes or {}).items()}
-    int32 = np.dtype(np.int32)
-    return DealtEdges(
-        buckets,
-        rules,
-        attributes,
-        num_nodes=num_nodes,
-        num_edges=total,
-        num_input_edges=num_edges,
-        index_dtype=int32,
-        edge_id_dtype=int32 if keeps_ids else None,
-    )
+    return dealer.finish(attributes, num_edges)
+
+
+class EdgeDealer:
+    """Deals edges to buckets in the background, piece by piece; see `begin_dealing`."""
+
+    def __init__(self, buckets: _core.EdgeBuckets, rules: EdgeRules, num_nodes: int) -> None:
+        self._buckets = buckets
+        self._rules = rules
+        self._num_nodes = num_nodes
+        self._num_edges = 0
+        self._latest: tuple[int, int] | None = (-1, -1)  # None: the edges are in no order
+        self._tasks: deque[Background[None]] = deque()
+
+    def add(self, sources: npt.NDArray[Any], targets: npt.NDArray[Any]) -> None:
+        """Deal the edges that come next, whose ids are in range; arrays stay as they are."""
+        for begin in range(0, len(sources), _PIECE_EDGES):
+            part = slice(begin, begin + _PIECE_EDGES)
+            some_sources = np.ascontiguousarray(sources[part], np.int32)
+            some_targets = np.ascontiguousarray(targets[part], np.int32)
+            if self._rules.keep_ids and self._latest is not None:
+                self._latest = _follow(self._latest, some_sources, some_targets)
+            deal = partial(self._buckets.add, some_sources, some_targets, self._num_edges)
+            self._tasks.append(Background(deal, _THREAD_NAME))
+            self._num_edges += len(some_sources)
+            self._wait(num_threads())
+
+    def _wait(self, num_left: int) -> None:
+        while len(self._tasks) > num_left:
+            self._tasks.popleft().result()
+
+    def give(self, *blocks: npt.NDArray[np.int32]) -> None:
+        """Give the memory of edges that were added: fresh memory would have to be cleared."""
+        self._wait(0)
+        for ids in blocks:
+            self._buckets.give(ids)
+
+    def finish(
+        self, attributes: Mapping[str, npt.NDArray[Any]], num_input_edges: int
+    ) -> DealtEdges:
+        """Return the edges in columns, once all of them came.
+
+        Parameters
+        ----------
+        attributes : Mapping of str to ndarray [E, ...]
+            Attribute rows of the edges of the input.
+        num_input_edges : int
+            E; those that came behind are self-loops that the rules add.
+        """
+        self._wait(0)
+        is_even = self._buckets.finish() <= 2 * _LARGEST_SHARE * self._num_edges
+        # Ids of edges that lie in the order of columns need not be stored.
+        stores_ids = self._rules.keep_ids and self._latest is None
+        int32 = np.dtype(np.int32)
+        return DealtEdges(
+            self._buckets,
+            self._rules,
+            attributes,
+            num_nodes=self._num_nodes,
+            num_edges=self._num_edges,
+            num_input_edges=num_input_edges,
+            index_dtype=int32,
+            edge_id_dtype=int32 if stores_ids else None,
+            num_ahead=_num_ahead() if is_even else 0,
+        )
+
+
+def _follow(
+    latest: tuple[int, int], sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]
+) -> tuple[int, int] | None:
+    """Return the last (target, source), if all of them lie in the order of columns."""
+    if (int(targets[0]), int(sources[0])) < latest:
+        return None
+    rises = targets[1:] > targets[:-1]
+    rises |= (targets[1:] == targets[:-1]) & (sources[1:] >= sources[:-1])
+    return (int(targets[-1]), int(sources[-1])) if rises.all() else None
 
 
 @dataclass
@@ -95,6 +179,7 @@ class DealtEdges:
     num_input_edges: int
     index_dtype: np.dtype[Any]
     edge_id_dtype: np.dtype[Any] | None
+    num_ahead: int
 
     def chunks(self, *, ends_only: bool = False) -> Iterator[EdgeChunk]:
         """Yield all edges in column order."""
@@ -106,7 +191,7 @@ class DealtEdges:
         needs_ids = stores_ids or bool(attributes) or self._rules.self_loops == "add"
         sort = partial(buckets.sort, with_edge_id=needs_ids)
         first = 0
-        for indptr, indices, ids in map_in_order(sort, range(buckets.num_pieces), _num_ahead()):
+        for indptr, indices, ids in map_in_order(sort, range(buckets.num_pieces), self.num_ahead):
             # Each begins where the last one ended.
             yield edge_chunk(
                 (indices, ids, indptr[first:]),
@@ -126,27 +211,3 @@ class DealtEdges:
 def _num_ahead() -> int:
     """Return how many pieces to sort at a time: some for the disk while the processors wait."""
     return min(2 * num_threads(), _MAX_AHEAD)
-
-
-def _blocks(buffer: EdgeBuffer, loops: npt.NDArray[np.int32]) -> Blocks:
-    """Yield sources and targets, block by block, those of added self-loops last."""
-    yield from zip(buffer.sources, buffer.targets, strict=True)
-    if len(loops):
-        yield loops, loops
-
-
-def _is_in_order(blocks: Blocks) -> bool:
-    """Whether edges lie in the order of columns, so that their ids need not be stored."""
-    latest = -1, -1
-    for all_sources, all_targets in blocks:
-        for begin in range(0, len(all_sources), _ORDER_EDGES):
-            part = slice(begin, begin + _ORDER_EDGES)
-            sources, targets = all_sources[part], all_targets[part]
-            if (int(targets[0]), int(sources[0])) < latest:
-                return False
-            rises = targets[1:] > targets[:-1]
-            rises |= (targets[1:] == targets[:-1]) & (sources[1:] >= sources[:-1])
-            if not rises.all():
-                return False
-            latest = int(targets[-1]), int(sources[-1])
-    return True

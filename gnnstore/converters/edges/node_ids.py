@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore.converters.arrays.files import FileArray
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.read_ahead import read_ahead
 from gnnstore.errors import InputError
 
-_CHUNK_EDGES = 2**18
+_CHUNK_BYTES = 2**22
+# Targets are looked at beforehand in so many places, a kilobyte or two in each.
+_MAX_GLIMPSES, _GLIMPSE_TARGETS = 2**12, 2**8
 
 # Beyond what any disk holds one byte each for: such an id or count is garbage, not a graph.
 MAX_NODES = 2**48
@@ -80,12 +83,27 @@ def edge_pairs(
     source: ArraySource, *, by_row: bool = False
 ) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
     """Yield sources and targets of an array [2, E], or [E, 2] if edges lie by row."""
+    num_edges = _CHUNK_BYTES // (2 * source.dtype.itemsize)
     if by_row:
-        for rows in read_ahead(source.rows(_CHUNK_EDGES)):
+        for rows in read_ahead(source.rows(num_edges)):
             yield rows[:, 0], rows[:, 1]
     else:
-        for columns in read_ahead(source.columns(_CHUNK_EDGES)):
+        for columns in read_ahead(source.columns(num_edges)):
             yield columns[0], columns[1]
+
+
+def glimpses(num_targets: int) -> Iterator[slice]:
+    """Yield the places at which to look beforehand, all over a number of targets."""
+    step = max(_GLIMPSE_TARGETS, num_targets // _MAX_GLIMPSES)
+    for begin in range(0, num_targets, step):
+        yield slice(begin, min(begin + _GLIMPSE_TARGETS, num_targets))
+
+
+def some_targets(source: ArraySource) -> Iterator[npt.NDArray[Any]] | None:
+    """Return targets from all over an array [2, E]; None if it can only be read in order."""
+    if not isinstance(source, FileArray):
+        return None
+    return source.look_at(1, glimpses(source.shape[1]))
 
 
 def columns_of_edges(

@@ -178,10 +178,18 @@ class GraphWriter:
         """Whether an interrupted conversion had finished the edges: none need be read."""
         return self._finished is not None
 
-    def expect_edges(self, num_edges: int) -> None:
-        """Say how many edges will come, so that a budget that is too small fails at once."""
+    def expect_edges(
+        self, num_edges: int, some_targets: Iterable[npt.NDArray[Any]] | None = None
+    ) -> None:
+        """Say how many edges will come, so that a budget that is too small fails at once.
+
+        Parameters
+        ----------
+        some_targets : iterable of ndarray of integers, optional
+            See `EdgeBuilder.expect`.
+        """
         if not self.has_edges:
-            self._builder.expect(num_edges)
+            self._builder.expect(num_edges, some_targets)
 
     def reserve_memory(self, num_bytes: int) -> None:
         """Leave memory to the caller: that much less of the budget goes to the edges."""
@@ -229,6 +237,7 @@ class GraphWriter:
         attributes: Mapping[str, ArraySource] | None = None,
         *,
         where: str,
+        some_targets: Iterable[npt.NDArray[Any]] | None = None,
         add_inverse_edge: bool = False,
     ) -> None:
         """Add all edges of an input with their attributes; nothing is read if `has_edges`.
@@ -243,6 +252,8 @@ class GraphWriter:
             A row for each edge.
         where : str
             The input's name, for messages.
+        some_targets : iterable of ndarray of integers, optional
+            Targets from all over the edges, which may then be dealt as they are read.
         add_inverse_edge : bool
             Follow every edge by its reverse, with the same attributes.
 
@@ -257,7 +268,10 @@ class GraphWriter:
             return
         takers = {name: RowTaker(source) for name, source in (attributes or {}).items()}
         if num_edges is not None:
-            self.expect_edges(num_edges * (2 if add_inverse_edge else 1))
+            are_plain = not takers and not add_inverse_edge
+            self.expect_edges(
+                num_edges * (2 if add_inverse_edge else 1), some_targets if are_plain else None
+            )
             for taker in takers.values():
                 check_rows(taker.source, num_edges, "edges")
         edges_read = 0
