@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource, row_bytes
 from gnnstore.converters.arrays.text_arrays import TextEdges
 from gnnstore.converters.datasets.graphbolt_metadata import DataFile, Metadata, Task, read_metadata
-from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs
+from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
 from gnnstore.converters.inputs import (
     PathLike,
     choose_name,
@@ -207,6 +207,7 @@ def _read_edges(
         return
     file = metadata.edges
     num_edges: int | None = None
+    looked_at: Iterable[npt.NDArray[Any]] | None = None
     if file.format == "csv":
         text = TextEdges(file.path, metadata.num_nodes, memory_bytes=writer.options.memory_bytes)
         writer.reserve_memory(text.memory_bytes)
@@ -215,4 +216,5 @@ def _read_edges(
         source = _open(file)
         check_edge_index(source)
         num_edges, edges = source.shape[1], edge_pairs(source)
-    writer.read_edges(edges, num_edges, attributes, where=str(file.path))
+        looked_at = some_targets(source)
+    writer.read_edges(edges, num_edges, attributes, where=str(file.path), some_targets=looked_at)

@@ -14,7 +14,7 @@ from gnnstore.converters.arrays.derived import FloatLabels
 from gnnstore.converters.arrays.npy import open_npy
 from gnnstore.converters.arrays.source import ArraySource
 from gnnstore.converters.datasets.ogb.splits import set_splits, split_file
-from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs
+from gnnstore.converters.edges.node_ids import check_edge_index, edge_pairs, some_targets
 from gnnstore.converters.writer.graph_writer import GraphWriter
 from gnnstore.errors import InputError, NotFoundError
 
@@ -71,7 +71,9 @@ def convert_mag240m(writer: GraphWriter, root: Path) -> None:
         set_splits(writer, splits)
     for name, array in arrays.items():
         writer.set_node_attribute(name, _checked(name, array))
-    writer.read_edges(edge_pairs(edges), edges.shape[1], where=edges.label)
+    writer.read_edges(
+        edge_pairs(edges), edges.shape[1], where=edges.label, some_targets=some_targets(edges)
+    )
 
 
 def _checked(name: str, array: ArraySource) -> ArraySource:
