@@ -62,11 +62,12 @@ def no_thread_is_left_behind() -> Iterator[None]:
     assert not left, f"the test left threads behind: {sorted(thread.name for thread in left)}"
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _only_new_objects_are_collected() -> None:
     """Keep collections short: to look at all that torch and tests are takes a second each time.
 
-    Once: what a test has left, a later collection has to find.
+    Once a file, which may import more and keep what it has made: what a test has left, a later
+    collection has to find.
     """
     gc.collect()
     gc.freeze()
