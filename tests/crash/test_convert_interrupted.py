@@ -129,7 +129,7 @@ def test_a_signal_at_any_time(tmp_path: Path, number: signal.Signals, forks: For
     seconds = time.monotonic() - began
     before = identity_if_whole(output, 13)
     stopped = []
-    for _ in range(6):
+    for _ in range(choose(4, 6)):
         with (
             (tmp_path / "stderr").open("w") as errors,
             forks.start(_ONCE, output, stderr=errors.fileno()) as process,
