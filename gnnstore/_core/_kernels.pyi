@@ -1370,6 +1370,30 @@ def bitmap_rank(
         An id is not in the set.
     """
 
+# --- shortened numbers ---------------------------------------------------------------------
+
+def shorten(numbers: NDArray[Any]) -> NDArray[np.int32]:
+    """Return numbers as their differences, each in as few bytes as it needs; a copy.
+
+    Parameters
+    ----------
+    numbers : ndarray of int32 or int64, shape [n]
+
+    Returns
+    -------
+    ndarray of int32, shape [w]
+        A number takes a quarter of a byte, and 1 to 4 bytes of its difference, or 1 to 8.
+    """
+
+def restore(words: NDArray[np.int32]) -> NDArray[Any]:
+    """Return the numbers that `shorten` has made these words of: int32 or int64 [n], new.
+
+    Raises
+    ------
+    ValueError
+        If they are not such words.
+    """
+
 # --- learned rows --------------------------------------------------------------------------
 # A slot of memory holds a partition: the values of its rows, then the state of each. A resident
 # row is named by slot * rows_per_slot + its place in the partition.

@@ -111,6 +111,11 @@ class TraceBuilder:
     path : Path, optional
         The file to make; by default ids are kept in memory.
 
+    Attributes
+    ----------
+    file : FileSpool or None
+        Receives the ids, which it returns as they were put.
+
     Raises
     ------
     StorageError
@@ -121,8 +126,8 @@ class TraceBuilder:
         self.num_batches = num_batches
         self.id_dtype = id_dtype(num_nodes - 1)
         self._num_nodes = num_nodes
-        self._file = None if path is None else FileSpool(path, num_batches, what="the trace")
-        self._batches = self._file or MemorySpool()
+        self.file = None if path is None else FileSpool(path, num_batches, what="the trace")
+        self._batches = self.file or MemorySpool()
         self._sizes = [-1] * num_batches  # -1: the batch is not there
 
     def put(self, i: int, n_id: npt.NDArray[Any]) -> None:
@@ -142,8 +147,8 @@ class TraceBuilder:
         """Return what was put, up to the first batch that is missing; the trace has the file."""
         sizes = list(takewhile(lambda size: size >= 0, self._sizes))
         offsets = _offsets(sizes)
-        if self._file is not None:
-            return Trace(np.empty(0, self.id_dtype), offsets, self._file, self._num_nodes)
+        if self.file is not None:
+            return Trace(np.empty(0, self.id_dtype), offsets, self.file, self._num_nodes)
         ids = np.empty(int(offsets[-1]), self.id_dtype)
         for i, (begin, end) in enumerate(pairwise(offsets)):
             # Fresh memory is touched here, and as much is given back: never twice the trace.

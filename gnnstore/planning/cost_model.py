@@ -269,7 +269,7 @@ class _Model:
         planning = num_rows * _PLAN_SECONDS
         kept = 0
         if not self.resources.keeps_in_memory:
-            kept = int(work.ids_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
+            kept = int(work.kept_bytes * work.epoch_batches + _SPILLED_ROW_BYTES * num_rows)
         writing = kept / machine.disk.sequential_write_bytes_per_second
         recalling = kept / machine.disk.sequential_read_bytes_per_second
         stages = {"sampling": self.sampling, "planning": planning}

@@ -167,8 +167,9 @@ class Workload:
     ----------
     num_rows, row_bytes : int
         Of the tables, which have a row for each node.
-    batch_bytes, ids_bytes : float
-        Of a batch with its attributes, and of its subgraph alone.
+    batch_bytes, ids_bytes, kept_bytes : float
+        Of a batch with its attributes, of its subgraph alone, and of that while it waits for its
+        batch, node ids not included.
     seconds_sampling : float
         Of a batch, with all threads sampling.
     rows, pages : ReuseCurve
@@ -185,6 +186,7 @@ class Workload:
     sampled_batches: int
     batch_bytes: float
     ids_bytes: float
+    kept_bytes: float
     seconds_sampling: float
     rows: ReuseCurve
     pages: ReuseCurve
@@ -213,6 +215,7 @@ class Workload:
         epoch_batches: int,
         batch_bytes: float,
         ids_bytes: float,
+        kept_bytes: float,
         seconds_sampling: float,
     ) -> Self:
         """Return the workload that a sample represents.
@@ -247,6 +250,7 @@ class Workload:
             sampled_batches=num_batches,
             batch_bytes=batch_bytes,
             ids_bytes=ids_bytes,
+            kept_bytes=kept_bytes,
             seconds_sampling=seconds_sampling,
             rows=ReuseCurve.of(np.bincount(distances, minlength=num_batches), share),
             pages=_page_curve(trace, share, reads),

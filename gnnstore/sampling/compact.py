@@ -2,7 +2,8 @@
 
 Sampling runs hundreds of batches ahead of training. A batch is sampled in the dtypes that the user
 gets, int64 as a rule; its compact form has int32 wherever the ids fit, and instead of the targets,
-which ascend, the number of edges into each node: 8 bytes an edge instead of 24.
+which ascend, the number of edges into each node: 8 bytes an edge instead of 24. While it waits, it
+is shortened to about half of that: its numbers are kept as differences.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.sampling.neighbor import IndexDtype, Sample
@@ -141,6 +143,39 @@ class CompactSample:
         found = [np.array(header, np.int64)]
         found += [self.n_id, self.sources, self.num_incoming, self.edge_pos]
         return found if self.batch is None else [*found, self.batch]
+
+    def shortened(self, *, with_ids: bool = True) -> list[npt.NDArray[Any]]:
+        """Return the subgraph as fewer bytes, from which `from_shortened` restores it.
+
+        Parameters
+        ----------
+        with_ids : bool
+            Without `n_id`, whoever restores it has to provide that.
+        """
+        header, n_id, *others = self.arrays()
+        return [header, *map(_core.shorten, [n_id, *others] if with_ids else others)]
+
+    @classmethod
+    def from_shortened(
+        cls, arrays: Sequence[npt.NDArray[Any]], n_id: npt.NDArray[Any] | None = None
+    ) -> Self:
+        """Return the subgraph that `shortened` has turned into these vectors.
+
+        Parameters
+        ----------
+        n_id : ndarray of int32 or int64 [n], optional
+            The node ids, where they are not among the vectors.
+
+        Raises
+        ------
+        CorruptStoreError
+            If they are not those of a subgraph.
+        """
+        try:
+            restored = [*arrays[:1], *map(_core.restore, arrays[1:])]
+        except (TypeError, ValueError) as error:
+            raise CorruptStoreError(f"{len(arrays)} arrays are no subgraph: {error}") from error
+        return cls.from_arrays(restored if n_id is None else [*restored[:1], n_id, *restored[1:]])
 
     @classmethod
     def from_arrays(cls, arrays: Sequence[npt.NDArray[Any]]) -> Self:

@@ -172,6 +172,7 @@ def sample_workload(
             epoch_batches=presampler.epoch_batches,
             batch_bytes=float(seen.largest_bytes),
             ids_bytes=float(seen.largest_ids_bytes),
+            kept_bytes=float(seen.largest_kept_bytes),
             seconds_sampling=min(each, seconds),
         )
     release_memory()

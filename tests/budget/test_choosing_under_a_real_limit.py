@@ -178,6 +178,7 @@ def learn(num_batches: int, spatial: SpatialSampling, num_rows: int, batch_rows:
         epoch_batches=num_batches,
         batch_bytes=1e6,
         ids_bytes=1e4,
+        kept_bytes=1e4,
         seconds_sampling=0.01,
     )
 

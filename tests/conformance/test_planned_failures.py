@@ -219,7 +219,7 @@ def test_there_may_be_nothing_to_pack(tmp_path: Path, kind: str) -> None:
 # --- disks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tiny_disk", ["64k"], indirect=True)
+@pytest.mark.parametrize("tiny_disk", ["32k"], indirect=True)
 @pytest.mark.parametrize("num_threads", [0, 2])
 @pytest.mark.parametrize("strategy", ["belady", "packed"])
 def test_a_disk_that_is_full(

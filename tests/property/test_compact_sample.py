@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from gnnstore import _core
 from gnnstore.disk.spool import FileSpool
@@ -93,9 +95,10 @@ def test_subgraphs_come_back_exactly_from_disk(drawn: list[tuple[Sample, Csc]], 
         file = FileSpool(Path(directory) / "kept", len(drawn), MAX_ARRAYS)
         for i, (subgraph, csc) in enumerate(drawn):
             of = CompactSample.of(subgraph, csc.num_nodes, max(size, csc.num_edges))
-            file.append(i, of.arrays())
-        for i, (subgraph, _) in reversed(list(enumerate(drawn))):
-            found = CompactSample.from_arrays(file.read(i))
+            file.append(i, of.shortened(with_ids=i % 2 == 0))
+        for i, (subgraph, csc) in reversed(list(enumerate(drawn))):
+            ids = CompactSample.of(subgraph, csc.num_nodes, 1).n_id if i % 2 else None
+            found = CompactSample.from_shortened(file.read(i), ids)
             assert_same(found.expand(subgraph.n_id.dtype.name), subgraph)  # type: ignore[arg-type]
 
 
@@ -129,6 +132,52 @@ def test_it_takes_a_third_of_the_memory() -> None:
     assert compact.num_bytes < 0.4 * before
 
 
+def test_while_it_waits_it_takes_half_of_that() -> None:
+    """A difference and its width are 2 to 3 bytes, of 4."""
+    degrees = np.random.default_rng(0).integers(0, 40, 100_000)
+    indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
+    columns = np.random.default_rng(1).integers(0, len(degrees), indptr[-1])
+    csc = Csc(indptr, columns, None, len(degrees))
+    subgraph = NeighborSampler(csc, SamplingConfig((10, 10))).sample(range(100), epoch=0, batch=0)
+    compact = CompactSample.of(subgraph, csc.num_nodes, csc.num_edges)
+    shortened = sum(array.nbytes for array in compact.shortened(with_ids=False))
+    assert shortened < 0.6 * (compact.num_bytes - compact.n_id.nbytes)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    numbers=hnp.arrays(
+        st.sampled_from([np.int32, np.int64]),
+        st.integers(0, 40),
+        elements=st.sampled_from([0, 1, -1, 127, 128, 2**15, -(2**23), 2**31 - 1, -(2**31)]),
+    ),
+    factor=st.sampled_from([1, 2**16, 2**32]),
+)
+def test_numbers_come_back_from_their_differences(numbers: npt.NDArray[Any], factor: int) -> None:
+    """Also where a difference does not fit in the type: it wraps around, and back."""
+    if numbers.dtype == np.int64:
+        numbers = numbers * np.int64(factor)
+    words = _core.shorten(numbers)
+    assert words.dtype == np.int32
+    assert words.nbytes <= 8 + numbers.size // 4 + 1 + numbers.nbytes + numbers.itemsize + 3
+    restored = _core.restore(words)
+    assert restored.dtype == numbers.dtype
+    np.testing.assert_array_equal(restored, numbers)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    words=hnp.arrays(np.int32, st.integers(0, 12)),
+    head=st.integers(-2, 200) | st.integers(-(2**63), 2**63 - 1),
+)
+def test_other_words_are_refused(words: npt.NDArray[np.int32], head: int) -> None:
+    """Or are numbers, but nothing beside them is read."""
+    if len(words) >= 2:
+        words[:2] = np.array([head], np.int64).view(np.int32)
+    with suppress(ValueError):
+        assert len(_core.shorten(_core.restore(words))) <= len(words)
+
+
 def test_targets_that_do_not_ascend_are_refused() -> None:
     edges = np.array([[0, 1], [1, 0]])
     wrong = Sample(np.arange(2), edges, np.arange(2), None, None, None, 1)
@@ -140,3 +189,5 @@ def test_targets_that_do_not_ascend_are_refused() -> None:
 def test_other_arrays_are_no_subgraph(arrays: list[npt.NDArray[Any]]) -> None:
     with pytest.raises(CorruptStoreError, match="are no subgraph"):
         CompactSample.from_arrays(arrays)
+    with pytest.raises(CorruptStoreError, match="are no subgraph"):
+        CompactSample.from_shortened(arrays)

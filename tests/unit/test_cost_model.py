@@ -67,6 +67,7 @@ def workload_of(
         epoch_batches=epoch_batches or len(batches),
         batch_bytes=600 * ROW_BYTES,
         ids_bytes=10_000,
+        kept_bytes=10_000,
         seconds_sampling=0.01,
     )
 

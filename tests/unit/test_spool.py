@@ -249,8 +249,8 @@ def test_subgraphs_wait(tmp_path: Path) -> None:
         trees = np.zeros(6, np.int64) if with_trees else None
         sampled = Sample(nodes, edge_index, np.arange(5) * 3, trees, [1, 5], [5], 1)
         file = FileSpool(tmp_path / "kept", 1, MAX_ARRAYS)
-        file.append(0, CompactSample.of(sampled, 1000, 1000).arrays())
-        found = CompactSample.from_arrays(file.read(0)).expand("int64")
+        file.append(0, CompactSample.of(sampled, 1000, 1000).shortened())
+        found = CompactSample.from_shortened(file.read(0)).expand("int64")
         np.testing.assert_array_equal(found.edge_index, sampled.edge_index)
         np.testing.assert_array_equal(found.n_id, sampled.n_id)
         assert (found.batch is None) == (not with_trees)

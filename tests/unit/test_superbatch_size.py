@@ -31,7 +31,7 @@ from gnnstore.strategies.sizes.superbatch import Horizon, SuperbatchCosts, Super
 
 MB = 10**6
 COSTS = SuperbatchCosts(
-    num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=100_000
+    num_rows=10**6, row_bytes=512, batch_nodes=10_000, id_bytes=4, kept_bytes=60_000
 )
 FIXED = Ledger(0, tuple(BELADY.reserve(10_000))).peak({})  # what any plan takes
 COUNTS = 9831  # of next uses, for each batch
@@ -148,7 +148,7 @@ def test_one_superbatch_at_a_time_where_there_is_no_other() -> None:
     spilled = Ledger(0, tuple(costs.spilled_on_disk))
     assert rows.peak(costs.on_disk(300)) == 300 * 512_000
     assert rows.peak(costs.on_disk(299)) == 2 * 299 * 512_000
-    each = 10_000 * 16 + 100_000 + 1000 * 8
+    each = 10_000 * 16 + 60_000 + 1000 * 8
     assert spilled.peak(costs.on_disk(299)) == 2 * 299 * each
 
 

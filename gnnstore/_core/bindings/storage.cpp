@@ -54,5 +54,6 @@ void bind_storage(nanobind::module_ &m) {
     bind_edge_runs(m);
     bind_id_bitmap(m);
     bind_learned_rows(m);
+    bind_short_numbers(m);
     bind_text_table(m);
 }

@@ -15,4 +15,5 @@ void bind_build(nanobind::module_ &m);
 void bind_edge_runs(nanobind::module_ &m);
 void bind_id_bitmap(nanobind::module_ &m);
 void bind_learned_rows(nanobind::module_ &m);
+void bind_short_numbers(nanobind::module_ &m);
 void bind_text_table(nanobind::module_ &m);

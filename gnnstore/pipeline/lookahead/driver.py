@@ -17,9 +17,10 @@ from gnnstore._core import release_memory
 from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
-from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
+from gnnstore.disk.spool import FileSpool, MemorySpool
 from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
+from gnnstore.pipeline.lookahead.kept import KeptSubgraphs
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, Sample
@@ -189,7 +190,7 @@ class SampledSuperbatch:
     """
 
     first: int
-    kept: Spool
+    kept: KeptSubgraphs
     trace: Trace
     notes: list[BatchNote]
     error: Exception | None
@@ -201,12 +202,16 @@ class SampledSuperbatch:
 
     def subgraph(self, i: int) -> CompactSample:
         """Return the subgraph of batch i."""
-        return CompactSample.from_arrays(self.kept.read(i))
+        return self.kept.read(i)
 
     def forget_trace(self) -> None:
-        """Let go of the trace: once a plan is made of it, or none will be. Idempotent."""
-        self.trace.close()
-        self.trace = Trace.of([])
+        """Let go of the trace: once a plan is made of it, or none will be. Idempotent.
+
+        Its file stays, as long as the subgraphs' node ids are in it.
+        """
+        if self.kept.has_ids:
+            self.trace.close()
+            self.trace = Trace.of([])
 
     def close(self) -> None:
         """Let go of samples and trace. Idempotent."""
@@ -255,14 +260,20 @@ class Spools:
             self._directory = self._closing.enter_context(run).path
         return self._directory
 
-    def samples(self, name: str, num_batches: int) -> Spool:
-        """Return where the subgraphs of a superbatch wait."""
+    def samples(self, name: str, num_batches: int, ids: FileSpool | None = None) -> KeptSubgraphs:
+        """Return where the subgraphs of a superbatch wait.
+
+        Parameters
+        ----------
+        ids : FileSpool, optional
+            Will hold their node ids.
+        """
         if num_batches <= self._most_in_memory:
-            return MemorySpool()
+            return KeptSubgraphs(MemorySpool(), ids)
         path = self.directory / f"batch-{name}"
-        kept = FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
-        self._closing.callback(kept.close)
-        return kept
+        spool = FileSpool(path, num_batches, MAX_ARRAYS, what="the subgraph")
+        self._closing.callback(spool.close)
+        return KeptSubgraphs(spool, ids)
 
     def trace(self, name: str, num_batches: int) -> TraceBuilder:
         """Return where the trace of some batches goes."""
@@ -301,8 +312,8 @@ class Spools:
             Called before each batch and after the last; raises if they are not wanted any more.
         """
         first, run = chunk[0].number, sampling.run
-        kept = self.samples(f"{first}", len(chunk))
         trace = self.trace(f"{first}", len(chunk))
+        kept = self.samples(f"{first}", len(chunk), trace.file)
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
         notes: list[BatchNote] = []
         failure: Exception | None = None
@@ -317,7 +328,7 @@ class Spools:
             start = time.perf_counter()
             compact = CompactSample.of(subgraph, self.num_nodes, self.num_edges)
             trace.put(place, compact.n_id)
-            kept.append(place, compact.arrays())
+            kept.append(place, compact)
             return seconds + time.perf_counter() - start
 
         sampled = sample_in_order(

@@ -25,11 +25,13 @@ from gnnstore.pipeline.margins import MANY_BATCHES, margin_of
 from gnnstore.pipeline.order.epoch import epoch_permutation
 from gnnstore.pipeline.seeds.base import FIRST_EPOCH_OF_NO_RUN, BatchKey, SeedSource
 from gnnstore.progress import NullProgress, Progress
+from gnnstore.sampling.compact import CompactSample
 from gnnstore.sampling.neighbor import SamplingConfig
 
 if TYPE_CHECKING:
     from gnnstore.caching.trace import TraceBuilder
     from gnnstore.formats.arrays.spec import AttributeSpec
+    from gnnstore.formats.store.csc import Csc
     from gnnstore.graph.store import GraphStore
     from gnnstore.graph.topology import Topology
     from gnnstore.sampling.disk import BatchRequest
@@ -69,6 +71,8 @@ class Presampled:
         Of each, attributes included.
     largest_labels_bytes : int
         Bytes of the labels of a batch's seeds, beyond an id for each start node.
+    largest_kept_bytes : int
+        Bytes of a subgraph while it waits for its batch, its node ids not included.
     """
 
     num_batches: int
@@ -78,6 +82,7 @@ class Presampled:
     num_nodes: tuple[int, ...] = ()
     num_bytes: tuple[int, ...] = ()
     largest_labels_bytes: int = 0
+    largest_kept_bytes: int = 0
 
     @cached_property
     def margin(self) -> float:
@@ -215,7 +220,9 @@ class Presampler:
                 done += 1
                 shown.advance()
                 visits += len(subgraph.n_id)
-                ids_bytes = subgraph.num_bytes
+                ids_bytes, kept_bytes = subgraph.num_bytes, largest.largest_kept_bytes
+                if ids_bytes > largest.largest_ids_bytes:
+                    kept_bytes = max(kept_bytes, _kept_bytes(subgraph, topology.csc))
                 batch_bytes = self._bytes_of(subgraph) + _MAKING_LABELS * more_bytes
                 largest = Presampled(
                     done,
@@ -225,6 +232,7 @@ class Presampler:
                     (*largest.num_nodes, len(subgraph.n_id)),
                     (*largest.num_bytes, batch_bytes),
                     max(largest.largest_labels_bytes, more_bytes),
+                    kept_bytes,
                 )
                 # Else it stays at one at a time; the caller says how much two batches need.
                 if spare_bytes is None or 2 * ids_bytes <= spare_bytes:
@@ -267,6 +275,11 @@ class Presampler:
         more_bytes = 8 * (subgraph.num_seeds + num_edges)  # input_id and e_id
         values_bytes = num_nodes * self.node_bytes + num_edges * self.edge_bytes
         return subgraph.num_bytes + more_bytes + values_bytes
+
+
+def _kept_bytes(subgraph: Sample, csc: Csc) -> int:
+    compact = CompactSample.of(subgraph, csc.num_nodes, csc.num_edges)
+    return sum(array.nbytes for array in compact.shortened(with_ids=False))
 
 
 def batch_shape(options: dict[str, Any]) -> tuple[int, bool]:

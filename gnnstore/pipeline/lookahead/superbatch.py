@@ -113,14 +113,14 @@ class Superbatch:
 
         The last one closes what has kept them.
         """
-        kept, subgraph = self.sampled.kept, self.sampled.subgraph(i)
+        subgraph = self.sampled.subgraph(i)
         step = None if part is None else part.step(i, subgraph.n_id)
-        kept.drop(i)
+        self.sampled.kept.drop(i)
         with self._lock:
             self._num_waiting -= 1
             is_last = self._num_waiting == 0
         if is_last:
-            kept.close()
+            self.sampled.close()
             if part is not None:
                 part.close()
         return subgraph, step

@@ -361,8 +361,7 @@ class _Division:
             row_bytes=of.row_bytes,
             batch_nodes=batch_nodes,
             id_bytes=id_bytes,
-            # Kept with four bytes where the sampler gives eight, but for graphs of 2^31 edges.
-            kept_bytes=self._expected(seen.largest_ids_bytes),
+            kept_bytes=self._expected(seen.largest_kept_bytes),
             labels_bytes=self._expected(seen.largest_labels_bytes),
             packed=packed,
             policy=POLICIES[of.strategy.policy],

@@ -37,7 +37,8 @@ _KEPT_SHARE = 16
 # As much at most for the table in which a plan outside memory finds next uses, but at least this.
 _LEAST_TABLE_BYTES = 1 << 20
 _TABLE_ENTRY_BYTES = 4
-# On disk, for each node of a batch, beside its id: its slot, and the change that it may bring.
+# On disk, for each node of a batch, beside its id, which is written once for the trace and the
+# subgraph: its slot, and the change that it may bring.
 _SPILLED_NODE_BYTES = 4 + 8
 
 # Epochs that a superbatch may have, where their batches are known. Each time that is doubled the
@@ -86,7 +87,8 @@ class SuperbatchCosts:
     id_bytes : int
         Of a node id in a trace.
     kept_bytes : int
-        Of a batch's subgraph, from when it is sampled until it is joined with its rows.
+        Of a batch's subgraph without node ids, from when it is sampled until it is joined with its
+        rows.
     labels_bytes : int
         Of a batch's labels, which are in memory from when it is sampled until it is joined.
     changes_share : float
@@ -167,7 +169,8 @@ class SuperbatchCosts:
     @property
     def samples(self) -> Reservation:
         """The memory of the subgraphs of two superbatches, where they are kept there."""
-        return Reservation("sampled subgraphs", 0, {PLANNED: 2 * self.kept_bytes})
+        batch_bytes = self.kept_bytes + self.id_bytes * self.batch_nodes
+        return Reservation("sampled subgraphs", 0, {PLANNED: 2 * batch_bytes})
 
     @property
     def labels(self) -> Reservation:
