@@ -62,12 +62,11 @@ def no_thread_is_left_behind() -> Iterator[None]:
     assert not left, f"the test left threads behind: {sorted(thread.name for thread in left)}"
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def _only_new_objects_are_collected() -> None:
     """Keep collections short: to look at all that torch and tests are takes a second each time.
 
-    Once a file, which may import more and keep what it has made: what a test has left, a later
-    collection has to find.
+    Once: what a test has left, a later collection has to find.
     """
     gc.collect()
     gc.freeze()

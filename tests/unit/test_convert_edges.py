@@ -187,6 +187,13 @@ def test_edges_dealt_as_they_come(graph: GraphArrays, chunk: int, looks: bool, d
 
 
 @pytest.mark.usefixtures("few_are_dealt")
+def test_no_edges_of_no_nodes_are_dealt() -> None:
+    none = np.empty((2, 0), np.int64)
+    built = dealt_as_they_come(none, 0, [np.array([-1, 7])], 1)
+    assert sum(len(c.indices) for c in built.chunks()) == 0
+
+
+@pytest.mark.usefixtures("few_are_dealt")
 def test_uneven_buckets_are_sorted_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was looked at was not like the rest: memory must not hold many large pieces."""
     monkeypatch.setattr(dealt, "_LARGEST_SHARE", 1 / 64)

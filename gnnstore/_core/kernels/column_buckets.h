@@ -20,7 +20,7 @@ bool all_below(const Id *ids, int64_t num_ids, int64_t bound) {
     Unsigned largest = 0;
     for (int64_t i = 0; i < num_ids; ++i)
         largest = std::max(largest, static_cast<Unsigned>(ids[i]));
-    return static_cast<uint64_t>(largest) < static_cast<uint64_t>(bound);
+    return num_ids == 0 || static_cast<uint64_t>(largest) < static_cast<uint64_t>(bound);
 }
 
 // Targets with the same upper bits, by which edges are counted.
