@@ -12,11 +12,12 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from itertools import count, islice, repeat
-from typing import Generic, Self, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -41,49 +42,69 @@ class CancelledError(GnnstoreError):
 class Lookahead:
     """The limit on batches prepared ahead: a number, and under a budget also their bytes.
 
-    A consumer usually holds one batch while it asks for the next; the queue gets the rest. Once
-    that batch is let go of, its buffers lie free until the newest in the queue has them.
-
     Parameters
     ----------
     num_batches : int
-        The most batches in the queue.
+        The most batches that are prepared and not handed out.
     spare_bytes : int, optional
-        Memory for batches. Until the first batch is seen, one is prepared at a time.
+        Memory for batches, the one at the consumer included. Until the first batch is seen, one is
+        prepared at a time.
 
     Attributes
     ----------
     must_wait : callable
         Whether the consumer would have to wait before the next batch can be prepared: it is not
         asked for then as long as others are in the queue.
+    admission : Admission or None
+        Where each batch waits for its memory; then more of them may be sampled.
     """
 
     def __init__(self, num_batches: int, spare_bytes: int | None = None) -> None:
         self.must_wait: Callable[[], bool] = lambda: False
+        self.admission: Admission | None = None
         self._num_batches = num_batches
         self._spare_bytes = spare_bytes
-        self._largest_bytes = 0
+        self._largest_bytes = self._largest_sample_bytes = 0
+
+    @classmethod
+    def admitting(cls, num_batches: int, spare_bytes: int | None = None) -> Self:
+        """Return one by which batches wait for their memory, if there is a limit to that."""
+        lookahead = cls(num_batches, spare_bytes)
+        if spare_bytes is not None:
+            lookahead.admission = Admission(lambda: lookahead.num_living)
+        return lookahead
 
     def __call__(self) -> int:
         """Return the number of batches that may be in the queue now, at least 1."""
-        return 1 if self.must_wait() else self._most()
-
-    def _most(self) -> int:
-        if self._spare_bytes is None:
-            return self._num_batches
-        if self._largest_bytes == 0:
+        if self.must_wait():
             return 1
-        return max(1, min(self._num_batches, self._spare_bytes // self._largest_bytes - 1))
+        most = self.num_living - 1
+        if self.admission is None or self._spare_bytes is None or not self._largest_sample_bytes:
+            return most
+        free = self._spare_bytes - self.num_living * self._largest_bytes
+        return min(self._num_batches, most + free // self._largest_sample_bytes)
+
+    @property
+    def num_living(self) -> int:
+        """The number of batches that may have memory, with the one at the consumer: at least 2."""
+        if self._spare_bytes is None:
+            return self._num_batches + 1
+        if self._largest_bytes == 0:
+            return 2
+        return max(2, min(self._num_batches + 1, self._spare_bytes // self._largest_bytes))
 
     @property
     def recycled_bytes(self) -> int | None:
-        """Bytes of buffers that may lie free; None without a budget."""
+        """Bytes of buffers that may lie free; None without a budget.
+
+        Once the consumer lets go of a batch, its buffers lie free until the newest has them.
+        """
         if self._spare_bytes is None:
             return None
-        return max(0, self._spare_bytes - self._most() * self._largest_bytes)
+        return max(0, self._spare_bytes - (self.num_living - 1) * self._largest_bytes)
 
-    def observe(self, batch_bytes: int) -> None:
-        """Learn the size of a batch.
+    def observe(self, batch_bytes: int, sample_bytes: int = 0) -> None:
+        """Learn the size of a batch, and of the part that is there before its rows.
 
         Raises
         ------
@@ -91,10 +112,100 @@ class Lookahead:
             If the budget does not hold two such batches: the one in use and the next.
         """
         self._largest_bytes = max(self._largest_bytes, batch_bytes)
+        self._largest_sample_bytes = max(self._largest_sample_bytes, sample_bytes)
         if self._spare_bytes is not None and 2 * batch_bytes > self._spare_bytes:
             two = Reservation("a batch and the one before it", 2 * batch_bytes)
             ledger = Ledger(self._spare_bytes, (two,), "a loader", "of memory= left for batches")
             raise ledger.refusal(None, SMALLER_BATCHES)
+
+
+class Admission:
+    """Admits batches to memory in order, each once an earlier one has left it.
+
+    A batch is in memory until the last of the arrays that `hold` was told of is gone: until the
+    consumer has let go of it. A loop does so right after it gets the next batch, which no later
+    call tells of.
+
+    Parameters
+    ----------
+    most : callable
+        Returns how many batches may be in memory.
+    """
+
+    def __init__(self, most: Callable[[], int]) -> None:
+        self._most = most
+        # Reentrant: the garbage collector may free arrays in the middle of anything.
+        self._changed = threading.Condition(threading.RLock())
+        self._coming: deque[Hashable] = deque()
+        self._num_admitted = self._num_wanted = self._num_living = 0
+        self._is_closed = False
+
+    def expect(self, batch: Hashable) -> None:
+        """Have a batch admitted after all that were expected before."""
+        self._coming.append(batch)
+
+    def want(self, num_batches: int) -> None:
+        """Admit so many batches in all, even if the consumer holds on to others."""
+        with self._changed:
+            self._num_wanted = num_batches
+            self._changed.notify_all()
+
+    def enter(self, batch: Hashable) -> Admitted:
+        """Wait until a batch may have memory.
+
+        Raises
+        ------
+        CancelledError
+            If nobody waits for batches any more.
+        """
+        with self._changed:
+            while not (self._is_closed or (self._coming[0] == batch and self._has_room)):
+                self._changed.wait()
+            if self._is_closed:
+                raise CancelledError(f"batch {batch} is not wanted any more")
+            self._coming.popleft()
+            self._num_admitted += 1
+            self._num_living += 1
+            self._changed.notify_all()
+        return Admitted(self)
+
+    def close(self) -> None:
+        """Admit no more; those that wait fail. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def leave(self) -> None:
+        """Note that a batch has left memory."""
+        with self._changed:
+            self._num_living -= 1
+            self._changed.notify_all()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._num_living < self._most() or self._num_admitted < self._num_wanted
+
+
+class Admitted(AbstractContextManager["Admitted"]):
+    """A batch in memory: within the context, and until the arrays that it holds are gone."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._holders = count(2)  # counts without a lock, as a finalizer must
+        self._gone = count(1)
+        self._num_holders = 1
+
+    def hold(self, array: npt.NDArray[Any]) -> None:
+        """Count a batch as long as an array lives."""
+        self._num_holders = next(self._holders)
+        weakref.finalize(array, self._let_go).atexit = False
+
+    def __exit__(self, *_: object) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if next(self._gone) == self._num_holders:
+            self._admission.leave()
 
 
 class Background(threading.Thread, Generic[R]):
@@ -245,15 +356,8 @@ def ordered_map(
         yield from _in_turn(function, iter(items), describe, waiting)
         return
 
-    own_threads: set[int] = set()
-
-    def start_thread() -> None:
-        own_threads.add(threading.get_ident())
-        if initializer is not None:
-            initializer()
-
     process = os.getpid()
-    executor = ThreadPoolExecutor(num_threads, THREAD_NAME, start_thread)
+    threads = _Threads(num_threads, initializer, stop)
     try:
         queue: deque[Future[R]] = deque()
         source = iter(items)
@@ -279,7 +383,7 @@ def ordered_map(
                     except Exception as error:
                         failure, is_over = error, True  # first comes what came before
                     else:
-                        queue.append(executor.submit(function, item))
+                        queue.append(threads.submit(function, item))
                         del item  # what it holds is free once the function is done with it
                 if queue:
                     found.append(_result_of(queue.popleft(), index, timeout_seconds, describe))
@@ -290,10 +394,110 @@ def ordered_map(
             yield found.pop()  # held by nobody but the consumer
             index += 1
     finally:
+        threads.close()
+
+
+class _Threads:
+    """Threads that make the calls that are submitted, in order. `close` ends and joins them.
+
+    They are daemons, and closed when the interpreter ends: it joins others before anything can tell
+    them to end, and would wait for ever for one that waits for the consumer.
+    """
+
+    def __init__(
+        self, num_threads: int, initializer: Callable[[], None] | None, stop: Callable[[], None]
+    ) -> None:
+        self._num_threads = num_threads
+        self._calls = _Calls(initializer or (lambda: None))
+        # Whatever an interrupt does to `close`, they end with this: nothing interrupts this call.
+        self._calls.owner = weakref.ref(self, self._calls.queue.put)
+        self.close = weakref.finalize(self, _end_threads, self._calls, stop, os.getpid())
+
+    def submit(self, function: Callable[[T], R], item: T) -> Future[R]:
+        """Have a call made, by a new thread if none is idle and there may be one more."""
+        future: Future[R] = Future()
+        calls = self._calls
+        calls.queue.put((future, function, item))
+        if not calls.idle.acquire(blocking=False) and len(calls.threads) < self._num_threads:
+            name = f"{THREAD_NAME}_{len(calls.threads)}"
+            thread = threading.Thread(target=calls.make, name=name, daemon=True)
+            calls.threads.append(thread)
+            try:
+                thread.start()
+            except RuntimeError:  # fewer threads change the time, not the result
+                calls.threads.remove(thread)
+                if not calls.threads:
+                    raise
+        if calls.is_over:  # the interpreter ends, and this is one of its daemons
+            calls.refuse()
+        return future
+
+
+class _Calls:
+    """What threads share: they must not keep alive whoever closes them.
+
+    Attributes
+    ----------
+    queue : SimpleQueue
+        Calls as (future, function, argument); anything else ends the threads.
+    """
+
+    owner: weakref.ref[_Threads]
+
+    def __init__(self, initializer: Callable[[], None]) -> None:
+        self.queue: SimpleQueue[Any] = SimpleQueue()
+        self.idle = threading.Semaphore(0)
+        self.threads: list[threading.Thread] = []
+        self.is_over = False
+        self._initializer = initializer
+
+    def make(self) -> None:
+        """Make calls until there are no more."""
+        failure: BaseException | None = None
+        try:
+            self._initializer()
+        except BaseException as error:
+            failure = error
+        while isinstance(call := self.queue.get(), tuple):
+            future, function, item = call
+            try:
+                if self.is_over:
+                    raise CancelledError("it was ended before this began")
+                if failure is not None:
+                    raise failure
+                future.set_result(function(item))
+            except BaseException as error:
+                future.set_exception(error)
+            # What they hold is free before the next one comes.
+            del call, future, function, item
+            self.idle.release()
+        self.queue.put(call)  # for the others
+
+    def refuse(self) -> None:
+        """Fail the calls that no thread is there to make any more."""
+        with suppress(Empty):
+            while True:
+                call = self.queue.get_nowait()
+                if isinstance(call, tuple):
+                    call[0].set_exception(CancelledError("it was ended before this began"))
+        self.queue.put(None)
+
+
+def _end_threads(calls: _Calls, stop: Callable[[], None], pid: int) -> None:
+    if os.getpid() != pid:  # a fork has none of them
+        return
+    calls.is_over = True
+    try:
         stop()
-        # The garbage collector may close a forgotten generator from any thread, even from
-        # one of ours, which cannot join itself.
-        executor.shutdown(wait=threading.get_ident() not in own_threads, cancel_futures=True)
+    finally:
+        calls.queue.put(None)
+    # The garbage collector may do this in any thread, even in one of them, which cannot join
+    # itself.
+    if threading.current_thread() not in calls.threads:
+        for thread in calls.threads:
+            if thread.is_alive():  # not where an interrupt came before it was started
+                thread.join()
+        calls.refuse()
 
 
 def _in_turn(

@@ -70,17 +70,11 @@ class Wish:
         The smallest that will do.
     most : int
         The largest that is of use.
-    enough : int
-        The size up to which it comes before what is wished later.
-    share : int
-        Beyond `enough`, the size gets at most one part in so many of what all wishes share.
     """
 
     size: str
     least: int = 0
     most: int = 2**62
-    enough: int = 0
-    share: int = 1
 
 
 @dataclass(frozen=True)
@@ -161,12 +155,7 @@ class Ledger:
         self.check(sizes)
         for wish in wishes:
             beside = {**sizes, wish.size: 0}
-            found = self.largest(wish.size, beside, wish.most)
-            if wish.share > 1:
-                shared = self.left({**sizes, **{later.size: 0 for later in wishes}}) // wish.share
-                part = self.with_limit(self.peak(beside) + shared).largest(wish.size, beside)
-                found = min(found, max(part, wish.enough))
-            sizes[wish.size] = max(wish.least, found)
+            sizes[wish.size] = max(wish.least, self.largest(wish.size, beside, wish.most))
         return sizes
 
     def check(self, sizes: Sizes | None = None, *remedies: str) -> None:

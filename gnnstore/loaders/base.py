@@ -215,15 +215,21 @@ class BatchLoader(DataLoader[Any]):
         iteration = self._cursor.begin(self.epoch)
         self.epoch += 1
         self._num_iterations += 1
+        pin = self._pin if self.pin_memory and torch.cuda.is_available() else None
+        # Not told of are copies of a batch, and one that the consumer's thread joins with its rows.
+        waits = pin is None and self.transform_sampler_output is None
+        lookahead = (Lookahead.admitting if waits else Lookahead)(
+            self.prefetch_batches, self._spare_bytes
+        )
         finisher = Finisher(
             self._assembler,
             self.transform,
             self.transform_sampler_output,
-            self._pin if self.pin_memory and torch.cuda.is_available() else None,
+            pin,
             self._totals,
             self._recorder,
+            lookahead.admission,
         )
-        lookahead = Lookahead(self.prefetch_batches, self._spare_bytes)
         run, order = replace(self._run(iteration.start, seed), lookahead=lookahead), self._order
         # A loader that does not shuffle evaluates, often once.
         if order.is_keyed and (order.shuffles or self._num_iterations > 1):

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from gnnstore._core import ReadCounts, pool_exchange, pool_trim
 from gnnstore.errors import limits_named
-from gnnstore.parallel import Lookahead, ordered_map
+from gnnstore.parallel import Admission, Lookahead, ordered_map
 from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, SeedSource
 from gnnstore.progress import WaitProgress
 from gnnstore.timeline import OFF, Timeline
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from gnnstore.features.source import Rows
     from gnnstore.pipeline.order.cursor import Iteration
     from gnnstore.pipeline.order.epoch import EpochOrder
@@ -287,9 +289,19 @@ class Assembler(Protocol):
         """Return a sample as PyG's `SamplerOutput`."""
 
     def assemble(
-        self, output: Any, labels: SeedLabels, rows: Mapping[str, Rows]
+        self,
+        output: Any,
+        labels: SeedLabels,
+        rows: Mapping[str, Rows],
+        hold: Callable[[NDArray[Any]], None],
     ) -> tuple[Any, int, ReadCounts]:
-        """Return a batch, the bytes gathered for it, and what reading them took."""
+        """Return a batch, the bytes gathered for it, and what reading them took.
+
+        Parameters
+        ----------
+        hold : callable
+            Told of each array of rows.
+        """
 
 
 class PreparedBatch:
@@ -299,8 +311,8 @@ class PreparedBatch:
     ----------
     output : SamplerOutput or Data
         The sample alone, or joined with its attributes.
-    num_bytes : int
-        Bytes of the sample, and of the attributes once they are there.
+    num_bytes, sample_bytes : int
+        Bytes of the sample, and of the attributes once they are there; of the sample alone.
     counts : ReadCounts
         What reading the attributes took.
     """
@@ -314,6 +326,7 @@ class PreparedBatch:
         "num_edges",
         "num_nodes",
         "output",
+        "sample_bytes",
         "seconds_gathering",
         "seconds_sampling",
         "task",
@@ -328,6 +341,7 @@ class PreparedBatch:
         self.num_nodes = sum(map(len, sample.nodes.values()))
         self.num_edges = sum(map(len, sample.edges.values()))
         self.num_bytes = sample.num_bytes + sum(array.nbytes for array in labels.arrays())
+        self.sample_bytes = self.num_bytes
         self.seconds_sampling = 0.0
         self.seconds_gathering = 0.0
         self.bytes_gathered = 0
@@ -366,6 +380,8 @@ class Finisher:
         The user's; called in the consumer's thread, in the order of the batches.
     pin : callable or None
         Copies a batch to where a GPU can fetch it by itself.
+    admission : Admission or None
+        Where a batch waits for its memory in a thread; None: it does not.
     """
 
     assembler: Assembler
@@ -374,6 +390,7 @@ class Finisher:
     pin: Callable[[Any], Any] | None
     totals: Totals
     recorder: Recorder
+    admission: Admission | None = None
 
     def prepare(self, task: Task) -> PreparedBatch:
         """Sample a batch and assemble it, as far as its turn need not have come."""
@@ -385,7 +402,11 @@ class Finisher:
             batch.seconds_sampling = task.seconds_ahead + stage.seconds
             if self.transform_sampler_output is not None:
                 return batch
-            self._join(batch)
+            if self.admission is None:
+                self._join(batch)
+            else:
+                with self.admission.enter(task.key.batch) as admitted:
+                    self._join(batch, admitted.hold)
         except BaseException:
             task.finish()
             raise
@@ -426,7 +447,9 @@ class Finisher:
         )
         return batch.output
 
-    def _join(self, batch: PreparedBatch) -> None:
+    def _join(
+        self, batch: PreparedBatch, hold: Callable[[NDArray[Any]], None] = lambda _: None
+    ) -> None:
         """Join a sample with its attributes."""
         task = batch.task
         if task is None:
@@ -434,7 +457,7 @@ class Finisher:
         with self._stage("gathering", batch.key) as stage:
             rows = task.rows(batch.output)
             batch.output, num_bytes, counts = self.assembler.assemble(
-                batch.output, batch.labels, rows
+                batch.output, batch.labels, rows, hold
             )
             stage.args |= {
                 "bytes": num_bytes,
@@ -482,12 +505,19 @@ def load_batches(
         Called once in each preparing thread.
     """
     ahead: deque[Position] = deque()
-    recorder = finisher.recorder
+    recorder, admission = finisher.recorder, finisher.admission
 
     def planned() -> Iterator[Planned]:
         for number, index, after in order.batches(iteration.start, run.seed):
             ahead.append(after)
+            if admission is not None:
+                admission.expect(number)
             yield number, index
+
+    def waiting(k: int) -> AbstractContextManager[object]:
+        if admission is not None:
+            admission.want(k + 1)
+        return recorder.progress.waiting(k)
 
     if lookahead.recycled_bytes is not None:
         pool_exchange(True)
@@ -501,7 +531,8 @@ def load_batches(
             timeout_seconds=run.timeout_seconds,
             initializer=initializer,
             describe=run.describe,
-            waiting=recorder.progress.waiting,
+            stop=(lambda: None) if admission is None else admission.close,
+            waiting=waiting,
         )
         stack.enter_context(closing(batches))
         start_ns = time.perf_counter_ns()
@@ -509,7 +540,7 @@ def load_batches(
             key = batch.key
             end_ns = time.perf_counter_ns()
             recorder.add("wait", start_ns, end_ns, epoch=key.epoch, batch=key.batch)
-            lookahead.observe(batch.num_bytes)
+            lookahead.observe(batch.num_bytes, batch.sample_bytes)
             if lookahead.recycled_bytes is not None:
                 pool_trim(lookahead.recycled_bytes)
             output = finisher.finish(batch, (end_ns - start_ns) * 1e-9)

@@ -173,7 +173,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         if not note and maker.settings.score == "frequency":
             counted = [np.zeros(maker.store.num_nodes, np.uint8)]
 
-    batch_bytes = 0
+    batch_bytes = sample_bytes = 0
     if placement.budget_is_promise or counted:
         spare = placement.spare_bytes
         if spare is not None:
@@ -184,12 +184,14 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         if placement.budget_is_promise:
             release_memory()  # the samples' buffers: nothing gives them back before the first batch
             batch_bytes = expected_bytes(presampled.largest_bytes)
+            sample_bytes = expected_bytes(presampled.largest_ids_bytes)
             check_two_batches(placement.ledger, batch_bytes)
     if maker is None:
         return placement
 
     num_rows = cache_rows(
-        *(placement, maker.settings, maker.cost, batch_bytes, num_threads),
+        *(placement, maker.settings, maker.cost, batch_bytes, sample_bytes),
+        num_threads=num_threads,
         staging_bytes=maker.engine.staging_bytes,
     )
     if existing is not None:
@@ -216,9 +218,10 @@ def predict_epoch(
 ) -> Prediction:
     """Predict an epoch, with a cache of what batches leave."""
     placement, work = place(0), epoch.workload
-    batch_bytes = 0
+    batch_bytes = sample_bytes = 0
     if placement.budget_is_promise:
         batch_bytes = expected_bytes(epoch.seen.largest_bytes)
+        sample_bytes = expected_bytes(epoch.seen.largest_ids_bytes)
         check_two_batches(placement.ledger, batch_bytes)
     num_rows, taken = 0, placement.resident_bytes + placement.staging_bytes
     if candidate.score is not None:
@@ -226,7 +229,8 @@ def predict_epoch(
         cost = cache_cost(work.num_rows, work.row_bytes, settings.score)
         if work.num_rows * SCORE_DTYPES[settings.score]().itemsize <= placement.left_bytes:
             num_rows = cache_rows(
-                *(placement, settings, cost, batch_bytes, epoch.machine.num_threads),
+                *(placement, settings, cost, batch_bytes, sample_bytes),
+                num_threads=epoch.machine.num_threads,
                 staging_bytes=epoch.engine.staging_bytes,
             )
         taken += cost.bytes_of(num_rows)
@@ -250,16 +254,17 @@ def cache_rows(
     settings: CacheSettings,
     cost: CacheCost,
     batch_bytes: int,
-    num_threads: int,
+    sample_bytes: int,
     *,
+    num_threads: int,
     staging_bytes: int = 0,
 ) -> int:
     """Return the number of nodes whose rows can be cached.
 
     Parameters
     ----------
-    batch_bytes : int
-        Bytes of a batch, at most; 0 if no budget was promised.
+    batch_bytes, sample_bytes : int
+        Bytes of a batch, at most, and of its sample; 0 if no budget was promised.
     num_threads : int
         Preparing threads.
     staging_bytes : int
@@ -282,7 +287,7 @@ def cache_rows(
         return num_rows
     if not placement.budget_is_promise:
         return cost.rows_in(memory.left() // _CACHE_SHARE)
-    wish = prefetch_wish(memory.left(), batch_bytes, num_threads)
+    wish = prefetch_wish(memory.left(), batch_bytes, sample_bytes, num_threads)
     return cost.rows_in(memory.left() - with_batches(memory).solve(wish)[IN_FLIGHT])
 
 

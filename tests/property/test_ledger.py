@@ -36,14 +36,10 @@ wishes = st.permutations(SIZES).flatmap(
     lambda names: st.tuples(
         *(
             st.builds(
-                lambda name, least, more, enough, share: Wish(
-                    name, least, least + more, least + enough, share
-                ),
+                lambda name, least, more: Wish(name, least, least + more),
                 st.just(name),
                 st.integers(0, 100),
                 st.integers(0, 10**5),
-                st.integers(0, 10**4),
-                st.integers(1, 8),
             )
             for name in names
         )
@@ -66,7 +62,7 @@ def test_what_is_found_fits_and_no_less_is_found_with_more(
     first, last = wished[0], wished[-1]
     more = Ledger(limit + limit // 7 + 1, parts).solve(*wished)
     assert more[first.size] >= sizes[first.size], "the first wish gets no less with more"
-    if last.share == 1 and sizes[last.size] < last.most:
+    if sizes[last.size] < last.most:
         assert ledger.left({**sizes, last.size: sizes[last.size] + 1}) < 0, "one more had room"
 
 
@@ -139,11 +135,9 @@ def test_phases_do_not_add_up() -> None:
     )
 
 
-def test_a_wish_beyond_enough_gets_a_share() -> None:
+def test_wishes_come_in_their_order() -> None:
     ledger = Ledger(1000, (Reservation("a", 200, {IN_FLIGHT: 1}), Reservation("b", 0, {SLOTS: 7})))
-    sizes = ledger.solve(Wish(IN_FLIGHT, 50, 900, 100, share=4), Wish(SLOTS))
-    assert sizes == {IN_FLIGHT: 200, SLOTS: 600 // 7}
-    sizes = ledger.solve(Wish(IN_FLIGHT, 50, 900, 300, share=4), Wish(SLOTS, least=60))
+    sizes = ledger.solve(Wish(IN_FLIGHT, 50, 300), Wish(SLOTS))
     assert sizes == {IN_FLIGHT: 300, SLOTS: 500 // 7}
     assert ledger.solve(Wish(IN_FLIGHT, 50, 900), Wish(SLOTS, 60))[IN_FLIGHT] == 380
 

@@ -8,14 +8,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from gnnstore.errors import BudgetError
-from gnnstore.parallel import THREAD_NAME, Lookahead, Paced, Workers, ordered_map, prefetch
+from gnnstore.parallel import (
+    THREAD_NAME,
+    Admission,
+    CancelledError,
+    Lookahead,
+    Paced,
+    Workers,
+    ordered_map,
+    prefetch,
+)
 
 
 def depth(n: int) -> Callable[[], int]:
@@ -357,6 +370,101 @@ def test_a_budget_bounds_the_bytes_ahead() -> None:
     assert Lookahead(5).recycled_bytes is None
 
 
+def test_samples_are_prepared_ahead_of_their_batches_memory() -> None:
+    lookahead = Lookahead.admitting(8, spare_bytes=1000)
+    assert (lookahead(), lookahead.num_living) == (1, 2), "one at a time, and that of the consumer"
+    lookahead.observe(400, 60)
+    assert (lookahead(), lookahead.num_living) == (1 + 200 // 60, 2)
+    lookahead.observe(300, 10)
+    assert lookahead() == 4, "by the largest"
+    lookahead.must_wait = lambda: True
+    assert lookahead() == 1
+    alone = Lookahead.admitting(8)
+    assert (alone(), alone.admission) == (8, None), "nobody has set a budget"
+
+
+class Rows:
+    """Batches of an array each, of which at most so many live at once."""
+
+    def __init__(self, most: int, num_batches: int) -> None:
+        self.admission = Admission(lambda: most)
+        self.most_living = self.num_living = 0
+        self._lock = threading.Lock()
+        for i in range(num_batches):
+            self.admission.expect(i)
+
+    def make(self, i: int) -> NDArray[Any]:
+        time.sleep(0.002 * (i % 3))  # they come in any order
+        with self.admission.enter(i) as admitted:
+            array = np.full(4, i)
+            with self._lock:
+                self.num_living += 1
+                self.most_living = max(self.most_living, self.num_living)
+            weakref.finalize(array, self._gone)
+            admitted.hold(array)
+        return array
+
+    def _gone(self) -> None:
+        self.num_living -= 1
+
+    def all_of(self, num_batches: int) -> Generator[NDArray[Any], None, None]:
+        def waiting(k: int) -> AbstractContextManager[object]:
+            self.admission.want(k + 1)
+            return nullcontext()
+
+        return ordered_map(
+            self.make,
+            range(num_batches),
+            num_threads=3,
+            lookahead=depth(4),
+            stop=self.admission.close,
+            waiting=waiting,
+        )
+
+
+@pytest.mark.parametrize("most", [2, 3])
+def test_a_batch_is_made_once_an_earlier_one_is_let_go_of(most: int) -> None:
+    rows, batch = Rows(most, 30), np.empty(0)
+    for i, batch in enumerate(rows.all_of(30)):
+        assert batch[0] == i
+        time.sleep(0.003)
+    # `num_living` falls within the finalizers, which may run after that of the admission.
+    assert 2 <= rows.most_living <= most + 1
+    del batch
+    assert rows.num_living == 0
+    assert our_threads() == []
+
+
+def test_a_batch_is_made_while_the_consumer_works_on_the_one_before() -> None:
+    rows = Rows(2, 10)
+    batches = rows.all_of(10)
+    batch = next(batches)
+    for i in range(1, 5):
+        batch = next(batches)  # what it was before is gone now, and no further call says so
+        for _ in range(1000):
+            if rows.num_living == 2:
+                break
+            time.sleep(0.001)
+        assert rows.num_living == 2, f"batch {i + 1} was not made beside {batch[0]}"
+    batches.close()
+
+
+def test_a_consumer_that_keeps_all_batches_gets_them_all() -> None:
+    rows = Rows(2, 12)
+    kept = list(rows.all_of(12))
+    assert [batch[0] for batch in kept] == list(range(12))
+
+
+def test_leaving_early_ends_those_that_wait_for_memory() -> None:
+    rows = Rows(2, 10)
+    batches = rows.all_of(10)
+    first, second = next(batches), next(batches)
+    batches.close()
+    assert (first[0], second[0], our_threads()) == (0, 1, [])
+    with pytest.raises(CancelledError, match="batch 3 is not wanted any more"):
+        rows.admission.enter(3)
+
+
 def test_a_budget_without_room_for_two_batches_is_an_error() -> None:
     lookahead = Lookahead(5, spare_bytes=1000)
     with pytest.raises(BudgetError, match=r"needs 1002 bytes .*: 2 bytes too few; raise memory="):
@@ -391,6 +499,23 @@ def run_python(code: str, timeout: float = 60) -> subprocess.CompletedProcess[st
 def test_the_interpreter_ends_while_a_generator_is_suspended() -> None:
     ended = run_python("left = results()\nnext(left)\nprint('end')")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "end\n", "")
+
+
+def test_the_interpreter_ends_while_a_thread_waits_for_the_consumer() -> None:
+    """It joins threads before it runs any `atexit`: one such kept it for ever."""
+    code = """
+taken, ended = threading.Event(), threading.Event()
+def work(n):
+    while n and not taken.is_set():
+        time.sleep(0.01)
+left = ordered_map(
+    work, range(4), num_threads=2, lookahead=lambda: 3, stop=lambda: (taken.set(), print("told"))
+)
+next(left)
+print("end")
+"""
+    ended = run_python(code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "end\ntold\n", "")
 
 
 def test_the_interpreter_ends_by_sys_exit_inside_the_loop() -> None:

@@ -272,13 +272,16 @@ def test_what_a_cache_takes() -> None:
 def test_batches_in_flight_come_before_the_cache() -> None:
     chosen = place(SIZES, strategy="static", topology="mmap", memory=100_000_000 + 1_002_000_000)
 
-    def rows(batch_bytes: int, num_threads: int) -> int:
-        return cache_rows(chosen, CacheSettings(), COST, batch_bytes, num_threads)
+    def rows(batch_bytes: int, num_threads: int, sample_bytes: int = 0) -> int:
+        return cache_rows(
+            chosen, CacheSettings(), COST, batch_bytes, sample_bytes, num_threads=num_threads
+        )
 
     assert rows(10_000_000, 2) == (1_000_000_000 - 4 * 10_000_000) // 1000, "one more than threads"
     # A quarter of 1,002 MB is 250.5 MB: not four batches of 70 MB.
     assert rows(70_000_000, 2) == (1_000_000_000 - 250_500_000) // 1000
     assert rows(200_000_000, 2) == 500_000, "never less than two batches and a half"
+    assert rows(200_000_000, 2, 60_000_000) == 480_000, "two, and the samples of two threads"
     assert rows(334_000_000, 2) == (1_000_000_000 - 835_000_000) // 1000
     assert rows(400_000_000, 2) == 0
 
@@ -299,9 +302,9 @@ def test_two_batches_are_the_least() -> None:
 def test_a_cache_of_a_given_size() -> None:
     chosen = place(SIZES, strategy="static", topology="mmap", memory="1.1GB")
     settings = CacheSettings("degree", 900_000_000)
-    assert cache_rows(chosen, settings, COST, 50_000_000, 2) == 898_000
+    assert cache_rows(chosen, settings, COST, 50_000_000, 0, num_threads=2) == 898_000
     with pytest.raises(BudgetError) as caught:
-        cache_rows(chosen, settings, COST, 60_000_000, 2)
+        cache_rows(chosen, settings, COST, 60_000_000, 0, num_threads=2)
     assert str(caught.value) == (
         "strategy 'static' needs 1120000000 bytes (100 MB of compressed attributes + "
         "900 MB of cached rows + 120 MB of batches in flight), but has 1100000000 bytes of the "
@@ -314,7 +317,8 @@ def test_without_a_promise_the_cache_takes_half(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(limits, "available_bytes", lambda: 5 * GB)
     chosen = place(SIZES, strategy="static", topology="mmap")
     assert (
-        cache_rows(chosen, CacheSettings(), COST, 0, 2) == (4_900_000_000 // 2 - 2 * 10**6) // 1000
+        cache_rows(chosen, CacheSettings(), COST, 0, 0, num_threads=2)
+        == (4_900_000_000 // 2 - 2 * 10**6) // 1000
     )
 
 

@@ -6,7 +6,7 @@ the labels of its seeds, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -111,7 +111,11 @@ class BatchAssembler:
         return sampler_output(sampled.sample, sampled.labels.metadata())
 
     def assemble(
-        self, output: SamplerOutput, labels: SeedLabels, rows: Mapping[str, Rows] = _NOTHING
+        self,
+        output: SamplerOutput,
+        labels: SeedLabels,
+        rows: Mapping[str, Rows] = _NOTHING,
+        hold: Callable[[npt.NDArray[Any]], None] = lambda _: None,
     ) -> tuple[Data, int, ReadCounts]:
         """Gather the attributes of a subgraph.
 
@@ -123,6 +127,8 @@ class BatchAssembler:
             Of its seeds.
         rows : mapping of str to Rows, optional
             Rows of its nodes and edges that are there already, by the attribute's path.
+        hold : callable, optional
+            Told of each array of rows, whose memory is the batch's.
 
         Returns
         -------
@@ -136,6 +142,7 @@ class BatchAssembler:
             nonlocal bytes_gathered, counts
             for name, attribute in attributes.items():
                 found, read = rows.get(attribute.path) or attribute.gather(ids)
+                hold(found)
                 tensor = torch.from_numpy(found)
                 if attribute.is_bfloat16:
                     tensor = tensor.view(torch.bfloat16)

@@ -391,7 +391,8 @@ class _Division:
         seen = self.seen
         batch_bytes = self._expected(seen.largest_bytes + _STEP_BYTES * seen.largest_nodes)
         check_two_batches(memory, batch_bytes)
-        wish = prefetch_wish(memory.left(), batch_bytes, self.num_threads, self.depth)
+        sample_bytes = self._expected(seen.largest_ids_bytes)
+        wish = prefetch_wish(memory.left(), batch_bytes, sample_bytes, self.num_threads, self.depth)
         in_flight = with_batches(memory).solve(wish)[IN_FLIGHT]
         return memory.add(Reservation("batches in flight", in_flight))
 

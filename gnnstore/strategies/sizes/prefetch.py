@@ -7,19 +7,19 @@ from typing import Literal
 from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, Wish
 from gnnstore.parallel import SMALLER_BATCHES
 
-# For how many batches there is room. "double_buffered": so many that reading and assembling
-# overlap, whatever that leaves, where rows that are not cached are packed: they cost little.
+# For how many batches there is room. "double_buffered": so many that two threads assemble batches,
+# whatever that leaves, where rows that are not cached are packed: they cost little.
 # "default": as many as leave enough to a cache. "minimal": one and the one before it, where
 # otherwise the budget would have to be refused.
 PrefetchDepth = Literal["double_buffered", "default", "minimal"]
 
-# With a batch for each thread, one that waits and one at the consumer, threads never wait for
-# memory. That is not worth more than a quarter of what a cache could have. But with two beside the
-# one at the consumer the disk is read for one while the other is put together: worth a third.
-# Where there are only two in all, half a batch more, since later ones may be larger than any of
-# the sample: on R-MAT, by 27 % with 64 seeds, and 2 % with 1,024.
+# While the consumer has a batch, the next one is read: beside these two, threads have samples, and
+# wait for the memory of the batch that the consumer lets go of. With a batch for each thread, one
+# that waits and one at the consumer, they never wait. That is not worth more than a quarter of what
+# a cache could have. Where there are only two, half a batch more, since later ones may be larger
+# than any of the sample: on R-MAT, by 27 % with 64 seeds.
 _BATCH_SHARE = 4
-_OVERLAPPING, _OVERLAPPING_SHARE = 3, 3
+_LEAST, _BUFFERED = 2, 3
 _LEAST_HALF_BATCHES = 5
 
 
@@ -45,7 +45,11 @@ def has_two_batches(memory: Ledger, batch_bytes: int) -> bool:
 
 
 def prefetch_wish(
-    left_bytes: int, batch_bytes: int, num_threads: int, depth: PrefetchDepth = "default"
+    left_bytes: int,
+    batch_bytes: int,
+    sample_bytes: int,
+    num_threads: int,
+    depth: PrefetchDepth = "default",
 ) -> Wish:
     """Return how many bytes batches in flight should have.
 
@@ -53,13 +57,13 @@ def prefetch_wish(
     ----------
     left_bytes : int
         Bytes for them and a cache.
-    batch_bytes : int
-        Of a batch, at most.
+    batch_bytes, sample_bytes : int
+        Of a batch, at most, and of the part that is there before its rows.
     """
-    least = 2 * batch_bytes
+    least = _LEAST * batch_bytes
     if depth == "minimal":
         return Wish(IN_FLIGHT, least, least)
-    enough = _LEAST_HALF_BATCHES * batch_bytes // 2
-    if depth == "double_buffered" or _OVERLAPPING * batch_bytes <= left_bytes // _OVERLAPPING_SHARE:
-        enough = _OVERLAPPING * batch_bytes
-    return Wish(IN_FLIGHT, least, (num_threads + 2) * batch_bytes, enough, _BATCH_SHARE)
+    fewest = 2 * _BUFFERED if depth == "double_buffered" else _LEAST_HALF_BATCHES
+    enough = max(fewest * batch_bytes // 2, _LEAST * batch_bytes + num_threads * sample_bytes)
+    most = (num_threads + 2) * batch_bytes
+    return Wish(IN_FLIGHT, least, max(enough, min(left_bytes // _BATCH_SHARE, most)))
