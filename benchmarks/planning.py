@@ -4,7 +4,8 @@ Every round samples a superbatch, an epoch of W, as a loader does, and plans it 
 tenth of the rows. `memory` keeps samples, trace and plan in memory; `files` has them in files, and
 a table for all nodes; `files-full` is the same in a memory cgroup that allows what the process
 holds, what planning reserves and 0.2 GB of slack, page cache included; `passes-full` has a quarter
-of the table, and so goes through the trace four times. Each way is a process of its own.
+of the table, and so goes through the trace four times. Each way is a process of its own. A quarter
+of the slots have pinned rows, as a loader's have; with `--unpinned` all of them are planned.
 
 The bar: planning takes at most 15 % of sampling. On a busy machine the share of the processors'
 time is the one to look at. Run `python -m benchmarks.planning --cache DIR` as a user who may make
@@ -32,7 +33,7 @@ from benchmarks.harness import (
     report,
     spread,
 )
-from benchmarks.parts.planning import WAYS, Outcome
+from benchmarks.parts.planning import UNPINNED, WAYS, Outcome
 from benchmarks.parts.workloads import BATCH_SIZE, FANOUTS, SEED, WORKLOADS
 from gnnstore.tools.bench.process import ask_process, group_if
 from gnnstore.tools.bench.task import Task
@@ -75,7 +76,7 @@ def compare(arguments: argparse.Namespace, directory: Path, *, limited: bool) ->
         np.save(seeds_path, seeds)
         for way in arguments.ways:
             task = Task(
-                strategy=way,
+                strategy=UNPINNED * arguments.unpinned + way,
                 store=str(store),
                 seeds=str(seeds_path),
                 share=SHARE,
@@ -124,6 +125,7 @@ def main() -> None:
     options.set_defaults(repeats=5)
     options.add_argument("--workload", choices=sorted(WORKLOADS), default="W", help="(W)")
     options.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    options.add_argument("--unpinned", action="store_true", help="no row is pinned")
     add_limit_options(options)
     arguments = options.parse_args()
     if arguments.quick:

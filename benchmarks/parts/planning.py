@@ -22,6 +22,8 @@ import numpy as np
 import gnnstore
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger
 from gnnstore.caching.policies.belady import Belady, BeladyPlanner
+from gnnstore.caching.scores import most_needed
+from gnnstore.features.tiers.pinned import PinnedRows
 from gnnstore.graph.store import GraphStore
 from gnnstore.pipeline.batch import EpochRun, Recorder
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
@@ -33,8 +35,12 @@ from gnnstore.tools.bench.task import Task
 # a full memory group.
 WAYS = ("memory", "files", "files-full", "passes-full")
 PASSES = 4
+# Begins the name of a way without pinned rows; with them, so many of the slots are theirs.
+UNPINNED, PINNED_SHARE = "unpinned-", 0.25
 # Nodes: more than a batch of any workload has.
 LARGEST_BATCH = 1 << 19
+# As many as a loader samples to find what to pin.
+PIN_BATCHES = 32
 
 
 @dataclass(frozen=True)
@@ -98,8 +104,23 @@ class Run:
         sampler = NeighborSampler(csc, config, store.schema.index_dtype)
         return cls(task, store, sampler, InputNodes(len(seeds), seeds, None))
 
-    def sample(self, spools: Spools, epoch: int) -> SampledSuperbatch:
-        """Sample the batches of an epoch, as a loader does."""
+    def pinned(self, spools: Spools, num_slots: int) -> PinnedRows | None:
+        """Return the rows that a loader would pin, by a sample of other batches."""
+        num_pinned, num_nodes = int(PINNED_SHARE * num_slots), self.store.num_nodes
+        sampled = self.sample(spools, 1 << 20, most=PIN_BATCHES)
+        with closing(sampled):
+            nodes = most_needed(sampled.trace, num_nodes, num_pinned, least=2)
+        return PinnedRows.of(nodes, num_nodes, num_slots - len(nodes))
+
+    def sample(
+        self,
+        spools: Spools,
+        epoch: int,
+        pinned: PinnedRows | None = None,
+        *,
+        most: int | None = None,
+    ) -> SampledSuperbatch:
+        """Sample the batches of an epoch, or the first of them, as a loader does."""
         task = self.task
         run = EpochRun(
             seed=task.seed,
@@ -116,7 +137,23 @@ class Run:
         chunk = [
             Coming(k, (k, np.arange(k * size, (k + 1) * size)), run) for k in range(task.batches)
         ]
-        return spools.sample(chunk, SamplingJob(run, self.seeds, self.sampler))
+        return spools.sample(
+            chunk[:most], SamplingJob(run, self.seeds, self.sampler), pinned=pinned
+        )
+
+
+def in_memory_spools(run: Run) -> closing[Spools]:
+    """Return spools that keep everything in memory."""
+    num_nodes, num_edges = run.store.num_nodes, run.store.num_edges
+    spools = Spools(
+        Path(run.task.store).parent,
+        num_nodes,
+        num_edges,
+        most_in_memory=run.task.batches,
+        table_bytes=0,
+        purpose="a benchmark's",
+    )
+    return closing(spools)
 
 
 def perform(task: Task) -> Outcome:
@@ -124,7 +161,7 @@ def perform(task: Task) -> Outcome:
     run = Run.of(task)
     num_nodes, num_edges = run.store.num_nodes, run.store.num_edges
     num_slots = int(task.share * num_nodes)
-    in_memory, passes = task.strategy == "memory", PASSES if "passes" in task.strategy else 1
+    in_memory, passes = task.strategy.endswith("memory"), PASSES if "passes" in task.strategy else 1
     table_bytes = 0 if in_memory else 4 * -(-num_nodes // passes)
     limit_bytes, group = 0, task.memory_group
     if group is not None:
@@ -134,7 +171,10 @@ def perform(task: Task) -> Outcome:
         needed = Ledger(0, tuple(reserved)).peak({PLANNED: task.batches, SLOTS: num_slots})
         limit_bytes = group.held_bytes() + needed + task.slack_bytes
         group.limit(limit_bytes)
-    planner = BeladyPlanner(num_slots)
+    with in_memory_spools(run) as others:
+        is_pinned = not task.strategy.startswith(UNPINNED)
+        pinned = run.pinned(others, num_slots) if is_pinned else None
+    planner = BeladyPlanner(num_slots if pinned is None else pinned.first_slot)
     found = Outcome([], [], [], [], task.batches, [], limit_bytes, 0)
     for epoch in range(task.round):
         with ExitStack() as stack:
@@ -149,7 +189,7 @@ def perform(task: Task) -> Outcome:
             )
             stack.enter_context(closing(spools))
             with Clock(found.sampling, found.sampling_cpu):
-                sampled = run.sample(spools, epoch)
+                sampled = run.sample(spools, epoch, pinned)
             stack.enter_context(closing(sampled))
             with Clock(found.planning, found.planning_cpu):
                 plan = spools.plan(planner, sampled.trace, "plan")

@@ -505,6 +505,69 @@ def check_cached(nodes: NDArray[np.int64], slots: NDArray[np.int32], ids: _Ids) 
         A slot is outside the cache.
     """
 
+def drop_pinned(bits: NDArray[np.uint64], ids: _Ids) -> _Ids:
+    """Return the ids that are not pinned, in their order.
+
+    `gnnstore.testing.twins.caches.drop_pinned` is the definition.
+
+    Parameters
+    ----------
+    bits : ndarray of uint64
+        What `index_nodes` returned for the pinned nodes.
+    ids : ndarray of int32 or int64, shape [n]
+
+    Returns
+    -------
+    ndarray [m]
+        A new array of the same element type.
+
+    Raises
+    ------
+    IndexError
+        An id is outside the bitmap.
+    """
+
+def add_pinned(
+    bits: NDArray[np.uint64],
+    ranks: NDArray[np.int32],
+    ids: _Ids,
+    slots: NDArray[np.int32],
+    positions: NDArray[np.int32],
+    *,
+    first_slot: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Add the slots of pinned rows to the plan of a batch's other rows.
+
+    `gnnstore.testing.twins.caches.add_pinned` is the definition.
+
+    Parameters
+    ----------
+    bits, ranks : ndarray
+        What `index_nodes` returned for the pinned nodes.
+    ids : ndarray of int32 or int64, shape [n]
+        All ids of the batch.
+    slots : ndarray of int32, shape [m]
+        The slot of each id that `drop_pinned` keeps.
+    positions : ndarray of int32, shape [c]
+        Rows that enter the cache, among the m.
+    first_slot : int
+        Of the first pinned node; the others follow.
+
+    Returns
+    -------
+    slots : ndarray of int32, shape [n]
+        The slot of each id.
+    positions : ndarray of int32, shape [c]
+        Rows that enter, among all n.
+
+    Raises
+    ------
+    ValueError
+        There are not m ids that are not pinned.
+    IndexError
+        An id is outside the bitmap, or a position not below m.
+    """
+
 def copy_from_slots(
     cache: NDArray[np.uint8],
     slots: NDArray[np.int32],

@@ -188,6 +188,22 @@ class ScoreCurve:
         held[0] = 0.0  # a row with no score is not cached
         return float(((1 - held) * self.uses).sum())
 
+    def highest(self, num_rows: int, least: int) -> tuple[int, float]:
+        """Return the number of rows with the highest scores, and how many of a batch they are.
+
+        Parameters
+        ----------
+        num_rows : int
+            The most rows.
+        least : int
+            The lowest score that counts.
+        """
+        rows, uses = self.rows[least:], self.uses[least:]
+        above = np.cumsum(rows[::-1])[::-1] - rows
+        with np.errstate(divide="ignore", invalid="ignore"):
+            held = _between((num_rows - above) / rows)
+        return int((held * rows).sum()), float((held * uses).sum())
+
     def lowest_score(self, num_slots: int) -> int:
         """Return the lowest score of which most rows are in the cache."""
         if num_slots >= self.num_rows:

@@ -205,6 +205,8 @@ def most_needed(
     num_nodes: int,
     num_rows: int,
     degrees: Callable[[], npt.NDArray[np.uint32] | None] = lambda: None,
+    *,
+    least: int = 1,
 ) -> npt.NDArray[np.int64]:
     """Choose the nodes that occur in most of the first 255 batches of a trace.
 
@@ -215,6 +217,8 @@ def most_needed(
     degrees : callable, optional
         Called if there is room for more nodes than the trace needs: returns out-degrees [N], by
         which the others are chosen, or None. The array is changed.
+    least : int
+        Nodes that fewer batches need are not chosen for that.
 
     Returns
     -------
@@ -229,6 +233,8 @@ def most_needed(
     counts = np.zeros(num_nodes, np.uint8)
     for i in range(min(trace.num_batches, MAX_COUNTED_BATCHES)):
         _core.count_ids(trace.batch(i), counts)
+    if least > 1:
+        counts[counts < least] = 0
     scores = degrees() if np.count_nonzero(counts) < num_rows else None
     if scores is None:
         return select_nodes(counts, num_rows)

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from gnnstore._core import pool_trim
@@ -24,6 +24,8 @@ from gnnstore.graph.neighbor_cache.beside import NeighborCache
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from gnnstore.caching.scores import CacheSettings
     from gnnstore.features.tiers.static import StaticCache
     from gnnstore.formats.store.csc import Csc, TopologyMode
@@ -113,24 +115,48 @@ class SharedTables:
             return self._caches[key]
 
     def planned_cache(
-        self, store: GraphStore, specs: Sequence[AttributeSpec], engine: Engine, num_slots: int
+        self,
+        store: GraphStore,
+        specs: Sequence[AttributeSpec],
+        engine: Engine,
+        num_slots: int,
+        *,
+        pinned: npt.NDArray[Any] | None = None,
+        slot_bytes: int = 1,
     ) -> PlannedCache:
         """Return the slots that loaders over the same attributes share, taking turns.
 
-        A loader whose budget has room for fewer replaces them; one with room for more makes do
-        with those that exist.
+        A loader whose budget has room for less replaces them; one with room for more makes do
+        with those that exist, and with the rows that are pinned in them.
+
+        Parameters
+        ----------
+        pinned : ndarray of int32 or int64 [H], optional
+            The nodes whose rows are pinned in the last of the slots, if they are to be made.
+        slot_bytes : int
+            What the loader has reserved for each planned slot.
         """
         key = (engine.name, tuple(spec.path for spec in specs))
+        row_bytes, num_nodes = sum(spec.row_bytes for spec in specs), store.num_nodes
+
+        def needed_bytes(num_slots: int, num_pinned: int) -> int:
+            pinned_bytes = PlannedCache.pinned_bytes(row_bytes, num_pinned, num_nodes)
+            return slot_bytes * (num_slots - num_pinned) + pinned_bytes
+
         with self._lock:
             known = self._planned.get(key)
-            if known is not None and known.num_slots <= num_slots:
-                return known
+            if known is not None:
+                num_pinned = known.num_slots - known.num_planned_slots
+                own = needed_bytes(num_slots, 0 if pinned is None else len(pinned))
+                # Of a budget, less than a slot is left over: equal ones hold each other's caches.
+                if needed_bytes(known.num_slots, num_pinned) < own + slot_bytes:
+                    return known
             tables = {spec.path: self.rows_on_disk(store, spec, engine) for spec in specs}
             if known is not None:
                 del self._planned[key]
                 known.retire()  # loaders that still use it read every row from now on
                 pool_trim(0)  # of another size, the new ones would not fit where these lay
-            self._planned[key] = PlannedCache(tables, num_slots)
+            self._planned[key] = PlannedCache(tables, num_slots, pinned, num_nodes)
             return self._planned[key]
 
     def use(self, owner: object, cache: StaticCache) -> None:

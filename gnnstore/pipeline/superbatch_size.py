@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
 
 from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.units import format_size
@@ -20,7 +23,7 @@ class SuperbatchSize:
     num_batches : int
         S.
     num_slots : int
-        C, the rows that are cached.
+        C, the rows that are cached, pinned ones included.
     in_memory : bool
         Whether sampled subgraphs stay in memory until they are used; else on disk.
     reservations : tuple of Reservation
@@ -43,6 +46,13 @@ class SuperbatchSize:
     num_unplanned : int
         Batches that begin an iteration whose first superbatch nobody has made beforehand: they read
         all of their rows while it is made.
+    num_pinned : int
+        H, the rows that are cached whatever is planned.
+    pinned : ndarray of int32 or int64 [H], or None
+        The nodes whose rows these are, ascending; None in a prediction, or if there are none.
+    planned_share : float
+        The largest part of a batch's rows that are not pinned: traces and plans have memory for so
+        many.
     """
 
     num_batches: int
@@ -56,16 +66,42 @@ class SuperbatchSize:
     overlaps: bool = True
     lends: bool = False
     num_unplanned: int = 0
+    num_pinned: int = 0
+    pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)
+    planned_share: float = 1.0
+
+    @property
+    def num_planned_slots(self) -> int:
+        """The number of slots that a plan decides on: C - H."""
+        return self.num_slots - self.num_pinned
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes that reservations grow with."""
-        return {PLANNED: self.num_batches, SLOTS: self.num_slots}
+        return {PLANNED: self.num_batches, SLOTS: self.num_planned_slots}
+
+    def most_planned(self, *, pins_as_sized: bool) -> int:
+        """Return how many batches may be planned at a time.
+
+        Parameters
+        ----------
+        pins_as_sized : bool
+            Whether the pinned rows are those that memory was counted for; of others a batch may
+            have fewer.
+        """
+        if pins_as_sized or not self.plans_in_memory:
+            return self.num_batches
+        return max(1, int(self.num_batches * self.planned_share))
 
     @property
     def num_bytes(self) -> int:
         """Memory for all of it."""
         return Ledger(0, self.reservations).peak(self.sizes)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory for each planned slot, and for planning it."""
+        return Ledger(0, self.reservations).bytes_each(SLOTS)
 
     @property
     def plans_in_memory(self) -> bool:
@@ -89,9 +125,11 @@ class SuperbatchSize:
         plans = (
             "" if self.plans_in_memory else ", plans too" if not self.in_memory else ", plans not"
         )
+        pinned = f" ({self.num_pinned} of them pinned)" if self.num_pinned else ""
         found = (
-            f"{self.num_slots} rows cached as {policy!r} says, {self.num_batches} batches planned "
-            f"at a time and kept {where}{plans}, {format_size(self.num_bytes)} in all"
+            f"{self.num_slots} rows cached as {policy!r} says{pinned}, "
+            f"{self.num_batches} batches planned at a time and kept {where}{plans}, "
+            f"{format_size(self.num_bytes)} in all"
         )
         if self.chunk_memory_bytes:
             found += f", {format_size(self.chunk_memory_bytes)} of packed rows not written"

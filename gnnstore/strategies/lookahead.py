@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gnnstore._core import release_memory
 from gnnstore.caching.policies.base import CachePolicy, Planner
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.caching.scores import most_needed
 from gnnstore.caching.trace import Trace, TraceBuilder
+from gnnstore.features.tiers.pinned import PinnedRows
+from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.graph.shared import shared_tables
 from gnnstore.pipeline.lookahead.epochs import LookaheadEpochs
 from gnnstore.pipeline.lookahead.packer import DiskQuota
@@ -30,7 +35,7 @@ from gnnstore.strategies.sampled_epoch import SampledEpoch, out_degrees
 from gnnstore.strategies.sizes.lookahead import LookaheadSizer, Misses
 from gnnstore.strategies.sizes.placement import Placement, Placer
 from gnnstore.strategies.sizes.placing import with_engine
-from gnnstore.strategies.sizes.superbatch import Horizon
+from gnnstore.strategies.sizes.superbatch import Horizon, Pins
 from gnnstore.strategies.sources import DataSources
 from gnnstore.strategies.static import CacheMaker
 
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
 _PROFILE_BATCHES = 128
 # Fewer do not tell how often rows are needed again.
 _LEAST_TOLD = 16
+# Rows that less than one in so many batches needs are not pinned.
+_RARELY = 32
 
 
 def reserve(loader: LoaderSpec, place: Placer) -> Placement:
@@ -99,6 +106,7 @@ def reserve(loader: LoaderSpec, place: Placer) -> Placement:
         may_use_fewer=loader.may_use_fewer,
         staging_bytes=staging_bytes,
         reads_neighbors=topology.is_read,
+        samples_slowly=topology.is_slow or topology.is_read,
         reads_more=bool(read - {spec.path for spec in specs}),
         disk_bytes=loader.disk_bytes(),
     ).choose()
@@ -132,6 +140,7 @@ def predict_epoch(
         may_use_fewer=loader.may_use_fewer,
         staging_bytes=epoch.engine.staging_bytes,
         reads_neighbors=epoch.topology.is_read,
+        samples_slowly=epoch.topology.is_slow or epoch.topology.is_read,
         reads_more=bool(read - specs),
         disk_bytes=disk_bytes,
         packed_bytes=misses.packed_bytes if candidate.is_offline else None,
@@ -166,7 +175,14 @@ def open_rows(strategy: Strategy, loader: LoaderSpec, placement: Placement) -> D
         store, num_nodes = loader.store, topology.csc.num_nodes
         shared, specs = shared_tables(store), loader.node_specs(placement)
         job = LookaheadJob(
-            lambda: shared.planned_cache(store, specs, engine, size.num_slots),
+            lambda: shared.planned_cache(
+                store,
+                specs,
+                engine,
+                size.num_slots,
+                pinned=size.pinned,
+                slot_bytes=size.slot_bytes,
+            ),
             POLICIES[strategy.policy],
             size,
             packs=strategy.packs,
@@ -216,7 +232,8 @@ class MeasuredMisses:
         self._spare_bytes = spare_bytes
         self._fixed = fixed
         self._trace: Trace | None = None
-        self._planned: dict[tuple[int, int, int], Misses] = {}
+        self._planned: dict[tuple[int, ...], Misses] = {}
+        self._unpinned: tuple[npt.NDArray[Any], Trace] | None = None
 
     @property
     def compares(self) -> bool:
@@ -237,9 +254,11 @@ class MeasuredMisses:
         trace = self._sampled()
         # Of superbatches as long as the sample, or longer, there is one.
         at_once = max(1, min(size.num_batches, trace.num_batches))
-        key = (at_once, size.num_slots, min(num_filled_for, trace.num_batches))
+        num_filled_for = min(num_filled_for, trace.num_batches)
+        key = (at_once, size.num_slots, size.num_pinned, num_filled_for)
         if key not in self._planned:
-            planner = self._planner(size, num_filled_for)
+            trace = self._without(size.pinned)
+            planner = self._planner(size, trace.first(num_filled_for))
             misses = changes = most = 0
             progress = self._presampler.progress.phase(
                 "plan batches beforehand", trace.num_batches, "batches"
@@ -257,15 +276,41 @@ class MeasuredMisses:
             self._planned[key] = Misses(misses, changes, trace.num_accesses, most, mean)
         return self._planned[key]
 
-    def _planner(self, size: SuperbatchSize, num_filled_for: int) -> Planner:
-        num_slots, num_nodes = size.num_slots, self._topology.csc.num_nodes
+    def pins(self, num_rows: int) -> Pins | None:
+        """Return the rows that most batches need, at most so many."""
+        trace, num_nodes = self._sampled(), self._topology.csc.num_nodes
+        if self._fixed is not None or trace.num_batches < _LEAST_TOLD:
+            return None
+        least = max(2, trace.num_batches // _RARELY)
+        nodes = most_needed(trace, num_nodes, num_rows, least=least)
+        if len(nodes) == 0:
+            return None
+        nodes = nodes.astype(id_dtype(num_nodes - 1))
+        others = np.diff(self._without(nodes).offsets).max()
+        return Pins(len(nodes), float(others / np.diff(trace.offsets).max()), nodes)
+
+    def _without(self, pinned: npt.NDArray[Any] | None) -> Trace:
+        """Return the trace without pinned rows."""
+        trace = self._sampled()
+        if pinned is None:
+            return trace
+        if self._unpinned is None or self._unpinned[0] is not pinned:
+            self._unpinned = None  # there is memory for one
+            rows = PinnedRows.of(pinned, self._topology.csc.num_nodes, 0)
+            batches = [trace.batch(i) for i in range(trace.num_batches)]
+            others = batches if rows is None else [rows.drop(ids) for ids in batches]
+            self._unpinned = pinned, Trace.of(others)
+        return self._unpinned[1]
+
+    def _planner(self, size: SuperbatchSize, first: Trace) -> Planner:
+        """Return a planner of a cache as the first batches find it."""
+        num_slots, num_nodes = size.num_planned_slots, self._topology.csc.num_nodes
         if self._fixed is not None:
             planner: Planner = self._fixed.planner(num_slots)
             planner.restart(slot_layout(self._fixed.of(num_slots), num_slots))
             return planner
         planner = self._policy.planner(num_slots)
         if warms_up(self._policy, size, num_nodes, packs=self._packs):
-            first = self._sampled().first(num_filled_for)
             planner.restart(slot_layout(most_needed(first, num_nodes, num_slots), num_slots))
         return planner
 
@@ -309,6 +354,17 @@ class EstimatedMisses:
     def later(self, size: SuperbatchSize) -> float:
         """Return the rows that an epoch misses."""
         return self.workload.misses(self.policy, size.num_slots, size.num_batches)
+
+    def pins(self, num_rows: int) -> Pins | None:
+        """Return how many rows most batches need, at most so many, and what of a batch they are."""
+        work = self.workload
+        if work.sampled_batches < _LEAST_TOLD:
+            return None
+        least = max(2, work.sampled_batches // _RARELY)
+        num_pinned, uses = work.frequency.highest(num_rows, least)
+        if num_pinned == 0:
+            return None
+        return Pins(num_pinned, max(0.0, 1 - uses / work.batch_rows))
 
     def packed_bytes(self, size: SuperbatchSize) -> int:
         """Return the disk space of an epoch's records and packed rows, planned from no cache."""

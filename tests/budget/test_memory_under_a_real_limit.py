@@ -65,7 +65,7 @@ print(json.dumps({
     "rows_read": stats.rows_read, "hit_rate": stats.hit_rate, "cache_rows": stats.cache_rows,
     "grown": resident("VmHWM") - before, "topology": stats.topology,
     "superbatch": stats.superbatch, "bytes_spilled": stats.bytes_spilled,
-    "topology_bytes_read": stats.topology_bytes_read,
+    "topology_bytes_read": stats.topology_bytes_read, "reason": stats.reason,
 }))
 """
 
@@ -302,6 +302,19 @@ def test_topology_on_disk(
     assert found["topology"] == "disk"
     assert found["topology_bytes_read"] > 10**6
     assert found["cache_rows"] > 0
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("disk", [None, "0B"])
+def test_pinned_rows(
+    forks: ForkServer, linked_store: Path, limited: tuple[Path, Path], disk: str | None
+) -> None:
+    """Pinned rows, their index, and filling the cache with them; plans in files or in memory."""
+    options = {"strategy": "belady", "memory": 110 * 10**6, "most_batches": 40}
+    options |= {} if disk is None else {"disk": disk}
+    found = grown_within_budget(forks, linked_store, limited, options)
+    assert "of them pinned" in found["reason"]
+    assert found["hit_rate"] > 0.5
 
 
 def grown_within_budget(

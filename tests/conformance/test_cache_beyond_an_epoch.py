@@ -46,7 +46,7 @@ def test_the_next_epoch_reads_less(store: Path) -> None:
         rows_read.append(loader.stats().since(before).rows_read)
     tables = loader._sources
     assert tables.superbatches is not None
-    held = tables.superbatches.job.cache().nodes
+    held = tables.superbatches.job.cache().planned_nodes
     # All slots have a row, although the first epoch needed fewer.
     assert tables.num_cached == rows_read[0]
     assert (held >= 0).all()

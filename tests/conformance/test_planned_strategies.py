@@ -117,7 +117,7 @@ def test_packed_beside_a_cache_that_stays(
     assert superbatches.job.fixed is not None
     nodes, held = (
         superbatches.job.fixed.of(loader.stats().cache_rows),
-        superbatches.job.cache().nodes,
+        superbatches.job.cache().planned_nodes,
     )
     assert held[held >= 0].tolist() == nodes.tolist()
     if score == "degree":

@@ -10,6 +10,7 @@ import pytest
 
 from gnnstore import NeighborLoader
 from gnnstore.converters import ConvertOptions, from_rmat
+from gnnstore.strategies.sizes.lookahead import _Division
 from gnnstore.testing.batches import assert_same_batches, batches_of
 
 
@@ -35,7 +36,7 @@ def loader_of(store: Path, strategy: str, **options: Any) -> NeighborLoader:
     )
 
 
-def test_the_length_that_misses_least(store: Path) -> None:
+def test_the_length_that_misses_least(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = loader_of(store, "memory")
 
     def second_epoch(**options: Any) -> tuple[int, int]:
@@ -51,9 +52,12 @@ def test_the_length_that_misses_least(store: Path) -> None:
     chosen, rows_read = second_epoch()
     longest = second_epoch(superbatch=64)[1]
     shortest = second_epoch(superbatch=4)[1]
-    assert 8 <= chosen <= 32
-    assert rows_read < 0.9 * longest
+    assert 8 <= chosen <= 64
+    assert rows_read < 0.97 * longest
     assert rows_read < 0.95 * shortest
+    # Where rows are pinned, traces and plans leave more memory to them.
+    monkeypatch.setattr(_Division, "_pins", lambda *_: False)
+    assert rows_read < 0.95 * second_epoch()[1]
 
 
 def test_a_cache_of_a_given_size_leaves_the_rest_to_plans(store: Path) -> None:

@@ -117,7 +117,7 @@ def test_rows_are_the_tables_rows(
     for size, is_taken_over in zip(sizes, takeovers, strict=False):
         if is_taken_over:
             lease, num_gathered = cache.begin(), 0
-            planner.restart(cache.nodes)
+            planner.restart(cache.planned_nodes)
         trace = random_trace(rng, size, dtype)
         plan = planner.plan(trace)
         missed = {p: InMemory(rows) for p, rows in tables.rows.items()}
@@ -136,10 +136,10 @@ def test_rows_are_the_tables_rows(
                 assert counts.rows_cached == (slots >= 0).sum()
         assert lease.num_gathered == num_gathered
         held = planner.nodes
-        assert (cache.nodes[held >= 0] == held[held >= 0]).all()
+        assert (cache.planned_nodes[held >= 0] == held[held >= 0]).all()
     # What the slots hold is what the cache says.
     slots = np.arange(num_slots, dtype=np.int32)
-    last, nodes = PlanStep(cache.nodes, slots, slots[:0], slots[:0]), cache.nodes
+    last, nodes = PlanStep(cache.planned_nodes, slots, slots[:0], slots[:0]), cache.planned_nodes
     if (nodes >= 0).all():
         for path, (rows, _) in lease.gather(num_gathered, last).items():
             assert (rows == tables.rows[path][nodes]).all()

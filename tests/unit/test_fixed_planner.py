@@ -51,7 +51,7 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
     if is_filled:
         lease.warm_up(0, nodes[:700])
         number = 1
-        planner.restart(cache.nodes)
+        planner.restart(cache.planned_nodes)
     for seed in range(3):
         trace = some_trace(seed)
         if is_spilled:
@@ -75,8 +75,8 @@ def test_following_it_behind_packed_rows(tmp_path: Path, is_filled: bool, is_spi
                 number += 1
         plan.close()
     # Eighteen batches of 900 out of 5000 need nearly every row once.
-    assert np.count_nonzero(cache.nodes >= 0) > (699 if is_filled else 600)
-    np.testing.assert_array_equal(cache.nodes, planner.nodes)
+    assert np.count_nonzero(cache.planned_nodes >= 0) > (699 if is_filled else 600)
+    np.testing.assert_array_equal(cache.planned_nodes, planner.nodes)
     lease.close()
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

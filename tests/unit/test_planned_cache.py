@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from gnnstore import _core
 from gnnstore._core import ReadCounts
+from gnnstore.budget.ledger import SLOTS
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.engines import open_engine
@@ -231,8 +232,8 @@ def test_a_failure_ends_the_batches_that_wait(
     # The rows that batch 0 has brought are good.
     lease = cache.begin()
     planner = BeladyPlanner(NUM_SLOTS)
-    planner.restart(cache.nodes)
-    assert (cache.nodes >= 0).any()
+    planner.restart(cache.planned_nodes)
+    assert (cache.planned_nodes >= 0).any()
     for i, step in enumerate(planned_steps(planner, seed=2)):
         assert_is(lease, i, step, rows)
 
@@ -258,7 +259,7 @@ def test_a_disk_that_fails(
     assert fault.count > 0
     fresh = cache.begin()  # does not wait for the failed one
     planner = BeladyPlanner(NUM_SLOTS)
-    planner.restart(cache.nodes)
+    planner.restart(cache.planned_nodes)
     for i, step in enumerate(planned_steps(planner, seed=3)):
         assert_is(fresh, i, step, rows)
 
@@ -276,7 +277,7 @@ def test_slots_that_may_be_half_written_are_unknown(
     steps = planned_steps(planner)
     lease = cache.begin()
     lease.gather(0, steps[0])
-    before = cache.nodes
+    before = cache.planned_nodes
     copy_to_slots = _core.copy_to_slots
     calls = []
 
@@ -295,10 +296,10 @@ def test_slots_that_may_be_half_written_are_unknown(
     assert len(steps[1].change_slots) > 0
     expected = before.copy()
     expected[steps[1].change_slots] = -1
-    assert (cache.nodes == expected).all()
+    assert (cache.planned_nodes == expected).all()
 
     lease = cache.begin()
-    planner.restart(cache.nodes)
+    planner.restart(cache.planned_nodes)
     for i, step in enumerate(planned_steps(planner, seed=4)):
         gathered = lease.gather(i, step)
         for path in "xy":
@@ -367,7 +368,7 @@ def test_a_plan_that_is_out_of_range(
     changed[0] = value
     with pytest.raises((IndexError, UsageError), match=str(value)):
         lease.gather(0, replace(steps[0], **{name: changed}))
-    assert (cache.nodes == -1).all()
+    assert (cache.planned_nodes == -1).all()
 
 
 # --- another lease -------------------------------------------------------------------------------
@@ -394,7 +395,7 @@ def test_a_second_lease_takes_over(
     assert (lease.is_current, second.is_current) == (False, True)
 
     planner = BeladyPlanner(NUM_SLOTS)
-    planner.restart(cache.nodes)
+    planner.restart(cache.planned_nodes)
     own = planned_steps(planner, seed=5)
     for i, step in enumerate(own):
         assert_is(second, i, step, rows)
@@ -435,7 +436,7 @@ def test_a_retired_cache_has_no_slots_any_more(
         assert (gathered.values == rows[steps[3].ids]).all()
         assert gathered.counts.rows_cached == 0
     assert cache.begin().warm_up(0, np.arange(5)) is None
-    assert (cache.nodes == -1).all()
+    assert (cache.planned_nodes == -1).all()
 
 
 def test_a_lease_begins_when_the_slots_are_not_in_use(
@@ -451,7 +452,7 @@ def test_a_lease_begins_when_the_slots_are_not_in_use(
     assert not any(future.done() for future in beginning)
     gate.opened.set()
     leases = [future.result(LIMIT_SECONDS) for future in beginning]
-    nodes = cache.nodes
+    nodes = cache.planned_nodes
     assert (nodes[steps[0].change_slots] == steps[0].ids[steps[0].change_positions]).all()
     assert (batch.result(LIMIT_SECONDS)["x"].values == rows[steps[0].ids]).all()
     assert [lease.is_current, *sorted(new.is_current for new in leases)] == [False, False, True]
@@ -465,7 +466,7 @@ def test_leases_that_interleave(
     def iterate(seed: int) -> int:
         lease = cache.begin()
         planner = BeladyPlanner(NUM_SLOTS)
-        planner.restart(cache.nodes)
+        planner.restart(cache.planned_nodes)
         steps = planned_steps(planner, seed)
         with ThreadPoolExecutor(4) as own:
             futures = [own.submit(lease.gather, i, step) for i, step in enumerate(steps)]
@@ -581,7 +582,7 @@ def test_an_interrupt_at_any_line(
     planner = BeladyPlanner(NUM_SLOTS)
     for k in range(1, 1000):
         lease = cache.begin()
-        planner.restart(cache.nodes)
+        planner.restart(cache.planned_nodes)
         steps = planned_steps(planner, seed=k)
         gate = Gate(rows)
         before = pool.submit(lease.gather, 0, steps[0], {"x": gate})
@@ -680,3 +681,89 @@ def test_rows_that_have_a_slot_are_left_alone(table: DirectRows, rows: NDArray[n
         IndexError, match=r"slot \d+ at position \d+ is outside the cache of 0 rows"
     ):
         table.read_into(RowRequest(ids, slots, np.empty(0, np.uint8)), out)
+
+
+# --- pinned rows ---------------------------------------------------------------------------------
+
+PINNED = np.arange(3, 120, 4)
+
+
+@dataclass
+class Counting(RowSource):
+    """Rows from memory, and the ids that were asked for."""
+
+    rows: NDArray[np.uint8]
+    asked: list[NDArray[Any]] = field(default_factory=list)
+    fails: bool = False
+
+    @property
+    def spec(self) -> RowSpec:
+        return RowSpec(len(self.rows), self.rows.shape[1:], self.rows.dtype)
+
+    def read_rows(self, ids: NDArray[Any], out: NDArray[Any]) -> ReadCounts:
+        if self.fails and self.asked:
+            raise StorageError("no more")
+        self.asked.append(ids)
+        out[:] = self.rows[ids]
+        return ReadCounts(rows_read=len(ids))
+
+
+@pytest.mark.parametrize("others", [np.arange(0, 600, 13), np.arange(40, 90), np.arange(0)])
+def test_pinned_rows_are_read_once_and_with_the_others(
+    rows: NDArray[np.uint8], others: NDArray[np.int64]
+) -> None:
+    source = Counting(rows)
+    cache = PlannedCache({"x": source}, NUM_SLOTS, PINNED, NUM_ROWS)
+    num_planned = NUM_SLOTS - len(PINNED)
+    assert (cache.num_slots, cache.num_planned_slots) == (NUM_SLOTS, num_planned)
+    assert not cache.holds_pinned
+    reserved = PlannedCache.reserve(ROW_BYTES).bytes_of({SLOTS: num_planned})
+    reserved += PlannedCache.pinned_bytes(ROW_BYTES, len(PINNED), NUM_ROWS)
+    assert cache.num_bytes == reserved - 4 * len(PINNED), "whoever names them has a list"
+
+    lease = cache.begin()
+    counts = lease.warm_up(0, others)
+    assert counts is not None
+    assert counts.rows_read == len(others) + len(PINNED)
+    asked = np.concatenate(source.asked)
+    assert (np.diff(asked) >= 0).all(), "in one pass over the table"
+    assert sorted(asked) == sorted([*others, *PINNED])
+    assert cache.holds_pinned
+    assert (cache.planned_nodes[: len(others)] == others).all()
+
+    def gathered(lease: Lease, number: int) -> Any:
+        pinned, ids = cache.pinned, np.concatenate([PINNED[::-1], others[:5], [599, 3]])
+        assert pinned is not None
+        kept = pinned.drop(ids)
+        slots = np.full(len(kept), -1, np.int32)
+        slots[: len(kept) - 1] = np.searchsorted(others, kept[:-1])
+        none = np.empty(0, np.int32)
+        slots, positions = pinned.add(ids, slots, none)
+        found = lease.gather(number, PlanStep(ids, slots, positions, none))["x"]
+        assert (found.values == rows[ids]).all()
+        return found.counts
+
+    overlapping = np.isin(others, PINNED).any()
+    if not overlapping:
+        assert gathered(lease, 1).rows_read == 1
+    later = cache.begin()
+    source.asked.clear()
+    counts = later.warm_up(0, np.arange(7))
+    assert counts is not None
+    assert counts.rows_read == 7
+    assert cache.holds_pinned
+    assert (cache.planned_nodes[7:] == -1).all()
+    cache.retire()
+    assert not cache.holds_pinned
+
+
+def test_pinned_rows_that_cannot_be_read_are_read_later(rows: NDArray[np.uint8]) -> None:
+    source = Counting(rows, fails=True)
+    cache = PlannedCache({"x": source}, NUM_SLOTS, PINNED, NUM_ROWS)
+    with pytest.raises(StorageError, match="no more"):
+        cache.begin().warm_up(0, np.arange(300, 330))
+    assert not cache.holds_pinned
+    assert (cache.planned_nodes == -1).all()
+    source.fails = False
+    assert cache.begin().warm_up(0, np.arange(300, 330)) is not None
+    assert cache.holds_pinned

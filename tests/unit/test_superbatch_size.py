@@ -27,7 +27,7 @@ from gnnstore.features.packed.memory import (
 )
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
-from gnnstore.strategies.sizes.superbatch import Horizon, SuperbatchCosts, SuperbatchSizer
+from gnnstore.strategies.sizes.superbatch import Horizon, Pins, SuperbatchCosts, SuperbatchSizer
 
 MB = 10**6
 COSTS = SuperbatchCosts(
@@ -64,6 +64,38 @@ def test_what_plans_take() -> None:
     assert of_few.peak({PLANNED: 7}) == 7 * (10_000 * (4 + 8 + 1 + 2) + COUNTS) + FIXED
     assert COSTS.with_changes(10_000, 10_000).changes_share == 1.0
     assert COSTS.with_changes(0, 0).changes_share == 1.0
+
+
+@pytest.mark.parametrize("cache_bytes", [None, 60 * MB])
+def test_pinned_rows_are_reserved_apart(cache_bytes: int | None) -> None:
+    pins = Pins(30_000, 0.4, np.arange(30_000, dtype=np.int32))
+    costs = COSTS.with_changes(1000, 10_000).with_pins(pins)
+    assert costs.planned_nodes == 4000
+    assert costs.changes_share == pytest.approx(0.125 / 0.4)
+    planned = Ledger(0, tuple(costs.plans))
+    assert planned.bytes_each(PLANNED) < 0.5 * Ledger(0, tuple(COSTS.plans)).bytes_each(PLANNED)
+
+    with_pins = sizer(100 * MB, costs=costs, cache_bytes=cache_bytes)
+    size = with_pins.size_of(100)
+    assert size.num_pinned == 30_000
+    assert size.pinned is pins.nodes
+    assert size.planned_share == 0.4
+    assert size.num_planned_slots == size.num_slots - 30_000
+    assert size.sizes == {PLANNED: 100, SLOTS: size.num_planned_slots}
+    parts = {part.what: part for part in size.reservations}
+    # A row, its node, its place in the index and in a list of 4 bytes; 1.5 bits of each node.
+    index = 12 * (10**6 // 64 + 1) if 10**6 % 64 else 12 * (10**6 // 64)
+    assert parts["pinned rows"].fixed == 30_000 * (512 + 8 + 8 + 4) + index
+    assert parts["filling the cache"].phase == "filling the cache"
+    if cache_bytes is None:
+        assert 0 <= 100 * MB - size.num_bytes < SLOT
+    else:
+        assert size.num_planned_slots == (60 * MB - costs.pinned_bytes) // SLOT
+    alone = sizer(100 * MB, costs=replace(costs, pins=None), cache_bytes=cache_bytes)
+    assert with_pins.choose().num_batches > alone.choose().num_batches
+    assert size.most_planned(pins_as_sized=True) == 100
+    assert size.most_planned(pins_as_sized=False) == 40
+    assert replace(size, table_bytes=1).most_planned(pins_as_sized=False) == 100
 
 
 def test_what_is_left_is_for_rows() -> None:

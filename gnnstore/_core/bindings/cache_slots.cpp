@@ -1,7 +1,11 @@
 #include "kernels/cache_slots.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "bindings/arrays.h"
 #include "bindings/storage.h"
+#include "kernels/pinned_rows.h"
 
 using namespace gnnstore;
 using namespace nb::literals;
@@ -63,6 +67,54 @@ void copy_in(const InputArray &rows, const InputArray &positions, const OutputAr
     copy_to_slots(source, num_rows, changes, row_bytes, table, num_slots);
 }
 
+nb::object without_pinned(const InputArray &bits, const InputArray &ids) {
+    const uint64_t *words = input_data<uint64_t>(bits, "bits", "uint64");
+    return with_integers(ids, "ids", [&](const auto *values) {
+        using Id = std::remove_cvref_t<decltype(*values)>;
+        // A batch waits for its turn without them: it takes no more memory than it has ids.
+        const auto kept =
+            std::make_unique_for_overwrite<Id[]>(static_cast<size_t>(length(ids) + 1));
+        int64_t count = 0;
+        {
+            const GilRelease release;
+            count = drop_pinned(words, length(bits), values, length(ids), kept.get());
+        }
+        auto found = pooled_vector<Id>(count);
+        std::copy_n(kept.get(), count, found.data());
+        return nb::cast(found);
+    });
+}
+
+nb::tuple with_pinned(const InputArray &bits, const InputArray &ranks, const InputArray &ids,
+                      const InputArray &slots, const InputArray &positions, int64_t first_slot) {
+    const int64_t num_words = length(bits);
+    if (num_words != length(ranks))
+        throw std::invalid_argument("bits and ranks must have the same length");
+    if (first_slot < 0 || first_slot > std::numeric_limits<int32_t>::max())
+        throw std::invalid_argument("first_slot must be from 0 to 2^31 - 1, got " +
+                                    std::to_string(first_slot));
+    PinnedStep step{.bits = input_data<uint64_t>(bits, "bits", "uint64"),
+                    .ranks = input_data<int32_t>(ranks, "ranks", "int32"),
+                    .num_words = num_words,
+                    .first_slot = first_slot,
+                    .slots = input_data<int32_t>(slots, "slots", "int32"),
+                    .num_unpinned = length(slots),
+                    .positions = input_data<int32_t>(positions, "positions", "int32"),
+                    .num_changes = length(positions),
+                    .all_slots = nullptr,
+                    .all_positions = nullptr};
+    check_vector(ids, "ids");
+    auto all_slots = pooled_vector<int32_t>(length(ids));
+    auto all_positions = pooled_vector<int32_t>(length(positions));
+    step.all_slots = all_slots.data();
+    step.all_positions = all_positions.data();
+    with_integers(ids, "ids", [&](const auto *values) {
+        const GilRelease release;
+        add_pinned(step, values, length(ids));
+    });
+    return nb::make_tuple(all_slots, all_positions);
+}
+
 }  // namespace
 
 void bind_cache_slots(nb::module_ &m) {
@@ -72,4 +124,8 @@ void bind_cache_slots(nb::module_ &m) {
           "out"_a.noconvert(), nb::kw_only(), "row_bytes"_a, "num_threads"_a = 1);
     m.def("copy_to_slots", copy_in, "rows"_a.noconvert(), "positions"_a.noconvert(),
           "cache"_a.noconvert(), "slots"_a.noconvert(), nb::kw_only(), "row_bytes"_a);
+    m.def("drop_pinned", without_pinned, "bits"_a.noconvert(), "ids"_a.noconvert());
+    m.def("add_pinned", with_pinned, "bits"_a.noconvert(), "ranks"_a.noconvert(),
+          "ids"_a.noconvert(), "slots"_a.noconvert(), "positions"_a.noconvert(), nb::kw_only(),
+          "first_slot"_a);
 }

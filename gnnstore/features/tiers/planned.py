@@ -8,7 +8,7 @@ missed rows of several batches may be read at once, but slots are used batch by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,17 @@ from gnnstore.budget.ledger import SLOTS, Reservation
 from gnnstore.caching.policies.belady import check_num_slots
 from gnnstore.errors import UsageError
 from gnnstore.features.source import RowRequest, Rows, RowSource
+from gnnstore.features.tiers.pinned import PinnedRows
 from gnnstore.features.tiers.sequencer import Sequencer
 from gnnstore.features.tiers.static import warm_up
+from gnnstore.formats.arrays.dtypes import id_dtype
 
 _NODE_BYTES = 8
+# Pinned rows and others are read together, in the order of the table, through a buffer of so many
+# bytes, or a part of what is pinned: enough for many reads in flight.
+_BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
+# Of a row on its way through the buffer: its id, and its place and slot.
+_ROW_ON_ITS_WAY_BYTES = 4 * 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +57,10 @@ class PlanStep:
 class PlannedCache:
     """C slots, each with room for one row of every table, and the nodes whose rows are in them.
 
-    The rows of a node are in the cache together or not at all. Memory comes from the pool of
-    buffers. Thread-safe; one lease at a time may use the slots.
+    The last H slots may be for pinned rows: they are filled once, when the cache is warmed up for
+    the first time, and stay whatever lease follows. Plans are made of the slots before them. The
+    rows of a node are in the cache together or not at all. Memory comes from the pool of buffers.
+    Thread-safe; one lease at a time may use the slots.
 
     Parameters
     ----------
@@ -59,6 +68,10 @@ class PlannedCache:
         The tables by path.
     num_slots : int
         C; may be 0.
+    pinned : ndarray of int32 or int64 [H], optional
+        Nodes whose rows are pinned, strictly ascending.
+    num_nodes : int
+        Of the graph, if rows are pinned.
 
     Raises
     ------
@@ -66,8 +79,20 @@ class PlannedCache:
         If the number of slots is out of range.
     """
 
-    def __init__(self, tables: Mapping[str, RowSource], num_slots: int) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, RowSource],
+        num_slots: int,
+        pinned: npt.NDArray[Any] | None = None,
+        num_nodes: int = 0,
+    ) -> None:
         check_num_slots(num_slots)
+        num_pinned = 0 if pinned is None else len(pinned)
+        self._num_planned = num_slots - num_pinned
+        self.pinned = (
+            None if pinned is None else PinnedRows.of(pinned, num_nodes, self._num_planned)
+        )
+        self._holds_pinned = False
         self._tables = dict(tables)
         self._specs = {path: rows.spec for path, rows in self._tables.items()}
         self._rows = {
@@ -79,8 +104,24 @@ class PlannedCache:
 
     @staticmethod
     def reserve(row_bytes: int) -> Reservation:
-        """Return the memory of a cache whose tables have `row_bytes` a node in all."""
+        """Return the memory of planned slots, where tables have `row_bytes` a node in all."""
         return Reservation("cached rows", 0, {SLOTS: row_bytes + _NODE_BYTES})
+
+    @staticmethod
+    def pinned_bytes(row_bytes: int, num_pinned: int, num_nodes: int) -> int:
+        """Return the memory of pinned rows, and of whoever says which they are."""
+        each = row_bytes + _NODE_BYTES + id_dtype(num_nodes - 1).itemsize
+        return num_pinned * each + PinnedRows.bytes_for(num_nodes, num_pinned)
+
+    @classmethod
+    def reserve_pinned(cls, row_bytes: int, num_pinned: int, num_nodes: int) -> list[Reservation]:
+        """Return the memory of pinned rows, and of filling the cache with them; none for none."""
+        if not num_pinned:
+            return []
+        fixed = cls.pinned_bytes(row_bytes, num_pinned, num_nodes)
+        buffer = _buffer_bytes(num_pinned * row_bytes, row_bytes)
+        phase = "filling the cache"
+        return [Reservation("pinned rows", fixed), Reservation(phase, buffer, phase=phase)]
 
     @property
     def tables(self) -> Mapping[str, RowSource]:
@@ -89,21 +130,32 @@ class PlannedCache:
 
     @property
     def num_slots(self) -> int:
-        """C."""
+        """C, pinned rows included."""
         return len(self._nodes)
+
+    @property
+    def num_planned_slots(self) -> int:
+        """The number of slots whose rows change as planned: C - H."""
+        return self._num_planned
 
     @property
     def num_bytes(self) -> int:
         """Bytes of memory that the slots and the ids of their nodes occupy."""
-        return self._nodes.nbytes + sum(rows.nbytes for rows in self._rows.values())
+        index_bytes = 0 if self.pinned is None else self.pinned.num_bytes
+        return index_bytes + self._nodes.nbytes + sum(rows.nbytes for rows in self._rows.values())
 
     @property
-    def nodes(self) -> npt.NDArray[np.int64]:
-        """The node in each slot after the last batch, int64 [C]; -1: none. A copy.
+    def planned_nodes(self) -> npt.NDArray[np.int64]:
+        """The node in each planned slot after the last batch, int64 [C - H]; -1: none. A copy.
 
         A node may be in two slots, if it left the cache and entered it again.
         """
-        return self._nodes.copy()
+        return self._nodes[: self._num_planned].copy()
+
+    @property
+    def holds_pinned(self) -> bool:
+        """Whether there are pinned rows, and they have been read."""
+        return self._holds_pinned
 
     @property
     def is_free(self) -> bool:
@@ -114,7 +166,7 @@ class PlannedCache:
         """Return a lease of the cache, as the last batch left it, to follow a new plan.
 
         An earlier lease loses the cache: if it goes on, its batches are read from disk. Waits while
-        one of them uses the slots, so that `nodes` is final on return.
+        one of them uses the slots, so that `planned_nodes` is final on return.
         """
         return Lease(self)
 
@@ -126,6 +178,7 @@ class PlannedCache:
         self._sequencer.retire()
         self._rows = {}
         self._nodes.fill(-1)
+        self._holds_pinned = False
 
     def _check(self, step: PlanStep) -> None:
         """Refuse a plan that expects other rows in the slots than there are."""
@@ -135,11 +188,42 @@ class PlannedCache:
             raise UsageError(f"the plan is not for what the cache holds: {error}") from error
 
     def _warm_up(self, nodes: npt.NDArray[np.int64]) -> ReadCounts:
-        self._nodes.fill(-1)
+        pinned = None if self._holds_pinned else self.pinned
+        self._nodes[: self._num_planned if pinned is None else None] = -1
         counts = ReadCounts()
         for path, rows in self._tables.items():
-            counts += warm_up(rows, nodes, self._rows[path])
+            if pinned is None:
+                counts += warm_up(rows, nodes, self._rows[path])
+            else:
+                counts += self._fill(path, nodes, pinned)
         self._nodes[: len(nodes)] = nodes
+        if pinned is not None:
+            self._nodes[self._num_planned :] = pinned.nodes
+            self._holds_pinned = True
+        return counts
+
+    def _fill(self, path: str, nodes: npt.NDArray[np.int64], pinned: PinnedRows) -> ReadCounts:
+        """Read the first rows of planned slots, and pinned rows, in one pass over a table."""
+        table, row_bytes, counts = self._tables[path], self._specs[path].row_bytes, ReadCounts()
+        num_bytes = _buffer_bytes(pinned.num_rows * row_bytes, row_bytes)
+        most = max(1, num_bytes // (2 * (row_bytes + _ROW_ON_ITS_WAY_BYTES)))
+        buffer = empty((2 * most * row_bytes,), np.uint8)
+        for begin, end, first, last in _merged(nodes, pinned.nodes, most):
+            ids = np.concatenate([nodes[begin:end], pinned.nodes[first:last]])
+            slots = np.arange(len(ids), dtype=np.int32)
+            slots[: end - begin] += begin
+            slots[end - begin :] += pinned.first_slot + first - (end - begin)
+            order = np.argsort(ids, kind="stable")
+            part = buffer[: len(ids) * row_bytes]
+            counts += table.read_rows(ids[order], part.reshape(len(ids), row_bytes))
+            if row_bytes:
+                _core.copy_to_slots(
+                    part,
+                    np.arange(len(ids), dtype=np.int32),
+                    self._rows[path],
+                    slots[order],
+                    row_bytes=row_bytes,
+                )
         return counts
 
     def _enter(self, step: PlanStep, out: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -182,6 +266,11 @@ class Lease:
     def is_overtaken(self) -> bool:
         """Whether a later lease has taken the cache, and no batch has failed."""
         return self._ticket.is_overtaken
+
+    @property
+    def cache(self) -> PlannedCache:
+        """The cache."""
+        return self._cache
 
     @property
     def num_gathered(self) -> int:
@@ -233,14 +322,15 @@ class Lease:
     def warm_up(self, number: int, nodes: npt.NDArray[np.int64]) -> ReadCounts | None:
         """Read some rows into the first slots, in the order in which they lie on disk.
 
-        It has a number in the iteration, as a batch does, and empties the slots before. Many rows
-        are read faster in order than as batches happen to miss them.
+        Pinned rows that are not there yet are read with them. It has a number in the iteration, as
+        a batch does, and empties the planned slots before. Many rows are read faster in order than
+        as batches happen to miss them.
 
         Parameters
         ----------
         number : int
             As of `gather`.
-        nodes : ndarray of int64 [<= C]
+        nodes : ndarray of int64 [<= C - H]
             Ascending; node ``nodes[s]`` goes to slot s.
 
         Returns
@@ -318,3 +408,28 @@ class Lease:
             return RowRequest(step.ids, step.slots, self._cache._rows[path]).copy_cached(out)
         missed = np.where(step.slots < 0, np.int32(0), np.int32(-1))
         return self._cache._tables[path].read_into(RowRequest(step.ids, missed), out)
+
+
+def _buffer_bytes(pinned_bytes: int, row_bytes: int) -> int:
+    """Return the bytes of the buffer through which pinned rows are read, and of what is with it."""
+    least = 2 * (row_bytes + _ROW_ON_ITS_WAY_BYTES)
+    return max(least, min(_BUFFER_BYTES, pinned_bytes // _BUFFER_SHARE))
+
+
+def _merged(
+    a: npt.NDArray[np.int64], b: npt.NDArray[np.int64], most: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Cut two ascending arrays at the same values, into pieces of at most `most` of each.
+
+    Yields
+    ------
+    tuple of int
+        A piece is from one number to the next of `a`, and from the third to the fourth of `b`.
+    """
+    begin = first = 0
+    while begin < len(a) or first < len(b):
+        some = [part for part in (a[begin : begin + most], b[first : first + most]) if len(part)]
+        highest = min(part[-1] for part in some)
+        end, last = (int(np.searchsorted(part, highest, side="right")) for part in (a, b))
+        yield begin, end, first, last
+        begin, first = end, last

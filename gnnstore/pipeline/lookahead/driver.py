@@ -28,6 +28,7 @@ from gnnstore.sampling.neighbor import NeighborSampler, Sample
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan
     from gnnstore.caching.policies.base import Planner, SpillingPlanner
+    from gnnstore.features.tiers.pinned import PinnedRows
     from gnnstore.pipeline.seeds.base import BatchKey, SeedLabels, Seeds, SeedSource
 
 I = TypeVar("I")  # noqa: E741 - an item
@@ -187,6 +188,8 @@ class SampledSuperbatch:
         Number of the first in its iteration.
     error : Exception or None
         Why there are no more batches after these.
+    pinned : PinnedRows or None
+        The rows that were left out of the trace.
     """
 
     first: int
@@ -194,6 +197,7 @@ class SampledSuperbatch:
     trace: Trace
     notes: list[BatchNote]
     error: Exception | None
+    pinned: PinnedRows | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -283,6 +287,16 @@ class Spools:
         self._closing.callback(trace.close)
         return trace
 
+    def trace_again(
+        self, sampled: SampledSuperbatch, span: range, pinned: PinnedRows | None, name: str
+    ) -> Trace:
+        """Return the trace of some batches of a superbatch, from their subgraphs."""
+        trace = self.trace(name, len(span))
+        for k, i in enumerate(span):
+            ids = sampled.subgraph(i).n_id
+            trace.put(k, ids if pinned is None else pinned.drop(ids))
+        return trace.build()
+
     def plan(self, planner: Planner, trace: Trace, name: str) -> CachePlan:
         """Plan a superbatch, in files if its trace is in one."""
         if trace.file is None:
@@ -299,6 +313,7 @@ class Spools:
         *,
         bulk_bytes: int | None = None,
         check: Callable[[], None] = lambda: None,
+        pinned: PinnedRows | None = None,
     ) -> SampledSuperbatch:
         """Sample batches until one cannot be, and keep them.
 
@@ -310,10 +325,12 @@ class Spools:
             Memory for those that are sampled together.
         check : callable, optional
             Called before each batch and after the last; raises if they are not wanted any more.
+        pinned : PinnedRows, optional
+            The rows to leave out of the trace; subgraphs keep all of their ids then.
         """
         first, run = chunk[0].number, sampling.run
         trace = self.trace(f"{first}", len(chunk))
-        kept = self.samples(f"{first}", len(chunk), trace.file)
+        kept = self.samples(f"{first}", len(chunk), trace.file if pinned is None else None)
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
         notes: list[BatchNote] = []
         failure: Exception | None = None
@@ -327,7 +344,7 @@ class Spools:
         def keep(place: int, subgraph: Sample, seconds: float) -> float:
             start = time.perf_counter()
             compact = CompactSample.of(subgraph, self.num_nodes, self.num_edges)
-            trace.put(place, compact.n_id)
+            trace.put(place, compact.n_id if pinned is None else pinned.drop(compact.n_id))
             kept.append(place, compact)
             return seconds + time.perf_counter() - start
 
@@ -355,7 +372,7 @@ class Spools:
         check()
         joined = trace.build()
         release_memory()  # of subgraphs as they were sampled, before as much is taken for the plan
-        return SampledSuperbatch(first, kept, joined, notes, failure)
+        return SampledSuperbatch(first, kept, joined, notes, failure, pinned)
 
     def close(self) -> None:
         """Remove the files, and let go of all that waits. Idempotent."""

@@ -79,6 +79,10 @@ class LookaheadEpochs:
         """Rows that there is room for."""
         return self.job.cache().num_slots
 
+    def _most_planned(self, producer: LookaheadProducer) -> int:
+        """Return how many batches may be planned at a time, with the cache that there is."""
+        return self.job.most_planned(self.job.pinned(producer.session))
+
     @contextmanager
     def run(
         self,
@@ -115,7 +119,8 @@ class LookaheadEpochs:
         size = self.job.size
         num_unplanned = 0 if carried else size.num_unplanned
         num_first = carried.shares[0].num_batches if carried else num_unplanned
-        chunks = _Chunks(_coming(items, sampling), size.num_batches, num_first)
+        most = self._most_planned(producer)
+        chunks = _Chunks(_coming(items, sampling), most, num_first)
         num_made = num_handed_out = 0
 
         def make(chunk: list[Coming]) -> Portion:
@@ -201,7 +206,7 @@ class LookaheadEpochs:
         """
         if following is None:
             return
-        most = self.job.size.num_batches
+        most = self._most_planned(producer)
         chunk = next(_Chunks(following.coming, most), None)
         if chunk is None:
             return
@@ -303,7 +308,11 @@ class _PlannedTasks(Paced[PlannedTask]):
             for i in range(portion.begin, portion.end):
                 self._num_left = portion.end - i - 1
                 part = superbatch.part
-                if part is not None and _may_take_back(producer, part, len(superbatch) - i):
+                if part is not None and i >= part.end and producer.job.size.lends:
+                    superbatch.part = None  # there is no memory to plan the others now
+                elif part is not None and (
+                    i >= part.end or _may_take_back(producer, part, len(superbatch) - i)
+                ):
                     producer.plan_again(superbatch, part, i)
                 if i == portion.begin and superbatch.sampled.error is None:
                     then()

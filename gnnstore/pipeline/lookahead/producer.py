@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from gnnstore.caching.policies.base import CachePolicy
     from gnnstore.caching.trace import Trace
+    from gnnstore.features.tiers.pinned import PinnedRows
     from gnnstore.features.tiers.planned import PlannedCache
     from gnnstore.pipeline.superbatch_size import SuperbatchSize
     from gnnstore.sampling.neighbor import IndexDtype
@@ -106,6 +107,26 @@ class LookaheadJob:
         """Take the cache over, from whoever has it."""
         return CacheSession.begin(self.cache(), self.policy, self.fixed)
 
+    def pinned(self, session: CacheSession, *, warms_up: bool = True) -> PinnedRows | None:
+        """Return the rows that plans of a session are made without, for they are always cached.
+
+        Packed rows are those that plans miss of all.
+
+        Parameters
+        ----------
+        warms_up : bool
+            Whether those that are not there yet are read before the first plan.
+        """
+        cache = session.lease.cache
+        comes = warms_up and self.warms_up and not session.num_planned
+        return cache.pinned if not self.packs and (cache.holds_pinned or comes) else None
+
+    def most_planned(self, pinned: PinnedRows | None) -> int:
+        """Return how many batches may be planned at a time, without the rows that are pinned."""
+        of = self.size.pinned
+        as_sized = of is None if pinned is None else pinned.is_of(of)
+        return self.size.most_planned(pins_as_sized=as_sized)
+
     @cached_property
     def warms_up(self) -> bool:
         """Whether a cache that is empty is warmed up before the first batch."""
@@ -166,16 +187,21 @@ class LookaheadProducer:
     def sample(self, chunk: list[Coming]) -> SampledSuperbatch:
         """Sample some batches."""
         return self._spools.sample(
-            chunk, self.sampling, bulk_bytes=self.job.size.bulk_bytes, check=self._check_wanted
+            chunk,
+            self.sampling,
+            bulk_bytes=self.job.size.bulk_bytes,
+            check=self._check_wanted,
+            pinned=self.job.pinned(self.session),
         )
 
     def finish(self, sampled: SampledSuperbatch) -> Superbatch:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
-        trace = sampled.trace
-        part, seconds = self._plan(trace, f"{sampled.first}", warms_up=self.job.warms_up)
+        part, trace, seconds = self._plan(sampled)
         self._check_wanted()
         part.packed = self._pack(trace, part)
         spilled = sampled.kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
+        if trace is not sampled.trace:
+            trace.close()
         sampled.forget_trace()  # its memory is counted for the superbatch that is made next
         return Superbatch(sampled, part, seconds, spilled)
 
@@ -198,42 +224,45 @@ class LookaheadProducer:
 
         Their rows are packed again if reading them one by one would take longer.
         """
-        name = f"{self._num_again}-again"
-        self._num_again += 1
         former.abandon(len(superbatch) - begin)
-        builder = self._spools.trace(name, len(superbatch) - begin)
-        for i in range(begin, len(superbatch)):
-            builder.put(i - begin, superbatch.sampled.subgraph(i).n_id)
         with self._planning:
             # Superbatches that have been planned come later, so they will be planned again too.
             self.take_over()
-            trace = builder.build()
-            part, seconds = self._plan(trace, name, begin=begin)
+            part, trace, seconds = self._plan(superbatch.sampled, begin=begin)
         part.packed = self._pack(trace, part, only_if_faster=True)
         trace.close()
         superbatch.part = part
         self.job.totals.add(part, seconds, _disk_bytes(part))
 
+    def _name_again(self) -> str:
+        """Return a name for files that something takes once more."""
+        self._num_again += 1
+        return f"{self._num_again - 1}-again"
+
     def _plan(
-        self, trace: Trace, name: str, *, begin: int = 0, warms_up: bool = False
-    ) -> tuple[PlannedPart, float]:
-        """Plan batches that come after all that have been planned; return the seconds as well.
+        self, sampled: SampledSuperbatch, *, begin: int | None = None
+    ) -> tuple[PlannedPart, Trace, float]:
+        """Plan batches that come after all that have been planned.
 
         Parameters
         ----------
-        name : str
-            Of files that it may take.
-        begin : int
-            The first of the batches in its superbatch.
-        warms_up : bool
-            Whether a cache that is empty is to be warmed up before.
+        begin : int, optional
+            The first that is planned again. By default all are planned for the first time, and a
+            cache that is empty is warmed up before, if it is to be.
+
+        Returns
+        -------
+        tuple of PlannedPart, Trace and float
+            The plan; what it was made of; and the seconds.
         """
         job, recorder = self.job, self.sampling.run.recorder
         with self._planning:
             if not self.session.lease.is_current:
                 self.take_over()
-            session = self.session
-            if warms_up and not session.num_planned:
+            session, is_first = self.session, begin is None
+            pinned = job.pinned(session, warms_up=is_first and job.warms_up)
+            trace = self._trace_of(sampled, begin, pinned)
+            if is_first and job.warms_up and not session.num_planned:
                 self._leave_disk()
                 with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
                     job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
@@ -241,13 +270,32 @@ class LookaheadProducer:
                 recorder.progress.phase("plan"),
                 recorder.stage("planning", batches=trace.num_batches) as stage,
             ):
+                name = f"{sampled.first}" if is_first else self._name_again()
                 plan = self._spools.plan(session.planner, trace, name)
                 stage.args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
-            part = PlannedPart(plan, session.lease, begin, session.num_planned)
+            begin, first = begin or 0, session.num_planned
+            end = begin + plan.num_batches
+            part = PlannedPart(plan, session.lease, begin, end, first, pinned=pinned)
             session.num_planned += plan.num_batches
             self._end = session.num_planned
         release_heap()
-        return part, stage.seconds
+        return part, trace, stage.seconds
+
+    def _trace_of(
+        self, sampled: SampledSuperbatch, begin: int | None, pinned: PinnedRows | None
+    ) -> Trace:
+        """Return the trace to plan, of as many batches as there is memory for a plan of.
+
+        It is made again of subgraphs where batches are planned again, or other rows are pinned
+        than when they were sampled, for another loader has replaced the cache.
+        """
+        num_batches, first = len(sampled.notes), begin or 0
+        end = min(num_batches, first + self.job.most_planned(pinned))
+        if begin is None and pinned is sampled.pinned and end == num_batches:
+            return sampled.trace
+        sampled.forget_trace()
+        name = self._name_again()
+        return self._spools.trace_again(sampled, range(first, end), pinned, name)
 
     def _pack(
         self, trace: Trace, part: PlannedPart, *, only_if_faster: bool = False

@@ -61,9 +61,9 @@ class CacheSession:
     @classmethod
     def begin(cls, cache: PlannedCache, policy: CachePolicy, fixed: FixedNodes | None) -> Self:
         """Take the cache over, with the rows that are in it."""
-        lease, num_slots = cache.begin(), cache.num_slots
+        lease, num_slots = cache.begin(), cache.num_planned_slots
         planner = policy.planner(num_slots) if fixed is None else fixed.planner(num_slots)
-        planner.restart(cache.nodes)
+        planner.restart(cache.planned_nodes)
         return cls(lease, planner, fixed)
 
     def warm_up(
@@ -79,8 +79,12 @@ class CacheSession:
         more rows than these batches need, the next epoch's other ones are most likely among those
         of high degree: on W with room for 1.4 times as many, that epoch reads 0.36 of the rows.
 
+        Pinned rows that are not there yet are read in the same pass.
+
         Parameters
         ----------
+        trace : Trace
+            Of the first batches, without the rows that are pinned.
         num_nodes : int
             Of the graph; counting takes a byte for each.
         degrees : callable, optional
@@ -91,11 +95,21 @@ class CacheSession:
         StorageError
             If a row cannot be read.
         """
-        if self.num_planned or not trace.num_accesses or self._holds_rows:
+        cache = self.lease.cache
+        lacks_pinned = cache.pinned is not None and not cache.holds_pinned
+        is_empty = trace.num_accesses > 0 and not (self.planner.nodes >= 0).any()
+        if self.num_planned or not (is_empty or lacks_pinned):
             return ReadCounts()
         num_slots = self.planner.num_slots
+
+        def other_degrees() -> npt.NDArray[np.uint32] | None:
+            found = degrees()
+            if found is not None and cache.pinned is not None:
+                found[cache.pinned.nodes] = 0
+            return found
+
         if self.fixed is None:
-            nodes = most_needed(trace, num_nodes, num_slots, degrees)
+            nodes = most_needed(trace, num_nodes, num_slots, other_degrees)
         else:
             nodes = self.fixed.of(num_slots)
         filled = self.lease.warm_up(self.num_planned, nodes)
@@ -109,10 +123,6 @@ class CacheSession:
     def is_followed(self) -> bool:
         """Whether all batches that were planned have been assembled."""
         return self.lease.num_gathered >= self.num_planned
-
-    @property
-    def _holds_rows(self) -> bool:
-        return bool((self.planner.nodes >= 0).any())
 
 
 def warms_up(policy: CachePolicy, size: SuperbatchSize, num_nodes: int, *, packs: bool) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch_geometric.sampler import SamplerOutput
 
     from gnnstore.caching.plan import CachePlan
+    from gnnstore.features.tiers.pinned import PinnedRows
     from gnnstore.features.tiers.planned import Lease
     from gnnstore.pipeline.lookahead.driver import SampledSuperbatch
     from gnnstore.pipeline.lookahead.packer import PackedBatches
@@ -39,24 +40,33 @@ class PlannedPart:
         and the one that is made, and iterators hold on to what they have yielded last.
     begin : int
         The first batch, in the superbatch.
+    end : int
+        The batch after the last that is planned, in the superbatch.
     first : int
-        Its number under the lease.
+        The number of the first under the lease.
     packed : PackedBatches or None
         Where rows are that the plan misses; None: in their table.
+    pinned : PinnedRows or None
+        The rows that the plan does not know, for they are always cached.
     """
 
     plan: CachePlan | None
     lease: Lease
     begin: int
+    end: int
     first: int
     packed: PackedBatches | None = None
+    pinned: PinnedRows | None = None
 
     def step(self, i: int, ids: npt.NDArray[Any]) -> PlanStep:
         """Return what the plan says of batch i of the superbatch."""
         k, plan = i - self.begin, self.plan
         if plan is None:
             raise KeyError(f"batch {i} was taken before")
-        return PlanStep(ids, plan.batch_slots(k), *plan.batch_changes(k))
+        slots, (positions, entering) = plan.batch_slots(k), plan.batch_changes(k)
+        if self.pinned is not None:
+            slots, positions = self.pinned.add(ids, slots, positions)
+        return PlanStep(ids, slots, positions, entering)
 
     def number(self, i: int) -> int:
         """Return the number of batch i under the lease."""

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from gnnstore.budget.ledger import ALWAYS, IN_FLIGHT, Ledger, Reservation, least_more
+from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError, DiskBudgetError
@@ -22,6 +23,7 @@ from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.parallel import LONG_READ_BYTES
+from gnnstore.pipeline.lookahead.session import warms_up
 from gnnstore.pipeline.margins import expected_bytes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.strategies.sizes.packing import ChunkMemory
@@ -33,6 +35,7 @@ from gnnstore.strategies.sizes.prefetch import (
 )
 from gnnstore.strategies.sizes.superbatch import (
     Horizon,
+    Pins,
     SuperbatchCosts,
     SuperbatchSizer,
     per_batch,
@@ -59,6 +62,14 @@ _UNPLANNED_SHARE = 64
 # The tables are read in order to make a superbatch; and sampling and planning a row takes as long
 # as reading so many bytes.
 _ROW_WORK_BYTES = 128
+# Slots for pinned rows; and more of them, where traces and plans take memory from rows.
+_PINNED_SHARE, _MORE_PINNED_SHARES = 1 / 4, (1 / 2, 3 / 4)
+# Batches that are sampled for no other reason than to find what to pin: 0.4 s for 136,000 nodes
+# each.
+_PIN_BATCHES = 32
+# What pinning must leave to be planned at most, and of the rows that are cached at least: which
+# are pinned is told by a bit for each node of the graph, and some.
+_MOST_PLANNED, _LEAST_CACHED = 0.9, 0.97
 # Phases of making a superbatch, where one thread goes through them: its plan has another.
 _SAMPLING, _PACKING = "sampling", "packing"
 _TOGETHER = "sampling batches together"
@@ -101,6 +112,9 @@ class MissModel(Protocol):
 
     def later(self, size: SuperbatchSize) -> float:
         """Return the rows that are missed in mid-run."""
+
+    def pins(self, num_rows: int) -> Pins | None:
+        """Return rows to pin, at most so many; None if none are needed often enough."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +160,8 @@ class LookaheadSizer:
         Memory of a thread that reads; 0: nothing is read.
     reads_neighbors : bool
         Whether in-neighbours are read from disk.
+    samples_slowly : bool
+        Whether they may have to come from there: batches are not sampled just to find what to pin.
     reads_more : bool
         Whether other rows than those of the tables are read one by one.
     disk_bytes : int
@@ -168,6 +184,7 @@ class LookaheadSizer:
     may_use_fewer: bool
     staging_bytes: int
     reads_neighbors: bool
+    samples_slowly: bool
     reads_more: bool
     disk_bytes: int
     packed_bytes: Callable[[SuperbatchSize], int] | None = None
@@ -223,12 +240,9 @@ class _Division:
         # memory for the worst case caches more, so it is told before the sizes are compared.
         size = sizer.choose()
         costs, cost = sizer.costs, None
-        if packs or (size.num_slots and size.plans_in_memory):
-            # Half of what batches and rows will take later is for a trace and its plan; threads
-            # that sample have the other half.
-            plans = Ledger(self.placement.left_bytes // 2, tuple(costs.plans))
-            affordable = plans.left() // max(1, per_batch(costs.plans))
-            model = of.misses(self.num_threads, affordable)
+        weighs = packs or (size.num_slots > 0 and size.plans_in_memory)
+        model = self._model(costs, MAX_PLANNED if weighs else _PIN_BATCHES)
+        if weighs:
             found = model.first(size)
             costs = costs.with_changes(found.num_changes, found.num_accesses)
             if model.compares and found.num_missed > 0 and sizer.takes_from_rows(size):
@@ -245,6 +259,8 @@ class _Division:
 
         sizer = replace(sizer, costs=costs)
         size = sizer.choose(cost)
+        if self._pins(size) and (weighs or not of.samples_slowly):
+            costs, size = self._with_pins(sizer, size, model)
         # Without a promise nobody has said what else memory is for; but without disk there is no
         # other place.
         may_keep = self.placement.budget_is_promise or not of.disk_bytes
@@ -280,6 +296,41 @@ class _Division:
             ),
             needed,
         )
+
+    def _model(self, costs: SuperbatchCosts, most: int) -> MissModel:
+        """Return a model of misses, of at most so many batches."""
+        # Half of what batches and rows will take later is for a trace and its plan; threads that
+        # sample have the other half.
+        plans = Ledger(self.placement.left_bytes // 2, tuple(costs.plans))
+        affordable = plans.left() // max(1, per_batch(costs.plans))
+        return self.of.misses(self.num_threads, min(affordable, most))
+
+    def _pins(self, size: SuperbatchSize) -> bool:
+        """Whether rows may be pinned: where the cache is warmed up, and memory is not short."""
+        of = self.of
+        is_part = 0 < size.num_slots < of.num_rows and self.depth != "minimal"
+        policy = POLICIES[of.strategy.policy]
+        return is_part and warms_up(policy, size, of.num_rows, packs=of.strategy.packs)
+
+    def _with_pins(
+        self, sizer: SuperbatchSizer, size: SuperbatchSize, model: MissModel
+    ) -> tuple[SuperbatchCosts, SuperbatchSize]:
+        """Return a size with pinned rows, if there are rows worth it, and its costs."""
+        compares = model.compares and sizer.takes_from_rows(size)
+        best, least = (sizer.costs, size), model.later(size) if compares else math.inf
+        for share in (_PINNED_SHARE, *(_MORE_PINNED_SHARES if compares else ())):
+            pins = model.pins(int(share * size.num_slots))
+            if pins is None or pins.planned_share > _MOST_PLANNED:
+                continue
+            costs = sizer.costs.with_pins(pins)
+            with suppress(BudgetError):
+                found = replace(sizer, costs=costs).choose(model.later if compares else None)
+                if compares:
+                    if (price := model.later(found)) < least:
+                        best, least = (costs, found), price
+                elif found.num_slots >= _LEAST_CACHED * size.num_slots:
+                    best = costs, found
+        return best
 
     def _packing_cost(
         self, model: MissModel, costs: SuperbatchCosts, size: SuperbatchSize

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from gnnstore.budget.ledger import ALWAYS, PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
@@ -72,6 +73,25 @@ class Horizon:
         return Reservation("orders of later epochs", 0, {PLANNED: per_batch})
 
 
+@dataclass(frozen=True, eq=False)
+class Pins:
+    """Rows that a cache may hold whatever is planned.
+
+    Attributes
+    ----------
+    num_rows : int
+        How many.
+    planned_share : float
+        Rows of a batch that are others, at most, among all of the largest.
+    nodes : ndarray of int32 or int64 [num_rows], or None
+        Whose rows they are, ascending; None where that is only estimated.
+    """
+
+    num_rows: int
+    planned_share: float
+    nodes: npt.NDArray[Any] | None = None
+
+
 @dataclass(frozen=True)
 class SuperbatchCosts:
     """The reservations of superbatches, from the sizes of a batch.
@@ -106,6 +126,8 @@ class SuperbatchCosts:
         Memory of sampling that is free while a superbatch is planned.
     chunk_memory_bytes : int
         For packed rows of a superbatch that are not written.
+    pins : Pins or None
+        The rows that are pinned.
     """
 
     num_rows: int
@@ -121,6 +143,18 @@ class SuperbatchCosts:
     packing_phase: str = ALWAYS
     sampling_bytes: int = 0
     chunk_memory_bytes: int = 0
+    pins: Pins | None = None
+
+    @property
+    def planned_nodes(self) -> int:
+        """Nodes of the largest batch whose rows are not pinned."""
+        share = 1.0 if self.pins is None else self.pins.planned_share
+        return math.ceil(self.batch_nodes * share)
+
+    @property
+    def num_pinned(self) -> int:
+        """Rows that are pinned."""
+        return 0 if self.pins is None else self.pins.num_rows
 
     @property
     def plans(self) -> list[Reservation]:
@@ -128,8 +162,8 @@ class SuperbatchCosts:
         access_bytes = self.id_bytes + _ACCESS_BYTES
         access_bytes += math.ceil(_CHANGE_BYTES * self.changes_share)
         return [
-            Reservation("traces and plans", 0, {PLANNED: self.batch_nodes * access_bytes}),
-            *self.policy.reserve(self.batch_nodes),
+            Reservation("traces and plans", 0, {PLANNED: self.planned_nodes * access_bytes}),
+            *self.policy.reserve(self.planned_nodes),
         ]
 
     @property
@@ -146,14 +180,16 @@ class SuperbatchCosts:
     def in_memory(self) -> list[Reservation]:
         """The memory of superbatches whose traces and plans are in memory."""
         positions = [] if self.packed is None else [self.packed.reserve_positions()]
-        return [self.rows, *self.plans, *self.packing, *positions, *self.chunks, self.labels]
+        rows = [self.rows, *self.pinned_rows]
+        return [*rows, *self.plans, *self.packing, *positions, *self.chunks, self.labels]
 
     def spilled(self, table_bytes: int) -> list[Reservation]:
         """Return the memory of superbatches whose traces and plans are on disk."""
         planning = cast("SpillingPolicy", self.policy).reserve_spilled(
-            num_nodes=self.num_rows, largest_batch=self.batch_nodes, table_bytes=table_bytes
+            num_nodes=self.num_rows, largest_batch=self.planned_nodes, table_bytes=table_bytes
         )
-        return [self.rows, *planning, *self.spilled_packing, *self.chunks, self.labels]
+        rows = [self.rows, *self.pinned_rows]
+        return [*rows, *planning, *self.spilled_packing, *self.chunks, self.labels]
 
     @property
     def chunks(self) -> list[Reservation]:
@@ -163,8 +199,18 @@ class SuperbatchCosts:
 
     @property
     def rows(self) -> Reservation:
-        """The memory of cached rows."""
+        """The memory of cached rows that are not pinned."""
         return PlannedCache.reserve(self.row_bytes)
+
+    @property
+    def pinned_rows(self) -> list[Reservation]:
+        """The memory of pinned rows, and of filling the cache with them."""
+        return PlannedCache.reserve_pinned(self.row_bytes, self.num_pinned, self.num_rows)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The bytes of pinned rows."""
+        return PlannedCache.pinned_bytes(self.row_bytes, self.num_pinned, self.num_rows)
 
     @property
     def samples(self) -> Reservation:
@@ -213,7 +259,9 @@ class SuperbatchCosts:
     @property
     def spilled_on_disk(self) -> list[Reservation]:
         """The disk space of traces, plans, subgraphs and sorted misses, where they are there."""
-        batch_bytes = (self.id_bytes + _SPILLED_NODE_BYTES) * self.batch_nodes + self.kept_bytes
+        batch_bytes = (self.id_bytes + _SPILLED_NODE_BYTES) * self.planned_nodes + self.kept_bytes
+        if self.num_pinned:  # the subgraph has its ids apart from the trace
+            batch_bytes += self.id_bytes * self.batch_nodes
         found = [Reservation("batches sampled ahead", 0, {PLANNED: batch_bytes})]
         return found if self.packed is None else [*found, self.packed.reserve_sorted()]
 
@@ -226,6 +274,11 @@ class SuperbatchCosts:
         # A quarter more: a cache that is still being filled takes in more than later.
         share = min(1.0, 1.25 * changes / accesses) if accesses else 1.0
         return replace(self, changes_share=share)
+
+    def with_pins(self, pins: Pins) -> SuperbatchCosts:
+        """Return the costs with some rows pinned: of the others of a batch as many enter."""
+        share = min(1.0, self.changes_share / max(pins.planned_share, 1e-9))
+        return replace(self, pins=pins, changes_share=share)
 
 
 def per_batch(reservations: list[Reservation]) -> int:
@@ -310,12 +363,15 @@ class SuperbatchSizer:
         ledger.check(sizes, *["lower cache_bytes="] * given, "lower superbatch=")
         return SuperbatchSize(
             num_batches,
-            sizes[SLOTS],
+            sizes[SLOTS] + costs.num_pinned,
             in_memory,
             reservations=ledger.reservations[len(self.memory.reservations) :],
             packing_bytes=Ledger(0, tuple(packing)).peak(sizes),
             chunk_memory_bytes=costs.chunk_memory_bytes,
             table_bytes=table,
+            num_pinned=costs.num_pinned,
+            pinned=None if costs.pins is None else costs.pins.nodes,
+            planned_share=costs.planned_nodes / max(1, costs.batch_nodes),
         )
 
     def choose(self, cost: Callable[[SuperbatchSize], float] | None = None) -> SuperbatchSize:
@@ -400,21 +456,22 @@ class SuperbatchSizer:
         return is_much and size.num_slots > 0 and self.settings.cache_bytes is None
 
     def _slots(self, ledger: Ledger, sizes: dict[str, int]) -> int:
-        """Return how many rows can be cached; none where no table is read."""
+        """Return how many rows can be cached beside pinned ones; none where no table is read."""
         costs, given = self.costs, self.settings.cache_bytes
         if costs.row_bytes == 0:
             return 0
+        most = costs.num_rows - costs.num_pinned
         if given is None:
-            return ledger.largest(SLOTS, sizes, costs.num_rows)
-        return min(costs.num_rows, given // ledger.bytes_each(SLOTS))
+            return ledger.largest(SLOTS, sizes, most)
+        return min(most, max(0, given - costs.pinned_bytes) // ledger.bytes_each(SLOTS))
 
     def _most_batches(self, counts: range) -> int:
         """Return the most batches whose plans leave half of the rest to rows, or the fewest."""
         # Some of it is taken by any plan, which says nothing of how many batches are worth it.
-        ledger = self.memory.add(*self.costs.in_memory)
-        most = ledger.peak() + max(0, ledger.left()) // _ROWS_SHARE
+        ledger, pinned = self.memory.add(*self.costs.in_memory), self.costs.pinned_bytes
+        most = ledger.peak() - pinned + max(0, ledger.left() + pinned) // _ROWS_SHARE
         if self.settings.cache_bytes is not None:
-            most = ledger.limit - self._slots(ledger, {}) * ledger.bytes_each(SLOTS)
+            most = ledger.limit - self._slots(ledger, {}) * ledger.bytes_each(SLOTS) - pinned
 
         def takes_too_much(count: int) -> bool:
             try:
@@ -422,7 +479,7 @@ class SuperbatchSizer:
             except BudgetError:
                 return True
             beside = self.memory.with_limit(most).add(*size.reservations)
-            rows_bytes = size.num_slots * beside.bytes_each(SLOTS)
+            rows_bytes = pinned + size.num_planned_slots * beside.bytes_each(SLOTS)
             kept_bytes = self.costs.samples.bytes_of(size.sizes) if size.in_memory else 0
             return beside.left(size.sizes) + rows_bytes + kept_bytes < 0
 

@@ -313,3 +313,38 @@ def plan_fixed(batches: Sequence[Sequence[int]], nodes: Sequence[int], held: set
         plan.change_offsets.append(len(plan.change_slots))
     plan.nodes = [row if slot in held else -1 for slot, row in enumerate(nodes)]
     return plan
+
+
+def drop_pinned(pinned: Iterable[int], ids: NDArray[Any]) -> NDArray[Any]:
+    """Return the ids that are not pinned, in their order."""
+    return ids[~np.isin(ids, list(pinned))]
+
+
+def add_pinned(
+    pinned: Sequence[int],
+    ids: NDArray[Any],
+    slots: NDArray[np.int32],
+    positions: NDArray[np.int32],
+    first_slot: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Add the slots of pinned rows to the plan of a batch's other rows.
+
+    Parameters
+    ----------
+    pinned : sequence of int
+        Strictly ascending; the first of them is in slot `first_slot`, and so on.
+    slots : ndarray of int32 [m]
+        Of the ids that are not pinned.
+    positions : ndarray of int32
+        Rows that enter the cache, among those.
+
+    Returns
+    -------
+    slots, positions : ndarray of int32
+        Of all ids, and among all of them.
+    """
+    is_pinned = np.isin(ids, list(pinned))
+    found = np.empty(len(ids), np.int32)
+    found[is_pinned] = first_slot + np.searchsorted(np.asarray(pinned, np.int64), ids[is_pinned])
+    found[~is_pinned] = slots
+    return found, np.flatnonzero(~is_pinned)[positions].astype(np.int32)
