@@ -38,6 +38,8 @@ class SuperbatchSize:
         are in memory.
     bulk_bytes : int
         Part of it for sampling batches together, where in-neighbours are on disk.
+    sampling_threads : int or None
+        Threads that sample ahead, at most: there is memory for so many. None: for all.
     overlaps : bool
         Whether disk has room for two superbatches, so that one can be made beside another.
     lends : bool
@@ -63,6 +65,7 @@ class SuperbatchSize:
     chunk_memory_bytes: int = 0
     table_bytes: int = 0
     bulk_bytes: int = 0
+    sampling_threads: int | None = None
     overlaps: bool = True
     lends: bool = False
     num_unplanned: int = 0

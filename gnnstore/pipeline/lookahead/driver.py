@@ -374,6 +374,7 @@ class Spools:
         bulk_bytes: int | None = None,
         check: Callable[[], None] = lambda: None,
         pinned: PinnedRows | None = None,
+        most_threads: int | None = None,
     ) -> SampledSuperbatch:
         """Sample batches until one cannot be, and keep them.
 
@@ -387,8 +388,13 @@ class Spools:
             Called before each batch and after the last; raises if they are not wanted any more.
         pinned : PinnedRows, optional
             The rows to leave out of the trace; subgraphs keep all of their ids then.
+        most_threads : int, optional
+            Threads that sample, at most; by default as many as prepare batches.
         """
         first, run = chunk[0].number, sampling.run
+        num_threads = run.num_threads
+        if most_threads is not None:
+            num_threads = min(num_threads, most_threads)
         trace = self.trace(f"{first}", len(chunk))
         kept = self.samples(f"{first}", len(chunk), trace.file if pinned is None else None)
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
@@ -413,8 +419,8 @@ class Spools:
             chunk,
             request,
             keep,
-            num_threads=run.num_threads,
-            lookahead=lambda: 2 * max(1, run.num_threads),
+            num_threads=num_threads,
+            lookahead=lambda: 2 * max(1, num_threads),
             bulk_bytes=bulk_bytes,
             initializer=run.initializer,
             timeout_seconds=run.timeout_seconds,

@@ -192,6 +192,7 @@ class LookaheadProducer:
             bulk_bytes=self.job.size.bulk_bytes,
             check=self._check_wanted,
             pinned=self.job.pinned(self.session),
+            most_threads=self.job.size.sampling_threads,
         )
 
     def finish(self, sampled: SampledSuperbatch) -> Superbatch:

@@ -8,6 +8,7 @@ them. All else is the same, so that what is predicted is what would run.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -290,6 +291,7 @@ class _Division:
                 size,
                 reservations=(*sampling, *size.reservations),
                 bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
+                sampling_threads=self._sampling_threads if self.num_threads else None,
                 overlaps=2 * needed <= at_once * of.disk_bytes,
                 lends=costs.sampling_bytes > 0,
                 num_unplanned=self._num_unplanned(min(size.num_batches, of.epoch_batches)),
@@ -379,6 +381,14 @@ class _Division:
         return max(1, min(of.num_threads, self.placement.staging_bytes // of.staging_bytes))
 
     @property
+    def _sampling_threads(self) -> int:
+        """Threads that sample ahead: one more than processors is of use only where they wait."""
+        of = self.of
+        if of.samples_slowly:
+            return self.num_threads
+        return min(self.num_threads, len(os.sched_getaffinity(0)))
+
+    @property
     def _uses_one(self) -> bool:
         return self.depth == "minimal" and self.of.may_use_fewer
 
@@ -451,6 +461,7 @@ class _Division:
         """Return the memory of threads that sample, and read what is packed."""
         of, seen, num_threads = self.of, self.seen, self.num_threads
         found: list[Reservation] = []
+        ids_bytes = 0
         # For a cache that another loader had meanwhile, a superbatch is planned and packed again
         # while the next one is sampled; not where memory is short.
         phase = _SAMPLING if self.depth == "minimal" else ALWAYS
@@ -462,7 +473,7 @@ class _Division:
                 found.append(Reservation("staging for in-neighbours", of.staging_bytes))
             else:
                 # As the sampler gives it, and as much until it is kept in half the memory.
-                ids_bytes = num_threads * 2 * self._expected(seen.largest_ids_bytes)
+                ids_bytes = self._sampling_threads * 2 * self._expected(seen.largest_ids_bytes)
                 found.append(Reservation("subgraphs as they are sampled", ids_bytes, phase=phase))
             if self.packs:
                 # They have a reader of their own, in place of the other where nothing else is
@@ -471,8 +482,10 @@ class _Division:
                 reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))
-            elif reads_unplanned:
-                found.append(Reservation("filling the cache beside batches", of.staging_bytes))
+            elif reads_unplanned and of.staging_bytes > ids_bytes:
+                # The cache is filled once a superbatch has been sampled, and has that memory.
+                more = of.staging_bytes - ids_bytes
+                found.append(Reservation("filling the cache beside batches", more))
         if of.reads_neighbors:
             bulk_bytes = max(0, held.add(*found).left()) // _BULK_SHARE
             found.append(Reservation(_TOGETHER, bulk_bytes, phase=phase))
