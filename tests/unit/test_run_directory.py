@@ -8,6 +8,7 @@ import gc
 import itertools
 import json
 import os
+import secrets
 import shutil
 import stat
 import subprocess
@@ -266,7 +267,7 @@ def test_a_name_that_is_taken_is_not_shared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = iter(["0123abcd", "0123abcd", "4567cdef"])
-    monkeypatch.setattr(run_directory.secrets, "token_hex", lambda _: next(names))
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
     first = RunDirectory.create(tmp_path, purpose="tests")
     second = RunDirectory.create(tmp_path, purpose="tests")
     monkeypatch.undo()

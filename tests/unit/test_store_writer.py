@@ -211,7 +211,8 @@ def test_a_sweeper_that_takes_the_new_directory_away(
 ) -> None:
     home: Any = os if at == "before it is opened" else fcntl
     name = "open" if home is os else "flock"
-    real, swept = getattr(home, name), []
+    real = getattr(home, name)
+    swept: list[str] = []
 
     def after_a_sweep(*given: Any, **options: Any) -> Any:
         new = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".a.gnn.tmp-")]
