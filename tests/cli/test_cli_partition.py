@@ -13,6 +13,7 @@ import pytest
 from gnnstore.converters import partition
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import PartitionsReader
+from gnnstore.formats.partitions.reader import find_partitions
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.hostile import reseal
@@ -243,6 +244,42 @@ def test_partitions_of_another_store_are_found(run: Any, store: Path, tmp_path: 
     done = run("verify", other, "--level", "full")
     assert done.status == 1
     assert "these are partitions of the store" in done.stdout
+    (other / "zarr.json").write_text('{"attributes": {"gnnstore": {}}}')
+    (problem,) = PartitionsReader.open(other / "partitions" / "a").problems()
+    assert problem.path == str(other / "zarr.json")
+
+
+def test_numbers_mean_nothing_where_they_cannot_be_read(store: Path) -> None:
+    """What lies between pages is damaged: that, and not what it would make of edges."""
+    unit = partition(store, 4)
+    corrupt(unit, "order", swap)
+    shard = unit / "nodes/x/c.0.0"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    (problem,) = PartitionsReader.open(unit).problems()
+    assert problem.message == "the shard index is not that of the layout"
+
+
+def test_units_behind_a_link_are_none_of_the_store(store: Path, tmp_path: Path) -> None:
+    partition(store, 4)
+    assert len(find_partitions(store)) == 1
+    (store / "partitions").rename(tmp_path / "elsewhere")
+    (store / "partitions").symlink_to(tmp_path / "elsewhere")
+    assert find_partitions(store) == []
+
+
+def test_what_cannot_be_removed_whole_is_named(
+    run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition(store, 4, name="a")
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    done = run("rm", store, "--partitions", "a")
+    assert done.status == 5
+    assert "not all of the partitioning could be removed; check whose it is" in done.stderr
+    assert find_partitions(store) == []
+    monkeypatch.undo()
+    assert run("gc", store, "--yes").status == 0
 
 
 @pytest.mark.parametrize(
