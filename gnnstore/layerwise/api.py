@@ -25,7 +25,7 @@ from gnnstore.errors import (
     StoreExistsError,
     UsageError,
     limits_named,
-    storage_error,
+    storage_errors,
 )
 from gnnstore.formats import NODE_TYPE, NodeTypeSpec, Schema, StoreWriter
 from gnnstore.formats.container.files import fsync_directory
@@ -234,14 +234,14 @@ def _copied(rows: Embeddings, path: Path) -> npt.NDArray[Any]:
     """Turn a directory into a .npy file, which gets its name once it is complete."""
     unfinished = rows.path / ARRAY_NAME
     try:
-        rows.save_npy(unfinished)
-        unfinished.replace(path)
-        fsync_directory(path.absolute().parent)
+        with storage_errors("write the embeddings", path):
+            unfinished.unlink(missing_ok=True)  # what an attempt has left that was killed
+            rows.save_npy(unfinished)
+            unfinished.replace(path)
+            fsync_directory(path.absolute().parent)
     except StorageError:
         unfinished.unlink(missing_ok=True)
         raise
-    except OSError as error:
-        raise storage_error(error, "write the embeddings", path) from error
     rows.remove()
     mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     return mapped

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gnnstore.budget.ledger import Reservation
+from gnnstore.errors import UsageError
 from gnnstore.layerwise.limits import EDGES, NODES, TARGETS
 from gnnstore.layerwise.models.block import Block
 from gnnstore.layerwise.models.calls import LayerCall, RowKind
@@ -90,6 +91,11 @@ def measure_call(
         Its memory besides the block, with its result, by the sizes of a block.
     Tensor [1, width]
         A row of its result.
+
+    Raises
+    ------
+    UsageError
+        If it fails on more rows than those of the small graph.
     """
     many = _PROBE_SIZE
     shapes = [(1, many, 1), (1, many, many)]
@@ -105,10 +111,16 @@ def measure_call(
         for part in call.layer.parts:
             if isinstance(part, torch.nn.Module):
                 known += [*part.parameters(), *part.buffers()]
-        with PeakMeter(known) as meter:
-            result = call(block)
-            if out_dtype is not None:
-                result = result.to(out_dtype)
+        try:
+            with PeakMeter(known) as meter:
+                result = call(block)
+                if out_dtype is not None:
+                    result = result.to(out_dtype)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise UsageError(
+                f"{call.layer.name} fails on {shape[1]} rows of zeros with {shape[0]} edges, "
+                f"though not on fewer: {type(error).__name__}: {error}"
+            ) from error
         peaks.append(_SLACK * meter.peak_bytes / many)
     per_edge, per_node, per_target = [0.0] * (3 - len(peaks)) + peaks
     per = {

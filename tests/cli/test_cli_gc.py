@@ -71,6 +71,23 @@ def leave_beside(output: Path) -> Path:
     return left.rename(output.parent / f".{output.name}.tmp-0123abcd")
 
 
+@pytest.mark.parametrize("name", ["none", "none/none.gnn"])
+def test_what_is_not_there(run: Any, tmp_path: Path, name: str) -> None:
+    done = run("gc", tmp_path / name)
+    assert (done.status, f"{name}: there is no such directory or store" in done.stderr) == (3, True)
+
+
+def test_what_cannot_be_removed_is_named(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = leave(tmp_path)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    done = run("gc", tmp_path, "--yes")
+    assert done.status == 5
+    assert f"cannot remove {left}; check whose it is" in done.stderr
+    assert left.exists()
+
+
 def test_a_running_conversion_is_left_alone(run: Any, tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "a.gnn") as writer:
         done = run("gc", tmp_path, "--yes", "--json")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import platform
 import re
+import struct
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,66 @@ def test_a_path_that_is_not_there(run: Any, tmp_path: Path) -> None:
 
 def test_a_package_that_is_not_installed_is_no_failure() -> None:
     assert system._version("no-such-package-of-any-kind") is None
+
+
+def test_a_machine_that_says_nothing(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where /proc and /sys are not mounted, as in some containers."""
+    read_text = Path.read_text
+
+    def not_there(path: Path, *given: Any, **options: Any) -> str:
+        if str(path).startswith(("/proc/cpuinfo", "/proc/meminfo", "/sys/")):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return read_text(path, *given, **options)
+
+    monkeypatch.setattr(Path, "read_text", not_there)
+    machine = run("info", tmp_path, "--json").document["machine"]
+    assert machine["cpu_features"] == []
+    assert machine["huge_pages"] == {"enabled": None, "defrag": None}
+    assert machine["memory"]["total_bytes"] is None
+    assert run("info", tmp_path).status == 0
+
+
+def test_a_processor_without_a_name_of_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_text = Path.read_text
+    (tmp_path / "cpuinfo").write_text("processor : 0\nFeatures : fp asimd crc32\n")
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda path: read_text(tmp_path / "cpuinfo" if path.name == "cpuinfo" else path),
+    )
+    assert system._cpuinfo("model name") is None
+    assert system._cpuinfo("Features") == "fp asimd crc32"
+
+
+@pytest.mark.parametrize("why", ["old library", "refused", "not said", "none"])
+def test_a_kernel_that_knows_no_alignment(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    class Library:
+        """A C library, whose statx writes nothing, or what a file system without O_DIRECT says."""
+
+        def __init__(self, *_: object, **__: object) -> None:
+            if why != "old library":
+                self.statx = self._statx
+
+        def _statx(self, *arguments: Any) -> int:
+            if why == "none":
+                struct.pack_into("=I", arguments[-1], 0, system._STATX_DIOALIGN)
+            return -1 if why == "refused" else 0
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    found = run("info", tmp_path, "--json").document["filesystem"]["direct_io"]
+    text = run("info", tmp_path).stdout
+    if why == "none":
+        assert found == {"memory_alignment_bytes": 0, "offset_alignment_bytes": 0}
+        assert re.search(r"direct I/O +not supported here", text)
+    else:
+        assert found is None
+        assert re.search(r"direct I/O +unknown \(needs Linux 6\.1", text)
 
 
 def test_a_file_answers_for_its_file_system(tmp_path: Path) -> None:

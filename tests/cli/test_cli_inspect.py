@@ -14,6 +14,7 @@ from rich.console import Console
 from gnnstore.budget import limits
 from gnnstore.disk.engines import ENGINES, ENVIRONMENT_VARIABLE
 from gnnstore.testing.stores import write_example_store
+from gnnstore.tools.inspect import scan
 from gnnstore.tools.inspect.render_store import render_store
 from gnnstore.tools.inspect.scan import _ValueRange
 
@@ -169,6 +170,27 @@ def test_stats_of_several_chunks_equal_those_of_one(
     assert pieces == whole
 
 
+def test_labels_with_too_many_values_are_no_classes(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_example_store(tmp_path / "a.gnn").path
+    labels = run("inspect", path, "--stats", "--json").document["stats"]["labels"]
+    assert labels.keys() == {"nodes/node/y", "nodes/node/train_mask"}
+    monkeypatch.setattr(scan, "_MAX_CLASSES", 2)
+    labels = run("inspect", path, "--stats", "--json").document["stats"]["labels"]
+    assert labels.keys() == {"nodes/node/train_mask"}
+
+
+def test_pointers_that_descend_have_no_degrees(run: Any, scratch: Path) -> None:
+    pointers = scratch / "edges/node__to__node/indptr/c.0"
+    with pointers.open("r+b") as file:
+        file.seek(5 * 8)
+        file.write((2**40).to_bytes(8, "little"))
+    done = run("inspect", scratch, "--stats")
+    assert done.status == 1
+    assert "indptr: descends, so there are no degrees to show; run 'gnnstore verify" in done.stderr
+
+
 def test_stats_count_what_is_not_finite(run: Any, tmp_path: Path) -> None:
     found = _ValueRange()
     found.add(np.array([np.nan, np.inf, 2.0, -np.inf, 4.0], dtype=np.float32))
@@ -186,10 +208,11 @@ def test_stats_of_every_kind_of_feature(run: Any, tmp_path: Path, dtype: str) ->
     assert "NaN" in done.stdout
 
 
-def test_stats_of_an_empty_graph(run: Any, tmp_path: Path) -> None:
-    path = write_example_store(tmp_path / "a.gnn", num_nodes=5, num_edges=0).path
+@pytest.mark.parametrize("num_nodes", [5, 0])
+def test_stats_of_an_empty_graph(run: Any, tmp_path: Path, num_nodes: int) -> None:
+    path = write_example_store(tmp_path / "a.gnn", num_nodes=num_nodes, num_edges=0).path
     stats = run("inspect", path, "--stats", "--json").document["stats"]
-    assert (stats["degrees"]["isolated"], stats["degrees"]["mean"]) == (5, 0)
+    assert (stats["degrees"]["isolated"], stats["degrees"]["mean"]) == (num_nodes, 0)
     assert run("inspect", path, "--stats").status == 0
 
 

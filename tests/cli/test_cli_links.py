@@ -160,7 +160,9 @@ def test_bench_times_link_loaders(run: Any, store: Path, num_batches: int | None
     assert mapped["rounds"][0]["nodes"] == memory["rounds"][0]["nodes"]
 
 
-def test_what_is_refused(run: Any, store: Path) -> None:
+def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.npy"
+    np.save(weights, np.ones(3))
     for options, status, message in (
         (["--negatives", "binary"], 2, "give these with --links"),
         (
@@ -170,6 +172,12 @@ def test_what_is_refused(run: Any, store: Path) -> None:
         ),
         (["--links", "all", "--negatives", "triplet:0.5"], 2, "no kind of negatives"),
         (["--links", "all", "--negatives", "other:1"], 2, "no kind of negatives"),
+        (["--links", "all", "--negatives", "binary:many"], 2, "no kind of negatives"),
+        (
+            ["--links", "all", "--src-weight", weights],
+            2,
+            "weights are those of --negatives, which are not given",
+        ),
         (["--links", "all", "--neg-side", "src"], 2, "no negatives are drawn"),
         (["--links", "nowhere.npy"], 3, "nowhere.npy"),
         (["--links", "nothing"], 3, "no edge split 'nothing'"),

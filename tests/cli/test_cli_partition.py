@@ -13,8 +13,10 @@ import pytest
 from gnnstore.converters import partition
 from gnnstore.errors import CorruptStoreError
 from gnnstore.formats import PartitionsReader
+from gnnstore.formats.partitions.reader import find_partitions
 from gnnstore.testing.disks import keep_usual_profile
 from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.hostile import reseal
 from gnnstore.testing.stores import assert_same_files
 
 
@@ -100,6 +102,23 @@ def test_partitions_elsewhere(run: Any, store: Path, original: Path, tmp_path: P
     assert run("verify", output, "--level", "full").status == 0
 
 
+def test_a_number_of_partitions_that_is_chosen(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power of two of which none is empty; of one node there are none."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = random_graph(11, 40, feature_dim=2).write(tmp_path / "small.gnn")
+    keep_usual_profile(store)
+    monkeypatch.setattr("gnnstore.tools.partition.most_partitions", lambda *_: 8)
+    done = run("partition", store, "-p", "auto", "--estimate")
+    assert done.status == 0, done.stderr
+    assert "4 partitions of 3 nodes" in done.stdout
+    assert "4 partitions: the most, as a power of two" in done.stdout
+    single = random_graph(1, 3).write(tmp_path / "single.gnn")
+    done = run("partition", single, "-p", "auto")
+    assert (done.status, f"{single} has 1 nodes: nothing to divide" in done.stderr) == (2, True)
+
+
 def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
     for arguments, status, message in (
         (["-p", "1"], 2, "1 partitions: expected 2 to 1000"),
@@ -112,6 +131,7 @@ def test_what_is_refused(run: Any, store: Path, tmp_path: Path) -> None:
         (["-p", "4", "--name", "a", "--output", tmp_path / "b"], 2, "a --name in the store, or"),
         (["-p", "4", "--memory", "1MB"], 2, "raise memory_bytes (--memory) by at least"),
         (["-p", "4", "--output", tmp_path / "no" / "where"], 3, "does not exist"),
+        (["-p", "4", "--seed", str(2**64)], 2, "seed="),
     ):
         done = run("partition", store, *arguments)
         assert (done.status, message in done.stderr) == (status, True), (arguments, done.stderr)
@@ -159,6 +179,11 @@ def corrupt(unit: Path, array: str, change: Any) -> None:
     file.write_bytes(data)
 
 
+def exchange_rows(values: Any) -> None:
+    """Give the last edge another source, behind which nothing is out of order."""
+    values[-1] = values[-1] + 1 if values[-1] < 248 else 248
+
+
 def swap(values: Any) -> None:
     values[[0, 1]] = values[[1, 0]]
 
@@ -178,6 +203,7 @@ def swap(values: Any) -> None:
             "not every position is there once",
         ),
         ("edges/position", lambda v: v.__setitem__(0, 8000), "edge 0 has position 8000"),
+        ("edges/source", exchange_rows, "the edges are not those of the store, each once; partiti"),
         ("edges/bucket_ptr", lambda v: v.__setitem__(1, 9000), "ascending places from 0 to 8000"),
     ],
 )
@@ -218,6 +244,70 @@ def test_partitions_of_another_store_are_found(run: Any, store: Path, tmp_path: 
     done = run("verify", other, "--level", "full")
     assert done.status == 1
     assert "these are partitions of the store" in done.stdout
+    (other / "zarr.json").write_text('{"attributes": {"gnnstore": {}}}')
+    (problem,) = PartitionsReader.open(other / "partitions" / "a").problems()
+    assert problem.path == str(other / "zarr.json")
+
+
+def test_numbers_mean_nothing_where_they_cannot_be_read(store: Path) -> None:
+    """What lies between pages is damaged: that, and not what it would make of edges."""
+    unit = partition(store, 4)
+    corrupt(unit, "order", swap)
+    shard = unit / "nodes/x/c.0.0"
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    (problem,) = PartitionsReader.open(unit).problems()
+    assert problem.message == "the shard index is not that of the layout"
+
+
+def test_units_behind_a_link_are_none_of_the_store(store: Path, tmp_path: Path) -> None:
+    partition(store, 4)
+    assert len(find_partitions(store)) == 1
+    (store / "partitions").rename(tmp_path / "elsewhere")
+    (store / "partitions").symlink_to(tmp_path / "elsewhere")
+    assert find_partitions(store) == []
+
+
+def test_what_cannot_be_removed_whole_is_named(
+    run: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition(store, 4, name="a")
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    done = run("rm", store, "--partitions", "a")
+    assert done.status == 5
+    assert "not all of the partitioning could be removed; check whose it is" in done.stderr
+    assert find_partitions(store) == []
+    monkeypatch.undo()
+    assert run("gc", store, "--yes").status == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(rows_per_partition=200), "rows for 1000 nodes in 4 partitions, none"),
+        (lambda m: m["arrays"].pop(), "the partitioning lists the arrays ["),
+        (
+            lambda m: next(a for a in m["arrays"] if a["path"] == "order").update(dtype="uint32"),
+            "the array 'order' is uint32 [1000] (paged), expected pages of int32 or int64 [1000]",
+        ),
+        (
+            lambda m: m["nodes"].update(z=m["nodes"].pop("x")),
+            "the node attribute 'z' is 'nodes/x' [1000, ",
+        ),
+    ],
+)
+def test_manifests_that_make_no_sense(
+    original: Path, tmp_path: Path, change: Any, message: str
+) -> None:
+    unit = partition(original, 4, output=tmp_path / "unit")
+    if "array 'order'" in message:
+        metadata = unit / "order" / "zarr.json"
+        metadata.write_text(metadata.read_text().replace("int32", "uint32"))
+    reseal(unit, change)
+    with pytest.raises(CorruptStoreError) as caught:
+        PartitionsReader.open(unit)
+    assert message in str(caught.value)
 
 
 def test_links_are_not_followed(run: Any, store: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from gnnstore.errors import StorageError
 from gnnstore.strategies import optimizer
 from gnnstore.strategies.builtin import auto
 from gnnstore.testing.disks import usual_profile
+from gnnstore.testing.graphs import random_graph, write_store
 from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.caches import minimum_misses, run_lru, run_sieve
 from gnnstore.testing.twins.reads import plan_reads
@@ -401,6 +402,10 @@ def test_partitions_that_fit_are_compared(run: Any, store: Path, tmp_path: Path)
         assert one["memory_bytes"] <= 150_000
         assert one["num_partitions"] % one["logical"] == 0
         assert one["bytes_written"] > 0
+    (tmp_path / "full.png").symlink_to("/dev/full")
+    done = run("plan", store, *PARTITIONS, *embeddings, "--plot", tmp_path / "full.png")
+    assert done.status == 5
+    assert "cannot write the picture" in done.stdout
     text = run("plan", store, *PARTITIONS, *embeddings).stdout
     assert "even" in text
     assert "embeddings of 100 columns" in text
@@ -417,6 +422,11 @@ def test_partitions_that_do_not_fit_are_refused(run: Any, store: Path) -> None:
     done = run("plan", store, "--embedding-dim", "8", "-q")
     assert done.status == 2
     assert "--partitions" in done.stderr
+    bare = write_store(store.parent / "bare.gnn", [[0, 1], [1, 0]])
+    done = run("plan", bare, *PARTITIONS)
+    assert done.status == 2
+    assert "2 nodes with 0 B of rows and 2 edges: nothing to divide" in done.stderr
+    assert "give --embedding-dim" in done.stderr
 
 
 # --- what goes wrong ----------------------------------------------------------------------------
@@ -449,6 +459,11 @@ def test_what_is_not_there(run: Any, store: Path, tmp_path: Path) -> None:
     done = run("plan", store, *QUICK, "--input-nodes", "nothing")
     assert done.status == 3
     assert "there is no split 'nothing'" in done.stderr
+    graph = random_graph(9, 30, feature_dim=200)
+    graph.splits["nobody"] = np.empty(0, np.int64)
+    done = run("plan", graph.write(tmp_path / "a.gnn"), *QUICK, "--input-nodes", "nobody")
+    assert done.status == 2
+    assert "are empty, so there are no batches; choose others with --input-nodes" in done.stderr
 
 
 def test_a_store_with_nothing_to_cache(run: Any, tmp_path: Path) -> None:

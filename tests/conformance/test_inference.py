@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,9 +39,12 @@ from gnnstore.errors import (
     CorruptStoreError,
     NoSpaceError,
     NotFoundError,
+    StorageError,
     StoreExistsError,
     UsageError,
+    storage_error,
 )
+from gnnstore.formats import Schema, StoreWriter
 from gnnstore.layerwise import packing as inference_packing
 from gnnstore.layerwise import run as inference_run
 from gnnstore.layerwise.passes import PassStats
@@ -90,6 +95,7 @@ def awkward_graph(seed: int = 0) -> GraphArrays:
     vectors = rng.random((edges.shape[1], 3), dtype=np.float32)
     data: dict[str, NDArray[Any]]
     data = {"x": graph.attributes["x"], "edge_weight": weights, "edge_attr": vectors}
+    data["y"] = np.arange(1200)
     return GraphArrays(1200, edges, data)
 
 
@@ -127,6 +133,7 @@ def convolutions() -> dict[str, Callable[[], Any]]:
         "GraphConv": lambda: [GraphConv(f, c)],
         "Transformer": lambda: [TransformerConv(f, c)],
         "row by row": lambda: [mlp(f, h), torch.tanh, SAGEConv(h, h), BatchNorm(h), mlp(h, c)],
+        "a Sequential": lambda: [torch.nn.Sequential(mlp(f, h), torch.nn.ReLU()), SAGEConv(h, c)],
         "no edges": lambda: [mlp(f, h), torch.relu, mlp(h, c)],
         "models.GraphSAGE": lambda: GraphSAGE(f, h, 3, c, dropout=0.5, norm="batch_norm"),
         "models.GCN": lambda: GCN(f, h, 2, c, act_first=True, norm="batch_norm"),
@@ -203,20 +210,38 @@ def test_functions_of_ones_own(graph: GraphArrays, path: Path) -> None:
     x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
     found = gnnstore.inference([sums, lambda rows: rows * 2], path, memory=SMALL)
     torch.testing.assert_close(found, 2 * sums((x, x), edges), atol=1e-4, rtol=1e-5)
+    alone = gnnstore.inference(sums, path, dtype=np.float16)
+    assert isinstance(alone, Tensor)
+    assert alone.dtype == torch.float16
+    torch.testing.assert_close(alone.float(), sums((x, x), edges), atol=1e-1, rtol=1e-2)
 
 
-def test_packed_rows_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_listed_a_part_of_the_bitmap_at_a_time(
+    graph: GraphArrays, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnnstore.layerwise.blocks.LISTED_BYTES", 8)
+    layers = [SAGEConv(NUM_FEATURES, 3)]
+    found = gnnstore.inference(layers, path, memory=SMALL)
+    x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
+    torch.testing.assert_close(found, on_whole_graph(layers, x, edges), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("width", "stored"), [(256, "float32"), (512, "float16")])
+def test_packed_rows_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, stored: str
+) -> None:
     """Rows of 1 kB here and there in a table of 20 MB."""
     monkeypatch.setattr(inference_packing, "CHUNK_STAGING_BYTES", 1 << 10)
     monkeypatch.setattr(inference_packing, "_WORTHWHILE", 100.0)
-    graph = random_graph(20_000, 60_000, feature_dim=256, seed=3)
+    graph = random_graph(20_000, 60_000, feature_dim=width, seed=3)
+    graph.attributes["x"] = graph.attributes["x"].astype(stored)
     store = graph.write(tmp_path / "p.gnn")
-    layers = [SAGEConv(256, 300), torch.relu, GCNConv(300, 4)]
+    layers = [SAGEConv(width, 300), torch.relu, GCNConv(300, 4)]
     notes = Notes()
     found = gnnstore.inference(layers, store, tmp_path / "out", memory="12MB", progress=notes)
     assert isinstance(found, Embeddings)
     x, edges = torch.from_numpy(graph.attributes["x"]), torch.from_numpy(graph.edge_index)
-    expected = on_whole_graph(layers, x, edges)
+    expected = on_whole_graph(layers, x.float(), edges)
     torch.testing.assert_close(found.tensor(), expected, atol=1e-5, rtol=1e-5)
     assert all(stats["bytes_packed"] > 10**6 for stats in notes.stats)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "p.gnn"]
@@ -284,6 +309,11 @@ def test_the_result_can_be_opened(graph: GraphArrays, path: Path, tmp_path: Path
     gnnstore.inference(layers, path, output, overwrite=True)
     with pytest.raises(NotFoundError, match="not one that inference has written"):
         gnnstore.open_embeddings(path)
+    with StoreWriter(tmp_path / "other") as writer:
+        writer.commit(Schema((), ()), {})
+    with pytest.raises(NotFoundError, match="a heterogeneous store, and no result of inference"):
+        gnnstore.open_embeddings(tmp_path / "other")
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(again)).read(), whole)  # noqa: S301
 
 
 def test_modules_are_as_they_were(path: Path) -> None:
@@ -313,6 +343,17 @@ def test_modules_are_as_they_were(path: Path) -> None:
         ([SAGEConv(NUM_FEATURES, 3), lambda x: x.argmax(-1)], "gives|not layer-wise|fails"),
         (GraphSAGE(NUM_FEATURES, 8, 2, 3, jk="cat"), "jk='cat'.*layer by layer"),
         ([SAGEConv(-1, 3)], "without a shape as yet"),
+        ([PairNorm()], r"layer 1 \(PairNorm\) is not layer-wise"),
+        ([lambda x, edges: x[1] * x[0].mean() * len(edges)], "is not layer-wise"),
+        ([lambda x, edges: x[0][: len(edges) - 1]], r"it gives 1 rows for \d+ nodes"),
+        (
+            [SAGEConv(NUM_FEATURES, 3), lambda x: x[:50]],
+            r"\(SAGEConv\) fails on 1024 rows of zeros .* it gives \[50, 3\] for 1024 nodes",
+        ),
+        (
+            [lambda x: x.to(torch.int8)],
+            "gives int8, but rows are written as one of float16",
+        ),
         ([], "no layer to run"),
         (["SAGE"], r"layers\[0\] is a str"),
     ],
@@ -326,6 +367,11 @@ def test_modules_are_as_they_were(path: Path) -> None:
         "labels",
         "jk",
         "lazy",
+        "statistics alone",
+        "statistics of sources",
+        "few rows",
+        "few rows in the end",
+        "integers",
         "",
         "str",
     ],
@@ -349,6 +395,7 @@ def test_options_that_are_refused(path: Path, tmp_path: Path) -> None:
         ({"output": tmp_path / "a", "tmpdir": tmp_path}, UsageError, "no use beside output="),
         ({"output": tmp_path / "a.npy", "dtype": "bfloat16"}, UsageError, "no bfloat16"),
         ({"output": tmp_path / "no" / "a"}, NotFoundError, "does not exist"),
+        ({"input": "y"}, UsageError, r"input='y': layers take rows \[N, F\].* the shape \[1200\]"),
     ):
         with pytest.raises(error, match=message):
             gnnstore.inference(layers, path, **options)
@@ -375,14 +422,76 @@ def test_a_disk_that_is_too_small(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_damaged_graph(graph: GraphArrays, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [2**30, 1205])  # in the last word of a bitmap, too
+def test_a_damaged_graph(graph: GraphArrays, tmp_path: Path, source: int) -> None:
     store = graph.write(tmp_path / "d.gnn")
     (shard,) = store.glob("edges/*/indices/c.0")
     with shard.open("r+b") as file:
         file.seek(400)
-        file.write(np.array([2**30], np.int32).tobytes())
+        file.write(np.array([source], np.int32).tobytes())
     with pytest.raises(CorruptStoreError, match=r"the graph is damaged.*gnnstore verify"):
         gnnstore.inference([SAGEConv(NUM_FEATURES, 3)], store, tmp_path / "a", memory=SMALL)
+
+
+def test_pointers_that_descend(graph: GraphArrays, tmp_path: Path) -> None:
+    store = graph.write(tmp_path / "d.gnn")
+    (shard,) = store.glob("edges/*/indptr/c.0")
+    with shard.open("r+b") as file:
+        file.seek(8 * 700)
+        file.write(bytes(8))
+    with pytest.raises(CorruptStoreError, match=r"edges of nodes \d+ to \d+ do not follow one ano"):
+        gnnstore.inference([SAGEConv(NUM_FEATURES, 3)], store, tmp_path / "a", memory="10MB")
+
+
+@pytest.mark.parametrize("failing", ["save", "replace", "killed"])
+def test_a_copy_that_fails_is_all_that_is_done_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    layers = [SAGEConv(NUM_FEATURES, 3)]
+    whole: Any = gnnstore.inference(layers, path)
+
+    def full(*_: Any) -> None:
+        raise storage_error(OSError(errno.ENOSPC, "no space"), "write", tmp_path / "e.npy")
+
+    def refused(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    def killed(_: Embeddings, unfinished: Path) -> None:
+        unfinished.write_bytes(b"the first bytes")
+        raise KeyboardInterrupt
+
+    message = "no space left" if failing == "save" else r"cannot write the embeddings: .*e\.npy: P"
+    error = KeyboardInterrupt if failing == "killed" else StorageError
+    with monkeypatch.context() as patch:
+        if failing == "replace":
+            patch.setattr(Path, "replace", refused)
+        else:
+            patch.setattr(Embeddings, "save_npy", full if failing == "save" else killed)
+        with pytest.raises(error, match=None if failing == "killed" else message):
+            gnnstore.inference(layers, path, tmp_path / "e.npy")
+    assert not (tmp_path / "e.npy").exists()
+    monkeypatch.setattr(inference_run, "run_pass", None)
+    found: Any = gnnstore.inference(layers, path, tmp_path / "e.npy", resume=True)
+    np.testing.assert_array_equal(found, whole)
+    assert [item.name for item in tmp_path.iterdir()] == ["e.npy"]
+
+
+def test_a_commit_that_was_interrupted_is_all_that_is_done_again(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = [SAGEConv(NUM_FEATURES, 4), SAGEConv(4, 3)]
+    whole: Any = gnnstore.inference(layers, path)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnstore.layerwise.api.StoreWriter.commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            gnnstore.inference(layers, path, tmp_path / "e")
+    monkeypatch.setattr(inference_run, "run_pass", None)
+    found: Any = gnnstore.inference(layers, path, tmp_path / "e", resume=True)
+    np.testing.assert_array_equal(found.read(), whole)
 
 
 @pytest.mark.parametrize(("num_nodes", "num_edges"), [(0, 0), (1, 0), (70, 0), (1, 3)])

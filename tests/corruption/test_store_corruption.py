@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import numpy as np
 import pytest
 
 import gnnstore
+from gnnstore.converters import from_snap
 from gnnstore.errors import (
     CorruptStoreError,
     GnnstoreError,
     NotFoundError,
+    StorageError,
     UnsupportedVersionError,
 )
 from gnnstore.features.check import verify
@@ -123,6 +126,28 @@ def test_shard_that_the_manifest_does_not_list(store: Path) -> None:
     refuse(store, r"indices' needs files that the manifest does not list \(c\.0\)")
 
 
+def test_directory_of_an_array_that_is_a_file(store: Path) -> None:
+    shutil.rmtree(store / "nodes/node/y")
+    (store / "nodes/node/y").write_text("")
+    refuse(store, r"cannot open the store: .*nodes/node/y.*: Not a directory", StorageError)
+
+
+def test_file_of_another_size_that_is_listed(store: Path) -> None:
+    shard = store / "nodes/node/x/c.0.0"
+    size = shard.stat().st_size
+    with shard.open("ab") as file:
+        file.write(bytes(4096))
+    reseal(store)
+    refuse(store, rf"c\.0\.0: the file has {size + 4096} bytes, but the array's shape needs {size}")
+
+
+def test_linked_directory_is_found_by_verify(store: Path, tmp_path: Path) -> None:
+    (store / "nodes/more").symlink_to(tmp_path)
+    (problem,) = verify(store, "header").problems
+    assert problem.path == str(store / "nodes/more")
+    assert "symbolic link" in problem.message
+
+
 def test_stray_file_is_found_by_verify(store: Path) -> None:
     (store / "nodes/notes.txt").write_text("mine")
     report = verify(store, "header")
@@ -157,7 +182,9 @@ def test_flipped_byte_is_located(store: Path) -> None:
     assert "checksum mismatch (expected " in problem.message
 
 
-def test_flipped_byte_in_a_far_block_is_located(tmp_path: Path) -> None:
+def test_flipped_byte_in_a_far_block_is_located(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     example = write_example_store(tmp_path / "a.gnn", num_nodes=5000, feature_shape=(256,))
     shard = example.path / "nodes/node/x/c.0.0"
     with shard.open("r+b") as file:
@@ -168,6 +195,46 @@ def test_flipped_byte_in_a_far_block_is_located(tmp_path: Path) -> None:
             file.write(bytes([byte ^ 0x80]))
     ranges = [(p.first_byte, p.end_byte) for p in verify(example.path).problems]
     assert ranges == [(2**20, 3 * 2**20), (4 * 2**20, shard.stat().st_size)]
+    monkeypatch.setattr("gnnstore.formats.container.verify._MAX_RANGES_PER_FILE", 1)
+    found = verify(example.path).problems
+    assert [problem.first_byte for problem in found] == [2**20, None]
+    assert found[1].message == "and 1 more damaged ranges"
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (-9, "the shard index is not that of the layout"),
+        (4095, "the padding behind row 0 is not zero"),
+    ],
+)
+def test_bytes_between_rows_that_nobody_reads(store: Path, place: int, message: str) -> None:
+    """Though their checksums are right."""
+    shard = store / "nodes/node/x/c.0.0"
+    data = bytearray(shard.read_bytes())
+    data[place] ^= 1
+    shard.write_bytes(data)
+    reseal(store)
+    assert verify(store, "checksums").ok
+    (problem,) = verify(store, "full").problems
+    assert problem.message == message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [31]}, "the checksums are 31 uint32, but the manifest's files have 32 blocks"),
+        ({"shape": ["a"]}, "malformed metadata: shape: expected a list of integers"),
+    ],
+)
+def test_checksums_of_other_files(store: Path, change: Manifest, message: str) -> None:
+    """The array of them is as it was written, by somebody who has not counted."""
+    file = store / "checksums/zarr.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    reseal(store, lambda m: m["checksum_files"][-1].__setitem__(1, file.stat().st_size))
+    (problem,) = verify(store).problems
+    assert problem.path.startswith(str(store / "checksums"))
+    assert message in problem.message
 
 
 def test_altered_checksums_are_found(store: Path) -> None:
@@ -284,6 +351,62 @@ def test_huge_manifest(store: Path) -> None:
     refuse(store, "larger than the 67108864 bytes")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["files"].append(m["files"][0]), "files: expected each file once"),
+        (lambda m: m["files"].append(["a"]), r"files: expected a list of \[path, size in bytes"),
+        (lambda m: m["files"].append(["a", -1]), r"files: expected a list of \[path, size in byt"),
+        (
+            lambda m: m["checksum_files"][0].__setitem__(2, "12"),
+            "checksum_files: expected a crc32c of 8 hexadecimal digits",
+        ),
+        (lambda m: m.update(reader_features=[1]), "reader_features: expected a list of strings"),
+        (lambda m: m["schema"]["node_types"].append(7), "should be an object, found int"),
+        (
+            lambda m: m["schema"]["node_types"].append(
+                {**m["schema"]["node_types"][0], "attributes": {}, "splits": {},
+                 "original_id": None}
+            ),
+            "two node types share a name",
+        ),
+        (
+            lambda m: m["schema"]["edge_types"][0]["indptr"].update(dtype="int32"),
+            r"indptr' is paged int32 \[301\]; expected one-dimensional paged int64",
+        ),
+        (
+            lambda m: m["schema"]["node_types"][0]["attributes"]["x"].update(shape=["3"]),
+            "shape: expected a list of integers between 0 and",
+        ),
+    ],
+)  # fmt: skip
+def test_manifests_that_make_no_sense(
+    store: Path, change: Callable[[Manifest], object], message: str
+) -> None:
+    rewrite(store, change)
+    refuse(store, message)
+
+
+def test_texts_that_are_described_wrongly(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    path.write_text("a b\n")
+    for part, change, message in (
+        (
+            "bytes",
+            {"dtype": "int8"},
+            r"bytes' is paged int8 \[2\]; expected one-dimensional paged ",
+        ),
+        ("offsets", {"shape": [2]}, "offsets' has 2 entries, but there are 2 texts"),
+    ):
+        store = from_snap(path, tmp_path / f"{part}.gnn", string_ids=True)
+
+        def describe(manifest: Manifest, part: str = part, change: Any = change) -> None:
+            manifest["schema"]["node_types"][0]["original_name"][part].update(change)
+
+        rewrite(store, describe)
+        refuse(store, message)
+
+
 @pytest.mark.parametrize("count", [2**61, 2**63, -1, True, "5", 3.5, None])
 def test_impossible_numbers_of_nodes(store: Path, count: Any) -> None:
     rewrite(store, lambda m: m["schema"]["node_types"][0].update(num_nodes=count))
@@ -321,6 +444,7 @@ def test_compressed_array_with_huge_chunks(store: Path) -> None:
         (lambda d: d["attributes"]["gnnstore"].update(rows_per_page=1), "attributes: expected"),
         (lambda d: d["attributes"]["gnnstore"].update(shard_rows=0), "shard_rows: expected"),
         (lambda d: d["attributes"]["gnnstore"].update(chunk_rows=7), "chunk_rows: expected"),
+        (lambda d: d["attributes"]["gnnstore"].update(chunk_rows=80), "chunk_rows: expected 40, "),
         (lambda d: d.update(data_type="float64"), "data_type: expected"),
         (lambda d: d.update(fill_value=1), "fill_value: expected"),
         (lambda d: d.update(shape=[300]), "malformed metadata"),
@@ -335,6 +459,11 @@ def test_array_metadata_that_the_arithmetic_contradicts(
 ) -> None:
     rewrite_array(store, "nodes/node/x", change)
     refuse(store, match)
+
+
+def test_compressed_array_of_another_type(store: Path) -> None:
+    rewrite_array(store, "nodes/node/y", lambda d: d.update(data_type="int8"))
+    refuse(store, "data_type: expected 'int64', found 'int8'")
 
 
 def test_wrong_shapes_and_types_are_refused_by_name(store: Path) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gnnstore.converters import reorder
 from gnnstore.converters.partitions.order import node_order, rows_per_partition
 from gnnstore.converters.partitions.partition import partition
-from gnnstore.errors import NotFoundError, UsageError
+from gnnstore.errors import InputError, NotFoundError, UsageError
 from gnnstore.formats import StoreReader
+from gnnstore.formats.partitions.manifest import MOST_ROWS
 from gnnstore.formats.partitions.reader import (
     PartitionsReader,
     find_partitions,
@@ -170,6 +171,20 @@ def test_numbers_of_partitions_that_cannot_be(tmp_path: Path, num_partitions: in
     with pytest.raises(UsageError, match=f"{num_partitions} partitions: expected 2 to 40"):
         partition(store, num_partitions)
     assert not (store / "partitions").exists()
+
+
+def test_partitions_that_are_too_large() -> None:
+    with pytest.raises(UsageError, match=rf"{MOST_ROWS + 1} rows each, more than .*; take 3 or"):
+        rows_per_partition(2 * MOST_ROWS + 1, 2, [1])
+
+
+def test_what_no_order_can_begin_with(tmp_path: Path) -> None:
+    graph = random_graph(40, 100, num_classes=2)
+    store = replace(graph, splits={"none": np.empty(0, np.int64)}).write(tmp_path / "graph.gnn")
+    with pytest.raises(InputError, match=r"graph\.gnn: the split 'none' has no nodes"):
+        partition(store, 4, train_first="none")
+    with pytest.raises(UsageError, match=r"seed=-1 is outside \[0, 2\^64\)"):
+        partition(store, 4, seed=-1)
 
 
 def test_labels_do_not_influence_the_order(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_written_read_and_verified(tmp_path: Path) -> None:
     reader = PartsReader.open(path)
     assert np.array_equal(reader.read(reader.manifest.vectors), VALUES)
     assert np.array_equal(reader.sizes, SIZES)
+    assert repr(reader) == f"PartsReader({str(path)!r})"
     assert reader.uuid == PartsReader.open(write(tmp_path / "b.parts")).uuid
     assert gnnstore.verify(path, "full").ok
     shard = path / "vectors" / "c.0.0"

@@ -125,6 +125,15 @@ def test_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
     assert "not a valid .npy array" in refused(tmp_path, whole[:40])
     assert "not a valid .npy array" in refused(tmp_path, b"hello")
     assert "not a valid .npy array" in refused(tmp_path, b"")
+    text = io.BytesIO()
+    np.lib.format.write_array(text, np.zeros(2, [("é\u0100", "i4")]), version=(3, 0))
+    assert ".npy format 3.0 holds structured arrays" in refused(tmp_path, text.getvalue())
+
+
+def test_a_header_of_the_second_version_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "a.npy").open("wb") as file:
+        np.lib.format.write_array(file, np.arange(4), version=(2, 0))
+    assert open_npy(tmp_path / "a.npy").read().tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +180,31 @@ def test_a_flipped_byte_in_an_archive_is_noticed(tmp_path: Path, compress: bool)
         source.read()
     with pytest.raises(InputError, match=r"a\.npz: a: the archive is damaged"):
         list(source.columns(100))
+
+
+def test_an_archive_that_is_cut_after_it_was_opened(tmp_path: Path) -> None:
+    """Another one, whole in itself, whose array is shorter, has come in its place."""
+    path = tmp_path / "a.npz"
+    np.savez(path, a=np.arange(1000))
+    source = open_npz(path)["a"]
+    np.savez(path, a=np.arange(10))
+    with pytest.raises(InputError) as caught:
+        source.read()
+    assert str(caught.value) == (
+        f"{path}: a: the archive is damaged (it ends early); download or copy it again"
+    )
+
+
+def test_a_member_with_less_in_it_than_the_archive_says(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    whole = npy_bytes(np.arange(1000))
+    data = zip_with(path, whole[:-64])
+    entry = data.rindex(b"PK\x01\x02")
+    data[entry + 24 : entry + 28] = len(whole).to_bytes(4, "little")
+    path.write_bytes(data)
+    source = open_npz(path)["a"]
+    with pytest.raises(InputError, match=r"a: the archive is damaged \(64 bytes are missing\)"):
+        source.read()
 
 
 def test_an_encrypted_archive_is_refused(tmp_path: Path) -> None:

@@ -261,6 +261,16 @@ def test_a_file_that_shrinks_while_it_is_read_is_named(tmp_path: Path) -> None:
     assert "x.npy: ends 4 bytes early, at byte 256: it was truncated while it was read" in said
 
 
+@pytest.mark.parametrize("last", [2.0, 0.5, np.nan, np.inf])
+def test_labels_in_pieces_are_the_labels(last: float) -> None:
+    labels = FloatLabels(MemoryArray("y", np.array([1.0, 0.0, last])))
+    assert labels.dtype == (np.int64 if last == 2 else np.float32)
+    pieces = list(labels.rows(2))
+    assert [len(piece) for piece in pieces] == [2, 1]
+    np.testing.assert_array_equal(np.concatenate(pieces), labels.read())
+    assert {piece.dtype for piece in pieces} == {labels.dtype}
+
+
 def test_attributes_are_taken_in_other_pieces_than_they_come() -> None:
     parts = [MemoryArray("a", ROWS[:4]), MemoryArray("b", ROWS[4:5]), MemoryArray("c", ROWS[5:])]
     taker = RowTaker(JoinedArrays(parts))

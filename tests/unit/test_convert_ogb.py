@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from gnnstore.converters import ConvertOptions, from_ogb
 from gnnstore.errors import InputError, NotFoundError, UsageError
@@ -153,6 +154,30 @@ def test_a_split_is_chosen_by_name(tmp_path: Path, graph: GraphArrays) -> None:
         from_ogb(root, tmp_path / "out.gnn", split="year")
     stored = read_store(from_ogb(root, tmp_path / "out.gnn", split="time"))
     assert {name: ids.tolist() for name, ids in stored.splits.items()} == {"train": [4, 2]}
+
+
+def test_splits_of_nodes_in_one_file(tmp_path: Path, graph: GraphArrays) -> None:
+    root = csv_data_set(tmp_path / "data", graph)
+    shutil.rmtree(root / "split" / "random")
+    (root / "split" / "random").mkdir()
+    with pytest.raises(
+        NotFoundError, match=r"random: none of train.csv.gz, .*test.csv.gz is there"
+    ):
+        from_ogb(root, tmp_path / "out.gnn")
+    path = root / "split" / "random" / "split_dict.npz"
+    np.savez(path, **graph.splits)  # type: ignore[arg-type]
+    check(read_store(from_ogb(root, tmp_path / "out.gnn")), graph)
+    path.unlink()
+    torch.save({**graph.splits, "year": {"a": np.arange(3)}}, path.with_suffix(".pt"))
+    with pytest.raises(InputError, match=r"split_dict.pt: year is a dict; expected the ids of nod"):
+        from_ogb(root, tmp_path / "again.gnn")
+
+
+def test_features_without_a_row(tmp_path: Path, graph: GraphArrays) -> None:
+    root = csv_data_set(tmp_path / "data", graph)
+    write_csv(root / "raw" / "node-feat.csv.gz", np.empty((0, 3)))
+    with pytest.raises(InputError, match=r"node-feat.csv.gz: has 0 rows, but the graph has 60 nod"):
+        from_ogb(root, tmp_path / "out.gnn")
 
 
 def test_provenance(tmp_path: Path, graph: GraphArrays, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,16 @@ def test_other_ways_to_save_the_splits(tmp_path: Path, saved_as: str) -> None:
     check(store, data, names=("valid", "test"))
 
 
+def test_attributes_of_splits_in_a_column(tmp_path: Path) -> None:
+    """As the graph has them, [L, 1]: what a file of our own making may have."""
+    data = DataSet("collab")
+    root = data.write(tmp_path / "data")
+    arrays = {**data.splits["valid"], "year": data.splits["valid"]["year"][:, None]}
+    torch.save(arrays, root / "split" / "time" / "valid.pt")
+    store = gnnstore.open(from_ogb(root, tmp_path / "a.gnn"))
+    check(store, data, names=("valid", "test"))
+
+
 @pytest.mark.parametrize("why", ["inverse", "undirected", "subset", "other"])
 def test_edges_to_train_on_that_are_not_the_graph(tmp_path: Path, why: str) -> None:
     data = DataSet("collab")

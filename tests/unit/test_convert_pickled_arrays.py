@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import tracemalloc
@@ -9,7 +10,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -158,6 +159,117 @@ def test_what_is_no_dict_of_arrays_is_named(tmp_path: Path, content: Any, found:
         read(path)
     assert found in str(caught.value)
     assert "save its arrays beside it with numpy.savez as split_dict.npz" in str(caught.value)
+
+
+class Persistent(pickle.Pickler):
+    """Gives Ellipsis a persistent id, as torch gives its storages."""
+
+    def __init__(self, file: IO[bytes], persistent: Any) -> None:
+        super().__init__(file, 2)
+        self._persistent = persistent
+
+    def persistent_id(self, value: Any) -> Any:
+        return self._persistent if value is ... else None
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"\x80\x02" + b"}" + b"q\0" * 2**16 + b".", "more than 65536 opcodes"),
+        (b"\x80\x02)(K\x01K\x02u.", "items of something else than a dict"),
+        (b"\x80\x02}X\x01\0\0", "a damaged archive"),
+        (b"\x80\x02}X\0\0\1\0some", "a damaged archive (65532 bytes are missing)"),
+    ],
+)
+def test_a_pickle_that_nothing_writes_is_refused(tmp_path: Path, data: bytes, found: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read(archive(tmp_path / "split_dict.pt", data))
+    assert f"found {found}" in str(caught.value)
+
+
+@pytest.mark.parametrize("persistent", [("module", 1, 2, 3, 4), ("storage", "torch.X", 2, 3, 4)])
+def test_a_storage_is_one_of_torchs(tmp_path: Path, persistent: Any) -> None:
+    pickled = io.BytesIO()
+    Persistent(pickled, persistent).dump({"train": ...})
+    with pytest.raises(InputError, match=f"found a persistent '{persistent[0]}'"):
+        read(archive(tmp_path / "split_dict.pt", pickled.getvalue()))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "found"),
+    [
+        (torch.zeros(3, dtype=torch.bfloat16), "a tensor in a BFloat16Storage"),
+        (torch.zeros(8)[::2], "a tensor of strides [2]; save a clone"),
+    ],
+)
+def test_a_tensor_that_is_not_read_is_named(tmp_path: Path, tensor: Any, found: str) -> None:
+    torch.save({"train": tensor}, tmp_path / "split_dict.pt")
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / "split_dict.pt")
+    assert f"found {found}" in str(caught.value)
+
+
+def test_a_tensor_from_before_archives_is_named(tmp_path: Path) -> None:
+    saved = {"train": torch.arange(3)}
+    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    with pytest.raises(InputError, match=r"as torch wrote it before 1\.6; load and save it again"):
+        read(tmp_path / "a.pt")
+
+
+def members_of(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda m: {**m, "b/data.pkl": b""}, "2 members data.pkl"),
+        (lambda m: {**m, "a/data/0": m["a/data/0"][:8]}, "a tensor beyond the 8 bytes of its stor"),
+    ],
+)
+def test_an_archive_that_torch_does_not_write(tmp_path: Path, change: Any, found: str) -> None:
+    torch.save({"train": torch.arange(3)}, tmp_path / "a.pt")
+    with zipfile.ZipFile(tmp_path / "b.pt", "w") as file:
+        for name, data in change(members_of(tmp_path / "a.pt")).items():
+            file.writestr(name, data)
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / "b.pt")
+    assert f"found {found}" in str(caught.value)
+
+
+def test_many_columns_in_fortran_order_are_refused(tmp_path: Path) -> None:
+    torch.save({"train": np.zeros((1000, 17), order="F")}, tmp_path / "a.pt")
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / "a.pt")
+    assert str(caught.value) == (
+        f"{tmp_path / 'a.pt'}: train: is an array of shape [1000, 17] in Fortran order, which "
+        "takes a pass over the file for each column; save it in C order (numpy.ascontiguousarray)"
+    )
+
+
+def test_numbers_that_are_damaged_after_they_were_found(tmp_path: Path) -> None:
+    """What is missing, too much or no text is noticed where the numbers are read."""
+    path = tmp_path / "a.pt"
+    torch.save({"train": np.arange(3000)}, path)  # as text, of which half take two bytes
+    found: Any = open_pickled(path, "the splits")
+    pickled = members_of(path)["a/data.pkl"]
+    begin = pickled.index(bytes(7) + b"\x01")
+    for changed, message in (
+        (pickled[:begin] + b"\xff" + pickled[begin + 1 :], "the file is damaged ('utf-8' codec"),
+        (pickled[: len(pickled) // 2], "bytes are missing); download or copy it again"),
+        (
+            pickled[:begin] + b"\xc3\xbf" + pickled[begin + 2 :],
+            "train: has not the bytes of an array of shape [3000]; download or copy it again",
+        ),
+    ):
+        archive(path, b"")
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("a/data.pkl", changed)
+        with pytest.raises(InputError) as caught:
+            found["train"].read()
+        assert str(caught.value).startswith(f"{path}: train: ")
+        assert message in str(caught.value)
 
 
 def test_files_that_are_no_archive(tmp_path: Path) -> None:

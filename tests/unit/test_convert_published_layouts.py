@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from gnnstore.converters import ConvertOptions, from_graphbolt, from_igb, from_ogb, from_snap
+from gnnstore.converters.datasets import graphbolt_metadata
 from gnnstore.errors import GnnstoreError, InputError, NotFoundError, UsageError
 from gnnstore.testing import published
 from gnnstore.testing.graphs import GraphArrays, StoredGraph, random_graph, read_store
@@ -203,6 +205,12 @@ def test_igb_with_an_error_is_refused(tmp_path: Path, graph: GraphArrays) -> Non
     assert "edge_index.npy: has shape [4, 3], expected [E, 2]: an edge a row" in refused()
     np.save(edges, np.zeros((4, 2)))
     assert "has the element type float64, expected integers" in refused()
+    np.save(papers / "node_label_19.npy", np.zeros((50, 1)))
+    np.save(edges, np.zeros((4, 2), np.int64))
+    (papers / "node_feat.npy").unlink()
+    assert "node_label_19.npy: has shape [50, 1], expected [N]" in refused()
+    (papers / "node_label_19.npy").unlink()
+    assert "so that nothing says how many papers there are" in refused(NotFoundError)
 
 
 # ---- GraphBolt
@@ -246,12 +254,24 @@ def test_graphbolt(tmp_path: Path, graph: GraphArrays, edge_format: str) -> None
         ("dataset_name: small", "x: !!python/object:os.system {}", "is not valid YAML"),
         ("domain: edge\n    name: feat", "domain: node\n    name: x", "'x', which is there alr"),
         ("tasks:", "tasks: 3\nmore:", "tasks: expected a list, found int"),
+        (
+            "    train_set:\n",
+            "    train_set:\n      - type: a\n",
+            "tasks[0].train_set: has several typ",
+        ),
+        ("path: data/node-feat.npy", "path: 3", "feature_data[0].path: 3 is not a text"),
+        ("set/train-seeds.npy", "edges/bulk.npy", "has shape [2, 300]: these are seeds of a link"),
+        ("set/train-labels.npy", "set/test-seeds.npy", "has labels of shape [6] int64 for 30"),
+        ("set/train-labels.npy", "set/one-label.npy", "has labels of shape [] int64 for 30 seeds"),
+        ("set/train-labels.npy", "set/floats.npy", "has labels of shape [] int64, unlike those of"),
     ],
 )
 def test_graphbolt_with_an_error_is_refused(
     tmp_path: Path, graph: GraphArrays, old: str, new: str, message: str
 ) -> None:
     root = published.write_graphbolt(tmp_path / "set", graph)
+    np.save(root / "set" / "one-label.npy", np.array(3))
+    np.save(root / "set" / "floats.npy", np.zeros(len(graph.splits["train"])))
     path = root / "metadata.yaml"
     text = path.read_text()
     assert old in text
@@ -261,6 +281,52 @@ def test_graphbolt_with_an_error_is_refused(
         from_graphbolt(root, tmp_path / "out" / "out.gnn")
     assert message in str(caught.value)
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_graphbolt_of_older_versions(tmp_path: Path, graph: GraphArrays) -> None:
+    """Seeds in a column, data of sets without names, and a feature of another name."""
+    root = published.write_graphbolt(tmp_path / "set", graph)
+    seeds = root / "set" / "train-seeds.npy"
+    np.save(seeds, np.load(seeds)[:, None])
+    path = root / "metadata.yaml"
+    text = path.read_text().replace("- name: seeds\n            format", "- format")
+    text = text.replace("- name: labels\n            format", "- format")
+    path.write_text(text.replace("domain: edge\n    name: feat", "domain: edge\n    name: weight"))
+    stored = read_store(from_graphbolt(root, tmp_path / "out.gnn"))
+    check_splits(stored, graph)
+    known = np.concatenate(list(graph.splits.values()))
+    np.testing.assert_array_equal(stored.attributes["y"][known], graph.attributes["y"][known])
+    assert list(stored.edge_attributes) == ["edge_weight"]
+
+
+def test_an_interrupted_conversion_of_graphbolt_is_resumed(
+    tmp_path: Path, graph: GraphArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = published.write_graphbolt(tmp_path / "set", graph)
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gnnstore.formats.store.writer.StoreWriter.commit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            from_graphbolt(root, tmp_path / "out.gnn")
+    options = ConvertOptions(resume=True)
+    check_edges(read_store(from_graphbolt(root, tmp_path / "out.gnn", options=options)), graph)
+
+
+def test_metadata_that_are_too_large_or_cannot_be_read(
+    tmp_path: Path, graph: GraphArrays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = published.write_graphbolt(tmp_path / "set", graph)
+    size = (root / "metadata.yaml").stat().st_size
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "yaml", None)
+        with pytest.raises(UsageError, match=r"PyYAML is needed .*: pip install 'gnnstore\[graphb"):
+            from_graphbolt(root, tmp_path / "out.gnn")
+    monkeypatch.setattr(graphbolt_metadata, "_MAX_BYTES", size - 1)
+    with pytest.raises(InputError, match=rf"yaml: has {size} bytes, at most {size - 1} are read"):
+        from_graphbolt(root, tmp_path / "out.gnn")
 
 
 def test_a_missing_file_of_graphbolt_is_named(tmp_path: Path, graph: GraphArrays) -> None:

@@ -269,6 +269,11 @@ class Odd:
         ("thing", [torch.ones(2)], "data.thing: a list like this cannot be stored"),
         ("thing", np.array(["a"]), "data.thing: an array of <U1 cannot be stored; use numbers"),
         ("thing", torch.ones(2, dtype=torch.complex64), "complex64', which a store cannot hold"),
+        (
+            "x",
+            torch.ones(30, 2).to(torch.float8_e5m2),
+            "data.x: elements of type float8_e5m2 cannot be stored; convert them",
+        ),
         ("x", torch.ones(30, 2).to_sparse(), "data.x: a sparse tensor cannot be stored"),
         ("adj_t", torch.ones(30, 30), "data.adj_t: adjacency matrices cannot be converted"),
         ("edge_index", torch.ones(3, 5).long(), "data.edge_index: has shape [3, 5], expected"),

@@ -192,9 +192,12 @@ def test_a_weight_column_becomes_an_edge_attribute(tmp_path: Path) -> None:
         ("source target\n1 2\n", {}, "line 1: column 1: 'source' is not an integer.*--skip-header"),
         ("ann bob\n", {}, "'ann' is not an integer.*--string-ids"),
         ("1 2 x\n", {"edge_weight": 3}, "line 1: column 3: 'x' is not a number, expected a weight"),
+        ("1 2 1e39\n", {"edge_weight": 3}, "line 1: column 3: '1e39' overflows float32"),
+        ("a b 1e39\n", {"edge_weight": 3, "string_ids": True}, "'1e39' overflows float32"),
         ("1 2\n", {"edge_weight": 3}, "found 2 fields, expected 3"),
         ("a b c\n", {"string_ids": True}, "found 3 fields, expected 2.*--edge-weight COLUMN"),
         ("a,\n", {"string_ids": True}, "line 1: column 2 is empty: a node name is missing"),
+        ("a b\rc d\n", {"string_ids": True}, "line 1: found 4 fields, expected 2"),
     ],
 )
 def test_errors_name_the_option_that_helps(
@@ -233,7 +236,8 @@ def test_names_are_numbered_in_order_of_appearance(
 ) -> None:
     path = tmp_path / "edges.txt"
     names = named_edges(path, separator)
-    monkeypatch.setattr("gnnstore.converters.arrays.text_tables.BLOCK_BYTES", 2**12)
+    defaults = {"block_bytes": 2**12, "memory_bytes": None}
+    monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._MERGE_NAMES", 2)
@@ -267,6 +271,29 @@ def test_names_are_numbered_in_order_of_appearance(
     assert not any("names" in file.name for file in tmp_path.rglob("*.names"))
 
 
+@pytest.mark.parametrize("separator", [",", "\t", " "])
+@pytest.mark.parametrize("by_the_letter", [False, True])
+def test_names_with_more_columns_and_long_comments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, by_the_letter: bool
+) -> None:
+    if by_the_letter:
+        monkeypatch.setattr(TextTable, "_parse_arrow", lambda *_: None)
+    defaults = {"block_bytes": 2**12, "memory_bytes": None}
+    monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
+    about = "# a block of comments alone\n" * 1000
+    rows = [["from", "to", "when", "note"], ["b", "a", "3", "x"], ["c", "b", "4", "y"]]
+    lines = [separator.join(row) + "\n" for row in rows]
+    path = tmp_path / "edges.txt"
+    path.write_text(about.join(["", *lines, ""]))
+    output = from_snap(
+        path, tmp_path / "a.gnn", string_ids=True, extra_columns="ignore", skip_header=True
+    )
+    names = gnnstore.open(output).original_names
+    assert names is not None
+    assert list(names) == ["b", "a", "c"]
+    assert sorted(read_store(output).pairs()) == [(0, 1), (2, 0)]
+
+
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "edges.txt"
     path.write_bytes(b"a b\nc \xff\xfe\n")
@@ -293,6 +320,27 @@ def test_texts_that_are_damaged_are_reported(tmp_path: Path) -> None:
         file.write((99).to_bytes(8, "little"))
     (problem,) = checks._check_text(store.reader, text)
     assert "or is behind the 4 bytes" in str(problem)
+    for place, byte, message in (
+        (8, 2, ""),
+        (0, 1, "the first text begins at byte 1, expected 0"),
+        (16, 2, "the last text ends at byte 2 of 4"),
+    ):
+        whole = offsets.read_bytes()
+        with offsets.open("r+b") as file:
+            file.seek(place)
+            file.write(byte.to_bytes(8, "little"))
+        assert [problem.message for problem in checks._check_text(store.reader, text)] == (
+            [message] if message else []
+        )
+        if message:
+            offsets.write_bytes(whole)
+    letters = output / "maps/node/original_name/bytes/c.0"
+    letters.write_bytes(b"\xff\xff" + letters.read_bytes()[2:])
+    (problem,) = checks._check_text(store.reader, text)
+    assert problem.message == "a text is not UTF-8"
+    with offsets.open("r+b") as file:
+        file.seek(8)
+        file.write((99).to_bytes(8, "little"))
     names = gnnstore.open(output).original_names
     assert names is not None
     with pytest.raises(CorruptStoreError, match="text 0 goes from byte 0 to 99 of 4"):

@@ -93,7 +93,8 @@ def check(output: Path, ends: str = "ht") -> gnnstore.GraphStore:
 def test_a_directory(
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    monkeypatch.setattr("gnnstore.converters.arrays.text_tables.BLOCK_BYTES", 2**12)
+    defaults = {"block_bytes": 2**12, "memory_bytes": None}
+    monkeypatch.setattr(TextTable.__init__, "__kwdefaults__", defaults)
     if where == "disk":
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._ENTRY_BYTES", 2**18)
         monkeypatch.setattr("gnnstore.converters.edges.name_ids._CHUNK_NAMES", 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import os
 import pickle
@@ -16,16 +17,22 @@ import torch
 
 import gnnstore
 from gnnstore.converters.partitions.partition import partition
+from gnnstore.embeddings import opening
 from gnnstore.errors import (
     BadIndexError,
     BudgetError,
     CorruptStoreError,
+    GnnstoreError,
     NotFoundError,
     StorageError,
     StoreExistsError,
+    UnsupportedVersionError,
     UsageError,
 )
+from gnnstore.formats.container.files import crc32c_of
 from gnnstore.formats.partitions.reader import PartitionsReader
+from gnnstore.formats.tables.commit import _canonical
+from gnnstore.testing.graphs import write_store
 from gnnstore.testing.stores import write_example_store
 from gnnstore.testing.twins.learned_rows import initial_rows
 from gnnstore.tools import cli
@@ -180,6 +187,9 @@ def test_a_loader_at_another_place_is_refused(table_of: Open) -> None:
         table.check_position({"epoch": 0, "batches": 3, "fingerprint": [1, 3]})
     with pytest.raises(UsageError, match="values that JSON knows"):
         table.commit({"a": object()})
+    learn(table, [1])
+    with pytest.raises(UsageError, match=r"1 steps were made since the commit.* open the table"):
+        table.check_position({"epoch": 0, "batches": 3, "fingerprint": [1, 2]})
 
 
 def test_partitions_come_and_go_with_their_changes_and_state(table_of: Open, store: Path) -> None:
@@ -272,6 +282,7 @@ def test_gradients_that_wait_are_not_forgotten(table_of: Open, store: Path) -> N
     with pytest.raises(UsageError, match=r"gradients of 1 calls .*step\(\) before the next batch"):
         enter(table, 0, 2)
     assert table._buffer.resident().tolist() == [0, 1]
+    enter(table, 1, 0)  # which are there already
     optimizer.zero_grad()
     late = rows.sum()
     enter(table, 0, 2)
@@ -391,6 +402,130 @@ def test_damage_is_named(table_of: Open, store: Path) -> None:
         table_of()
 
 
+def resealed(document: dict[str, Any]) -> str:
+    """Return a manifest with the checksum that its contents have."""
+    return json.dumps(document | {"crc32c": crc32c_of(_canonical(document["table"]))})
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda t: t.update(format="x"), CorruptStoreError, "format: expected gnnstore-table"),
+        (lambda t: t.update(version=99), UnsupportedVersionError, "of version 99, but this gnnsto"),
+        (lambda t: t.update(scale=1), CorruptStoreError, "scale: expected a number"),
+        (lambda t: t.update(commits=[]), CorruptStoreError, "commits: expected at least one comm"),
+        (
+            lambda t: t.update(num_nodes=2**40, rows_per_partition=1),
+            CorruptStoreError,
+            r"rows_per_partition: expected at most \d+ partitions",
+        ),
+        (
+            lambda t: t["commits"][-1].update(slots=[0, 0, -1, -1, -1]),
+            CorruptStoreError,
+            "slots: expected 5 slots, none of them twice",
+        ),
+        (
+            lambda t: t["commits"][-1]["crcs"].pop(),
+            CorruptStoreError,
+            "crcs: expected 5 checksums",
+        ),
+    ],
+)
+def test_manifests_that_make_no_sense(
+    table_of: Open, change: Callable[[Any], object], error: type[GnnstoreError], message: str
+) -> None:
+    table = table_of(partitions="five")
+    table.close()
+    manifest = table.path / "table.json"
+    document = json.loads(manifest.read_text())
+    manifest.write_text(resealed(document))
+    table_of().close()
+    change(document["table"])
+    manifest.write_text(resealed(document))
+    with pytest.raises(error, match=message):
+        table_of()
+
+
+def test_a_creation_that_fails_leaves_nothing(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StorageError, match="No space left"):
+        gnnstore.EmbeddingTable.create(tmp_path / "a.emb", store, dim=DIM)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_written_before_a_commit_failed_is_written_again(
+    table_of: Open, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of partitions that are away as well: after a failed fsync nobody knows what the disk has."""
+    table = table_of(partitions="five")
+    table.reserve(2, 0)
+    enter(table, 0, 1)
+    learn(table, nodes_in(store, 0, 1))
+    enter(table, 2, 3)
+    learned = table[:]
+
+    def fail(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(StorageError, match="Input/output error"):
+            table.commit()
+    assert table._directory.doubtful() == [0, 1]
+    written: list[int] = []
+    write = table._directory.write
+
+    def note(partition: int, data: Any) -> None:
+        written.append(partition)
+        write(partition, data)
+
+    monkeypatch.setattr(table._directory, "write", note)
+    table.commit()
+    assert written == [0, 1]
+    assert table._directory.doubtful() == []
+    assert torch.equal(table_of()[:], learned)
+
+
+@pytest.mark.parametrize(("code", "works"), [(errno.EINVAL, True), (errno.EACCES, False)])
+def test_a_file_system_without_direct_reads(
+    table_of: Open, monkeypatch: pytest.MonkeyPatch, code: int, works: bool
+) -> None:
+    monkeypatch.setattr("gnnstore.formats.tables.slots._MIN_DIRECT_BYTES", 0)
+    table = table_of()
+    learn(table, [1])
+    table.commit()
+    learned = table[:]
+    open_file = os.open
+
+    def refuse(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(code, os.strerror(code))
+        return open_file(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    if works:
+        assert torch.equal(table_of()[:], learned)
+        return
+    with pytest.raises(StorageError, match=r"cannot open the table: .*slots: Permission denied"):
+        table_of()
+    monkeypatch.undo()
+    assert torch.equal(table_of()[:], learned), "nothing holds it"
+
+
+def test_a_table_says_what_it_is(table_of: Open) -> None:
+    table = table_of(partitions="five")
+    assert repr(table) == (
+        f"EmbeddingTable({str(table.path)!r}, {N}, {DIM}, optimizer='rowwise_adagrad', "
+        "partitions='five')"
+    )
+    assert (len(table), table.shape, table.dtype) == (N, (N, DIM), torch.float32)
+
+
 def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
     table = table_of()
     gnnstore.RowwiseAdagrad(table)
@@ -413,7 +548,7 @@ def test_one_writer_in_one_process(table_of: Open, store: Path) -> None:
 
 
 def test_other_stores_and_partitions_are_refused(
-    table_of: Open, store: Path, tmp_path: Path
+    table_of: Open, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = write_example_store(tmp_path / "other.gnn", num_nodes=N, seed=1).path
     table = table_of(partitions="five")
@@ -421,9 +556,25 @@ def test_other_stores_and_partitions_are_refused(
         table.attach("xyz", P, N // P)
     with pytest.raises(UsageError, match="5 partitions of 12 rows, and the loader 4 of 15"):
         table.attach(table._manifest.partitions_uuid, 4, 15)
-    table.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(PartitionsReader, "uuid", "new")
+        with pytest.raises(UsageError, match=r"those of that name are new now: .* Restore the par"):
+            table_of()
+    with pytest.raises(UsageError, match="'much'") as caught:
+        table_of(memory="much")
+    table_of().close()
+    assert caught.tb is not None, "which has the table that could not be made, and does not hold it"
     with pytest.raises(UsageError, match="store that it was created for"):
         gnnstore.EmbeddingTable.open(table.path, other)
+    with pytest.raises(NotFoundError, match=r"none\.emb: there is no table of embeddings"):
+        gnnstore.EmbeddingTable.open(tmp_path / "none.emb", store)
+    empty = write_store(tmp_path / "empty.gnn", np.empty((2, 0), int))
+    with pytest.raises(UsageError, match=r"empty\.gnn has no nodes, so that there is nothing to l"):
+        gnnstore.EmbeddingTable.create(tmp_path / "b.emb", empty, dim=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "MAX_PARTITIONS", P - 1)
+        with pytest.raises(UsageError, match="five: 5 partitions are more than the 4 that a table"):
+            gnnstore.EmbeddingTable.create(tmp_path / "b.emb", store, dim=4, partitions="five")
     create = gnnstore.EmbeddingTable.create
     with pytest.raises(StoreExistsError):
         create(table.path, store, dim=4)

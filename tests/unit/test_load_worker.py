@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import gnnstore
-from gnnstore.disk.profile.cgroup import _parents, memory_group
+from gnnstore.disk.profile import cgroup
+from gnnstore.disk.profile.cgroup import MemoryGroup, _parents, _remove, memory_group
 from gnnstore.errors import BudgetError, UsageError
 from gnnstore.testing.stores import write_example_store
 from gnnstore.tools.bench.device import measure_device
@@ -258,6 +259,36 @@ def test_a_group_keeps_its_limit_and_is_removed() -> None:
         assert group.held_bytes() < 50 * 10**6
         assert group.peak_bytes() >= 0
     assert not path.exists()
+
+
+def test_a_group_of_the_second_version(tmp_path: Path) -> None:
+    """A directory with the files that such a group has."""
+    group = MemoryGroup(tmp_path, 2)
+    (tmp_path / "memory.stat").write_text("anon 4096\nfile 5000\nkernel 300\nkernel_stack 7\n")
+    assert group.held_bytes() == 4396
+    assert group.peak_bytes() == 0
+    (tmp_path / "memory.peak").write_text("9000\n")
+    assert group.peak_bytes() == 9000
+    group.limit(10**6)
+    assert not (tmp_path / "memory.swap.max").exists(), "where the kernel does not swap"
+    (tmp_path / "memory.swap.max").write_text("max")
+    group.limit(10**7)
+    assert (tmp_path / "memory.max").read_text() == "10000000"
+    assert (tmp_path / "memory.swap.max").read_text() == "0"
+
+
+def test_a_group_is_removed_once_the_last_process_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "group"
+    (group / "process").mkdir(parents=True)
+    monkeypatch.setattr("time.sleep", lambda _: (group / "process").rmdir())
+    _remove(group)
+    assert not group.exists()
+    (group / "process").mkdir(parents=True)
+    monkeypatch.setattr(cgroup, "_LEAVING_SECONDS", -1)
+    with pytest.raises(OSError, match="not empty"):
+        _remove(group)
 
 
 def test_the_disk_is_measured_on_the_store(task: Task) -> None:

@@ -8,6 +8,7 @@ import gc
 import itertools
 import json
 import os
+import secrets
 import shutil
 import stat
 import subprocess
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -216,6 +218,62 @@ def test_another_machine_s_run_is_left_for_a_day(
     assert found.age_seconds == pytest.approx(age_seconds, abs=60)
     assert sweep_stale(tmp_path) == ([left] if is_stale else [])
     assert left.exists() != is_stale
+
+
+def test_a_machine_without_a_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_directory, "_BOOT_ID", tmp_path / "none")
+    left = leave(tmp_path, record={"boot_id": None})
+    with RunDirectory.create(tmp_path, purpose="tests") as run:
+        assert json.loads((run.path / OWNER).read_text())["boot_id"] is None
+        assert not left.exists(), "a killed run of this host is removed all the same"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("at", ["mkdir", "_own"])
+def test_an_interrupt_while_it_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    home = Path if at == "mkdir" else run_directory
+    real = getattr(home, at)
+
+    def interrupted(*given: Any, **options: Any) -> None:
+        real(*given, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home, at, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory.create(tmp_path, purpose="tests")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_while_it_is_removed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory.create(tmp_path, purpose="tests")
+    fill(run.path)
+
+    def interrupted(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_name_that_is_taken_is_not_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = iter(["0123abcd", "0123abcd", "4567cdef"])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(names))
+    first = RunDirectory.create(tmp_path, purpose="tests")
+    second = RunDirectory.create(tmp_path, purpose="tests")
+    monkeypatch.undo()
+    assert (first.path.name, second.path.name) == (NAME, ".gnnstore-run-4567cdef")
+    second.close()
+    first.close()
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '"text"', "null", "\0" * 5000, "[" * 5000])

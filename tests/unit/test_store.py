@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import FeatureStore
+from torch_geometric.data import Dataset, FeatureStore
 from torch_geometric.data import GraphStore as PygGraphStore
-from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.data.graph_store import EdgeAttr, EdgeLayout
 
 import gnnstore
 from gnnstore.errors import BudgetError, InputError, NotFoundError, UsageError
 from gnnstore.formats import PagedArray
 from gnnstore.graph import arrays as store_arrays
 from gnnstore.testing.forks import ForkServer
+from gnnstore.testing.graphs import write_store
 from gnnstore.testing.stores import ExampleStore, write_example_store
 
 
@@ -36,6 +38,45 @@ def test_counts_and_names(store: gnnstore.GraphStore) -> None:
     assert (store.num_nodes, store.num_edges) == (300, 1500)
     assert list(store.schema.node.attributes) == ["x", "y", "train_mask"]
     assert "num_nodes=300" in repr(store)
+    assert repr(store.features) == "Attribute('x', float32, shape=[300, 25])"
+    assert repr(store.splits) == "Splits(train: 150, valid: 150)"
+
+
+def test_a_single_value_has_no_rows(store: gnnstore.GraphStore) -> None:
+    whole = store.features
+    single = store_arrays.Attribute(store.reader, replace(whole.spec, shape=()))
+    with pytest.raises(TypeError, match="nodes/node/x: a single value has no rows"):
+        iter(single).__next__()
+
+
+def test_a_tensor_that_is_read_when_it_is_used(store: gnnstore.GraphStore) -> None:
+    lazy: Any = store.x
+    assert (lazy.ndim, lazy.dim(), lazy.device) == (2, 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match="x: it lies on disk, so reading it is a copy"):
+        lazy.__array__(copy=False)
+
+
+@pytest.mark.filterwarnings("ignore:Found floating-point labels")
+@pytest.mark.parametrize(
+    ("y", "num_classes"),
+    [
+        (np.array([0, 2, 1, 0]), 3),
+        (np.array([[0, 1, 0]] * 4), 3),
+        (np.array([0.5, 2.5, 0.5, 1.0]), 3),
+        (np.empty((4, 0)), 0),
+        (None, 0),
+    ],
+)
+def test_classes_and_widths_are_counted_as_by_pyg(tmp_path: Path, y: Any, num_classes: int) -> None:
+    attributes = {} if y is None else {"y": y, "edge_attr": np.ones(3)}
+    path = write_store(tmp_path / "a.gnn", [[0, 1, 3], [1, 2, 0]], **attributes)
+    found = gnnstore.open(path)
+    data = found.to_pyg()
+    assert found.num_classes == num_classes
+    if y is not None and y.size:
+        assert Dataset._infer_num_classes(None, data.y) == num_classes
+    assert (found.num_node_features, data.num_node_features) == (0, 0)
+    assert found.num_edge_features == data.num_edge_features == len(attributes) // 2
 
 
 def test_features_by_id(example: ExampleStore, store: gnnstore.GraphStore) -> None:
@@ -238,6 +279,9 @@ def test_pyg_graph_store(example: ExampleStore, store: gnnstore.GraphStore) -> N
     np.testing.assert_array_equal(row, example.arrays["edges/node__to__node/indices"])
     np.testing.assert_array_equal(colptr, example.arrays["edges/node__to__node/indptr"])
     assert [part.tolist() for part in store.csc()[:2]] == [row.tolist(), colptr.tolist()]
+    for other in (EdgeAttr(None, EdgeLayout.COO), EdgeAttr(("a", "to", "b"), EdgeLayout.CSC)):
+        with pytest.raises(KeyError):
+            store.get_edge_index(other)
     source, target, _ = store.coo()
     np.testing.assert_array_equal(source, row)
     np.testing.assert_array_equal(target, np.repeat(np.arange(300), np.diff(colptr)))
@@ -248,6 +292,11 @@ def test_pyg_cannot_write(store: gnnstore.GraphStore) -> None:
         store.put_tensor(torch.zeros(300, 1), group_name="node", attr_name="z", index=None)
     with pytest.raises(UsageError, match="a store is immutable"):
         store.remove_tensor(group_name="node", attr_name="x", index=None)
+    (attr,) = store.get_all_edge_attrs()
+    with pytest.raises(UsageError, match="a store is immutable"):
+        store.put_edge_index(store.get_edge_index(attr), attr)
+    with pytest.raises(UsageError, match="a store is immutable"):
+        store.remove_edge_index(attr)
 
 
 # Processes --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,13 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats import Schema, StoreReader, StoreWriter
+from gnnstore.formats.container.leftovers import locked
+from gnnstore.formats.container.names import edge_split_directory, node_array
 from gnnstore.formats.store.writer import RESERVED_NAMES
 from gnnstore.testing.stores import write_example_store
 
 EMPTY = Schema((), ())
+FINGERPRINT = {"what": "a test"}
 
 
 def entries(path: Path) -> list[str]:
@@ -35,6 +39,14 @@ def identity(store: Path) -> int:
     """Return what tells a store from an equal one that replaced it."""
     StoreReader.open(store)
     return store.resolve().stat().st_ino
+
+
+def leave_half(folder: Path) -> Path:
+    """Leave what a writer leaves that ends with some of its work done."""
+    with StoreWriter(folder / "a.gnn", fingerprint=FINGERPRINT) as writer:
+        writer.compressed("graph/a", np.zeros(3), name="a")
+        writer.abort(keep=True)
+    return folder / entries(folder)[0]
 
 
 def test_nothing_is_left_without_a_commit(tmp_path: Path) -> None:
@@ -125,6 +137,96 @@ def test_name_that_is_taken_meanwhile_is_not_replaced(tmp_path: Path) -> None:
             writer.commit(EMPTY, {})
     assert entries(tmp_path) == ["a.gnn"]
     assert entries(tmp_path / "a.gnn") == []
+
+
+def test_name_that_is_taken_meanwhile_where_renaming_would_replace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: str) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(_core, "rename_noreplace", refuse)
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        (tmp_path / "a.gnn").mkdir()
+        with pytest.raises(StoreExistsError, match="was created by someone else"):
+            writer.commit(EMPTY, {})
+    assert entries(tmp_path) == ["a.gnn"]
+
+
+def test_a_store_that_is_there_is_no_end_of_what_can_be_resumed(tmp_path: Path) -> None:
+    """It is kept, and nobody holds it: with another output out of the way it goes on."""
+    leave_half(tmp_path)
+    write_example_store(tmp_path / "b.gnn").path.rename(tmp_path / "a.gnn")
+    before = entries(tmp_path)
+    with pytest.raises(StoreExistsError, match=r"a\.gnn exists; choose another output"):
+        StoreWriter(tmp_path / "a.gnn", fingerprint=FINGERPRINT, resume=True)
+    assert entries(tmp_path) == before
+    (tmp_path / "a.gnn").rename(tmp_path / "b.gnn")
+    with StoreWriter(tmp_path / "a.gnn", fingerprint=FINGERPRINT, resume=True) as writer:
+        assert f"{writer.temporary_path.name}" in before
+
+
+def test_what_is_taken_over_is_let_go_where_another_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gnnstore.formats.container.transaction._LOCK_SECONDS", 0)
+    half = leave_half(tmp_path)
+    at_work = tmp_path / ".a.gnn.tmp-zzzzzzzz"
+    at_work.mkdir()
+    held = os.open(at_work, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    monkeypatch.setattr(
+        "gnnstore.formats.container.transaction.leftovers", lambda _: [half, at_work]
+    )
+    with pytest.raises(UsageError, match="another process is writing this store right now"):
+        StoreWriter(tmp_path / "a.gnn", fingerprint=FINGERPRINT, resume=True)
+    os.close(held)
+    with locked(half) as free:
+        assert free
+    with locked(tmp_path / "none") as free:
+        assert not free
+
+
+@pytest.mark.parametrize("at", ["mkdir", "flock"])
+def test_an_interrupt_while_the_directory_is_made_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    home: Any = Path if at == "mkdir" else fcntl
+    real = getattr(home, at)
+
+    def interrupted(*given: Any) -> None:
+        real(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(home, at, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            StoreWriter(tmp_path / "a.gnn")
+    assert entries(tmp_path) == []
+
+
+@pytest.mark.parametrize("at", ["before it is opened", "before it is locked"])
+def test_a_sweeper_that_takes_the_new_directory_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    home: Any = os if at == "before it is opened" else fcntl
+    name = "open" if home is os else "flock"
+    real = getattr(home, name)
+    swept: list[str] = []
+
+    def after_a_sweep(*given: Any, **options: Any) -> Any:
+        new = [entry for entry in tmp_path.iterdir() if entry.name.startswith(".a.gnn.tmp-")]
+        if new and not swept:
+            swept.append(new[0].name)
+            new[0].rmdir()
+        return real(*given, **options)
+
+    monkeypatch.setattr(home, name, after_a_sweep)
+    with StoreWriter(tmp_path / "a.gnn") as writer:
+        assert [writer.temporary_path.name] == entries(tmp_path)
+        assert [writer.temporary_path.name] != swept != []
+        writer.commit(EMPTY, {})
+    assert entries(tmp_path) == ["a.gnn"]
 
 
 def test_missing_parent_directory(tmp_path: Path) -> None:
@@ -255,6 +357,50 @@ def test_names_that_every_batch_has_itself(tmp_path: Path, place: str, name: str
         with pytest.raises(InputError, match=rf"'{name}' has the name of something.*rename it"):
             writer.compressed(f"{place}/{name}", np.zeros(3), name=name)
         writer.compressed(f"graph/{name}", np.zeros(3), name=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", r"the name '' cannot be stored: names have 1 to \d+ bytes after percent-encoding"),
+        ("x" * 300, r"the name 'x{40}' cannot be stored: .*; rename it"),
+        ("é" * 100, "after percent-encoding; rename it"),
+        ("a\ud800", r"the name 'a\\ud800' cannot be stored: it has half of a character"),
+    ],
+)
+def test_names_that_no_path_can_hold(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        node_array("node", name)
+
+
+def test_types_of_edges_that_no_path_can_hold() -> None:
+    names = ("a" * 100, "b" * 100, "c" * 100)
+    with pytest.raises(InputError, match=r"edge type \('a+', 'b+', 'c+'\) cannot be .* together m"):
+        edge_split_directory(names, "train")
+
+
+def test_a_schema_with_arrays_that_were_not_written(tmp_path: Path) -> None:
+    store = write_example_store(tmp_path / "a.gnn").path
+    schema = StoreReader.open(store).schema
+    writer = StoreWriter(tmp_path / "b.gnn")
+    with writer, pytest.raises(InputError, match=r"names arrays that were not written: \['edges"):
+        writer.commit(schema, {})
+    assert entries(tmp_path) == ["a.gnn"]
+
+
+def test_where_one_type_is_expected(tmp_path: Path) -> None:
+    schema = StoreReader.open(write_example_store(tmp_path / "a.gnn").path).schema
+    node, edge = schema.node_types[0], schema.edge_types[0]
+    several = Schema((node, replace(node, name="more")), (edge, edge))
+    for use, message in (
+        (lambda: several.node, r"2 node types \(node, more\) where exactly one was expected"),
+        (
+            lambda: several.edge,
+            r"2 edge types \(\('node', 'to', 'node'\), .* cannot be used her",
+        ),
+    ):
+        with pytest.raises(UsageError, match=message):
+            use()
 
 
 def test_metadata_that_is_not_json(tmp_path: Path) -> None:

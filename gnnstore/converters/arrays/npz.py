@@ -242,6 +242,7 @@ def _check_declared_sizes(path: Path, members: list[zipfile.ZipInfo], end: int) 
 
 
 def _damaged(label: str, path: Path, error: Exception) -> InputError:
+    reason = str(error) or "it ends early"  # where a member does, zipfile says nothing
     return InputError(
-        f"{label}: the archive is damaged ({error}); download or copy it again", path=path
+        f"{label}: the archive is damaged ({reason}); download or copy it again", path=path
     )

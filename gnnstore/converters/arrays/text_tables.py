@@ -182,11 +182,6 @@ class TextTable:
         self._num_columns = table_format.num_columns
 
     @property
-    def num_columns(self) -> int | None:
-        """Fields in a line; None until the first line was read, if they were not given."""
-        return self._num_columns
-
-    @property
     def memory_bytes(self) -> int:
         """The most memory that reading takes at a time."""
         return blocks_memory_bytes(self._block_bytes, _num_in_flight())
@@ -410,16 +405,13 @@ class TextTable:
     def _allowed(self, rows: npt.NDArray[Any] | NameBlock) -> bool:
         if isinstance(rows, NameBlock):
             labels = rows.labels.names if rows.labels else []
-            is_finite = rows.weight is None or self._finite(rows.weight)
+            # Arrow's infinity may be a number too large for the type; reading by line tells.
+            is_finite = rows.weight is None or bool(np.isfinite(rows.weight).all())
             return b"" not in rows.names and b"" not in labels and is_finite
         if self.format.weight_column is not None:
-            if not self._finite(rows["weight"]):
-                return False
             rows = rows["ends"]
         if not self.format.is_integer:
-            # An infinity may be a number too large for the type; reading by line tells.
-            nan_is_fine = self.format.allow_nan or not np.isnan(rows).any()
-            return nan_is_fine and not np.isinf(rows).any()
+            return self.format.allow_nan or not np.isnan(rows).any()
         if not len(rows):
             return True
         low, limit = self.format.minimum, self.format.limit
@@ -444,9 +436,6 @@ class TextTable:
         if weight is not None:
             return replace(block, weight=np.array([row[weight] for row in rows], np.float32))
         return block
-
-    def _finite(self, weight: npt.NDArray[Any]) -> bool:
-        return bool(np.isfinite(weight).all())
 
     # ---- line by line
 

@@ -155,9 +155,10 @@ class _Labels:
         self._num_nodes = num_nodes
 
     def set(self, nodes: npt.NDArray[Any], labels: npt.NDArray[Any], where: str) -> None:
-        if len(labels) != len(nodes) or labels.dtype.kind not in "biuf":
+        if labels.shape[:1] != nodes.shape or labels.dtype.kind not in "biuf":
             raise InputError(
-                f"{where}: has {len(labels)} labels of {labels.dtype} for {len(nodes)} seeds"
+                f"{where}: has labels of shape {list(labels.shape)} {labels.dtype} for "
+                f"{len(nodes)} seeds"
             )
         is_float = labels.dtype.kind == "f"
         dtype = np.float32 if is_float else np.int64

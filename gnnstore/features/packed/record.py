@@ -8,6 +8,7 @@ There are no pickles in it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from gnnstore.sampling.compact import CompactSample
 
 _ALIGNMENT_BYTES = 8
 _KINDS = "biuf"  # flags and numbers
+_CODE = re.compile(rb"[<>|][biuf][0-9]{1,2}")
 # Arrays of a record after those of its seeds: slots, changes (positions and slots), and where
 # missed rows go (positions; targets and sources of those that come again). In a plan with segments
 # there follow positions and ranks of rows that batches share; then checksums of chunks and of
@@ -165,14 +167,26 @@ def encode_record(arrays: Sequence[npt.NDArray[Any]]) -> list[memoryview]:
 
 
 def decode_record(record: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-    """Return the arrays of a record whose checksum is right, as views."""
+    """Return the arrays of a record whose checksum is right, as views.
+
+    Raises
+    ------
+    ValueError, TypeError, IndexError
+        If it is none: a plan may come from anywhere.
+    """
     words = record.view(np.int64)
     shapes: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
     at = 1
     for _ in range(int(words[0])):
-        code = int(words[at]).to_bytes(_ALIGNMENT_BYTES, "little").rstrip(b"\0").decode()
+        code = words[at].tobytes().rstrip(b"\0")
+        if not _CODE.fullmatch(code):
+            raise ValueError(f"an array of the type {code!r}")
         end = at + 2 + int(words[at + 1])
-        shapes.append((np.dtype(code), tuple(words[at + 2 : end].tolist())))
+        shape = tuple(words[at + 2 : end].tolist())
+        # With fewer axes than none, the same ones would be read for ever.
+        if len(shape) != end - at - 2 or min(shape, default=0) < 0:
+            raise ValueError(f"an array of {end - at - 2} axes, {list(shape)}")
+        shapes.append((np.dtype(code.decode()), shape))
         at = end
     begin = at * _ALIGNMENT_BYTES
     arrays = []

@@ -13,6 +13,7 @@ import hashlib
 import json
 import re
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
@@ -53,7 +54,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest:
+class Manifest(ABC):
     """Fields that the manifests of all kinds have.
 
     A kind defines `fields`, `parse` and `arrays`.
@@ -89,11 +90,12 @@ class Manifest:
     reader_features: tuple[str, ...] = ()
     writer_features: tuple[str, ...] = ()
 
+    @abstractmethod
     def fields(self) -> Mapping[str, Any]:
         """Return the fields of this kind, as JSON values."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def parse(cls, own: Fields) -> Mapping[str, Any]:
         """Check the fields of this kind, and return them as arguments of the class.
 
@@ -101,11 +103,10 @@ class Manifest:
         ------
         CorruptStoreError
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def arrays(self) -> tuple[AttributeSpec, ...]:
         """Return every array that must be there, but the checksums."""
-        raise NotImplementedError
 
     @classmethod
     def advice(cls, own: Fields, path: Path) -> str:  # noqa: ARG003 - a kind may say more

@@ -123,10 +123,8 @@ class DirectoryTransaction:
                 if path.is_dir():  # else a sweeper found it between mkdir and flock
                     return path, lock
                 os.close(lock)
-            except FileExistsError:
-                continue
-            except FileNotFoundError:
-                continue  # a sweeper was faster
+            except (FileExistsError, FileNotFoundError):
+                continue  # the name is taken, or a sweeper was faster
             except OSError as error:
                 raise storage_error(error, "create the output", path) from error
             except BaseException:  # Ctrl-C: nobody else knows of it yet

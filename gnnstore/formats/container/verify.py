@@ -137,7 +137,11 @@ def compare_checksums(
         on_bytes(entry.size_bytes)
     if not is_readable:  # without the table nothing can be compared
         return
-    table = reader.block_checksums()
+    try:
+        table = reader.block_checksums()
+    except CorruptStoreError as error:  # there are as many bytes as listed, of another array
+        yield Problem(error.path or str(reader.path), str(error))
+        return
     first_blocks = reader.manifest.first_blocks()
     for entry, first in zip(reader.manifest.files, first_blocks[:-1], strict=True):
         path = reader.path / entry.path

@@ -35,15 +35,12 @@ _SCAN_EDGES = 2**20
 
 def check_meaning(reader: Reader) -> Iterator[Problem]:
     """Yield where partitions are not those of a graph, or not of the store around them."""
-    is_permutation = True
-    for problem in _check_order(reader):
-        is_permutation = False
-        yield problem
-    if not is_permutation:
+    if problems := list(_check_order(reader)):
+        yield from problems
         return
     found = EdgeSums()
-    for problem in _check_edges(reader, found):
-        yield problem
+    if problems := list(_check_edges(reader, found)):
+        yield from problems
         return
     each = EdgeSums(found.seed)
     for first in range(0, reader.manifest.num_edges, _SCAN_EDGES):

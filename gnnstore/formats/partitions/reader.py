@@ -160,11 +160,6 @@ class PartitionsReader(SealedReader[PartitionsManifest]):
         begin = partition * self.rows_per_partition
         return range(begin, min(begin + self.rows_per_partition, self.num_nodes))
 
-    def bucket(self, source: int, target: int) -> range:
-        """Return the places of the edges from one partition to another."""
-        entry = target * self.num_partitions + source
-        return range(int(self.bucket_ptr[entry]), int(self.bucket_ptr[entry + 1]))
-
     def new_ids(self, nodes: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Return the new ids of some nodes of the store; by default of all.
 

@@ -72,9 +72,8 @@ def _find(path: Path) -> Iterator[Leftover]:
         for store in sorted(filter(StoreManifest.is_at, path.iterdir())):
             yield from _find_in_store(store)
         return
-    if not path.parent.is_dir():
-        raise NotFoundError(f"{path}: there is no such directory or store", path=path)
-    of_store = [item for item in find_leftovers(path.parent) if item.final == path]
+    beside = find_leftovers(path.parent) if path.parent.is_dir() else ()
+    of_store = [item for item in beside if item.final == path]
     if not of_store and not path.exists():
         raise NotFoundError(f"{path}: there is no such directory or store", path=path)
     yield from of_store

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gnnstore.caching.scores import count_out_degrees
 from gnnstore.converters.synthetic.degrees import DegreeDistribution
-from gnnstore.errors import CorruptStoreError, UsageError
+from gnnstore.errors import CorruptStoreError
 from gnnstore.formats.arrays.dtypes import from_bfloat16_bits
 from gnnstore.formats.arrays.spec import AttributeSpec
 from gnnstore.formats.store.reader import StoreReader
@@ -104,13 +104,7 @@ def count_degrees(reader: StoreReader, progress: Progress) -> Degrees:
     CorruptStoreError
         If its topology is damaged.
     """
-    schema = reader.schema
-    if len(schema.edge_types) != 1 or len(schema.node_types) != 1:
-        raise UsageError(
-            f"{reader.path}: degrees are counted for graphs with one type of nodes and of edges"
-        )
-    edge = schema.edge
-    num_nodes = edge.indptr.num_rows - 1
+    edge, num_nodes = reader.schema.edge, reader.schema.node.num_nodes
     is_isolated = np.ones(num_nodes, np.bool_)
     inward = DegreeDistribution.of_blocks(_in_degrees(reader, is_isolated, progress))
     columns = _chunks(reader, edge.indices, progress)
