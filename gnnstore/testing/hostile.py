@@ -308,13 +308,16 @@ class RecordEdit:
         """Change the record and the index."""
         metadata = (directory / "index" / METADATA_FILE).read_text()
         num_batches, columns = json.loads(metadata)["shape"]
-        index = np.memmap(directory / "index" / "c.0.0", np.int64, "r+")
+        # Behind the numbers is the index of the shard, whose bytes are no whole number of them.
+        count = num_batches * columns
+        index = np.memmap(directory / "index" / "c.0.0", np.int64, "r+", shape=count)
         records = np.memmap(directory / "batches" / "c.0", np.uint8, "r+")
         number = self.batch % num_batches
         begin, size = (int(value) for value in index[number * columns :][:2])
         record = records[begin : begin + size]
-        values = record.view(self.dtype)
-        for place in self.places:
+        item_bytes = np.dtype(self.dtype).itemsize
+        values = record[: size // item_bytes * item_bytes].view(self.dtype)
+        for place in self.places if len(values) else ():  # an earlier change may have cut it
             values[place % len(values)] = self.value
         index[number * columns + 2] = _core.crc32c(np.asarray(record), crc_seed(number))
         index.flush()

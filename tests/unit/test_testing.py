@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from gnnstore.errors import UsageError
+import gnnstore
+from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.formats import StoreReader
+from gnnstore.formats.packed.reader import PackedReader
 from gnnstore.testing import hostile
 from gnnstore.testing.batches import assert_same_batches
-from gnnstore.testing.graphs import write_store
-from gnnstore.testing.hostile import ElementEdit, JsonEdit, reseal
+from gnnstore.testing.graphs import random_graph, write_store
+from gnnstore.testing.hostile import ElementEdit, JsonEdit, RecordEdit, reseal
+from gnnstore.testing.plans import pack
 from gnnstore.testing.stores import assert_same_files, write_example_store
 
 BATCHES: list[dict[str, Any]] = [{"x": torch.arange(3), "size": 2}, {"x": torch.ones(2), "size": 1}]
@@ -103,3 +106,16 @@ def test_elements_that_are_changed(tmp_path: Path, layout: str) -> None:
 def read(path: Path, array: str) -> Any:
     reader = StoreReader.open(path)
     return reader.read(next(spec for spec in reader.schema.arrays() if spec.path == array))
+
+
+def test_records_that_are_changed(tmp_path: Path) -> None:
+    """The checksum of the record is right, so that what it means has to be looked at."""
+    store = random_graph(200, 900, feature_dim=8, num_classes=2).write(tmp_path / "s.gnn")
+    plan = pack(store, [3], output=tmp_path / "plan", batch_size=20)
+    before = PackedReader.open(plan).index.copy()
+    RecordEdit(1, (0, 1, 2), -7, "int32").apply(plan)
+    changed = np.argwhere(PackedReader.open(plan).index != before).tolist()
+    assert changed == [[1, 2]]
+    with pytest.raises(CorruptStoreError) as caught:
+        list(gnnstore.open_plan(plan).loader(num_threads=1))
+    assert "crc32c" not in str(caught.value)
