@@ -79,6 +79,44 @@ class SavedRecord:
         changes = (self.change_positions, self.change_slots)
         return PlanStep(self.subgraph.n_id, self.slots, *changes)
 
+    def check_numbers(self, num_slots: int) -> None:
+        """Refuse numbers that point outside of the batch or the cache: a plan may be of anybody.
+
+        Parameters
+        ----------
+        num_slots : int
+            Of the cache.
+
+        Raises
+        ------
+        CorruptStoreError
+            If there are any.
+        """
+        graph = self.subgraph
+        num_nodes, num_edges = len(graph.n_id), len(graph.edge_pos)
+        for what, array, least, end in (
+            ("slot", self.slots, -1, num_slots),
+            ("slot that a row enters", self.change_slots, 0, num_slots),
+            ("row that enters the cache", self.change_positions, 0, num_nodes),
+            ("missed row", self.positions, 0, num_nodes),
+            ("repeated row", self.repeat_targets, 0, num_nodes),
+            ("row that is repeated", self.repeat_sources, 0, num_nodes),
+            ("source of an edge", graph.sources, 0, num_nodes),
+            ("number of in-neighbours", graph.num_incoming, 0, num_edges + 1),
+        ):
+            if array.ndim != 1 or array.dtype.kind != "i":
+                raise CorruptStoreError(f"a {what} is of {array.dtype} {list(array.shape)}")
+            if len(array) and not (least <= int(array.min()) and int(array.max()) < end):
+                raise CorruptStoreError(f"a {what} is not between {least} and {end - 1}")
+        for what, found, wanted in (
+            ("slots for rows that enter", len(self.change_slots), len(self.change_positions)),
+            ("repeated rows", len(self.repeat_targets), len(self.repeat_sources)),
+            ("sources of edges", len(graph.sources), num_edges),
+            ("edges into nodes", int(graph.num_incoming.sum(dtype=np.int64)), num_edges),
+        ):
+            if found != wanted:
+                raise CorruptStoreError(f"{found} {what}, not {wanted}")
+
     def encode(self, number: int) -> tuple[list[memoryview], int, int]:
         """Return the bytes of the record in pieces, their number, and their crc32c."""
         arrays: list[npt.NDArray[Any]] = [*self.seeds, self.slots]

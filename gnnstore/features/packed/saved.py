@@ -192,6 +192,7 @@ class SavedPlan:
                 raise CorruptStoreError(
                     f"an array is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}"
                 )
+        record.check_numbers(self.reader.manifest.num_slots)
 
     def _crcs_of(self, record: SavedRecord) -> Iterator[tuple[npt.NDArray[np.uint32], int]]:
         """Yield a record's checksums, with how many there have to be."""
