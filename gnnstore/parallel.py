@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from itertools import count, islice, repeat
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Self, TypeVar
@@ -206,6 +206,72 @@ class Admitted(AbstractContextManager["Admitted"]):
     def _let_go(self) -> None:
         if next(self._gone) == self._num_holders:
             self._admission.leave()
+
+
+class SharedLock:
+    """A lock that many threads share, or one has alone, which comes before others that would share.
+
+    Whoever waits for it looks now and then whether it is still worth it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_sharing = 0
+        self._is_alone = False
+
+    @contextmanager
+    def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold it together with others.
+
+        Parameters
+        ----------
+        check : callable
+            Called while it waits; raises to end that.
+        """
+        with self._changed:
+            self._wait(lambda: not self._is_alone, check)
+            self._num_sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_sharing -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold it alone, once those that share it are done; see `shared`."""
+        with self._changed:
+            self._wait(lambda: not self._is_alone, check)
+            self._is_alone = True
+        with self._had(check):
+            yield
+
+    @contextmanager
+    def alone_unless_taken(self, check: Callable[[], None] = lambda: None) -> Iterator[bool]:
+        """Hold it alone, unless somebody has it so; gives whether it is held."""
+        with self._changed:
+            is_taken, self._is_alone = self._is_alone, True
+        if is_taken:
+            yield False
+            return
+        with self._had(check):
+            yield True
+
+    @contextmanager
+    def _had(self, check: Callable[[], None]) -> Iterator[None]:
+        try:
+            with self._changed:
+                self._wait(lambda: self._num_sharing == 0, check)
+            yield
+        finally:
+            with self._changed:
+                self._is_alone = False
+                self._changed.notify_all()
+
+    def _wait(self, until: Callable[[], bool], check: Callable[[], None]) -> None:
+        while not self._changed.wait_for(until, _POLL_SECONDS):
+            check()
 
 
 class Background(threading.Thread, Generic[R]):

@@ -42,9 +42,6 @@ class SuperbatchSize:
         Threads that sample ahead, at most: there is memory for so many. None: for all.
     overlaps : bool
         Whether disk has room for two superbatches, so that one can be made beside another.
-    lends : bool
-        Whether planning and packing have memory that sampling has at other times: nothing is
-        planned while a superbatch is sampled.
     num_unplanned : int
         Batches that begin an iteration whose first superbatch nobody has made beforehand: they read
         all of their rows while it is made.
@@ -67,7 +64,6 @@ class SuperbatchSize:
     bulk_bytes: int = 0
     sampling_threads: int | None = None
     overlaps: bool = True
-    lends: bool = False
     num_unplanned: int = 0
     num_pinned: int = 0
     pinned: npt.NDArray[Any] | None = field(default=None, repr=False, compare=False)

@@ -132,9 +132,9 @@ def test_evaluation_in_the_middle_goes_with_the_same_pinned_rows(
     store, planned_again = gnnstore.open(path), []
     again = LookaheadProducer.plan_again
 
-    def noted(self: LookaheadProducer, *args: Any) -> None:
+    def noted(self: LookaheadProducer, *args: Any) -> bool:
         planned_again.append(args)
-        again(self, *args)
+        return again(self, *args)
 
     monkeypatch.setattr(LookaheadProducer, "plan_again", noted)
     training = loader_of(store, num_threads=num_threads)

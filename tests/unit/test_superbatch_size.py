@@ -36,7 +36,7 @@ COSTS = SuperbatchCosts(
 FIXED = Ledger(0, tuple(BELADY.reserve(10_000))).peak({})  # what any plan takes
 COUNTS = 9831  # of next uses, for each batch
 EACH = 10_000 * (4 + 8 + 1 + 16) + COUNTS  # planned batch
-SLOT = 512 + 8 + BELADY.planning.per_slot
+SLOT = 512 + 8 + BELADY.planning.per_slot + BELADY.planning.more_per_slot
 
 
 def sizer(
@@ -163,8 +163,13 @@ def test_plans_that_are_large_go_to_the_disk() -> None:
     assert not near.plans_in_memory
     assert 0 <= near.num_slots - whole.num_slots <= 400 * 200 // 500
     assert whole.table_bytes == 4 * 10**6, "an entry for each row: one pass over the trace"
-    assert COSTS.table_bytes(48 * MB) == 2 * MB, "two passes"
-    assert COSTS.table_bytes(0) == 10**6, "four"
+    assert COSTS.tables(48 * MB) == [4 * MB, 2 * MB], "two passes are worth their memory"
+    assert COSTS.tables(0)[-1] == 10**6, "four"
+    # Where packing takes more than planning does, in another phase, one pass takes nothing.
+    packing = replace(packed(COSTS, 1000), epoch_batches=100)
+    with_files = sizer(48 * MB, 100, costs=packing, disk_bytes=10**9).size_of(100)
+    assert with_files.table_bytes == 4 * MB
+    assert with_files.packing_bytes > 4 * MB + 10_000 * 24 + 4 * 2**20
     with_half = sizer(100 * MB, 500, disk_bytes=50 * MB).choose()
     assert with_half.plans_in_memory, "there is no room on the disk for so many"
     assert with_half.num_batches < 500

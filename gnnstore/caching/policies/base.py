@@ -62,6 +62,8 @@ class SpillingPlanner(Planner, Protocol):
         """Plan the next superbatch; in files if its trace is in one."""
 
 
+# The phase of what is given back once a plan is made.
+PLANNING = "planning"
 # Batches that are planned together, at most: with more, a plan reaches further than a cache does.
 MAX_PLANNED = 1024
 
@@ -77,7 +79,9 @@ class PlanningBytes:
     per_access : int
         For each row of all batches that are planned together.
     per_slot : int
-        For each row that the cache holds, its own state included.
+        For each row that the cache holds, also between plans.
+    more_per_slot : int
+        While a plan is made.
     per_batch_row : int
         For each row of the largest batch.
     """
@@ -85,6 +89,7 @@ class PlanningBytes:
     fixed: int
     per_access: int
     per_slot: int
+    more_per_slot: int = 0
     per_batch_row: int = 0
 
 
@@ -144,8 +149,11 @@ class CachePolicy(ABC):
         """Return the memory for making a plan, beside the trace, the plan and the cached rows."""
         assert self.planning is not None  # noqa: S101 - asked of those that loaders follow
         of = self.planning
-        per = {PLANNED: of.per_access * batch_rows, SLOTS: of.per_slot}
-        return [Reservation("planning", of.fixed + of.per_batch_row * batch_rows, per)]
+        per = {PLANNED: of.per_access * batch_rows, SLOTS: of.more_per_slot}
+        return [
+            Reservation("planning", of.fixed + of.per_batch_row * batch_rows, per, PLANNING),
+            Reservation("what a cache holds", 0, {SLOTS: of.per_slot}),
+        ]
 
 
 class SpillingPolicy(CachePolicy):

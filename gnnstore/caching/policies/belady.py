@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.budget.ledger import PLANNED, SLOTS, Reservation
 from gnnstore.caching.plan import CachePlan, PlanFiles, PlanPlace
-from gnnstore.caching.policies.base import MAX_PLANNED, PlanningBytes, SpillingPolicy
+from gnnstore.caching.policies.base import MAX_PLANNED, PLANNING, PlanningBytes, SpillingPolicy
 from gnnstore.caching.trace import Trace
 from gnnstore.disk.spool import guarded
 from gnnstore.errors import UsageError
@@ -65,7 +65,7 @@ class Belady(SpillingPolicy):
     # It does not depend on which rows are needed, or on how many there are: neither on the graph's
     # size, nor on how far ids lie apart. All but the state is given back when the plan is made.
     planning: ClassVar[PlanningBytes] = PlanningBytes(
-        _TABLES_BYTES, _ACCESS_BYTES, _STATE_BYTES + _SLOT_BYTES, _PLANNED_ROW_BYTES
+        _TABLES_BYTES, _ACCESS_BYTES, _STATE_BYTES, _SLOT_BYTES, _PLANNED_ROW_BYTES
     )
 
     def planner(self, num_slots: int) -> BeladyPlanner:
@@ -87,7 +87,7 @@ class Belady(SpillingPolicy):
         of_batches = _COUNT_BYTES * MAX_PLANNED * (1 + batch_rows / _WINDOW)
         counts = math.ceil(min(_COUNTED_ACCESS_BYTES * batch_rows, of_batches))
         planning = super().reserve(batch_rows)
-        return [*planning, Reservation("counts of next uses", 0, {PLANNED: counts})]
+        return [*planning, Reservation("counts of next uses", 0, {PLANNED: counts}, PLANNING)]
 
     def reserve_spilled(
         self, *, num_nodes: int, largest_batch: int, table_bytes: int
@@ -99,12 +99,15 @@ class Belady(SpillingPolicy):
         they wait.
         """
         fixed = _BATCH_ROW_BYTES * largest_batch + _FILE_TABLES_BYTES
-        per = {PLANNED: _BATCH_BYTES, SLOTS: _STATE_BYTES + _FIRST_USE_BYTES}
+        per = {PLANNED: _BATCH_BYTES, SLOTS: _FIRST_USE_BYTES}
         table = min(table_bytes, _NODE_BYTES * num_nodes)
+        waiting = {SLOTS: _WAITING_BYTES}
+        finding, choosing = f"{PLANNING}: next uses", f"{PLANNING}: choices"
         return [
-            Reservation("planning", fixed, per),
-            Reservation("next uses", table, {}, "finding next uses"),
-            Reservation("rows that wait", 0, {SLOTS: _WAITING_BYTES}, "choosing rows"),
+            Reservation("what a cache holds", 0, {SLOTS: _STATE_BYTES}),
+            *(Reservation("planning", fixed, per, phase) for phase in (finding, choosing)),
+            Reservation("next uses", table, {}, finding),
+            Reservation("rows that wait", 0, waiting, choosing),
         ]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gnnstore import _core
-from gnnstore.budget.ledger import ALWAYS, PLANNED, Ledger, Reservation
+from gnnstore.budget.ledger import PLANNED, Ledger, Reservation
 from gnnstore.errors import BudgetError
 from gnnstore.features.files import FileRows
 from gnnstore.features.packed.chunks import CHUNK_ALIGNMENT_BYTES
@@ -86,6 +86,8 @@ _POOLED_UNIT_BYTES = 2 << 20
 _ROOMY_BYTES = 24 << 20
 _ROOMY_BUFFER_BYTES, _ROOMY_SPILLED_BUFFER_BYTES = 128 << 10, 64 << 10
 _ROOMY_STRIDES = 4
+# The phase of windows and buffers, which are there only while rows are packed.
+_PACKING = "packing"
 # Of each missed row in memory: its id, of either width, and its position.
 _ID_BYTES, _POSITION_BYTES = 8, 4
 # Of each row of a batch that is sorted: keys of 8 bytes, twice, in buffers that are rounded up.
@@ -112,36 +114,30 @@ class PackedBatch:
     mean_missed: int
     id_bytes: int
 
-    def reserve(self, phase: str = ALWAYS) -> list[Reservation]:
-        """Return the memory for packing a superbatch by a trace in memory.
-
-        Parameters
-        ----------
-        phase : str
-            The phase of the windows, which are there only while rows are packed.
-        """
-        per_row = _ID_BYTES + _POSITION_BYTES
-        per_batch = _ROOMY_BUFFER_BYTES + per_row * self.mean_missed
+    def reserve(self) -> list[Reservation]:
+        """Return the memory for packing a superbatch by a trace in memory; positions stay."""
+        per_batch = _ROOMY_BUFFER_BYTES + _ID_BYTES * self.mean_missed
         return [
-            Reservation("packing", _ROOMY_BYTES, phase=phase),
-            Reservation("packing", 0, {PLANNED: per_batch}),
+            Reservation("packing", _ROOMY_BYTES, {PLANNED: per_batch}, _PACKING),
+            self.reserve_positions(),
         ]
 
     def reserve_positions(self) -> Reservation:
         """Return the memory for a superbatch that has been packed by a trace in memory."""
-        return Reservation("packing", 0, {PLANNED: _POSITION_BYTES * self.mean_missed})
+        return Reservation("positions of rows", 0, {PLANNED: _POSITION_BYTES * self.mean_missed})
 
-    def reserve_spilled(self, phase: str = ALWAYS) -> list[Reservation]:
+    def reserve_spilled(self) -> list[Reservation]:
         """Return the memory for packing by a trace on disk: next to none for each missed row."""
         samples = 2 * (self.most_missed // STRIDE_ROWS + 1)
         per_batch = SPILLED_BATCH_BYTES + samples * self.id_bytes
-        per_batch += _ROOMY_SPILLED_BUFFER_BYTES + _ROOMY_STRIDES * STRIDE_ROWS * self.id_bytes
+        buffers = _ROOMY_SPILLED_BUFFER_BYTES + _ROOMY_STRIDES * STRIDE_ROWS * self.id_bytes
         row_bytes = _POSITION_BYTES + self.id_bytes
         sorting = self.most_missed * (_SORTED_ROW_BYTES + row_bytes)
         sorting += self.num_rows * (row_bytes + row_bytes // 8 + 1)
         sorting += _SORTING_BUFFERS * _POOLED_UNIT_BYTES
         return [
-            Reservation("packing", max(_ROOMY_BYTES, sorting), phase=phase),
+            Reservation("sorting rows", sorting, phase="sorting rows"),
+            Reservation("packing", _ROOMY_BYTES, {PLANNED: buffers}, _PACKING),
             Reservation("packing", 0, {PLANNED: per_batch}),
         ]
 

@@ -27,6 +27,7 @@ from gnnstore.features.tiers.static import warm_up
 from gnnstore.formats.arrays.dtypes import id_dtype
 
 _NODE_BYTES = 8
+FILLING = "filling the cache"  # the phase in which its buffers are there
 # Pinned rows and others are read together, in the order of the table, through a buffer of so many
 # bytes, or a part of what is pinned: enough for many reads in flight.
 _BUFFER_BYTES, _BUFFER_SHARE = 8 << 20, 64
@@ -120,8 +121,7 @@ class PlannedCache:
             return []
         fixed = cls.pinned_bytes(row_bytes, num_pinned, num_nodes)
         buffer = _buffer_bytes(num_pinned * row_bytes, row_bytes)
-        phase = "filling the cache"
-        return [Reservation("pinned rows", fixed), Reservation(phase, buffer, phase=phase)]
+        return [Reservation("pinned rows", fixed), Reservation(FILLING, buffer, phase=FILLING)]
 
     @property
     def tables(self) -> Mapping[str, RowSource]:

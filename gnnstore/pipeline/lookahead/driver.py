@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -18,7 +19,7 @@ from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
-from gnnstore.parallel import ordered_map
+from gnnstore.parallel import SharedLock, ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
@@ -56,6 +57,7 @@ def sample_in_order(
     initializer: Callable[[], None] | None = None,
     timeout_seconds: float | None = None,
     recorder: Recorder | None = None,
+    turn: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Generator[T, None, None]:
     """Sample batches in threads; or together, where each hop is then one pass over a file.
 
@@ -78,6 +80,8 @@ def sample_in_order(
         Called once in each thread.
     timeout_seconds : float, optional
         The longest wait for a batch, where they are sampled one by one.
+    turn : callable
+        Returns a context in which a batch is sampled, or all that are sampled together.
 
     Yields
     ------
@@ -93,7 +97,7 @@ def sample_in_order(
         )
         done, start = 0, time.perf_counter()
         try:
-            with recorder.stage("sampling", together=True) as stage:
+            with turn(), recorder.stage("sampling", together=True) as stage:
                 for subgraph in together:
                     result = then(done, subgraph, time.perf_counter() - start)
                     del subgraph
@@ -108,13 +112,14 @@ def sample_in_order(
 
     def sample(numbered: tuple[int, I]) -> T:
         place, item = numbered
-        asked = request(place, item)
-        with recorder.stage("sampling", epoch=asked.epoch, batch=asked.batch) as stage:
-            subgraph = sampler.sample(
-                asked.seeds, epoch=asked.epoch, batch=asked.batch, excluded=asked.excluded
-            )
-            stage.args |= {"nodes": len(subgraph.n_id), "edges": len(subgraph.edge_pos)}
-        return then(place, subgraph, stage.seconds)
+        with turn():
+            asked = request(place, item)
+            with recorder.stage("sampling", epoch=asked.epoch, batch=asked.batch) as stage:
+                subgraph = sampler.sample(
+                    asked.seeds, epoch=asked.epoch, batch=asked.batch, excluded=asked.excluded
+                )
+                stage.args |= {"nodes": len(subgraph.n_id), "edges": len(subgraph.edge_pos)}
+            return then(place, subgraph, stage.seconds)
 
     yield from ordered_map(
         sample,
@@ -375,6 +380,7 @@ class Spools:
         check: Callable[[], None] = lambda: None,
         pinned: PinnedRows | None = None,
         most_threads: int | None = None,
+        turn: SharedLock | None = None,
     ) -> SampledSuperbatch:
         """Sample batches until one cannot be, and keep them.
 
@@ -390,11 +396,16 @@ class Spools:
             The rows to leave out of the trace; subgraphs keep all of their ids then.
         most_threads : int, optional
             Threads that sample, at most; by default as many as prepare batches.
+        turn : SharedLock, optional
+            Held as long as subgraphs take memory: shared for a batch, or alone for batches that are
+            sampled together.
         """
         first, run = chunk[0].number, sampling.run
         num_threads = run.num_threads
         if most_threads is not None:
             num_threads = min(num_threads, most_threads)
+        turn = turn or SharedLock()
+        is_together = isinstance(sampling.sampler, DiskNeighborSampler)
         trace = self.trace(f"{first}", len(chunk))
         kept = self.samples(f"{first}", len(chunk), trace.file if pinned is None else None)
         labelled: dict[int, tuple[BatchKey, SeedLabels]] = {}
@@ -425,6 +436,7 @@ class Spools:
             initializer=run.initializer,
             timeout_seconds=run.timeout_seconds,
             recorder=run.recorder,
+            turn=partial(turn.alone if is_together else turn.shared, check),
             describe=lambda place: chunk[min(place, len(chunk) - 1)].describe(),
         )
         progress = run.recorder.progress.phase("sample ahead", len(chunk), "batches")

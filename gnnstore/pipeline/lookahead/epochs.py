@@ -21,7 +21,7 @@ from gnnstore.pipeline.lookahead.driver import Coming, SamplingJob
 from gnnstore.pipeline.lookahead.next_epoch import Carried, NextSuperbatch, Share
 from gnnstore.pipeline.lookahead.producer import LookaheadJob, LookaheadProducer
 from gnnstore.pipeline.lookahead.session import CacheSession
-from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Portion
+from gnnstore.pipeline.lookahead.superbatch import PlannedPart, PlannedTask, Portion, Superbatch
 from gnnstore.pipeline.seeds.base import SeedSource
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class LookaheadEpochs:
                 break
             chunk += more
             shares.append(Share(following.key, len(more)))
-        own = LookaheadProducer(self.job, producer.session, sampling)
+        own = LookaheadProducer(self.job, producer.session, sampling, producer.turn)
         yield NextSuperbatch(own, chunk, shares, plans=self._plans_next)
 
 
@@ -307,16 +307,10 @@ class _PlannedTasks(Paced[PlannedTask]):
             job.totals.add(superbatch.part, *made, portion.share)
             for i in range(portion.begin, portion.end):
                 self._num_left = portion.end - i - 1
-                part = superbatch.part
-                if part is not None and i >= part.end and producer.job.size.lends:
-                    superbatch.part = None  # there is no memory to plan the others now
-                elif part is not None and (
-                    i >= part.end or _may_take_back(producer, part, len(superbatch) - i)
-                ):
-                    producer.plan_again(superbatch, part, i)
+                part = _planned(producer, superbatch, i)
                 if i == portion.begin and superbatch.sampled.error is None:
                     then()
-                yield PlannedTask(superbatch, superbatch.part, i, job.index_dtype)
+                yield PlannedTask(superbatch, part, i, job.index_dtype)
             if portion.error is not None:
                 raise portion.error
 
@@ -335,12 +329,21 @@ def _after(following: Callable[[], NextEpoch | None], num_epochs: int) -> NextEp
     return found
 
 
-def _may_take_back(producer: LookaheadProducer, part: PlannedPart, num_left: int) -> bool:
-    """Whether another loader took the cache over, and has no use for it any more.
+def _planned(producer: LookaheadProducer, superbatch: Superbatch, i: int) -> PlannedPart | None:
+    """Return how batch i is planned, planning it again where that is of use; None: it is not."""
+    part = superbatch.part
+    if part is None:
+        return None
+    is_new = i >= part.end
+    again = is_new or _may_take_back(producer, part, len(superbatch) - i)
+    if again and producer.plan_again(superbatch, part, i):
+        return superbatch.part
+    return None if is_new else part
 
-    Not where the next superbatch may be sampled in the memory that planning takes.
-    """
-    if not part.lease.is_overtaken or producer.job.size.lends:
+
+def _may_take_back(producer: LookaheadProducer, part: PlannedPart, num_left: int) -> bool:
+    """Whether another loader took the cache over, and has no use for it any more."""
+    if not part.lease.is_overtaken:
         return False
     is_free = producer.job.cache().is_free or producer.session.lease.is_current
     return is_free and num_left >= _WORTH_PLANNING

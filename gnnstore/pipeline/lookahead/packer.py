@@ -10,9 +10,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gnnstore._core import release_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.formats.container.files import free_bytes
 from gnnstore.parallel import CancelledError
@@ -56,6 +58,8 @@ class SuperbatchPacker:
     may_wait : bool
         Whether batches are assembled by other threads than the one that asks for more, so that
         packing may wait until an earlier superbatch is done with.
+    turn : callable
+        Returns a context in which there is the memory for packing.
     stop : Event
         Set to end what is being packed.
     waits_for_others : callable, optional
@@ -73,6 +77,7 @@ class SuperbatchPacker:
         chunk_memory_bytes: int,
         num_threads: int,
         may_wait: bool,
+        turn: Callable[[], AbstractContextManager[object]],
         stop: threading.Event,
         waits_for_others: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
@@ -83,6 +88,7 @@ class SuperbatchPacker:
         self._chunk_memory_bytes = chunk_memory_bytes
         self._num_threads = num_threads
         self._may_wait = may_wait
+        self._turn = turn
         self._quota = quota
         self._stop = stop
         self._waits_for_others = waits_for_others
@@ -120,7 +126,7 @@ class SuperbatchPacker:
             if self._stop.wait(_POLL_SECONDS):
                 raise CancelledError("packing was stopped before it began")
         try:
-            with self._progress.phase("pack rows", unit="bytes") as phase:
+            with self._turn(), self._progress.phase("pack rows", unit="bytes") as phase:
                 packed = pack(
                     self._tables,
                     trace.first(num_batches),
@@ -133,6 +139,7 @@ class SuperbatchPacker:
                     stop=self._stop,
                     advance=phase.advance,
                 )
+                release_memory()  # of rows as they were sorted
         except BaseException:
             self._quota.give_back(self, wanted)
             raise

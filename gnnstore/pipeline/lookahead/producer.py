@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gnnstore._core import ReadCounts, release_heap
+from gnnstore._core import ReadCounts, release_heap, release_memory
 from gnnstore.features.source import files_of
-from gnnstore.parallel import CancelledError
+from gnnstore.parallel import CancelledError, SharedLock
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.session import CacheSession, FixedNodes, warms_up
@@ -142,12 +142,22 @@ class LookaheadProducer:
     ----------
     session : CacheSession
         Goes on with the next plan.
+    turn : SharedLock, optional
+        Of whatever makes superbatches beside this: sampling, filling a cache, planning and packing
+        take memory in turns.
     """
 
-    def __init__(self, job: LookaheadJob, session: CacheSession, sampling: SamplingJob) -> None:
+    def __init__(
+        self,
+        job: LookaheadJob,
+        session: CacheSession,
+        sampling: SamplingJob,
+        turn: SharedLock | None = None,
+    ) -> None:
         self.job = job
         self.session = session
         self.sampling = sampling
+        self.turn = turn or SharedLock()
         self._end = 0  # under the session's lease, of what was planned here
         self._closing = ExitStack()
         self._spools = Spools(
@@ -160,7 +170,6 @@ class LookaheadProducer:
         )
         self._closing.callback(self._spools.close)
         self._packer: SuperbatchPacker | None = None
-        self._planning = threading.RLock()  # of one superbatch at a time
         self._is_stopped = threading.Event()
         self._num_again = 0
         self._reading = threading.Event()  # batches that the disk is left to, if it is not set
@@ -193,11 +202,13 @@ class LookaheadProducer:
             check=self._check_wanted,
             pinned=self.job.pinned(self.session),
             most_threads=self.job.size.sampling_threads,
+            turn=self.turn,
         )
 
     def finish(self, sampled: SampledSuperbatch) -> Superbatch:
         """Plan batches that have been sampled, after all that have been planned, and pack them."""
-        part, trace, seconds = self._plan(sampled)
+        with self.turn.alone(self._check_wanted):
+            part, trace, seconds = self._plan(sampled)
         self._check_wanted()
         part.packed = self._pack(trace, part)
         spilled = sampled.kept.num_disk_bytes + trace.num_disk_bytes + _disk_bytes(part)
@@ -220,13 +231,21 @@ class LookaheadProducer:
             self._reading = superbatch.read
         return superbatch
 
-    def plan_again(self, superbatch: Superbatch, former: PlannedPart, begin: int) -> None:
+    def plan_again(self, superbatch: Superbatch, former: PlannedPart, begin: int) -> bool:
         """Plan the batches from one on, which nobody has, from what the cache holds now.
 
         Their rows are packed again if reading them one by one would take longer.
+
+        Returns
+        -------
+        bool
+            Whether they are planned: not while another superbatch is planned or packed.
         """
-        former.abandon(len(superbatch) - begin)
-        with self._planning:
+        with self.turn.alone_unless_taken() as is_mine:
+            if not is_mine:
+                return False
+            release_memory()  # of batches that were sampled meanwhile
+            former.abandon(max(0, former.end - begin))
             # Superbatches that have been planned come later, so they will be planned again too.
             self.take_over()
             part, trace, seconds = self._plan(superbatch.sampled, begin=begin)
@@ -234,6 +253,7 @@ class LookaheadProducer:
         trace.close()
         superbatch.part = part
         self.job.totals.add(part, seconds, _disk_bytes(part))
+        return True
 
     def _name_again(self) -> str:
         """Return a name for files that something takes once more."""
@@ -257,28 +277,27 @@ class LookaheadProducer:
             The plan; what it was made of; and the seconds.
         """
         job, recorder = self.job, self.sampling.run.recorder
-        with self._planning:
-            if not self.session.lease.is_current:
-                self.take_over()
-            session, is_first = self.session, begin is None
-            pinned = job.pinned(session, warms_up=is_first and job.warms_up)
-            trace = self._trace_of(sampled, begin, pinned)
-            if is_first and job.warms_up and not session.num_planned:
-                self._leave_disk()
-                with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
-                    job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
-            with (
-                recorder.progress.phase("plan"),
-                recorder.stage("planning", batches=trace.num_batches) as stage,
-            ):
-                name = f"{sampled.first}" if is_first else self._name_again()
-                plan = self._spools.plan(session.planner, trace, name)
-                stage.args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
-            begin, first = begin or 0, session.num_planned
-            end = begin + plan.num_batches
-            part = PlannedPart(plan, session.lease, begin, end, first, pinned=pinned)
-            session.num_planned += plan.num_batches
-            self._end = session.num_planned
+        if not self.session.lease.is_current:
+            self.take_over()
+        session, is_first = self.session, begin is None
+        pinned = job.pinned(session, warms_up=is_first and job.warms_up)
+        trace = self._trace_of(sampled, begin, pinned)
+        if is_first and job.warms_up and not session.num_planned:
+            self._leave_disk()
+            with recorder.stage("filling"), recorder.progress.phase("fill the cache"):
+                job.totals.warm_up += session.warm_up(trace, job.num_nodes, job.degrees)
+        with (
+            recorder.progress.phase("plan"),
+            recorder.stage("planning", batches=trace.num_batches) as stage,
+        ):
+            name = f"{sampled.first}" if is_first else self._name_again()
+            plan = self._spools.plan(session.planner, trace, name)
+            stage.args |= {"rows": trace.num_accesses, "rows_missed": plan.num_misses}
+        begin, first = begin or 0, session.num_planned
+        end = begin + plan.num_batches
+        part = PlannedPart(plan, session.lease, begin, end, first, pinned=pinned)
+        session.num_planned += plan.num_batches
+        self._end = session.num_planned
         release_heap()
         return part, trace, stage.seconds
 
@@ -316,6 +335,7 @@ class LookaheadProducer:
                 chunk_memory_bytes=job.size.chunk_memory_bytes,
                 num_threads=sampling.run.num_threads,
                 may_wait=sampling.run.joins_in_threads,
+                turn=partial(self.turn.alone, self._check_wanted),
                 stop=self._is_stopped,
                 waits_for_others=lambda: self.waits_for_others,
                 progress=sampling.run.recorder.progress,

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from gnnstore.budget.ledger import ALWAYS, IN_FLIGHT, Ledger, Reservation, least_more
+from gnnstore.budget.ledger import IN_FLIGHT, Ledger, Reservation, least_more
 from gnnstore.caching.policies.base import MAX_PLANNED
 from gnnstore.caching.policies.registry import POLICIES
 from gnnstore.caching.policies.settings import PlannedSettings
 from gnnstore.errors import BudgetError, DiskBudgetError
 from gnnstore.features.packed.chunks import CHUNK_STAGING_BYTES
 from gnnstore.features.packed.memory import PackedBatch
+from gnnstore.features.tiers.planned import FILLING
 from gnnstore.formats.arrays.dtypes import id_dtype
 from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.pipeline.lookahead.session import warms_up
@@ -71,8 +72,8 @@ _PIN_BATCHES = 32
 # What pinning must leave to be planned at most, and of the rows that are cached at least: which
 # are pinned is told by a bit for each node of the graph, and some.
 _MOST_PLANNED, _LEAST_CACHED = 0.9, 0.97
-# Phases of making a superbatch, where one thread goes through them: its plan has another.
-_SAMPLING, _PACKING = "sampling", "packing"
+# One after the other, a superbatch is sampled, planned and packed.
+_SAMPLING = "sampling"
 _TOGETHER = "sampling batches together"
 
 
@@ -261,7 +262,7 @@ class _Division:
         sizer = replace(sizer, costs=costs)
         size = sizer.choose(cost)
         if self._pins(size) and (weighs or not of.samples_slowly):
-            costs, size = self._with_pins(sizer, size, model)
+            costs, size = self._with_pins(sizer, size, model, compares=cost is not None)
         # Without a promise nobody has said what else memory is for; but without disk there is no
         # other place.
         may_keep = self.placement.budget_is_promise or not of.disk_bytes
@@ -293,7 +294,6 @@ class _Division:
                 bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
                 sampling_threads=self._sampling_threads if self.num_threads else None,
                 overlaps=2 * needed <= at_once * of.disk_bytes,
-                lends=costs.sampling_bytes > 0,
                 num_unplanned=self._num_unplanned(min(size.num_batches, of.epoch_batches)),
             ),
             needed,
@@ -315,10 +315,15 @@ class _Division:
         return is_part and warms_up(policy, size, of.num_rows, packs=of.strategy.packs)
 
     def _with_pins(
-        self, sizer: SuperbatchSizer, size: SuperbatchSize, model: MissModel
+        self, sizer: SuperbatchSizer, size: SuperbatchSize, model: MissModel, *, compares: bool
     ) -> tuple[SuperbatchCosts, SuperbatchSize]:
-        """Return a size with pinned rows, if there are rows worth it, and its costs."""
-        compares = model.compares and sizer.takes_from_rows(size)
+        """Return a size with pinned rows, if there are rows worth it, and its costs.
+
+        Parameters
+        ----------
+        compares : bool
+            Whether sizes are compared by what they miss.
+        """
         best, least = (sizer.costs, size), model.later(size) if compares else math.inf
         for share in (_PINNED_SHARE, *(_MORE_PINNED_SHARES if compares else ())):
             pins = model.pins(int(share * size.num_slots))
@@ -427,7 +432,6 @@ class _Division:
             packed=packed,
             policy=POLICIES[of.strategy.policy],
             epoch_batches=of.epoch_batches,
-            packing_phase=_PACKING if is_minimal else ALWAYS,
             sampling_bytes=sum(r.fixed for r in memory.reservations if r.phase == _SAMPLING),
         )
         # What is packed before training is packed an epoch at a time.
@@ -461,10 +465,6 @@ class _Division:
         """Return the memory of threads that sample, and read what is packed."""
         of, seen, num_threads = self.of, self.seen, self.num_threads
         found: list[Reservation] = []
-        ids_bytes = 0
-        # For a cache that another loader had meanwhile, a superbatch is planned and packed again
-        # while the next one is sampled; not where memory is short.
-        phase = _SAMPLING if self.depth == "minimal" else ALWAYS
         reads_unplanned = self._num_unplanned(of.epoch_batches) > 0
         if self.placement.budget_is_promise:
             if of.reads_neighbors:
@@ -474,7 +474,9 @@ class _Division:
             else:
                 # As the sampler gives it, and as much until it is kept in half the memory.
                 ids_bytes = self._sampling_threads * 2 * self._expected(seen.largest_ids_bytes)
-                found.append(Reservation("subgraphs as they are sampled", ids_bytes, phase=phase))
+                found.append(
+                    Reservation("subgraphs as they are sampled", ids_bytes, phase=_SAMPLING)
+                )
             if self.packs:
                 # They have a reader of their own, in place of the other where nothing else is
                 # read, not even at first; and a place for each row.
@@ -482,13 +484,12 @@ class _Division:
                 reading = max(0, num_threads * CHUNK_STAGING_BYTES - spared)
                 reading += num_threads * _POSITION_BYTES * self._expected(seen.largest_nodes)
                 found.append(Reservation("reading packed rows", reading))
-            elif reads_unplanned and of.staging_bytes > ids_bytes:
-                # The cache is filled once a superbatch has been sampled, and has that memory.
-                more = of.staging_bytes - ids_bytes
-                found.append(Reservation("filling the cache beside batches", more))
+            elif reads_unplanned:
+                beside = "filling the cache beside batches"
+                found.append(Reservation(beside, of.staging_bytes, phase=FILLING))
         if of.reads_neighbors:
             bulk_bytes = max(0, held.add(*found).left()) // _BULK_SHARE
-            found.append(Reservation(_TOGETHER, bulk_bytes, phase=phase))
+            found.append(Reservation(_TOGETHER, bulk_bytes, phase=_SAMPLING))
         return found
 
     def _disk(self, costs: SuperbatchCosts, size: SuperbatchSize) -> Ledger:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.budget.ledger import ALWAYS, PLANNED, SLOTS, Ledger, Reservation
+from gnnstore.budget.ledger import PLANNED, SLOTS, Ledger, Reservation
 from gnnstore.caching.policies.base import MAX_PLANNED, CachePolicy, SpillingPolicy
 from gnnstore.caching.policies.registry import BELADY
 from gnnstore.caching.policies.settings import PlannedSettings
@@ -120,8 +120,6 @@ class SuperbatchCosts:
         Whose planner it is.
     epoch_batches : int
         Batches of an iteration; with a superbatch of so many, there is one at a time.
-    packing_phase : str
-        The phase in which a superbatch is packed.
     sampling_bytes : int
         Memory of sampling that is free while a superbatch is planned.
     chunk_memory_bytes : int
@@ -140,7 +138,6 @@ class SuperbatchCosts:
     packed: PackedBatch | None = None
     policy: CachePolicy = BELADY
     epoch_batches: int = 0
-    packing_phase: str = ALWAYS
     sampling_bytes: int = 0
     chunk_memory_bytes: int = 0
     pins: Pins | None = None
@@ -169,12 +166,12 @@ class SuperbatchCosts:
     @property
     def packing(self) -> list[Reservation]:
         """The memory for packing a superbatch, where its trace and plan are in memory."""
-        return [] if self.packed is None else self.packed.reserve(self.packing_phase)
+        return [] if self.packed is None else self.packed.reserve()
 
     @property
     def spilled_packing(self) -> list[Reservation]:
         """The memory for packing a superbatch, where its trace and plan are on disk."""
-        return [] if self.packed is None else self.packed.reserve_spilled(self.packing_phase)
+        return [] if self.packed is None else self.packed.reserve_spilled()
 
     @property
     def in_memory(self) -> list[Reservation]:
@@ -228,16 +225,16 @@ class SuperbatchCosts:
         """Whether traces and plans may be on disk."""
         return isinstance(self.policy, SpillingPolicy)
 
-    def table_bytes(self, left_bytes: int) -> int:
-        """Return the memory to give to a table of next uses.
+    def tables(self, left_bytes: int) -> list[int]:
+        """Return the sizes that a table of next uses may have, from the largest down.
 
         With fewer than 4 bytes a node, a plan takes its trace in several passes: 0.8 ms each for
-        a batch of 136,000 nodes, and more where the files have to come from the disk.
+        a batch of 136,000 nodes, and more where the files have to come from the disk. The last is
+        worth its memory.
         """
         whole = _TABLE_ENTRY_BYTES * max(1, self.num_rows)
         most = max(_LEAST_TABLE_BYTES, left_bytes // _KEPT_SHARE, self.sampling_bytes)
-        num_passes = -(-whole // most)
-        return -(-whole // num_passes)
+        return [-(-whole // num_passes) for num_passes in range(1, 1 - (-whole // most))]
 
     def chunks_of(self, num_batches: int) -> int:
         """Return the bytes of the packed rows of so many batches."""
@@ -347,13 +344,17 @@ class SuperbatchSizer:
             memory = memory.add(self.horizon.reserve(self.num_batches))
         ledger, table, packing = memory.add(*costs.in_memory), 0, costs.packing
         if costs.may_spill and num_batches * per_batch(costs.in_memory) > left // _KEPT_SHARE:
-            whole = costs.table_bytes(left)
-            spilled = memory.add(*costs.spilled(whole))
+            tables = costs.tables(left)
+            spilled = memory.add(*costs.spilled(tables[-1]))
             with_rows = sizes | {SLOTS: self._slots(spilled, sizes)}
             saves = spilled.peak(with_rows) < ledger.peak(with_rows)
             on_disk = Ledger(self.disk_bytes, tuple(costs.spilled_on_disk))
             if saves and on_disk.left(costs.on_disk(num_batches)) >= 0:
-                ledger, table, packing = spilled, whole, costs.spilled_packing
+                # What other phases leave free makes for fewer passes.
+                roomier = ((table, memory.add(*costs.spilled(table))) for table in tables[:-1])
+                found = (each for each in roomier if each[1].left(with_rows) >= 0)
+                table, ledger = next(found, (tables[-1], spilled))
+                packing = costs.spilled_packing
         samples = Ledger(left // _KEPT_SHARE, (costs.samples,))
         in_memory = samples.left(sizes) >= 0
         if in_memory:
