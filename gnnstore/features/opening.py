@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from gnnstore.features.compact import CompactRows, held_row_bytes
 from gnnstore.features.direct import DirectRows
 from gnnstore.features.memory import MappedRows, MemoryRows
 
@@ -21,7 +22,8 @@ def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> 
     Parameters
     ----------
     place : "memory", "mmap" or Engine
-        Load them, map them, or read them on request with an engine.
+        Load them, with narrow integers in as few bytes as they need; map them; or read them on
+        request with an engine.
 
     Raises
     ------
@@ -29,7 +31,8 @@ def open_rows(array: PagedArray, place: Mode | Engine, num_threads: int = 1) -> 
         If a file cannot be opened, or is shorter than its part of the array.
     """
     if place == "memory":
-        return MemoryRows.load(array, num_threads)
+        is_compact = held_row_bytes(array) < array.geometry.row_bytes
+        return CompactRows.load(array) if is_compact else MemoryRows.load(array, num_threads)
     if place == "mmap":
         return MappedRows.map(array)
     return DirectRows.open(array, place)

@@ -14,14 +14,25 @@ import pytest
 import gnnstore
 from gnnstore import _core
 from gnnstore._core import empty
+from gnnstore.features.compact import held_row_bytes
 from gnnstore.features.memory import MIN_ROWS_PER_FAULT_THREAD, MappedRows, MemoryRows
-from gnnstore.features.source import RowSource
-from gnnstore.formats import AttributeSpec, StoreReader
+from gnnstore.features.opening import open_rows
+from gnnstore.features.source import RowSource, RowSpec
+from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.graph.shared import shared_tables
+from gnnstore.testing.graphs import random_graph
 from gnnstore.testing.stores import write_example_store
 
 # One byte; not dividing a page; just below, at and above a page; several pages.
 ROW_BYTES = [1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288]
+
+
+def stored_array(directory: Path, values: npt.NDArray[Any]) -> PagedArray:
+    """Store an attribute of nodes in pages."""
+    graph = random_graph(len(values), 10, seed=0)
+    graph.attributes["h"] = values
+    reader = StoreReader.open(graph.write(directory / "s.gnn"))
+    return reader.paged(reader.schema.node.attributes["h"])
 
 
 @pytest.mark.parametrize("row_bytes", ROW_BYTES)
@@ -53,6 +64,72 @@ def test_every_source_equals_numpy(tmp_path: Path, row_bytes: int, shard_bytes: 
                 found = rows.gather(ids).values
                 assert found.dtype == expected.dtype
                 np.testing.assert_array_equal(found, expected[ids])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "held_bytes"),
+    [
+        ("int64", (0, 127), 1),
+        ("int64", (0, 128), 1),
+        ("int64", (-1, 127), 1),
+        ("int64", (-1, 128), 2),
+        ("int64", (0, 2**16 - 1), 2),
+        ("int64", (-(2**31), 3), 4),
+        ("int64", (0, 2**32), 8),
+        ("uint64", (7, 2**64 - 1), 8),
+        ("int32", (5, 6), 1),
+        ("uint16", (300, 301), 2),
+        ("uint8", (0, 255), 1),
+        ("float64", (0, 1), 8),
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_narrow_integers_are_held_in_as_few_bytes_as_they_need(
+    tmp_path: Path, dtype: str, values: tuple[int, int], held_bytes: int, shape: tuple[int, ...]
+) -> None:
+    table = np.resize(np.array(values, dtype), (50_000, *shape))
+    np.random.default_rng(0).shuffle(table)
+    array = stored_array(tmp_path, table)
+    rows = open_rows(array, "memory")
+    assert rows.resident_bytes == table.size * held_bytes
+    assert held_row_bytes(array) == table[0].size * held_bytes
+    assert rows.spec == RowSpec(50_000, shape, table.dtype)
+    for ids in (np.arange(0, 50_000, 7), np.array([49_999, 0, 0], np.int32), np.empty(0, int)):
+        found = rows.gather(ids).values
+        assert found.dtype == table.dtype
+        np.testing.assert_array_equal(found, table[ids])
+        raw = np.zeros((len(ids), rows.row_bytes), np.uint8)
+        rows.read_rows(ids, raw)
+        assert raw.tobytes() == table[ids].tobytes()
+    with pytest.raises(IndexError, match=r"-1.*position 1"):
+        rows.gather(np.array([0, -1]))
+
+
+@pytest.mark.parametrize("width", [16, 17])
+def test_only_narrow_rows_are_looked_at(
+    tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = stored_array(tmp_path, np.ones((100, width), np.int32))
+    if width == 17:
+        monkeypatch.setattr(PagedArray, "pieces", None)
+    expected = 100 * width * (1 if width == 16 else 4)
+    assert open_rows(array, "memory").resident_bytes == expected
+
+
+def test_labels_held_in_a_byte_leave_room_for_rows(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    slots = {}
+    for most in (10, 2**40):
+        graph = random_graph(40_000, 80_000, seed=1, feature_dim=100)
+        graph.attributes["y"] = np.arange(40_000) % 10 * (most // 10)
+        store = graph.write(tmp_path / f"{most}.gnn")
+        options = {"strategy": "static", "memory": "24MB", "num_threads": 1, "batch_size": 10}
+        loader = gnnstore.NeighborLoader(store, [2], range(100), **options)
+        slots[most] = loader.stats().cache_rows
+        for batch in loader:
+            np.testing.assert_array_equal(batch.y, graph.attributes["y"][batch.n_id])
+    spared = 40_000 * 7
+    assert 0.9 * spared < (slots[10] - slots[2**40]) * 400 < spared
 
 
 @pytest.mark.parametrize("bad", [-1, 300])

@@ -77,6 +77,18 @@ class PagedArray:
         """NumPy type of the stored elements; uint16 for bfloat16."""
         return STORAGE_DTYPES[self.spec.dtype]
 
+    @cached_property
+    def narrowest_dtype(self) -> np.dtype[Any]:
+        """The smallest type that has all values, which are read once if they are integers."""
+        if self.dtype.kind not in "iu" or self.dtype.itemsize == 1:
+            return self.dtype
+        least = greatest = 0
+        for _, piece in self.pieces():
+            least = min(least, int(piece.min(initial=0)))
+            greatest = max(greatest, int(piece.max(initial=0)))
+        found = np.promote_types(np.min_scalar_type(least), np.min_scalar_type(greatest))
+        return found if found.itemsize < self.dtype.itemsize else self.dtype
+
     @property
     def body_bytes(self) -> list[int]:
         """Bytes of raw pages at the start of each shard."""

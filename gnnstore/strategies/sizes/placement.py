@@ -14,6 +14,7 @@ from gnnstore.budget.ledger import Ledger, Reservation
 from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
+from gnnstore.features.compact import MAX_ROW_BYTES
 from gnnstore.graph.sizes import StoreSizes, TableSize
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.traits import Mode, StrategyTraits
@@ -31,7 +32,7 @@ _BATCH_SHARE = 8
 # A label of 8 bytes costs a read as long as a row of 512 does. Rows up to this width are
 # held in memory while all that is held so takes at most a quarter
 # of what the budget has left: the cache of wide rows would spare fewer reads with it.
-HELD_ROW_BYTES = 64
+HELD_ROW_BYTES = MAX_ROW_BYTES
 _HELD_SHARE = 4
 
 _WHERE = {"memory": "in memory", "mmap": "mapped", "disk": "on disk"}
@@ -169,6 +170,7 @@ def place(
     is_frugal: bool = False,
     shared_tables: Collection[str] = (),
     staging_bytes: Callable[[int], int] = lambda _: 0,
+    held_row_bytes: Callable[[str], int] | None = None,
     instead_of_static: str = "",
     why: str = ASKED_FOR,
 ) -> Placement:
@@ -202,6 +204,9 @@ def place(
     staging_bytes : callable
         Returns what the engines' staging takes under a budget; called only if rows are read
         by them.
+    held_row_bytes : callable, optional
+        Returns what a row of a table takes in memory, by the table's path; by default as many bytes
+        as it is stored in. Called for narrow tables only.
     instead_of_static : str
         Why "auto" is not to choose "static", if it is not: it takes "mmap" then.
     why : str
@@ -258,6 +263,14 @@ def place(
     modes = dict.fromkeys((table.path for table in sizes.tables), mode)
     if mode != "memory":
         narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
+        if held_row_bytes is not None:
+            # To find out reads all of a table: not one of which not even an eighth fits.
+            most = 8 * left_bytes() // _HELD_SHARE if mode == "disk" else -1
+            narrow = [
+                replace(table, row_bytes=held_row_bytes(table.path))
+                for table in narrow
+                if table.num_bytes <= most or table.path in shared_tables
+            ]
         held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
         if mode == "disk":
             held = _held_tables(sizes, narrow, held, left_bytes())

@@ -106,9 +106,11 @@ class Run:
         }
         self.room_bytes = round(task.share * sum(spec.num_bytes for spec in wide))
         self.room_bytes += task.slack_bytes
-        # By a loader's own account of what it holds; the group's limit goes by the system's.
-        held_bytes = sum(rows.resident_bytes for rows in self.held.values())
-        held_bytes += self.csc.num_bytes + self.source.num_bytes
+        # By a loader's own account of what it holds; the group's limit goes by the system's. Narrow
+        # attributes count as they are stored: if they are held in less, there is more room.
+        resident = sum(rows.resident_bytes for rows in self.held.values())
+        self.room_bytes += sum(spec.num_bytes for spec in narrow) - resident
+        held_bytes = resident + self.csc.num_bytes + self.source.num_bytes
         self.memory_bytes = held_bytes + self.room_bytes - ALLOWANCE_BYTES
         self.limit_bytes = 0
 
