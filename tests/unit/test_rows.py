@@ -20,7 +20,7 @@ from gnnstore.features.opening import open_rows
 from gnnstore.features.source import RowSource, RowSpec
 from gnnstore.formats import AttributeSpec, PagedArray, StoreReader
 from gnnstore.graph.shared import shared_tables
-from gnnstore.testing.graphs import random_graph
+from gnnstore.testing.graphs import write_store
 from gnnstore.testing.stores import write_example_store
 
 # One byte; not dividing a page; just below, at and above a page; several pages.
@@ -29,10 +29,9 @@ ROW_BYTES = [1, 2, 100, 400, 511, 512, 513, 1200, 4095, 4096, 4097, 12288]
 
 def stored_array(directory: Path, values: npt.NDArray[Any]) -> PagedArray:
     """Store an attribute of nodes in pages."""
-    graph = random_graph(len(values), 10, seed=0)
-    graph.attributes["h"] = values
-    reader = StoreReader.open(graph.write(directory / "s.gnn"))
-    return reader.paged(reader.schema.node.attributes["h"])
+    path = write_store(directory / "s.gnn", np.zeros((2, 1), np.int64), x=values)
+    reader = StoreReader.open(path)
+    return reader.paged(reader.schema.node.attributes["x"])
 
 
 @pytest.mark.parametrize("row_bytes", ROW_BYTES)
@@ -120,14 +119,16 @@ def test_labels_held_in_a_byte_leave_room_for_rows(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     slots = {}
     for most in (10, 2**40):
-        graph = random_graph(40_000, 80_000, seed=1, feature_dim=100)
-        graph.attributes["y"] = np.arange(40_000) % 10 * (most // 10)
-        store = graph.write(tmp_path / f"{most}.gnn")
-        options = {"strategy": "static", "memory": "24MB", "num_threads": 1, "batch_size": 10}
-        loader = gnnstore.NeighborLoader(store, [2], range(100), **options)
+        labels = np.arange(40_000) % 10 * (most // 10)
+        rows = np.random.default_rng(0).random((40_000, 100), np.float32)
+        edges = np.random.default_rng(1).integers(0, 40_000, (2, 80_000))
+        store = write_store(tmp_path / f"{most}.gnn", edges, x=labels, h=rows)
+        options: dict[str, Any] = {"strategy": "static", "memory": "27MB", "num_threads": 1}
+        loader = gnnstore.NeighborLoader(store, [2], range(100), batch_size=10, **options)
         slots[most] = loader.stats().cache_rows
         for batch in loader:
-            np.testing.assert_array_equal(batch.y, graph.attributes["y"][batch.n_id])
+            np.testing.assert_array_equal(batch.x, labels[batch.n_id])
+            np.testing.assert_array_equal(batch.h, rows[batch.n_id])
     spared = 40_000 * 7
     assert 0.9 * spared < (slots[10] - slots[2**40]) * 400 < spared
 

@@ -86,8 +86,10 @@ class PagedArray:
         for _, piece in self.pieces():
             least = min(least, int(piece.min(initial=0)))
             greatest = max(greatest, int(piece.max(initial=0)))
-        found = np.promote_types(np.min_scalar_type(least), np.min_scalar_type(greatest))
-        return found if found.itemsize < self.dtype.itemsize else self.dtype
+        kind = "i" if least < 0 else "u"
+        narrower = (np.iinfo(f"{kind}{n}") for n in (1, 2, 4) if n < self.dtype.itemsize)
+        fits = (info.dtype for info in narrower if info.min <= least and greatest <= info.max)
+        return next(fits, self.dtype)
 
     @property
     def body_bytes(self) -> list[int]:
