@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gnnstore import _core
-from gnnstore.parallel import Background
+from gnnstore.threads import Background
 
 T = TypeVar("T")
 R = TypeVar("R")

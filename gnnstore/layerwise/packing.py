@@ -28,8 +28,8 @@ from gnnstore.features.packed.chunks import (
 )
 from gnnstore.features.packed.pack import pack
 from gnnstore.formats.arrays.dtypes import id_dtype
-from gnnstore.parallel import CancelledError
 from gnnstore.planning.reads import count_reads
+from gnnstore.threads import CancelledError
 
 _log = logging.getLogger(__name__)
 

@@ -30,7 +30,6 @@ from gnnstore.errors import (
     UsageError,
 )
 from gnnstore.formats.partitions.reader import PartitionsReader
-from gnnstore.parallel import THREAD_NAME
 from gnnstore.pipeline.order.partition import PartitionOrder
 from gnnstore.pipeline.partitions.buffer import ResidentState, StateToRead
 from gnnstore.testing.batches import assert_same_batches, batches_of
@@ -38,6 +37,7 @@ from gnnstore.testing.effort import choose
 from gnnstore.testing.faults import inject
 from gnnstore.testing.graphs import GraphArrays, random_graph
 from gnnstore.testing.twins.partitions import partitions_loaded
+from gnnstore.threads import THREAD_NAME
 
 N, E, SEED = 300, 3_000, 5
 

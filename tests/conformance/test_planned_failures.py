@@ -25,13 +25,13 @@ from gnnstore import NeighborLoader
 from gnnstore.disk.spool import FileSpool
 from gnnstore.errors import NoSpaceError, StorageError
 from gnnstore.features.packed.chunks import PackedSuperbatch
-from gnnstore.parallel import interruptible
 from gnnstore.pipeline.lookahead.packer import DiskQuota
 from gnnstore.strategies.builtin import STRATEGIES
 from gnnstore.testing.batches import assert_same_batches, batches_of
 from gnnstore.testing.faults import inject
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.graphs import random_graph
+from gnnstore.threads import interruptible
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -12,9 +12,9 @@ from torch_geometric.data import Data
 
 import gnnstore
 from gnnstore import NeighborLoader
-from gnnstore.parallel import THREAD_NAME
 from gnnstore.testing.forks import ForkServer
 from gnnstore.testing.stores import write_example_store
+from gnnstore.threads import THREAD_NAME
 
 pytestmark = pytest.mark.usefixtures("way_of_reading")
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gnnstore import _core, parallel
+from gnnstore import _core, threads
 from gnnstore.caching.plan import CachePlan
 from gnnstore.caching.policies.belady import BeladyPlanner
 from gnnstore.caching.trace import Trace
@@ -36,10 +36,10 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES, CHUNK_STAGING_BYTES, Pa
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.features.source import RowRequest
-from gnnstore.parallel import CancelledError
 from gnnstore.testing.faults import Fault, SystemCall, inject, inject_all
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
+from gnnstore.threads import CancelledError
 
 ROW_BYTES, NUM_ROWS = 1200, 3000
 LIMIT_SECONDS = 5.0
@@ -515,7 +515,7 @@ def test_an_interrupted_wait_ends_the_work(case: Case) -> None:
 
 
 def test_progress_adds_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_POLL_SECONDS", 1e-4)
+    monkeypatch.setattr(threads, "_POLL_SECONDS", 1e-4)
     done: list[int] = []
     with case.pack(advance=done.append) as packed:
         counts = packed.counts

@@ -24,10 +24,10 @@ from gnnstore.features.packed.chunks import BLOCK_BYTES
 from gnnstore.features.packed.memory import least_memory
 from gnnstore.features.packed.misses import collect_misses
 from gnnstore.features.packed.pack import append_missed, pack
-from gnnstore.parallel import CancelledError, for_each
 from gnnstore.testing.faults import inject
 from gnnstore.testing.twins.packing import packed_file, piece_crcs
 from gnnstore.testing.twins.reads import write_array
+from gnnstore.threads import CancelledError, for_each
 
 NUM_ROWS, ROW_BYTES = 4000, 300
 MEMORY_BYTES = 1 << 25

@@ -19,16 +19,8 @@ import pytest
 from numpy.typing import NDArray
 
 from gnnstore.errors import BudgetError
-from gnnstore.parallel import (
-    THREAD_NAME,
-    Admission,
-    CancelledError,
-    Lookahead,
-    Paced,
-    Workers,
-    ordered_map,
-    prefetch,
-)
+from gnnstore.parallel import Admission, Lookahead, Paced, ordered_map, prefetch
+from gnnstore.threads import THREAD_NAME, CancelledError, Workers
 
 
 def depth(n: int) -> Callable[[], int]:

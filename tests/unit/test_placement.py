@@ -244,6 +244,38 @@ def test_narrow_rows_are_held_the_narrowest_first() -> None:
     assert held(4 * 1_360_000_000) == {"none", "y", "edge_attr"}
 
 
+def test_only_what_may_be_held_is_looked_at() -> None:
+    """What narrow integers take in memory is found out by reading all of them."""
+    tables = (X, TableSize("y", 10**7, 8), TableSize("edge_type", 10**9, 8, of_nodes=False))
+    sizes = StoreSizes(
+        topology_bytes=0, tables=tables, compressed_bytes=0, indptr_bytes=0, indices_bytes=0
+    )
+    asked: list[str] = []
+
+    def in_a_byte(path: str) -> int:
+        asked.append(path)
+        return 1
+
+    def held(memory: int, **options: Any) -> dict[str, int]:
+        asked.clear()
+        chosen = place(sizes, memory=memory, held_row_bytes=in_a_byte, **options)
+        rows = {table.path: table.num_rows for table in tables}
+        in_memory = {path: rows[path] for path, mode in chosen.modes.items() if mode == "memory"}
+        assert chosen.resident_bytes == sum(in_memory.values())
+        return in_memory
+
+    assert held(4 * 10_000_000, strategy="static") == {"y": 10**7}, "a quarter, in a byte each"
+    assert asked == ["y"]
+    assert held(4 * 10_000_000 - 4, strategy="static") == {}
+    assert asked == []
+    assert held(4 * 10**9, strategy="static") == {"y": 10**7}
+    assert asked == ["y", "edge_type"], "of that an eighth would have fit alone"
+    assert held(4 * 10**9, strategy="mmap") == {}
+    assert asked == []
+    assert held(4 * 10**9, strategy="mmap", shared_tables={"y"}) == {"y": 10**7}
+    assert asked == ["y"], "others hold it so"
+
+
 COST = CacheCost(num_nodes=10**7, index_bytes=2_000_000, node_bytes=1000)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gnnstore.parallel import CancelledError, SharedLock
+from gnnstore.threads import CancelledError, SharedLock
 
 
 class Held(threading.Thread):

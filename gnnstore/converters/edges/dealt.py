@@ -23,7 +23,7 @@ from gnnstore.converters.edges.columns import EdgeChunk, edge_chunk, loops_to_ad
 from gnnstore.converters.edges.node_ids import glimpses
 from gnnstore.converters.edges.rules import EdgeRules
 from gnnstore.converters.read_ahead import map_in_order, num_threads
-from gnnstore.parallel import Background
+from gnnstore.threads import Background
 
 # Below, what is dealt at a time is too large a part of the memory for this to take less than
 # sorting all edges at once.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gnnstore.parallel import Background
+from gnnstore.threads import Background
 
 # glibc never raises its threshold for mapping above 32 MiB (mallopt(3), M_MMAP_THRESHOLD).
 # Pages of a block that are not written to yet cost nothing.

@@ -51,7 +51,7 @@ from gnnstore.features.packed.memory import (
 from gnnstore.features.packed.misses import MissCollector, MissTable, Slots
 from gnnstore.features.source import RowSpec
 from gnnstore.formats.container.files import require_space
-from gnnstore.parallel import CancelledError, interruptible
+from gnnstore.threads import CancelledError, interruptible
 from gnnstore.units import format_size
 
 _IN_MEMORY = -1  # where the core has the number of a file

@@ -21,7 +21,8 @@ from gnnstore import _core
 from gnnstore._core import ReadCounts, empty, pool_trim
 from gnnstore.caching.scores import SCORE_DTYPES, CacheCost, Score, select_nodes
 from gnnstore.features.source import RowRequest, RowSource, Tier
-from gnnstore.parallel import LONG_READ_BYTES, run_beside
+from gnnstore.parallel import LONG_READ_BYTES
+from gnnstore.threads import run_beside
 
 # A cache is warmed up in pieces of this size: enough for many reads in flight, and little memory
 # for sorting the ids.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from gnnstore import _core
 from gnnstore.errors import CorruptStoreError, NoSpaceError, storage_error, storage_errors
 from gnnstore.formats.container.regular_files import open_binary, open_regular
-from gnnstore.parallel import Background
+from gnnstore.threads import Background
 from gnnstore.units import format_at_least, format_size
 
 BlockCrcs: TypeAlias = npt.NDArray[np.uint32]

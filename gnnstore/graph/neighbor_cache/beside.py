@@ -17,8 +17,9 @@ from gnnstore.errors import GnnstoreError
 from gnnstore.formats.store.csc import Csc
 from gnnstore.graph.indices import SCAN_IDS, IndexRows
 from gnnstore.graph.neighbor_cache.cache import bytes_for_all, bytes_to_choose, open_neighbor_cache
-from gnnstore.parallel import LONG_READ_BYTES, run_beside
+from gnnstore.parallel import LONG_READ_BYTES
 from gnnstore.sampling.staged import CachedNeighbors
+from gnnstore.threads import run_beside
 
 _POLL_SECONDS = 0.005
 # Of ids: one that is read, what is wanted of it, and which.

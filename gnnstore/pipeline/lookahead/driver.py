@@ -19,11 +19,12 @@ from gnnstore.caching.plan import PlanPlace
 from gnnstore.caching.trace import Trace, TraceBuilder
 from gnnstore.disk.scratch import RunDirectory
 from gnnstore.disk.spool import FileSpool, MemorySpool, Spool
-from gnnstore.parallel import SharedLock, ordered_map
+from gnnstore.parallel import ordered_map
 from gnnstore.pipeline.batch import EpochRun, Planned, Recorder
 from gnnstore.sampling.compact import MAX_ARRAYS, CompactSample
 from gnnstore.sampling.disk import BatchRequest, DiskNeighborSampler
 from gnnstore.sampling.neighbor import NeighborSampler, Sample
+from gnnstore.threads import SharedLock
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan

@@ -15,10 +15,10 @@ import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from gnnstore.parallel import THREAD_NAME
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob
 from gnnstore.pipeline.lookahead.producer import LookaheadProducer
 from gnnstore.pipeline.lookahead.superbatch import Portion, Superbatch
+from gnnstore.threads import THREAD_NAME
 
 _log = logging.getLogger(__name__)
 

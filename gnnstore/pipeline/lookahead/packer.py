@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from gnnstore._core import release_memory
 from gnnstore.features.packed.pack import pack, packed_bytes
 from gnnstore.formats.container.files import free_bytes
-from gnnstore.parallel import CancelledError
 from gnnstore.progress import NullProgress, Progress
+from gnnstore.threads import CancelledError
 
 if TYPE_CHECKING:
     from gnnstore.caching.plan import CachePlan

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from gnnstore._core import ReadCounts, release_heap, release_memory
 from gnnstore.features.source import files_of
-from gnnstore.parallel import CancelledError, SharedLock
 from gnnstore.pipeline.lookahead.driver import Coming, SampledSuperbatch, SamplingJob, Spools
 from gnnstore.pipeline.lookahead.packer import DiskQuota, PackedBatches, SuperbatchPacker
 from gnnstore.pipeline.lookahead.session import CacheSession, FixedNodes, warms_up
 from gnnstore.pipeline.lookahead.superbatch import PlannedPart, Superbatch
+from gnnstore.threads import CancelledError, SharedLock
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,8 +22,9 @@ import numpy.typing as npt
 from gnnstore.errors import CorruptStoreError, UsageError
 from gnnstore.features.source import Rows
 from gnnstore.features.tiers.partition import PartitionFiles, PartitionSlots, Ranges
-from gnnstore.parallel import CancelledError, prefetch
+from gnnstore.parallel import prefetch
 from gnnstore.sampling.resident import Buckets, Members, ResidentGraph
+from gnnstore.threads import CancelledError
 
 Int64Array = npt.NDArray[np.int64]
 EdgesRead = Literal["graph", "trained", "none"]

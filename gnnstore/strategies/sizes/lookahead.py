@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 _UNPROMISED_SHARE = 2
 # A half batch more is what is kept otherwise, and an eighth of the others.
 _MOST_MARGIN = 0.4
+# Superbatches of an epoch from which on it is worth it to wait for each batch, if they are so many
+# times as long then.
+_MANY, _WORTH_WAITING = 8, 4
 # What a plan says of each node of a batch: a slot, and one that it enters.
 _STEP_BYTES = 4 + 8
 _POSITION_BYTES = 4
@@ -203,19 +206,34 @@ class LookaheadSizer:
         if not division.placement.budget_is_promise:
             return division.size()
         # Fewer batches at once are slower, but may fit.
+        found = None
         if division.packs:
             with suppress(BudgetError):
-                return replace(division, depth="double_buffered").size()
-        try:
-            return division.size()
-        except DiskBudgetError:
-            raise  # with less memory it would be more
-        except BudgetError:
-            pass
+                found = replace(division, depth="double_buffered").size()
+        if found is None:
+            try:
+                found = division.size()
+            except DiskBudgetError:
+                raise  # with less memory it would be more
+            except BudgetError:
+                pass
+        # A pass over the table for every few batches is slower still.
+        if found is not None and not (division.packs and self._is_short(found.size)):
+            return found
         seen = self.see_many()
         if seen.margin <= _MOST_MARGIN:
             division = replace(division, seen=seen, depth="minimal")
-        return division.size(raise_by=least_more(division.missing_bytes))
+        if found is None:
+            return division.size(raise_by=least_more(division.missing_bytes))
+        with suppress(BudgetError):
+            longer = division.size()
+            if longer.size.num_batches >= _WORTH_WAITING * found.size.num_batches:
+                return longer
+        return found
+
+    def _is_short(self, size: SuperbatchSize) -> bool:
+        """Whether many superbatches make an epoch, for want of memory."""
+        return self.settings.num_batches is None and size.num_batches < self.epoch_batches // _MANY
 
 
 @dataclass(frozen=True, eq=False)

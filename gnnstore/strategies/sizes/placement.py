@@ -15,7 +15,7 @@ from gnnstore.budget.limits import MemoryBudget
 from gnnstore.caching.scores import StaticCacheInfo
 from gnnstore.errors import UsageError, check_choice
 from gnnstore.features.compact import MAX_ROW_BYTES
-from gnnstore.graph.sizes import StoreSizes, TableSize
+from gnnstore.graph.sizes import StoreSizes
 from gnnstore.pipeline.superbatch_size import SuperbatchSize
 from gnnstore.planning.traits import Mode, StrategyTraits
 from gnnstore.units import format_size
@@ -262,18 +262,8 @@ def place(
 
     modes = dict.fromkeys((table.path for table in sizes.tables), mode)
     if mode != "memory":
-        narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
-        if held_row_bytes is not None:
-            # To find out reads all of a table: not one of which not even an eighth fits.
-            most = 8 * left_bytes() // _HELD_SHARE if mode == "disk" else -1
-            narrow = [
-                replace(table, row_bytes=held_row_bytes(table.path))
-                for table in narrow
-                if table.num_bytes <= most or table.path in shared_tables
-            ]
-        held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
-        if mode == "disk":
-            held = _held_tables(sizes, narrow, held, left_bytes())
+        most = left_bytes() // _HELD_SHARE if mode == "disk" else None
+        held = _held_tables(sizes, shared_tables, most, held_row_bytes)
         modes |= dict.fromkeys(held, "memory")
         memory = memory.add(Reservation("narrow attributes", sum(held.values())))
     neighbors = 0
@@ -337,14 +327,31 @@ def _check_topology(strategy: StrategyTraits | None, topology: str) -> None:
 
 
 def _held_tables(
-    sizes: StoreSizes, narrow: list[TableSize], held: Mapping[str, int], left_bytes: int
+    sizes: StoreSizes,
+    shared_tables: Collection[str],
+    most_bytes: int | None,
+    held_row_bytes: Callable[[str], int] | None,
 ) -> dict[str, int]:
-    """Return the tables to hold in memory although others are read, with their bytes."""
-    held = dict(held)
+    """Return the narrow tables to hold in memory although others are not, with their bytes.
+
+    Parameters
+    ----------
+    most_bytes : int or None
+        Memory for all of them; None: only those are held that others hold anyway.
+    """
+    narrow = [table for table in sizes.tables if table.row_bytes <= HELD_ROW_BYTES]
+    if held_row_bytes is not None:
+        # To find out reads all of a table: not one of which not even an eighth would fit.
+        narrow = [
+            replace(table, row_bytes=held_row_bytes(table.path))
+            for table in narrow
+            if table.path in shared_tables or table.num_bytes <= 8 * (most_bytes or 0)
+        ]
+    held = {table.path: table.num_bytes for table in narrow if table.path in shared_tables}
+    if most_bytes is None:
+        return held
     for table in sorted(narrow, key=lambda table: table.row_bytes):
-        if table.path in held:
-            continue
-        if sum(held.values()) + table.num_bytes <= left_bytes // _HELD_SHARE:
+        if table.path not in held and sum(held.values()) + table.num_bytes <= most_bytes:
             held[table.path] = table.num_bytes
     # A table without rows has no file that could be read.
     return held | {table.path: 0 for table in sizes.tables if table.num_rows == 0}

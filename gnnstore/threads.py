@@ -1,0 +1,300 @@
+"""Calls beside the caller: in a thread of its own, in several, or so that they can be interrupted.
+
+What is to be done ahead and handed over in order is in `gnnstore.parallel`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gnnstore.errors import GnnstoreError
+
+R = TypeVar("R")
+
+THREAD_NAME = "gnnstore-loader"
+_POLL_SECONDS = 0.05
+
+
+class CancelledError(GnnstoreError):
+    """Work was cancelled because its result is no longer wanted; files it wrote are removed."""
+
+
+class SharedLock:
+    """A lock that many threads share, or one has alone, which comes before others that would share.
+
+    Whoever waits for it looks now and then whether it is still worth it.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._num_sharing = 0
+        self._is_alone = False
+
+    @contextmanager
+    def shared(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold it together with others.
+
+        Parameters
+        ----------
+        check : callable
+            Called while it waits; raises to end that.
+        """
+        with self._changed:
+            self._wait(lambda: not self._is_alone, check)
+            self._num_sharing += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_sharing -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Hold it alone, once those that share it are done; see `shared`."""
+        with self._changed:
+            self._wait(lambda: not self._is_alone, check)
+            self._is_alone = True
+        with self._had(check):
+            yield
+
+    @contextmanager
+    def alone_unless_taken(self, check: Callable[[], None] = lambda: None) -> Iterator[bool]:
+        """Hold it alone, unless somebody has it so; gives whether it is held."""
+        with self._changed:
+            is_taken, self._is_alone = self._is_alone, True
+        if is_taken:
+            yield False
+            return
+        with self._had(check):
+            yield True
+
+    @contextmanager
+    def _had(self, check: Callable[[], None]) -> Iterator[None]:
+        try:
+            with self._changed:
+                self._wait(lambda: self._num_sharing == 0, check)
+            yield
+        finally:
+            with self._changed:
+                self._is_alone = False
+                self._changed.notify_all()
+
+    def _wait(self, until: Callable[[], bool], check: Callable[[], None]) -> None:
+        while not self._changed.wait_for(until, _POLL_SECONDS):
+            check()
+
+
+class Background(threading.Thread, Generic[R]):
+    """One call in a thread of its own; made at once where no thread can be started.
+
+    Parameters
+    ----------
+    function : callable
+        Called once.
+    name : str
+        Name of the thread.
+    """
+
+    def __init__(self, function: Callable[[], R], name: str) -> None:
+        super().__init__(name=name)
+        self._function = function
+        self._value: R
+        self._error: BaseException | None = None
+        self._has_thread = True
+        try:
+            self.start()
+        except RuntimeError:  # no more threads: less overlap changes the time, not the result
+            self._has_thread = False
+            self.run()
+
+    def run(self) -> None:
+        """Call the function."""
+        try:
+            self._value = self._function()
+        except BaseException as error:  # raised where the result is asked for
+            self._error = error
+
+    def result(self) -> R:
+        """Wait, and return the value or raise the error."""
+        self.finish()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # else call, error, traceback and frame hold each other
+        return self._value
+
+    def finish(self) -> None:
+        """Wait, whatever comes of it."""
+        if self._has_thread:
+            self.join()
+
+
+def run_beside(
+    owner: object, work: Callable[[threading.Event], None], name: str
+) -> Callable[[], object]:
+    """Work in a thread of its own for as long as an object lives.
+
+    Parameters
+    ----------
+    owner : object
+        Weakly referenced; what `work` holds must not hold it.
+    work : callable
+        Called with an event, once, and ends soon after it is set. It is called at once where no
+        thread can be started.
+    name : str
+        Name of the thread.
+
+    Returns
+    -------
+    callable
+        Ends the work and waits for its end, as the end of the owner does.
+    """
+    stop = threading.Event()
+    thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads: less overlap changes the time, not the result
+        work(stop)
+        return lambda: None
+    return weakref.finalize(owner, _end_beside, stop, thread, os.getpid())
+
+
+def _end_beside(stop: threading.Event, thread: threading.Thread, pid: int) -> None:
+    stop.set()
+    # The garbage collector may do this in any thread; a forked process does not have this one.
+    if os.getpid() == pid and thread is not threading.current_thread():
+        thread.join()
+
+
+def for_each(num_tasks: int, num_threads: int, work: Callable[[int], None]) -> None:
+    """Call work(0), ... work(num_tasks - 1), on some threads; the calling one is among them."""
+    numbers = count()  # `next` of it is one step of the interpreter
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            while not failures and (i := next(numbers)) < num_tasks:
+                work(i)
+        except BaseException as error:
+            failures.append(error)
+
+    helpers = [
+        threading.Thread(target=run, name="gnnstore-sort")
+        for _ in range(min(num_threads, num_tasks) - 1)
+    ]
+    started = []
+    for helper in helpers:
+        with suppress(RuntimeError):  # fewer threads change the time, not the result
+            helper.start()
+            started.append(helper)
+    run()
+    for helper in started:
+        helper.join()
+    if failures:
+        raise failures[0]
+
+
+def interruptible(
+    work: Callable[[], R],
+    progress: npt.NDArray[np.int64],
+    stop: threading.Event | None = None,
+    advance: Callable[[int], None] | None = None,
+) -> R:
+    """Run a kernel on a thread of its own, so that it can be interrupted.
+
+    Parameters
+    ----------
+    work : callable
+    progress : ndarray of int64 [2]
+        The first counts up; the second is made 1 for `work` to end early.
+    stop : threading.Event, optional
+        Once it is set, so is that.
+    advance : callable, optional
+        Called now and then with the progress since the last call.
+
+    Raises
+    ------
+    CancelledError
+        If `work` failed after `stop` was set.
+    """
+    result: list[R] = []
+    failure: list[BaseException] = []
+    # Not `Thread.join`: an interrupted one takes the thread for ended, in CPython 3.11, and files
+    # would be removed that are being written.
+    running = threading.Lock()
+    running.acquire()
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+        running.release()
+
+    thread = threading.Thread(target=run, name="gnnstore-pack")
+    thread.start()
+    done = 0
+
+    def report() -> None:
+        nonlocal done
+        now = int(progress[0])  # once: it goes up meanwhile
+        if advance is not None and now > done:
+            advance(now - done)
+            done = now
+
+    try:
+        while not result and not failure:
+            running.acquire(timeout=_POLL_SECONDS)
+            report()
+            if stop is not None and stop.is_set():
+                progress[1] = 1
+    finally:
+        progress[1] = 1  # an exception, such as KeyboardInterrupt, ends the work
+        while not result and not failure:
+            with suppress(KeyboardInterrupt):  # the first one is on its way
+                running.acquire(timeout=_POLL_SECONDS)
+        thread.join()
+    if failure and stop is not None and stop.is_set():
+        raise CancelledError("it was stopped; what was written has been removed")
+    if failure:
+        raise failure[0]
+    report()
+    return result[0]
+
+
+class Workers:
+    """Threads that run parts of a task side by side; a context manager that joins them."""
+
+    def __init__(self, num_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(num_threads, "gnnstore-worker")
+
+    def run(self, tasks: Iterable[Callable[[], R]]) -> list[R]:
+        """Return the results of tasks, in their order, once all of them have ended.
+
+        Raises
+        ------
+        Exception
+            That of the first task that failed.
+        """
+        futures = [self._pool.submit(task) for task in tasks]
+        # All of them, also if one fails: what they fill must not be taken from them.
+        wait(futures)
+        return [future.result() for future in futures]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
