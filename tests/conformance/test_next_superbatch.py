@@ -174,12 +174,19 @@ def test_two_superbatches_must_fit_on_disk(
     list(loader)
     one = ahead_of(loader).job.totals.bytes_spilled
     del loader
-    small = loader_of(path, tmpdir=tmp_path, disk=one + one // 2)
+    small = loader_of(path, tmpdir=tmp_path, disk=one + one // 2, superbatch=BATCHES)
     for epoch in expected:
         assert_same_batches(batches_of(small), epoch)
         assert coming(small) is None
+    # Half an epoch at a time is packed while the other half is read.
+    halves = loader_of(path, tmpdir=tmp_path, disk=one + one // 2)
+    assert halves.stats().superbatch == BATCHES // 2
+    for epoch in expected:
+        assert_same_batches(batches_of(halves), epoch)
+        assert coming(halves) is not None
     large = loader_of(path, tmpdir=tmp_path, disk=3 * one)
     assert_same_batches(batches_of(large), expected[0])
+    assert large.stats().superbatch == BATCHES
     assert coming(large) is not None
 
 

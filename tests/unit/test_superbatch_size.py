@@ -130,7 +130,7 @@ def test_the_largest_size_that_disk_has_room_for_is_tried() -> None:
         return math.inf if size.num_batches > 100 else 1000 - size.num_batches
 
     assert sizer(100 * MB).choose(misses).num_batches == 92
-    assert tried == [161, 140, 122, 106, 92, 46, 23, 11]
+    assert tried == [161, 140, 122, 106, 92, 46, 23, 12]
     # Where none will do, the smallest says what it would take.
     assert sizer(100 * MB).choose(lambda _: math.inf).num_batches == 2
 
@@ -143,7 +143,7 @@ def test_the_size_that_misses_least_is_chosen() -> None:
         return abs(size.num_batches - 40)
 
     chosen = sizer(100 * MB).choose(misses)
-    assert [size.num_batches for size in tried] == [161, 80, 40, 20]
+    assert [size.num_batches for size in tried] == [161, 81, 41, 21]
     assert chosen.num_batches == 40
     assert all(a.num_slots < b.num_slots for a, b in pairwise(tried))
     assert sizer(100 * MB).choose(lambda _: 7).num_batches == 20
@@ -240,6 +240,20 @@ def test_a_given_number_of_batches() -> None:
     for given_batches, expected in ((1, 1), (50, 50), (5000, 200)):
         chosen = sizer(200 * MB, 200, superbatch=given_batches).choose(misses)
         assert chosen.num_batches == expected
+
+
+@pytest.mark.parametrize("left", [60, 70, 80])
+@pytest.mark.parametrize("epoch", [500, 701])
+def test_an_epoch_is_packed_in_equal_parts(left: int, epoch: int) -> None:
+    """As often is the table read; and the last part is as long as others to pack the next in."""
+    costs = replace(packed(COSTS, 5000), epoch_batches=epoch)
+    size = sizer(left * MB, epoch, costs=costs, disk_bytes=10**12).choose()
+    parts = math.ceil(epoch / size.num_batches)
+    assert size.num_batches == math.ceil(epoch / parts)
+    assert parts > 1, "or this says nothing"
+    costs = replace(costs, packed=None)
+    lengths = {sizer(left * MB, epoch, costs=costs).choose().num_batches for left in range(30, 60)}
+    assert any(n != math.ceil(epoch / math.ceil(epoch / n)) for n in lengths), "others may be any"
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,9 @@ _MOST_MARGIN = 0.4
 # Superbatches of an epoch from which on it is worth it to wait for each batch, if they are so many
 # times as long then.
 _MANY, _WORTH_WAITING = 8, 4
+# It takes so many times as long to pack rows and to read them by turns as side by side: on F an
+# epoch of one superbatch takes 48 s, and 35 in two halves, although that is one more pass.
+_BY_TURNS = 1.5
 # What a plan says of each node of a batch: a slot, and one that it enters.
 _STEP_BYTES = 4 + 8
 _POSITION_BYTES = 4
@@ -302,7 +305,6 @@ class _Division:
                 remedies.insert(0, "lower superbatch=")
             raise disk.refusal(on_disk, *remedies, error=DiskBudgetError)
         needed = disk.peak(on_disk)
-        at_once = 1 if size.num_batches == of.epoch_batches else 2
         return LookaheadSize(
             self._thrifty,
             self.num_threads,
@@ -311,7 +313,7 @@ class _Division:
                 reservations=(*sampling, *size.reservations),
                 bulk_bytes=sum(r.fixed for r in sampling if r.what == _TOGETHER),
                 sampling_threads=self._sampling_threads if self.num_threads else None,
-                overlaps=2 * needed <= at_once * of.disk_bytes,
+                overlaps=self._overlaps(size, needed),
                 num_unplanned=self._num_unplanned(min(size.num_batches, of.epoch_batches)),
             ),
             needed,
@@ -361,13 +363,20 @@ class _Division:
         self, model: MissModel, costs: SuperbatchCosts, size: SuperbatchSize
     ) -> float:
         """Return the rows that packing reads and writes for the model's batches."""
-        if self._disk(costs, size).left(costs.on_disk(size.num_batches)) < 0:
+        disk, on_disk = self._disk(costs, size), costs.on_disk(size.num_batches)
+        if disk.left(on_disk) < 0:
             return math.inf
         # The table is read once for each superbatch; what is packed is written and read, but for
         # what memory holds.
         scans = model.num_batches / size.num_batches
         kept = scans * size.chunk_memory_bytes / costs.row_bytes
-        return scans * costs.num_rows + 2 * max(0, model.first(size).num_missed - kept)
+        moved = scans * costs.num_rows + 2 * max(0, model.first(size).num_missed - kept)
+        return moved if self._overlaps(size, disk.peak(on_disk)) else _BY_TURNS * moved
+
+    def _overlaps(self, size: SuperbatchSize, disk_bytes: int) -> bool:
+        """Whether disk has room for two superbatches, given what these or an epoch's only take."""
+        at_once = 1 if size.num_batches == self.of.epoch_batches else 2
+        return 2 * disk_bytes <= at_once * self.of.disk_bytes
 
     def missing_bytes(self, more: int) -> int:
         """Return the bytes that are too few with so many more bytes of memory, about."""

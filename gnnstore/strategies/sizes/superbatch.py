@@ -394,7 +394,7 @@ class SuperbatchSizer:
         least, *others = self.counts
         if not others:
             return self.size_of(least)
-        largest = self._most_batches(self.counts)
+        largest = self._even(self._most_batches(self.counts))
         if cost is None:
             return self.size_of(largest)
         tried: list[tuple[float, SuperbatchSize]] = []
@@ -412,9 +412,18 @@ class SuperbatchSizer:
             if largest == least:
                 break
             # Towards those that will do in small steps: the largest of them counts.
-            largest = max(least, largest // 2 if will_do else largest * 7 // 8)
+            largest = max(least, self._even(-(-largest // 2) if will_do else largest * 7 // 8))
         # Of equal ones the smallest: it is planned soonest.
         return min(reversed(tried), key=lambda one: one[0])[1]
+
+    def _even(self, num_batches: int) -> int:
+        """Return the fewest batches with as many superbatches in an epoch, where rows are packed.
+
+        The last is as long as the others, then: the next epoch's first is packed beside it.
+        """
+        if self.costs.packed is None:
+            return num_batches
+        return -(-self.num_batches // -(-self.num_batches // num_batches))
 
     def lengthen(
         self, size: SuperbatchSize, cost: Callable[[SuperbatchSize], float]
