@@ -144,9 +144,9 @@ def test_the_size_that_misses_least_is_chosen() -> None:
 
     chosen = sizer(100 * MB).choose(misses)
     assert [size.num_batches for size in tried] == [161, 81, 41, 21]
-    assert chosen.num_batches == 40
+    assert chosen.num_batches == 41
     assert all(a.num_slots < b.num_slots for a, b in pairwise(tried))
-    assert sizer(100 * MB).choose(lambda _: 7).num_batches == 20
+    assert sizer(100 * MB).choose(lambda _: 7).num_batches == 21
 
     tried.clear()
     assert sizer(100 * MB, 20).choose(misses).num_batches == 20
