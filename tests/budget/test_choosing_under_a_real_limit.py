@@ -75,7 +75,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("arrays")
     rng = np.random.default_rng(0)
     np.save(directory / "x.npy", rng.random((NUM_NODES, 17), dtype=np.float32))
-    np.save(directory / "y.npy", rng.integers(0, 9, (NUM_NODES, 8)))
+    np.save(directory / "y.npy", rng.integers(0, 2**40, (NUM_NODES, 8)))  # in 8 bytes each
     # Skewed, so that a cache by degree is worth a look.
     sources = (NUM_NODES * rng.random(4_500_000) ** 2).astype(np.int64)
     np.save(directory / "edge_index.npy", [sources, rng.integers(0, NUM_NODES, len(sources))])

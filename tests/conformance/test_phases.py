@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import Counter
@@ -111,7 +112,8 @@ def test_one_at_a_time(
             found += batches_of(islice(running, num_batches))
             overtake(loader)
         assert_same_batches(found, expected)
-        del running, loader  # what it makes for the next epoch ends with it
+        del running, loader
+        gc.collect()  # what it makes for the next epoch ends with it
     assert any(again)
     assert phases.together == {(phase,) for phase in phases.seen}
     last = "filling" if strategy == "belady" else "packing"

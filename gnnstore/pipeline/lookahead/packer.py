@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,10 +58,10 @@ class SuperbatchPacker:
     may_wait : bool
         Whether batches are assembled by other threads than the one that asks for more, so that
         packing may wait until an earlier superbatch is done with.
-    turn : callable
-        Returns a context in which there is the memory for packing.
     stop : Event
         Set to end what is being packed.
+    turn : callable
+        Returns a context in which there is the memory for packing.
     waits_for_others : callable, optional
         Whether it waits for room that another iteration has, too. That may not go on before this
         one has its batch, unless nobody waits for it.
@@ -77,8 +77,8 @@ class SuperbatchPacker:
         chunk_memory_bytes: int,
         num_threads: int,
         may_wait: bool,
-        turn: Callable[[], AbstractContextManager[object]],
         stop: threading.Event,
+        turn: Callable[[], AbstractContextManager[object]] = nullcontext,
         waits_for_others: Callable[[], bool] = lambda: False,
         progress: Progress | None = None,
     ) -> None:
