@@ -88,6 +88,6 @@ def test_what_a_refusal_asks_for_is_enough_and_no_more(
 @pytest.mark.parametrize("memory", [46 * MB, 48 * MB, 50 * MB])
 def test_batches_in_flight_do_not_leave_a_superbatch_of_two(store: Path, memory: int) -> None:
     """The table would be read for every other batch: rather one batch at a time."""
-    options = {"strategy": "packed", "batch_size": 48, "seed": 0}
+    options: dict[str, Any] = {"strategy": "packed", "batch_size": 48, "seed": 0}
     loader = NeighborLoader(store, [10, 5], "train", memory=memory, **options)
     assert loader.stats().superbatch >= 8
